@@ -1,0 +1,93 @@
+//! What `stat` tells of a node: kind, permissions, owners, sizes, times.
+
+/// Names one node of one mounted file system for as long as it is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+/// The seven kinds of node that Linux knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    File,
+    Dir,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl Kind {
+    /// From the type bits of `st_mode`; `None` for bits that are no type.
+    pub fn from_mode(mode: u32) -> Option<Kind> {
+        Some(match mode & 0o170_000 {
+            0o100_000 => Kind::File,
+            0o040_000 => Kind::Dir,
+            0o120_000 => Kind::Symlink,
+            0o010_000 => Kind::Fifo,
+            0o140_000 => Kind::Socket,
+            0o020_000 => Kind::CharDevice,
+            0o060_000 => Kind::BlockDevice,
+            _ => return None,
+        })
+    }
+
+    /// The type bits of `st_mode`.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Kind::File => 0o100_000,
+            Kind::Dir => 0o040_000,
+            Kind::Symlink => 0o120_000,
+            Kind::Fifo => 0o010_000,
+            Kind::Socket => 0o140_000,
+            Kind::CharDevice => 0o020_000,
+            Kind::BlockDevice => 0o060_000,
+        }
+    }
+
+    /// The letter that `ls -l` and `find -printf %y` print.
+    pub fn letter(self) -> char {
+        match self {
+            Kind::File => 'f',
+            Kind::Dir => 'd',
+            Kind::Symlink => 'l',
+            Kind::Fifo => 'p',
+            Kind::Socket => 's',
+            Kind::CharDevice => 'c',
+            Kind::BlockDevice => 'b',
+        }
+    }
+}
+
+/// A point in time as `stat` gives it. `nanoseconds` is below 1,000,000,000.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Time {
+    pub seconds: i64,
+    pub nanoseconds: u32,
+}
+
+/// All that `stat` tells of a node, but for the access time, which Quell does not keep (it answers
+/// with the modification time).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attributes {
+    pub node: NodeId,
+    pub kind: Kind,
+    /// The lower twelve bits of `st_mode`.
+    pub permissions: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    /// Major and minor number for devices as `st_rdev` packs them, 0 otherwise.
+    pub rdev: u64,
+    pub size_bytes: u64,
+    /// In units of 512 bytes, as `st_blocks`.
+    pub blocks: u64,
+    pub modified: Time,
+    pub changed: Time,
+}
+
+impl Attributes {
+    /// `st_mode`: kind and permissions together.
+    pub fn mode(&self) -> u32 {
+        self.kind.mode_bits() | self.permissions
+    }
+}
