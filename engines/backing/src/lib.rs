@@ -1,0 +1,9 @@
+//! Files and metadata under one directory of a file system that exists already. Names are taken one
+//! component at a time from open directories, so that no path is ever too long, and no symbolic link
+//! is ever followed: nothing outside the directory can be reached.
+
+mod dir;
+mod posix;
+
+pub use dir::{Dir, OpenFile, Stat};
+pub use posix::PosixDir;

@@ -1,0 +1,262 @@
+//! The real engine: system calls relative to open directories.
+
+use std::ffi::OsStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_fs::{Error, File, Result, Time};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+
+use crate::{Dir, OpenFile, Stat};
+
+/// Bytes that one call may fill with names.
+const NAMES_BUFFER_BYTES: usize = 64 << 10;
+
+/// A directory of any file system that the kernel has mounted.
+#[derive(Debug)]
+pub struct PosixDir {
+    fd: OwnedFd,
+}
+
+impl PosixDir {
+    /// Opens the directory at `path`, following symbolic links on the way: the user named it.
+    pub fn open(path: &Path) -> Result<PosixDir> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
+            .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
+        Ok(PosixDir { fd })
+    }
+
+    pub fn from_fd(fd: OwnedFd) -> PosixDir {
+        PosixDir { fd }
+    }
+}
+
+impl PosixDir {
+    fn child(&self, name: &[u8], access: OFlags) -> Result<Arc<dyn Dir>> {
+        let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
+            .map_err(|e| failed(e, "open", name))?;
+        Ok(Arc::new(PosixDir { fd }))
+    }
+}
+
+impl AsFd for PosixDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn failed(errno: Errno, operation: &'static str, subject: &[u8]) -> Error {
+    Error::from_io(io::Error::from(errno), operation, subject)
+}
+
+fn stat_at(fd: BorrowedFd<'_>, name: &[u8], flags: AtFlags) -> Result<Stat> {
+    let flags = flags | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let found = rustix::fs::statx(fd, OsStr::from_bytes(name), flags, StatxFlags::BASIC_STATS)
+        .map_err(|e| failed(e, "stat", name))?;
+    Ok(stat_from(&found))
+}
+
+fn stat_from(found: &Statx) -> Stat {
+    let time = |t: rustix::fs::StatxTimestamp| Time { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
+    Stat {
+        mode: found.stx_mode.into(),
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        nlink: found.stx_nlink,
+        rdev: rustix::fs::makedev(found.stx_rdev_major, found.stx_rdev_minor),
+        size_bytes: found.stx_size,
+        blocks: found.stx_blocks,
+        modified: time(found.stx_mtime),
+        changed: time(found.stx_ctime),
+        device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        mount_root: found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+    }
+}
+
+impl Dir for PosixDir {
+    fn stat_self(&self) -> Result<Stat> {
+        stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
+    }
+
+    fn names(&self) -> Result<Vec<Vec<u8>>> {
+        rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
+        let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
+        let mut entries = RawDir::new(&self.fd, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|e| failed(e, "list", b""))?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(name.to_vec());
+            }
+        }
+        Ok(names)
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Stat> {
+        stat_at(self.fd.as_fd(), name, AtFlags::empty())
+    }
+
+    fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
+        let target = rustix::fs::readlinkat(&self.fd, OsStr::from_bytes(name), Vec::new())
+            .map_err(|e| failed(e, "read link", name))?;
+        Ok(target.into_bytes())
+    }
+
+    fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        // The calls that take a directory and a name came with Linux 6.13; this works on all.
+        let child: &[u8] = if name.is_empty() { b"." } else { name };
+        let path = [format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).as_bytes(), child].concat();
+        let path = Path::new(OsStr::from_bytes(&path));
+        let list = match sized(|buffer| rustix::fs::llistxattr(path, buffer)) {
+            Ok(list) => list,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(Vec::new()),
+            Err(e) => return Err(failed(e, "list attributes", name)),
+        };
+        let mut set = Vec::new();
+        for attribute in list.split(|b| *b == 0).filter(|a| !a.is_empty()) {
+            match sized(|buffer| rustix::fs::lgetxattr(path, OsStr::from_bytes(attribute), buffer)) {
+                Ok(value) => set.push((attribute.to_vec(), value)),
+                // Taken away in between, or listed but kept from us: as if it were not there.
+                Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => {}
+                Err(e) => return Err(failed(e, "read attribute", name)),
+            }
+        }
+        set.sort();
+        Ok(set)
+    }
+
+    fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        self.child(name, OFlags::RDONLY)
+    }
+
+    fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        self.child(name, OFlags::PATH)
+    }
+
+    fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        // NONBLOCK: should the name be a fifo by now, the open must not wait for a writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
+            .map_err(|e| failed(e, "open", name))?;
+        Ok(Box::new(PosixFile { fd }))
+    }
+}
+
+/// Calls `read` with a buffer that grows until the answer fits.
+fn sized(read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
+    // Most answers are empty or short; the kernel's own limit is 64 KiB.
+    for capacity in [512, 64 << 10] {
+        let mut buffer = vec![0; capacity];
+        match read(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            Err(Errno::RANGE) if capacity == 512 => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(Errno::RANGE)
+}
+
+#[derive(Debug)]
+struct PosixFile {
+    fd: OwnedFd,
+}
+
+impl File for PosixFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::pread(&self.fd, &mut into[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(failed(e, "read", b"")),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl OpenFile for PosixFile {
+    fn stat(&self) -> Result<Stat> {
+        stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn names_of(dir: &dyn Dir) -> Vec<Vec<u8>> {
+        let mut names = dir.names().unwrap();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_listing_can_be_taken_twice_and_holds_odd_names() {
+        let temp = tempfile::tempdir().unwrap();
+        let odd = OsStr::from_bytes(b"\xff\nodd");
+        std::fs::write(temp.path().join(odd), b"x").unwrap();
+        std::fs::write(temp.path().join("plain"), b"").unwrap();
+        let dir = PosixDir::open(temp.path()).unwrap();
+        assert_eq!(names_of(&dir), [&b"plain"[..], b"\xff\nodd"]);
+        assert_eq!(names_of(&dir).len(), 2);
+    }
+
+    #[test]
+    fn links_are_read_but_never_followed() {
+        let temp = tempfile::tempdir().unwrap();
+        symlink("/etc", temp.path().join("out")).unwrap();
+        symlink("/etc/passwd", temp.path().join("file")).unwrap();
+        let dir = PosixDir::open(temp.path()).unwrap();
+        assert_eq!(dir.read_link(b"out").unwrap(), b"/etc");
+        assert!(dir.open_dir(b"out").is_err());
+        assert!(dir.open_file(b"file").is_err());
+        assert_eq!(dir.stat(b"out").unwrap().mode & 0o170_000, 0o120_000);
+    }
+
+    #[test]
+    fn reads_end_at_the_end_of_the_file() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join("f"), b"0123456789").unwrap();
+        let file = PosixDir::open(temp.path()).unwrap().open_file(b"f").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!(file.read_at(&mut buffer, 6).unwrap(), 4);
+        assert_eq!(&buffer[..4], b"6789");
+        assert_eq!(file.read_at(&mut buffer, 10).unwrap(), 0);
+        assert_eq!(file.stat().unwrap().size_bytes, 10);
+    }
+
+    #[test]
+    fn attributes_come_sorted_and_none_is_no_error() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("f");
+        std::fs::write(&path, b"").unwrap();
+        let dir = PosixDir::open(temp.path()).unwrap();
+        assert_eq!(dir.xattrs(b"f").unwrap(), []);
+        let flags = rustix::fs::XattrFlags::empty();
+        for (name, value) in [("user.b", "2"), ("user.a", "1")] {
+            match rustix::fs::setxattr(&path, name, value.as_bytes(), flags) {
+                Err(Errno::OPNOTSUPP) => {
+                    return println!("SKIPPED: no user attributes on {}", path.display());
+                }
+                other => other.unwrap(),
+            }
+        }
+        let expected = [(b"user.a".to_vec(), b"1".to_vec()), (b"user.b".to_vec(), b"2".to_vec())];
+        assert_eq!(dir.xattrs(b"f").unwrap(), expected);
+    }
+}

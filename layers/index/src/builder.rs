@@ -1,0 +1,746 @@
+//! Reads a tree's metadata with many requests in flight: on a shared file system the time goes into
+//! waiting for answers, not into work (the paper's script, one request at a time, took 323 s for
+//! 78,624 entries, section 6). The result does not depend on the number of threads.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use quell_backing::{Dir, Stat};
+use quell_fs::{Error, ErrorKind, Kind, Result, Time, errno};
+
+use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
+use crate::image::{EntryId, Image, Problem, ROOT};
+use crate::tree::{Identity, Listing, Record, Special, Tree};
+
+/// How many names of one directory a thread takes at a time.
+const CHUNK_NAMES: usize = 256;
+/// How often a directory that changes while it is read is read again.
+const LISTING_TRIES: u32 = 3;
+/// Recorded for a directory that changed during every try.
+const EAGAIN: i32 = 11;
+/// How many files of each directory are asked for attributes where nothing suggests that they have any.
+const XATTR_SAMPLE_FILES: usize = 2;
+
+/// Whether to ask each file for extended attributes, which costs as much as all the rest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Xattrs {
+    /// Ask every directory, the first two files in each, and every file whose status changed after its
+    /// content (as setting an attribute does). If one of them has any, ask all.
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl Xattrs {
+    pub fn name(self) -> &'static str {
+        match self {
+            Xattrs::Auto => "auto",
+            Xattrs::Always => "always",
+            Xattrs::Never => "never",
+        }
+    }
+}
+
+/// What shapes an index. Kept in it, so that an update reads the tree in the same way.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Names or paths that are left out, as if they did not exist. A pattern without `/` is matched
+    /// against names, one with `/` against paths relative to the root.
+    pub exclude: Vec<String>,
+    /// Go on into other file systems mounted below the root.
+    pub cross_mounts: bool,
+    pub xattrs: Xattrs,
+}
+
+impl BuildOptions {
+    /// The lines of the OPTIONS section.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.exclude.iter().map(|glob| format!("exclude {glob}")).collect();
+        if self.cross_mounts {
+            lines.push("cross-mounts".into());
+        }
+        if self.xattrs != Xattrs::Auto {
+            lines.push(format!("xattrs {}", self.xattrs.name()));
+        }
+        lines
+    }
+
+    /// The options that an index was built with.
+    pub fn of(image: &Image) -> Result<BuildOptions> {
+        let mut options = BuildOptions::default();
+        for line in image.option_lines() {
+            let text = std::str::from_utf8(line).unwrap_or_default();
+            match text.split_once(' ').unwrap_or((text, "")) {
+                ("exclude", glob) => options.exclude.push(glob.into()),
+                ("cross-mounts", "") => options.cross_mounts = true,
+                ("xattrs", "always") => options.xattrs = Xattrs::Always,
+                ("xattrs", "never") => options.xattrs = Xattrs::Never,
+                _ => return Err(Error::new(ErrorKind::Unsupported, "follow the index's option", line)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// What a builder may take from an older index instead of asking: the children of directories whose
+/// times are as they were.
+#[derive(Debug, Clone, Copy)]
+pub struct Trust<'a> {
+    pub image: &'a Image,
+    /// When that index was begun to be built, less the file system's clock granularity: what changed
+    /// later may have changed again unseen.
+    pub before: Time,
+}
+
+/// How far a build has come; read by a progress bar while it runs, and the way to stop it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    entries: AtomicU64,
+    directories_done: AtomicU64,
+    directories_found: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Progress {
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    pub fn directories_done(&self) -> u64 {
+        self.directories_done.load(Ordering::Relaxed)
+    }
+
+    pub fn directories_found(&self) -> u64 {
+        self.directories_found.load(Ordering::Relaxed)
+    }
+
+    /// Makes the build end soon with an error.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Reads the tree below `root`. `root_path` is its absolute path, to be kept in the index.
+pub fn build(
+    root: Arc<dyn Dir>,
+    root_path: &[u8],
+    options: &BuildOptions,
+    threads: usize,
+    trust: Option<Trust<'_>>,
+    progress: &Progress,
+) -> Result<Tree> {
+    let walk = |ask_all| walk(root.clone(), root_path, options, ask_all, threads, trust, progress);
+    match walk(options.xattrs == Xattrs::Always)? {
+        Some(tree) => Ok(tree),
+        // The sample had attributes, so every file is asked.
+        None => {
+            progress.entries.store(0, Ordering::Relaxed);
+            progress.directories_done.store(0, Ordering::Relaxed);
+            progress.directories_found.store(0, Ordering::Relaxed);
+            Ok(walk(true)?.expect("only a sampling walk is given up"))
+        }
+    }
+}
+
+/// One walk; `None` when it sampled attributes and found some.
+fn walk(
+    root: Arc<dyn Dir>,
+    root_path: &[u8],
+    options: &BuildOptions,
+    ask_all: bool,
+    threads: usize,
+    trust: Option<Trust<'_>>,
+    progress: &Progress,
+) -> Result<Option<Tree>> {
+    let stat = root.stat_self()?;
+    let root_record = record(&stat);
+    if root_record.kind() != Some(Kind::Dir) {
+        return Err(Error::new(ErrorKind::NotADirectory, "index", root_path));
+    }
+    let mut root_specials = vec![Special::Listing(0)];
+    if options.xattrs != Xattrs::Never {
+        let set = kept_xattrs(root.xattrs(b"")?);
+        if !set.is_empty() {
+            if !ask_all {
+                return Ok(None);
+            }
+            root_specials.push(Special::Xattrs(set));
+        }
+    }
+    let walker = Walker {
+        root_device: stat.device,
+        exclude: Exclude::of(&options.exclude)?,
+        options,
+        ask_all,
+        trust,
+        progress,
+        queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 1 }),
+        wake: Condvar::new(),
+        found: Mutex::new(Found {
+            root: root_record,
+            listings: vec![Listing::default()],
+            problems: Vec::new(),
+            failure: None,
+        }),
+        attributes_found: AtomicBool::new(false),
+    };
+    progress.directories_found.fetch_add(1, Ordering::Relaxed);
+    let first = Job::List(Task {
+        source: Source::Open(root),
+        listing: 0,
+        place: None,
+        path: Vec::new(),
+        record: root_record,
+        old: trust.map(|_| ROOT),
+        tries: LISTING_TRIES,
+    });
+    lock(&walker.queue).jobs.push(first);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| walker.work());
+        }
+    });
+    let Found { root, listings, mut problems, failure } =
+        walker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    if walker.attributes_found.into_inner() {
+        return Ok(None);
+    }
+    problems.sort();
+    Ok(Some(Tree {
+        root_path: root_path.to_vec(),
+        root,
+        root_specials,
+        listings,
+        problems,
+        options: options.lines(),
+        xattrs_skipped: options.xattrs == Xattrs::Never,
+    }))
+}
+
+struct Queue {
+    /// Last in, first out: few directories stay open, however wide the tree.
+    jobs: Vec<Job>,
+    /// Jobs queued or at work. At zero all is done.
+    unfinished: usize,
+}
+
+struct Found {
+    root: Record,
+    listings: Vec<Listing>,
+    problems: Vec<Problem>,
+    failure: Option<Error>,
+}
+
+enum Job {
+    List(Task),
+    Look(Arc<Chunks>, usize),
+}
+
+enum Source {
+    Open(Arc<dyn Dir>),
+    Child(Arc<dyn Dir>, Vec<u8>),
+}
+
+/// A directory to be listed.
+struct Task {
+    source: Source,
+    listing: u32,
+    /// The directory's own place in its parent's listing; the root has none.
+    place: Option<(u32, u32)>,
+    path: Vec<u8>,
+    record: Record,
+    /// The same directory in the index that is trusted.
+    old: Option<EntryId>,
+    tries: u32,
+}
+
+/// A directory whose names are being looked at, a chunk at a time.
+struct Chunks {
+    dir: Arc<dyn Dir>,
+    task: Task,
+    before: Stat,
+    names: Vec<Vec<u8>>,
+    looks: Mutex<Vec<Option<Vec<Look>>>>,
+    open_chunks: AtomicUsize,
+}
+
+/// What one look at a name told.
+enum Look {
+    Entry(Record, Vec<Special>),
+    /// There is a name, but it cannot be read.
+    Refused(u32),
+    /// The name was listed and is gone.
+    Vanished,
+}
+
+struct Walker<'a> {
+    root_device: u64,
+    exclude: Exclude,
+    options: &'a BuildOptions,
+    ask_all: bool,
+    trust: Option<Trust<'a>>,
+    progress: &'a Progress,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    found: Mutex<Found>,
+    attributes_found: AtomicBool,
+}
+
+/// A poisoned lock means that another thread panicked; the scope reports that panic, so go on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Walker<'_> {
+    fn work(&self) {
+        while let Some(job) = self.next_job() {
+            let stop = self.progress.stop.load(Ordering::Relaxed);
+            if stop {
+                lock(&self.found).failure.get_or_insert_with(|| {
+                    Error::from_io(std::io::Error::from_raw_os_error(4), "index", b"interrupted")
+                });
+            }
+            // When nothing is wanted any more the queue is still emptied, without work.
+            if !stop && !self.attributes_found.load(Ordering::Relaxed) {
+                match job {
+                    Job::List(task) => self.list(task),
+                    Job::Look(chunks, number) => self.look_at_chunk(&chunks, number),
+                }
+            }
+            self.finish_job();
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(job) = queue.jobs.pop() {
+                return Some(job);
+            }
+            if queue.unfinished == 0 {
+                return None;
+            }
+            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn finish_job(&self) {
+        let mut queue = lock(&self.queue);
+        queue.unfinished -= 1;
+        if queue.unfinished == 0 {
+            self.wake.notify_all();
+        }
+    }
+
+    fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut queue = lock(&self.queue);
+        let before = queue.jobs.len();
+        queue.jobs.extend(jobs);
+        let added = queue.jobs.len() - before;
+        queue.unfinished += added;
+        match added {
+            0 => {}
+            1 => self.wake.notify_one(),
+            _ => self.wake.notify_all(),
+        }
+    }
+
+    fn problem(&self, path: Vec<u8>, errno: i32) {
+        lock(&self.found).problems.push(Problem { path, errno: errno as u32 });
+    }
+
+    fn list(&self, task: Task) {
+        if let Some(trust) = self.trust.filter(|trust| trust.holds(&task)) {
+            return self.take_from_index(task, trust);
+        }
+        let dir = match self.open(&task.source) {
+            Ok(dir) => dir,
+            Err(e) => return self.cannot_list(&task, e),
+        };
+        self.list_open(dir, task);
+    }
+
+    fn open(&self, source: &Source) -> Result<Arc<dyn Dir>> {
+        match source {
+            Source::Open(dir) => Ok(dir.clone()),
+            Source::Child(parent, name) => parent.open_dir(name),
+        }
+    }
+
+    /// The directory stays in the index, but its content is unknown there.
+    fn cannot_list(&self, task: &Task, error: Error) {
+        if task.path.is_empty() {
+            lock(&self.found).failure.get_or_insert(error);
+            return;
+        }
+        let errno = error.errno();
+        let mut found = lock(&self.found);
+        found.problems.push(Problem { path: task.path.clone(), errno: errno as u32 });
+        found.listings[task.listing as usize].unknown = Some(errno as u32);
+        drop(found);
+        self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn list_open(&self, dir: Arc<dyn Dir>, task: Task) {
+        let listed = dir.stat_self().and_then(|before| Ok((before, dir.names()?)));
+        let (before, mut names) = match listed {
+            Ok(listed) => listed,
+            Err(e) => return self.cannot_list(&task, e),
+        };
+        names.retain(|name| !self.exclude.matches(&task.path, name));
+        names.sort_unstable();
+        names.dedup();
+        let chunk_count = names.len().div_ceil(CHUNK_NAMES).max(1);
+        let chunks = Arc::new(Chunks {
+            dir,
+            task,
+            before,
+            names,
+            looks: Mutex::new((0..chunk_count).map(|_| None).collect()),
+            open_chunks: AtomicUsize::new(chunk_count),
+        });
+        // The other threads take the rest of a long directory while this one begins.
+        self.push((1..chunk_count).map(|number| Job::Look(chunks.clone(), number)));
+        self.look_at_chunk(&chunks, 0);
+    }
+
+    fn look_at_chunk(&self, chunks: &Arc<Chunks>, number: usize) {
+        let start = number * CHUNK_NAMES;
+        let end = (start + CHUNK_NAMES).min(chunks.names.len());
+        let mut sampled_files = if number == 0 { 0 } else { XATTR_SAMPLE_FILES };
+        let looks: Vec<Look> = chunks.names[start..end]
+            .iter()
+            .map(|name| {
+                self.progress.entries.fetch_add(1, Ordering::Relaxed);
+                match self.look(&*chunks.dir, name, &mut sampled_files) {
+                    Ok(look) => look,
+                    Err(e) if e.kind == ErrorKind::NotFound => Look::Vanished,
+                    Err(e) => Look::Refused(e.errno() as u32),
+                }
+            })
+            .collect();
+        lock(&chunks.looks)[number] = Some(looks);
+        if chunks.open_chunks.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.complete(chunks);
+        }
+    }
+
+    fn look(&self, dir: &dyn Dir, name: &[u8], sampled_files: &mut usize) -> Result<Look> {
+        let stat = dir.stat(name)?;
+        let record = record(&stat);
+        let Some(kind) = record.kind() else { return Ok(Look::Refused(errno::EIO as u32)) };
+        let mut specials = Vec::new();
+        if kind == Kind::Symlink {
+            let target = dir.read_link(name)?;
+            if target.is_empty() || target.len() > TARGET_BYTES_MAX {
+                return Ok(Look::Refused(errno::ENAMETOOLONG as u32));
+            }
+            specials.push(Special::Target(target));
+        }
+        if kind == Kind::Dir && self.is_boundary(&stat) {
+            specials.push(Special::Boundary);
+        }
+        if self.asks_for_xattrs(kind, &record, sampled_files) {
+            let set = kept_xattrs(dir.xattrs(name)?);
+            if !set.is_empty() {
+                if !self.ask_all {
+                    self.attributes_found.store(true, Ordering::Relaxed);
+                }
+                specials.push(Special::Xattrs(set));
+            }
+        }
+        Ok(Look::Entry(record, specials))
+    }
+
+    fn is_boundary(&self, stat: &Stat) -> bool {
+        !self.options.cross_mounts && (stat.mount_root || stat.device != self.root_device)
+    }
+
+    fn asks_for_xattrs(&self, kind: Kind, record: &Record, sampled_files: &mut usize) -> bool {
+        match self.options.xattrs {
+            Xattrs::Never => false,
+            _ if self.ask_all => true,
+            _ if kind == Kind::Dir => true,
+            _ if kind == Kind::Symlink => false,
+            _ if record.changed != record.modified => true,
+            _ => {
+                *sampled_files += 1;
+                *sampled_files <= XATTR_SAMPLE_FILES
+            }
+        }
+    }
+
+    /// All names of a directory have been looked at.
+    fn complete(&self, chunks: &Arc<Chunks>) {
+        let task = &chunks.task;
+        let looks: Vec<Look> = lock(&chunks.looks).drain(..).flatten().flatten().collect();
+        let vanished = looks.iter().any(|look| matches!(look, Look::Vanished));
+        let after = chunks.dir.stat_self();
+        let changed = vanished || after.as_ref().is_ok_and(|after| differs(&chunks.before, after));
+        if changed && task.tries > 1 {
+            let again = Task {
+                source: Source::Open(chunks.dir.clone()),
+                listing: task.listing,
+                place: task.place,
+                path: task.path.clone(),
+                record: task.record,
+                old: None,
+                tries: task.tries - 1,
+            };
+            return self.list_open(chunks.dir.clone(), again);
+        }
+        if changed {
+            self.problem(task.path.clone(), EAGAIN);
+        }
+        if let Ok(after) = after {
+            self.set_own_record(task, record(&after));
+        }
+        let mut listing = Listing::default();
+        let mut below = Vec::new();
+        for (name, look) in chunks.names.iter().zip(looks) {
+            match look {
+                Look::Entry(record, specials) => {
+                    let child = listing.push(name, record);
+                    if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
+                        below.push((child, name.clone(), record));
+                    }
+                    for special in specials {
+                        listing.push_special(child, special);
+                    }
+                }
+                Look::Refused(errno) => self.problem(join(&task.path, name), errno as i32),
+                Look::Vanished => self.problem(join(&task.path, name), errno::ENOENT),
+            }
+        }
+        let old = |name: &[u8]| self.trust.and_then(|trust| trust.image.lookup(task.old?, name));
+        self.keep(task, chunks.dir.clone(), listing, below, &old);
+    }
+
+    /// The directory's record is the one that belongs to the names that were read, not to an earlier look.
+    fn set_own_record(&self, task: &Task, now: Record) {
+        if now == task.record {
+            return;
+        }
+        let mut found = lock(&self.found);
+        match task.place {
+            Some((listing, child)) => found.listings[listing as usize].set_record(child, now),
+            None => found.root = now,
+        }
+    }
+
+    /// Puts a finished listing in its place and queues its directories.
+    fn keep(
+        &self,
+        task: &Task,
+        dir: Arc<dyn Dir>,
+        mut listing: Listing,
+        below: Vec<(u32, Vec<u8>, Record)>,
+        old: &dyn Fn(&[u8]) -> Option<EntryId>,
+    ) {
+        let mut jobs = Vec::with_capacity(below.len());
+        let mut found = lock(&self.found);
+        for (child, name, record) in below {
+            let number = found.listings.len() as u32;
+            found.listings.push(Listing::default());
+            listing.push_special(child, Special::Listing(number));
+            jobs.push(Job::List(Task {
+                listing: number,
+                place: Some((task.listing, child)),
+                path: join(&task.path, &name),
+                record,
+                old: old(&name),
+                source: Source::Child(dir.clone(), name),
+                tries: LISTING_TRIES,
+            }));
+        }
+        listing.seal();
+        found.listings[task.listing as usize] = listing;
+        drop(found);
+        self.progress.directories_found.fetch_add(jobs.len() as u64, Ordering::Relaxed);
+        self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+        self.push(jobs);
+    }
+
+    /// A directory whose times are as they were: its names and files are taken from the older index.
+    /// Its directories are looked at, because their times decide in turn; so are hard-linked files,
+    /// whose other names may lie in directories that did change.
+    fn take_from_index(&self, task: Task, trust: Trust<'_>) {
+        let image = trust.image;
+        let entry = task.old.expect("only a known directory is trusted");
+        let children = image.children(entry).unwrap_or(0..0);
+        let looks_needed = |e: &EntryId| image.kind(*e) == Kind::Dir || image.attributes(*e).nlink > 1;
+        let dir = if children.clone().any(|e| looks_needed(&e)) {
+            match self.open(&task.source) {
+                Ok(dir) => Some(dir),
+                Err(e) => return self.cannot_list(&task, e),
+            }
+        } else {
+            None
+        };
+        let mut listing = Listing::default();
+        let mut below = Vec::new();
+        for child in children {
+            let name = image.name(child);
+            self.progress.entries.fetch_add(1, Ordering::Relaxed);
+            let (record, specials) = match &dir {
+                Some(dir) if looks_needed(&child) => match self.look(&**dir, name, &mut 0) {
+                    Ok(Look::Entry(record, specials)) => (record, specials),
+                    Ok(Look::Refused(errno)) => {
+                        self.problem(join(&task.path, name), errno as i32);
+                        continue;
+                    }
+                    // It changed between two looks after all: read the directory.
+                    Ok(Look::Vanished) | Err(_) => return self.list_open(dir.clone(), task),
+                },
+                _ => from_index(image, child),
+            };
+            let number = listing.push(name, record);
+            if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
+                below.push((number, name.to_vec(), record));
+            }
+            for special in specials {
+                listing.push_special(number, special);
+            }
+        }
+        let old = |name: &[u8]| image.lookup(entry, name);
+        match dir {
+            Some(dir) => self.keep(&task, dir, listing, below, &old),
+            None => {
+                listing.seal();
+                lock(&self.found).listings[task.listing as usize] = listing;
+                self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Trust<'_> {
+    /// Whether the directory is, by its times, as the index has it, and they are old enough to tell.
+    fn holds(&self, task: &Task) -> bool {
+        let Some(entry) = task.old else { return false };
+        let old = self.image.attributes(entry);
+        old.kind == Kind::Dir
+            && old.modified == task.record.modified
+            && old.changed == task.record.changed
+            && old.changed < self.before
+            && old.modified < self.before
+            && self.image.extra(entry, crate::format::Field::Unknown).is_none()
+            && self.image.extra(entry, crate::format::Field::Boundary).is_none()
+    }
+}
+
+fn from_index(image: &Image, entry: EntryId) -> (Record, Vec<Special>) {
+    let a = image.attributes(entry);
+    let record = Record {
+        mode: a.mode(),
+        uid: a.uid,
+        gid: a.gid,
+        nlink: a.nlink,
+        rdev: a.rdev,
+        size_bytes: a.size_bytes,
+        blocks: a.blocks,
+        modified: a.modified,
+        changed: a.changed,
+        // Only files with several names need one, and those are looked at.
+        identity: Identity { device: u64::MAX, inode: entry.into() },
+    };
+    let mut specials = Vec::new();
+    if let Some(target) = image.link_target(entry) {
+        specials.push(Special::Target(target.to_vec()));
+    }
+    let set: Vec<_> = image.xattrs(entry).map(|(name, value)| (name.to_vec(), value.to_vec())).collect();
+    if !set.is_empty() {
+        specials.push(Special::Xattrs(set));
+    }
+    (record, specials)
+}
+
+fn record(stat: &Stat) -> Record {
+    Record {
+        mode: stat.mode,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: stat.nlink,
+        rdev: stat.rdev,
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
+        identity: Identity { device: stat.device, inode: stat.inode },
+    }
+}
+
+/// Whether a directory's content may have changed between two looks.
+fn differs(before: &Stat, after: &Stat) -> bool {
+    (before.modified, before.changed, before.size_bytes) != (after.modified, after.changed, after.size_bytes)
+}
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}
+
+/// The attributes that travel with a tree: users' own, access control lists, file capabilities. The rest
+/// belongs to the file system or the machine (layouts, labels) and would be wrong elsewhere.
+fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut total = 0;
+    set.retain(|(name, value)| {
+        let kept = name.starts_with(b"user.")
+            || name == b"system.posix_acl_access"
+            || name == b"system.posix_acl_default"
+            || name == b"security.capability";
+        total += 6 + name.len() + value.len();
+        kept && value.len() <= XATTR_VALUE_BYTES_MAX && total <= XATTR_SET_BYTES_MAX
+    });
+    set
+}
+
+/// Which names are left out.
+struct Exclude {
+    names: GlobSet,
+    paths: GlobSet,
+}
+
+impl Exclude {
+    fn of(patterns: &[String]) -> Result<Exclude> {
+        let mut names = GlobSetBuilder::new();
+        let mut paths = GlobSetBuilder::new();
+        for pattern in patterns {
+            let wrong = |e: globset::Error| Error {
+                source: Some(Box::new(e)),
+                ..Error::new(ErrorKind::InvalidInput, "exclude", pattern)
+            };
+            if pattern.contains('\n') {
+                return Err(Error::new(ErrorKind::InvalidInput, "exclude", pattern));
+            }
+            let of_path = pattern.trim_end_matches('/').contains('/');
+            let text = pattern.trim_matches('/');
+            let glob = GlobBuilder::new(text).literal_separator(true).build().map_err(wrong)?;
+            if of_path {
+                paths.add(glob)
+            } else {
+                names.add(glob)
+            };
+        }
+        let build = |set: GlobSetBuilder| {
+            set.build().map_err(|e| Error {
+                source: Some(Box::new(e)),
+                ..Error::new(ErrorKind::InvalidInput, "exclude", patterns.join(" "))
+            })
+        };
+        Ok(Exclude { names: build(names)?, paths: build(paths)? })
+    }
+
+    fn matches(&self, directory: &[u8], name: &[u8]) -> bool {
+        let path = |bytes: &[u8]| Path::new(OsStr::from_bytes(bytes)).to_owned();
+        (!self.names.is_empty() && self.names.is_match(path(name)))
+            || (!self.paths.is_empty() && self.paths.is_match(path(&join(directory, name))))
+    }
+}

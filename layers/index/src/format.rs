@@ -1,0 +1,184 @@
+//! The numbers of the index format, drawn in docs/formats/index.md: sizes, section kinds, fields, flags.
+//! Constants and the small functions that both the encoder and the reader must agree on; nothing else.
+
+use quell_fs::{Kind, Time};
+
+pub const MAGIC: [u8; 8] = *b"QUELLIDX";
+pub const VERSION: u32 = 1;
+
+pub const HEADER_BYTES: usize = 176;
+pub const SECTION_ROW_BYTES: usize = 40;
+pub const PREAMBLE_BYTES: usize = HEADER_BYTES + Section::ALL.len() * SECTION_ROW_BYTES;
+/// The header checksum stands here and covers the preamble but for itself.
+pub const HEADER_CHECKSUM_AT: usize = 32;
+pub const HEADER_CHECKED_FROM: usize = 40;
+
+pub const FILE_BYTES_MAX: u64 = 64 << 30;
+pub const ENTRIES_MAX: u64 = u32::MAX as u64 - 1;
+pub const TARGET_BYTES_MAX: usize = 4095;
+pub const XATTR_VALUE_BYTES_MAX: usize = 64 << 10;
+pub const XATTR_SET_BYTES_MAX: usize = 1 << 20;
+pub const BLOCK_GRANULE_MAX: u64 = 1 << 20;
+
+pub const DIR_ROW_BYTES: usize = 8;
+pub const CLASS_ROW_BYTES: usize = 16;
+pub const EXTRA_ROW_BYTES: usize = 16;
+
+pub const FLAG_XATTRS: u64 = 1 << 0;
+pub const FLAG_ACLS: u64 = 1 << 1;
+pub const FLAG_DEVICES: u64 = 1 << 2;
+pub const FLAG_PRIVILEGED_XATTRS: u64 = 1 << 3;
+pub const FLAG_XATTRS_SKIPPED: u64 = 1 << 4;
+pub const FLAGS_KNOWN: u64 = 0b1_1111;
+
+const _: () = assert!(PREAMBLE_BYTES == 696 && PREAMBLE_BYTES.is_multiple_of(8));
+
+/// The sections, in the order of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    Root = 1,
+    Dirs,
+    Names,
+    Name,
+    Class,
+    Size,
+    Modified,
+    Changed,
+    Classes,
+    Extras,
+    Blob,
+    Problems,
+    Options,
+}
+
+impl Section {
+    pub const ALL: [Section; 13] = [
+        Section::Root,
+        Section::Dirs,
+        Section::Names,
+        Section::Name,
+        Section::Class,
+        Section::Size,
+        Section::Modified,
+        Section::Changed,
+        Section::Classes,
+        Section::Extras,
+        Section::Blob,
+        Section::Problems,
+        Section::Options,
+    ];
+
+    /// The name that docs/formats/index.md and error messages use.
+    pub fn title(self) -> &'static str {
+        match self {
+            Section::Root => "ROOT",
+            Section::Dirs => "DIRS",
+            Section::Names => "NAMES",
+            Section::Name => "NAME",
+            Section::Class => "CLASS",
+            Section::Size => "SIZE",
+            Section::Modified => "MODIFIED",
+            Section::Changed => "CHANGED",
+            Section::Classes => "CLASSES",
+            Section::Extras => "EXTRAS",
+            Section::Blob => "BLOB",
+            Section::Problems => "PROBLEMS",
+            Section::Options => "OPTIONS",
+        }
+    }
+
+    /// Whether the section holds one value of a chosen width for each entry.
+    pub fn is_column(self) -> bool {
+        matches!(self, Section::Name | Section::Class | Section::Size | Section::Modified | Section::Changed)
+    }
+}
+
+/// The fields of EXTRAS: what most entries do not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Field {
+    Nlink = 1,
+    Node,
+    Target,
+    Xattrs,
+    Rdev,
+    Blocks,
+    Unknown,
+    ModifiedSeconds,
+    ModifiedNanoseconds,
+    ChangedSeconds,
+    ChangedNanoseconds,
+    Boundary,
+}
+
+impl Field {
+    pub const ALL: [Field; 12] = [
+        Field::Nlink,
+        Field::Node,
+        Field::Target,
+        Field::Xattrs,
+        Field::Rdev,
+        Field::Blocks,
+        Field::Unknown,
+        Field::ModifiedSeconds,
+        Field::ModifiedNanoseconds,
+        Field::ChangedSeconds,
+        Field::ChangedNanoseconds,
+        Field::Boundary,
+    ];
+
+    pub fn from_number(number: u32) -> Option<Field> {
+        Field::ALL.into_iter().find(|f| *f as u32 == number)
+    }
+}
+
+/// The number of 512-byte blocks that a size suggests: what EXTRAS need not hold.
+pub fn expected_blocks(kind: Kind, size_bytes: u64, granule_bytes: u64) -> u64 {
+    match kind {
+        Kind::File | Kind::Dir if granule_bytes > 0 => {
+            size_bytes.div_ceil(granule_bytes).saturating_mul(granule_bytes / 512)
+        }
+        _ => 0,
+    }
+}
+
+/// Nanoseconds since 1970 where they fit the column (1678 to 2261), else the nearest that does and `false`.
+pub fn time_to_column(time: Time) -> (i64, bool) {
+    let exact = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
+    match i64::try_from(exact) {
+        Ok(ns) => (ns, true),
+        Err(_) => (if exact < 0 { i64::MIN } else { i64::MAX }, false),
+    }
+}
+
+pub fn time_from_column(ns: i64) -> Time {
+    Time { seconds: ns.div_euclid(1_000_000_000), nanoseconds: ns.rem_euclid(1_000_000_000) as u32 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_keep_their_nanoseconds_on_both_sides_of_1970() {
+        for time in [
+            Time { seconds: 0, nanoseconds: 0 },
+            Time { seconds: -1, nanoseconds: 999_999_999 },
+            Time { seconds: 1_700_000_000, nanoseconds: 123_456_789 },
+        ] {
+            let (ns, fits) = time_to_column(time);
+            assert!(fits);
+            assert_eq!(time_from_column(ns), time);
+        }
+        assert!(!time_to_column(Time { seconds: i64::MAX, nanoseconds: 0 }).1);
+    }
+
+    #[test]
+    fn blocks_follow_the_size_for_files_and_are_none_for_links() {
+        assert_eq!(expected_blocks(Kind::File, 1, 4096), 8);
+        assert_eq!(expected_blocks(Kind::File, 0, 4096), 0);
+        assert_eq!(expected_blocks(Kind::File, 4097, 512), 9);
+        assert_eq!(expected_blocks(Kind::Symlink, 10, 4096), 0);
+        assert_eq!(expected_blocks(Kind::Dir, 4096, 0), 0);
+    }
+}

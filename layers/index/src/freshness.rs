@@ -1,0 +1,153 @@
+//! Whether a tree still is what its index says, asked with few requests. An index covers a tree that
+//! changes seldom (MetaFS, section 6); this notices when it did.
+
+use std::sync::Arc;
+
+use quell_backing::Dir;
+use quell_fs::{Attributes, ErrorKind, Kind, NodeId, Result};
+
+use crate::compare::{Change, Difference, changed_attributes};
+use crate::image::{EntryId, Image, ROOT};
+
+/// What the kernel shows in place of an owner that the caller's user namespace does not know: such an
+/// answer tells nothing of the real one.
+const OVERFLOW_ID: u32 = 65534;
+
+/// Looks at entries of a tree one at a time, each with one metadata operation.
+///
+/// First the root and the way down to the directory with the most entries: installing or removing
+/// anything changes the times of such directories (`site-packages`, `lib`, `bin`). Then a rotation over
+/// randomly chosen entries.
+pub struct Sampler {
+    image: Arc<Image>,
+    /// Directories on the way to what was asked last, outermost first: the root is always there.
+    entered: Vec<(EntryId, Arc<dyn Dir>)>,
+    /// What is asked next, last first.
+    plan: Vec<EntryId>,
+    random: u64,
+}
+
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Sampler {
+    /// `seed` decides which entries are drawn; different nodes should use different ones.
+    pub fn new(image: Arc<Image>, source: Arc<dyn Dir>, seed: u64) -> Sampler {
+        let mut plan = Vec::new();
+        let mut at = fullest_directory(&image);
+        while at != ROOT {
+            plan.push(at);
+            at = image.parent(at);
+        }
+        plan.push(ROOT);
+        Sampler { image, entered: vec![(ROOT, source)], plan, random: seed | 1 }
+    }
+
+    /// One look. `Ok(None)`: as indexed. An error is an answer of the file system other than "no such
+    /// entry", and says nothing about the tree.
+    pub fn step(&mut self) -> Result<Option<Difference>> {
+        let entry = match self.plan.pop() {
+            Some(entry) => entry,
+            None => {
+                self.plan_a_descent();
+                self.plan.pop().unwrap_or(ROOT)
+            }
+        };
+        let found = self.look(entry);
+        let image = &self.image;
+        let gone = |what| Ok(Some(Difference { path: image.path(entry), what }));
+        match found {
+            Ok(found) => {
+                let mut changed = changed_attributes(&image.attributes(entry), &found);
+                if found.uid == OVERFLOW_ID || found.gid == OVERFLOW_ID {
+                    changed.retain(|what| *what != "owner");
+                }
+                if changed.is_empty() { Ok(None) } else { gone(Change::Changed(changed)) }
+            }
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                gone(Change::Removed)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn look(&mut self, entry: EntryId) -> Result<Attributes> {
+        if entry == ROOT {
+            return Ok(attributes_of(&self.entered[0].1.stat_self()?));
+        }
+        let parent = self.image.parent(entry);
+        let dir = self.enter(parent)?;
+        Ok(attributes_of(&dir.stat(self.image.name(entry))?))
+    }
+
+    /// The open directory for `entry`, from the nearest one that is open already.
+    fn enter(&mut self, entry: EntryId) -> Result<Arc<dyn Dir>> {
+        let mut way = Vec::new();
+        let mut at = entry;
+        let depth = loop {
+            match self.entered.iter().position(|(open, _)| *open == at) {
+                Some(depth) => break depth,
+                None => way.push(at),
+            }
+            at = self.image.parent(at);
+        };
+        self.entered.truncate(depth + 1);
+        while let Some(next) = way.pop() {
+            let dir = self.entered.last().expect("the root stays").1.enter(self.image.name(next))?;
+            self.entered.push((next, dir));
+        }
+        Ok(self.entered.last().expect("the root stays").1.clone())
+    }
+
+    /// From the root down by chance to something that is no directory. Each step of the way is asked:
+    /// the file system has to look it up anyway.
+    fn plan_a_descent(&mut self) {
+        let mut way = Vec::new();
+        let mut at = ROOT;
+        while let Some(children) = self.image.children(at).filter(|c| !c.is_empty()) {
+            let pick = self.next_random() % u64::from(children.end - children.start);
+            at = children.start + pick as u32;
+            way.push(at);
+        }
+        way.reverse();
+        self.plan = way;
+    }
+
+    /// Marsaglia's xorshift: enough to spread looks.
+    fn next_random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+fn fullest_directory(image: &Image) -> EntryId {
+    let directories = (0..image.entries()).filter(|e| image.kind(*e) == Kind::Dir);
+    let fullness = |e: &EntryId| image.children(*e).map_or(0, |c| c.end - c.start);
+    // The first of several: nearer to the root.
+    directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
+}
+
+fn attributes_of(stat: &quell_backing::Stat) -> Attributes {
+    Attributes {
+        node: NodeId(0),
+        kind: Kind::from_mode(stat.mode).unwrap_or(Kind::File),
+        permissions: stat.mode & 0o7777,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: stat.nlink,
+        rdev: if stat.mode & 0o170_000 == 0o020_000 || stat.mode & 0o170_000 == 0o060_000 {
+            stat.rdev
+        } else {
+            0
+        },
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
+    }
+}

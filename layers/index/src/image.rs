@@ -1,0 +1,687 @@
+//! An index file's bytes, checked once and then used in place. Pure: from bytes to answers, no file,
+//! no clock, no lock. The bytes are drawn in docs/formats/index.md; nothing here trusts them.
+
+use std::fmt;
+use std::ops::Range;
+
+use quell_fs::{Attributes, Kind, NodeId, Time, check_name};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::format::{self, Field, Section};
+
+/// Why bytes are not an index, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// A section's title, `header` or `file`.
+    pub section: &'static str,
+    /// Byte within the section.
+    pub at: u64,
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at byte {}: {}", self.section, self.at, self.what)
+    }
+}
+
+impl std::error::Error for Damage {}
+
+fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, Damage> {
+    Err(Damage { section, at: at as u64, what: what.into() })
+}
+
+/// Names one state of one tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Generation(pub u128);
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// One entry of the index: a name in the tree.
+pub type EntryId = u32;
+
+pub const ROOT: EntryId = 0;
+
+/// A path that could not be read when the index was built.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Problem {
+    /// Relative to the root.
+    pub path: Vec<u8>,
+    pub errno: u32,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Column {
+    width: usize,
+    base: i64,
+    start: usize,
+}
+
+/// A whole index.
+pub struct Image {
+    bytes: Vec<u8>,
+    sections: [Range<usize>; Section::ALL.len()],
+    columns: [Column; Section::ALL.len()],
+    entries: u32,
+    directories: u32,
+    flags: u64,
+    block_granule: u64,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("generation", &self.generation())
+            .field("entries", &self.entries)
+            .finish()
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// What an encoder writes into the generation field: a hash of all that follows the checksum.
+pub(crate) fn generation_of(bytes: &[u8]) -> Generation {
+    Generation(xxhash_rust::xxh3::xxh3_128(&bytes[format::HEADER_CHECKED_FROM..]))
+}
+
+/// The checksum of the preamble but for the checksum's own place.
+pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&bytes[..format::HEADER_CHECKSUM_AT]);
+    hash.update(&bytes[format::HEADER_CHECKED_FROM..format::PREAMBLE_BYTES]);
+    hash.digest()
+}
+
+impl Image {
+    /// Takes an index file's bytes after checking all of them.
+    pub fn parse(bytes: Vec<u8>) -> Result<Image, Damage> {
+        let mut image = Image::parse_preamble(bytes)?;
+        image.check_sections()?;
+        image.check_names()?;
+        image.check_classes()?;
+        image.check_dirs()?;
+        image.check_extras()?;
+        image.check_problems()?;
+        Ok(image)
+    }
+
+    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, Damage> {
+        if bytes.is_empty() {
+            return damage("file", 0, "the file is empty");
+        }
+        if bytes.len() < 16 || bytes[..8] != format::MAGIC {
+            return damage("header", 0, "this is no index (it does not begin with QUELLIDX)");
+        }
+        let version = u32_at(&bytes, 8);
+        if version != format::VERSION {
+            return damage(
+                "header",
+                8,
+                format!("format version {version}, but this program reads version {}", format::VERSION),
+            );
+        }
+        if bytes.len() < format::PREAMBLE_BYTES || u32_at(&bytes, 12) as usize != format::PREAMBLE_BYTES {
+            return damage("header", 12, format!("the header is not {} bytes long", format::PREAMBLE_BYTES));
+        }
+        if u64_at(&bytes, format::HEADER_CHECKSUM_AT) != header_checksum(&bytes) {
+            return damage("header", format::HEADER_CHECKSUM_AT, "checksum does not match");
+        }
+        let file_bytes = u64_at(&bytes, 40);
+        if file_bytes != bytes.len() as u64 {
+            let found = bytes.len();
+            return damage("file", found, format!("{found} bytes, but the header says {file_bytes}"));
+        }
+        let entries = u64_at(&bytes, 48);
+        let directories = u64_at(&bytes, 56);
+        if entries == 0 || entries > format::ENTRIES_MAX || directories == 0 || directories > entries {
+            return damage("header", 48, format!("{entries} entries with {directories} directories"));
+        }
+        let flags = u64_at(&bytes, 64);
+        if flags & !format::FLAGS_KNOWN != 0 {
+            return damage("header", 64, format!("unknown flags {flags:#x}"));
+        }
+        let block_granule = u64_at(&bytes, 80);
+        let legal = block_granule == 0
+            || (block_granule.is_power_of_two()
+                && (512..=format::BLOCK_GRANULE_MAX).contains(&block_granule));
+        if !legal {
+            return damage("header", 80, format!("block granule of {block_granule} bytes"));
+        }
+        Ok(Image {
+            bytes,
+            sections: Default::default(),
+            columns: Default::default(),
+            entries: entries as u32,
+            directories: directories as u32,
+            flags,
+            block_granule,
+        })
+    }
+
+    fn check_sections(&mut self) -> Result<(), Damage> {
+        let mut end_before = format::PREAMBLE_BYTES;
+        for (i, section) in Section::ALL.into_iter().enumerate() {
+            let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
+            let title = section.title();
+            let width = u32_at(&self.bytes, row + 4) as usize;
+            let start = u64_at(&self.bytes, row + 16);
+            let length = u64_at(&self.bytes, row + 24);
+            if u32_at(&self.bytes, row) != section as u32 || width > 8 {
+                return damage("header", row, format!("not the table's row for {title}"));
+            }
+            let end = start.checked_add(length).filter(|end| *end <= self.bytes.len() as u64);
+            let (Some(end), true) = (end, start % 8 == 0 && start >= end_before as u64) else {
+                return damage("header", row + 16, format!("{title} does not lie within the file"));
+            };
+            let range = start as usize..end as usize;
+            if xxh3_64(&self.bytes[range.clone()]) != u64_at(&self.bytes, row + 32) {
+                return damage(title, 0, "checksum does not match");
+            }
+            if section.is_column() {
+                if range.len() as u64 != u64::from(self.entries) * width as u64 {
+                    return damage(title, 0, "not one value for each entry");
+                }
+                let base = u64_at(&self.bytes, row + 8) as i64;
+                self.columns[i] = Column { width, base, start: range.start };
+            }
+            end_before = range.end;
+            self.sections[i] = range;
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), Damage> {
+        // Where each name begins, as one bit a byte: 1/8 of NAMES while it is checked.
+        let names = self.section(Section::Names);
+        let mut begins = vec![0u64; names.len() / 64 + 1];
+        let mut at = 0;
+        let mut before: Option<&[u8]> = None;
+        while at < names.len() {
+            let end = at + 1 + names[at] as usize;
+            let Some(name) = names.get(at + 1..end) else {
+                return damage("NAMES", at, "the last name is cut short");
+            };
+            if at > 0 && check_name(name).is_err() {
+                return damage("NAMES", at, "not a legal name");
+            }
+            if at == 0 && !name.is_empty() {
+                return damage("NAMES", at, "the root's empty name is missing");
+            }
+            if before.is_some_and(|before| before >= name) {
+                return damage("NAMES", at, "names are not sorted");
+            }
+            before = Some(name);
+            begins[at / 64] |= 1 << (at % 64);
+            at = end;
+        }
+        for entry in 0..self.entries {
+            let value = self.column(Section::Name, entry);
+            let good = usize::try_from(value)
+                .is_ok_and(|v| v < names.len() && begins[v / 64] & (1 << (v % 64)) != 0);
+            if !good || (value == 0) != (entry == ROOT) {
+                return damage("NAME", entry as usize, format!("entry {entry} has no name"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_classes(&self) -> Result<(), Damage> {
+        let classes = self.section(Section::Classes);
+        if !classes.len().is_multiple_of(format::CLASS_ROW_BYTES) {
+            return damage("CLASSES", classes.len(), "the last row is cut short");
+        }
+        for (i, row) in classes.chunks_exact(format::CLASS_ROW_BYTES).enumerate() {
+            let mode = u32_at(row, 0);
+            if Kind::from_mode(mode).is_none() || mode > 0o177_777 || u32_at(row, 12) > 1 {
+                return damage("CLASSES", i * format::CLASS_ROW_BYTES, format!("mode {mode:#o}"));
+            }
+        }
+        let rows = (classes.len() / format::CLASS_ROW_BYTES) as i64;
+        for entry in 0..self.entries {
+            if !(0..rows).contains(&self.column(Section::Class, entry)) {
+                return damage("CLASS", entry as usize, format!("entry {entry} has no class"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_dirs(&self) -> Result<(), Damage> {
+        let rows = self.section(Section::Dirs);
+        if rows.len() as u64 != (u64::from(self.directories) + 1) * format::DIR_ROW_BYTES as u64 {
+            return damage("DIRS", rows.len(), "not one row for each directory");
+        }
+        let mut next_child = 1;
+        for d in 0..self.directories {
+            let (first, entry) = self.dir_row(d);
+            let at = d as usize * format::DIR_ROW_BYTES;
+            let (end, next_entry) = self.dir_row(d + 1);
+            if first != next_child
+                || end < first
+                || end > self.entries
+                || first <= entry
+                || next_entry <= entry
+            {
+                return damage("DIRS", at, format!("directory {d} has children {first} to {end}"));
+            }
+            if self.kind(entry) != Kind::Dir {
+                return damage("DIRS", at, format!("entry {entry} is no directory"));
+            }
+            for child in (first + 1)..end {
+                if self.name(child - 1) >= self.name(child) {
+                    return damage("NAME", child as usize, format!("directory {d} is not sorted"));
+                }
+            }
+            next_child = end;
+        }
+        if self.dir_row(0).1 != ROOT || self.dir_row(self.directories) != (self.entries, u32::MAX) {
+            return damage("DIRS", 0, "the first or the last row is wrong");
+        }
+        let found = (0..self.entries).filter(|e| self.kind(*e) == Kind::Dir).count();
+        if found != self.directories as usize {
+            return damage("DIRS", 0, format!("{found} entries are directories, not {}", self.directories));
+        }
+        Ok(())
+    }
+
+    fn check_extras(&self) -> Result<(), Damage> {
+        let rows = self.section(Section::Extras);
+        if !rows.len().is_multiple_of(format::EXTRA_ROW_BYTES) {
+            return damage("EXTRAS", rows.len(), "the last row is cut short");
+        }
+        let mut before = None;
+        let mut with_extras = 0u64;
+        for (i, row) in rows.chunks_exact(format::EXTRA_ROW_BYTES).enumerate() {
+            let at = i * format::EXTRA_ROW_BYTES;
+            let (entry, number, value) = (u32_at(row, 0), u32_at(row, 4), u64_at(row, 8));
+            let Some(field) = Field::from_number(number) else {
+                return damage("EXTRAS", at, format!("unknown field {number}"));
+            };
+            if entry >= self.entries
+                || !self.has_extras(entry)
+                || before.is_some_and(|b| b >= (entry, number))
+            {
+                return damage("EXTRAS", at, format!("a row for entry {entry} does not belong here"));
+            }
+            if before.is_none_or(|(e, _)| e != entry) {
+                with_extras += 1;
+            }
+            before = Some((entry, number));
+            if let Err(what) = self.check_extra(entry, field, value) {
+                return damage("EXTRAS", at, what);
+            }
+        }
+        let marked = (0..self.entries).filter(|e| self.has_extras(*e)).count() as u64;
+        if marked != with_extras {
+            return damage("EXTRAS", 0, format!("{marked} entries are marked, {with_extras} have rows"));
+        }
+        for entry in 0..self.entries {
+            if self.kind(entry) == Kind::Symlink && self.extra(self.node_of(entry), Field::Target).is_none() {
+                return damage("EXTRAS", 0, format!("the link {entry} has no target"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_extra(&self, entry: EntryId, field: Field, value: u64) -> Result<(), String> {
+        let kind = self.kind(entry);
+        let good = match field {
+            Field::Target => {
+                let length = self.blob(value).map_or(0, <[u8]>::len);
+                kind == Kind::Symlink
+                    && (1..=format::TARGET_BYTES_MAX).contains(&length)
+                    && self.blob(value).is_some_and(|t| !t.contains(&0))
+            }
+            Field::Xattrs => self.blob(value).is_some_and(|set| XattrSet { rest: set }.check()),
+            Field::Node => {
+                // The lowest entry is itself nobody's second name.
+                value < u64::from(entry)
+                    && kind != Kind::Dir
+                    && self.kind(value as EntryId) == kind
+                    && self.extra(value as EntryId, Field::Node).is_none()
+            }
+            Field::Nlink => value <= u64::from(u32::MAX),
+            Field::Rdev => matches!(kind, Kind::CharDevice | Kind::BlockDevice),
+            Field::Unknown | Field::Boundary => {
+                kind == Kind::Dir && self.children(entry).is_some_and(|c| c.is_empty())
+            }
+            Field::ModifiedNanoseconds | Field::ChangedNanoseconds => value < 1_000_000_000,
+            Field::Blocks | Field::ModifiedSeconds | Field::ChangedSeconds => true,
+        };
+        if good { Ok(()) } else { Err(format!("entry {entry}: {field:?} cannot be {value}")) }
+    }
+
+    fn check_problems(&self) -> Result<(), Damage> {
+        let mut rest = self.section(Section::Problems);
+        let whole = rest.len();
+        let mut found = 0;
+        while !rest.is_empty() {
+            let at = whole - rest.len();
+            match split_problem(rest) {
+                Some((_, after)) => rest = after,
+                None => return damage("PROBLEMS", at, "the last row is cut short"),
+            }
+            found += 1;
+        }
+        if found != self.problem_count() {
+            return damage(
+                "PROBLEMS",
+                0,
+                format!("{found} rows, but the header says {}", self.problem_count()),
+            );
+        }
+        Ok(())
+    }
+
+    fn section(&self, section: Section) -> &[u8] {
+        &self.bytes[self.sections[section as usize - 1].clone()]
+    }
+
+    fn column(&self, section: Section, entry: EntryId) -> i64 {
+        let Column { width, base, start } = self.columns[section as usize - 1];
+        if width == 0 {
+            return base;
+        }
+        let at = start + entry as usize * width;
+        // Eight bytes are read at once where the file has them, and cut to the width.
+        let value = match self.bytes.get(at..at + 8) {
+            Some(eight) => {
+                u64::from_le_bytes(eight.try_into().expect("eight bytes")) & (u64::MAX >> (64 - 8 * width))
+            }
+            None => {
+                let mut last = [0; 8];
+                last[..width].copy_from_slice(&self.bytes[at..at + width]);
+                u64::from_le_bytes(last)
+            }
+        };
+        base.wrapping_add(value as i64)
+    }
+
+    fn class(&self, entry: EntryId) -> &[u8] {
+        let row = self.column(Section::Class, entry) as usize * format::CLASS_ROW_BYTES;
+        &self.section(Section::Classes)[row..row + format::CLASS_ROW_BYTES]
+    }
+
+    fn has_extras(&self, entry: EntryId) -> bool {
+        u32_at(self.class(entry), 12) != 0
+    }
+
+    fn dir_row(&self, directory: u32) -> (u32, EntryId) {
+        let rows = self.section(Section::Dirs);
+        let at = directory as usize * format::DIR_ROW_BYTES;
+        (u32_at(rows, at), u32_at(rows, at + 4))
+    }
+
+    /// The first number in `0..count` for which `before` is false; `before` is true up to there.
+    fn first_not(count: u32, mut before: impl FnMut(u32) -> bool) -> u32 {
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if before(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    /// A field that most entries do not have.
+    pub fn extra(&self, entry: EntryId, field: Field) -> Option<u64> {
+        if !self.has_extras(entry) {
+            return None;
+        }
+        let rows = self.section(Section::Extras);
+        let key = |i: u32| {
+            let at = i as usize * format::EXTRA_ROW_BYTES;
+            (u32_at(rows, at), u32_at(rows, at + 4))
+        };
+        let count = (rows.len() / format::EXTRA_ROW_BYTES) as u32;
+        let i = Image::first_not(count, |i| key(i) < (entry, field as u32));
+        (i < count && key(i) == (entry, field as u32))
+            .then(|| u64_at(rows, i as usize * format::EXTRA_ROW_BYTES + 8))
+    }
+
+    fn blob(&self, offset: u64) -> Option<&[u8]> {
+        let blob = self.section(Section::Blob);
+        let at = usize::try_from(offset).ok()?;
+        let length = u32::from_le_bytes(blob.get(at..at.checked_add(4)?)?.try_into().ok()?) as usize;
+        blob.get(at + 4..(at + 4).checked_add(length)?)
+    }
+
+    pub fn generation(&self) -> Generation {
+        Generation(u128::from_le_bytes(self.bytes[16..32].try_into().expect("sixteen bytes")))
+    }
+
+    /// All entries, the root included.
+    pub fn entries(&self) -> u32 {
+        self.entries
+    }
+
+    pub fn directories(&self) -> u32 {
+        self.directories
+    }
+
+    /// Entries less the extra names of hard-linked files.
+    pub fn nodes(&self) -> u64 {
+        u64_at(&self.bytes, 96)
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// The file as it stands, to be written elsewhere or compared.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The size of each section, for `quell show`.
+    pub fn section_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Section::ALL.into_iter().map(|s| (s.title(), self.section(s).len() as u64))
+    }
+
+    /// The flags of docs/formats/index.md.
+    pub fn has_flag(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Bytes of the longest path below the root.
+    pub fn longest_path_bytes(&self) -> u64 {
+        u64_at(&self.bytes, 72)
+    }
+
+    /// The absolute path of the tree as it was indexed.
+    pub fn root_path(&self) -> &[u8] {
+        self.section(Section::Root)
+    }
+
+    pub fn option_lines(&self) -> impl Iterator<Item = &[u8]> {
+        self.section(Section::Options).split(|b| *b == b'\n').filter(|line| !line.is_empty())
+    }
+
+    pub fn problem_count(&self) -> u64 {
+        u64_at(&self.bytes, 88)
+    }
+
+    /// What could not be read when the index was built.
+    pub fn problems(&self) -> impl Iterator<Item = Problem> {
+        let mut rest = self.section(Section::Problems);
+        std::iter::from_fn(move || {
+            let (problem, after) = split_problem(rest)?;
+            rest = after;
+            Some(problem)
+        })
+    }
+
+    /// The last component of the entry's path; empty for the root.
+    pub fn name(&self, entry: EntryId) -> &[u8] {
+        let names = self.section(Section::Names);
+        let at = self.column(Section::Name, entry) as usize;
+        &names[at + 1..at + 1 + names[at] as usize]
+    }
+
+    pub fn kind(&self, entry: EntryId) -> Kind {
+        Kind::from_mode(u32_at(self.class(entry), 0)).expect("checked when the image was parsed")
+    }
+
+    /// The entry by which a node is known: the lowest of its names.
+    pub fn node_of(&self, entry: EntryId) -> EntryId {
+        self.extra(entry, Field::Node).map_or(entry, |node| node as EntryId)
+    }
+
+    fn directory_number(&self, entry: EntryId) -> Option<u32> {
+        let d = Image::first_not(self.directories, |d| self.dir_row(d).1 < entry);
+        (d < self.directories && self.dir_row(d).1 == entry).then_some(d)
+    }
+
+    /// The children of a directory; `None` for what is no directory.
+    pub fn children(&self, entry: EntryId) -> Option<Range<EntryId>> {
+        let d = self.directory_number(entry)?;
+        Some(self.dir_row(d).0..self.dir_row(d + 1).0)
+    }
+
+    /// The child of a directory that has this name.
+    pub fn lookup(&self, directory: EntryId, name: &[u8]) -> Option<EntryId> {
+        let children = self.children(directory)?;
+        let i = Image::first_not(children.len() as u32, |i| self.name(children.start + i) < name);
+        let entry = children.start + i;
+        (entry < children.end && self.name(entry) == name).then_some(entry)
+    }
+
+    /// The directory that holds this entry; the root is its own.
+    pub fn parent(&self, entry: EntryId) -> EntryId {
+        if entry == ROOT {
+            return ROOT;
+        }
+        // The last directory whose children begin at or before this entry: empty ones that begin at the
+        // same place come before the one that holds it.
+        let d = Image::first_not(self.directories, |d| self.dir_row(d).0 <= entry);
+        self.dir_row(d - 1).1
+    }
+
+    /// The path from the root, without a leading slash.
+    pub fn path(&self, entry: EntryId) -> Vec<u8> {
+        let mut names = Vec::new();
+        let mut at = entry;
+        while at != ROOT {
+            names.push(self.name(at));
+            at = self.parent(at);
+        }
+        names.reverse();
+        names.join(&b'/')
+    }
+
+    fn time(&self, entry: EntryId, column: Section, seconds: Field, nanoseconds: Field) -> Time {
+        match self.extra(entry, seconds) {
+            Some(exact) => Time {
+                seconds: exact as i64,
+                nanoseconds: self.extra(entry, nanoseconds).unwrap_or(0) as u32,
+            },
+            None => format::time_from_column(self.column(column, entry)),
+        }
+    }
+
+    /// What `stat` answers for the entry.
+    pub fn attributes(&self, entry: EntryId) -> Attributes {
+        let class = self.class(entry);
+        let mode = u32_at(class, 0);
+        let kind = Kind::from_mode(mode).expect("checked when the image was parsed");
+        let size_bytes = self.column(Section::Size, entry) as u64;
+        let mut attributes = Attributes {
+            node: NodeId(u64::from(entry)),
+            kind,
+            permissions: mode & 0o7777,
+            uid: u32_at(class, 4),
+            gid: u32_at(class, 8),
+            nlink: 1,
+            rdev: 0,
+            size_bytes,
+            blocks: format::expected_blocks(kind, size_bytes, self.block_granule),
+            modified: self.time(entry, Section::Modified, Field::ModifiedSeconds, Field::ModifiedNanoseconds),
+            changed: self.time(entry, Section::Changed, Field::ChangedSeconds, Field::ChangedNanoseconds),
+        };
+        if kind == Kind::Dir {
+            attributes.nlink = 2 + self.child_directories(entry);
+        }
+        if self.has_extras(entry) {
+            attributes.node = NodeId(u64::from(self.node_of(entry)));
+            attributes.nlink = self.extra(entry, Field::Nlink).map_or(attributes.nlink, |n| n as u32);
+            attributes.blocks = self.extra(entry, Field::Blocks).unwrap_or(attributes.blocks);
+            attributes.rdev = self.extra(entry, Field::Rdev).unwrap_or(0);
+        }
+        attributes
+    }
+
+    /// How many of a directory's children are directories: their rows are neighbours, because both
+    /// are in the order of entries.
+    fn child_directories(&self, directory: EntryId) -> u32 {
+        let Some(children) = self.children(directory) else { return 0 };
+        let first = Image::first_not(self.directories, |d| self.dir_row(d).1 < children.start);
+        let end = Image::first_not(self.directories, |d| self.dir_row(d).1 < children.end);
+        end - first
+    }
+
+    /// A symbolic link's target.
+    pub fn link_target(&self, entry: EntryId) -> Option<&[u8]> {
+        self.blob(self.extra(self.node_of(entry), Field::Target)?)
+    }
+
+    /// The extended attributes of an entry's node, sorted by name.
+    pub fn xattrs(&self, entry: EntryId) -> XattrSet<'_> {
+        let set = self.extra(self.node_of(entry), Field::Xattrs).and_then(|offset| self.blob(offset));
+        XattrSet { rest: set.unwrap_or_default() }
+    }
+}
+
+fn split_problem(rest: &[u8]) -> Option<(Problem, &[u8])> {
+    let errno = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?);
+    let length = u32::from_le_bytes(rest.get(4..8)?.try_into().ok()?) as usize;
+    let path = rest.get(8..8usize.checked_add(length)?)?;
+    Some((Problem { path: path.to_vec(), errno }, &rest[8 + length..]))
+}
+
+/// One node's extended attributes, as (name, value).
+#[derive(Debug, Clone)]
+pub struct XattrSet<'a> {
+    rest: &'a [u8],
+}
+
+impl XattrSet<'_> {
+    /// Whole, sorted, and within the limits.
+    fn check(mut self) -> bool {
+        if self.rest.is_empty() || self.rest.len() > format::XATTR_SET_BYTES_MAX {
+            return false;
+        }
+        let mut before: Option<&[u8]> = None;
+        while let Some((name, value)) = self.next() {
+            let legal = !name.is_empty()
+                && name.len() <= 255
+                && !name.contains(&0)
+                && value.len() <= format::XATTR_VALUE_BYTES_MAX;
+            if !legal || before.is_some_and(|before| before >= name) {
+                return false;
+            }
+            before = Some(name);
+        }
+        self.rest.is_empty()
+    }
+}
+
+impl<'a> Iterator for XattrSet<'a> {
+    type Item = (&'a [u8], &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let name_bytes = u16::from_le_bytes(self.rest.get(..2)?.try_into().ok()?) as usize;
+        let value_bytes = u32::from_le_bytes(self.rest.get(2..6)?.try_into().ok()?) as usize;
+        let name = self.rest.get(6..6 + name_bytes)?;
+        let value = self.rest.get(6 + name_bytes..(6 + name_bytes).checked_add(value_bytes)?)?;
+        self.rest = &self.rest[6 + name_bytes + value_bytes..];
+        Some((name, value))
+    }
+}
