@@ -1,0 +1,101 @@
+//! A file system's metadata as overlayfs wants its metadata layer: every regular file says where in the
+//! data layers its bytes are. Served by the FUSE door for trees too large for a tmpfs.
+
+use std::sync::Arc;
+
+use quell_fs::{
+    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
+};
+
+pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
+pub(crate) const REDIRECT: &[u8] = b"user.overlay.redirect";
+const OVERLAY_PREFIX: &[u8] = b"user.overlay.";
+
+/// The kernel looks a redirect up as one path.
+pub(crate) const REDIRECT_BYTES_MAX: usize = 4095;
+
+/// Overlayfs keeps names with its prefix to itself; one more `overlay.` makes them the file's own.
+pub(crate) fn escaped(name: &[u8]) -> Vec<u8> {
+    match name.strip_prefix(OVERLAY_PREFIX) {
+        Some(rest) => [OVERLAY_PREFIX, b"overlay.", rest].concat(),
+        None => name.to_vec(),
+    }
+}
+
+/// The inner file system's names and attributes; its files cannot be opened here.
+pub struct Redirected {
+    inner: Arc<dyn FileSystem>,
+}
+
+impl std::fmt::Debug for Redirected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redirected").finish_non_exhaustive()
+    }
+}
+
+impl Redirected {
+    pub fn new(inner: Arc<dyn FileSystem>) -> Redirected {
+        Redirected { inner }
+    }
+}
+
+impl FileSystem for Redirected {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { xattrs: true, ..self.inner.capabilities() }
+    }
+
+    fn root(&self) -> NodeId {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        self.inner.lookup(dir, name)
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(node)
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        self.inner.parent(node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.path(node)
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.inner.list(dir, after, visit)
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(node)
+    }
+
+    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        if name == METACOPY || name == REDIRECT {
+            if self.inner.attributes(node)?.kind != Kind::File {
+                return Ok(None);
+            }
+            return Ok(Some(match name {
+                METACOPY => Vec::new(),
+                _ => [b"/", self.inner.path(node)?.as_slice()].concat(),
+            }));
+        }
+        match name.strip_prefix(OVERLAY_PREFIX) {
+            Some(rest) => match rest.strip_prefix(b"overlay.") {
+                Some(own) => self.inner.xattr(node, &[OVERLAY_PREFIX, own].concat()),
+                None => Ok(None),
+            },
+            None => self.inner.xattr(node, name),
+        }
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(self.inner.xattr_names(node)?.iter().map(|name| escaped(name)).collect())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        Err(Error::new(ErrorKind::Unsupported, "open in the metadata layer", self.inner.path(node)?))
+    }
+}
