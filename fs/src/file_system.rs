@@ -41,12 +41,7 @@ pub trait FileSystem: Send + Sync {
 
     /// Visits the entries of `dir` after `after`, in an order that never changes, until `visit`
     /// answers `false` or the directory ends.
-    fn list(
-        &self,
-        dir: NodeId,
-        after: Cursor,
-        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
-    ) -> Result<()>;
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
 
     /// A symbolic link's target, byte for byte.
     fn read_link(&self, node: NodeId) -> Result<Vec<u8>>;
@@ -73,8 +68,7 @@ pub fn resolve(fs: &dyn FileSystem, path: &[u8]) -> Result<Attributes> {
                 if at.kind != Kind::Dir {
                     return Err(Error::new(ErrorKind::NotADirectory, "resolve", path));
                 }
-                fs.lookup(at.node, name)?
-                    .ok_or_else(|| Error::new(ErrorKind::NotFound, "resolve", path))?
+                fs.lookup(at.node, name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "resolve", path))?
             }
         };
     }
