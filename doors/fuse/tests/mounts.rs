@@ -134,7 +134,7 @@ fn a_stat_is_answered_once_and_then_by_the_kernel() {
     let view = view!(memory);
     fs::metadata(view.path("file")).unwrap();
     assert_eq!(view.counters().lookups, 1);
-    assert!(kept(&view, || drop(fs::metadata(view.path("file")).unwrap())));
+    assert!(kept(&view, || assert_eq!(fs::metadata(view.path("file")).unwrap().size(), 1)));
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_link_target_comes_back_byte_for_byte_and_is_kept() {
     assert!(kept(&view, || {
         assert_eq!(fs::read_link(view.path("odd")).unwrap().as_os_str().as_bytes(), b"\xff/../ \n");
         assert_eq!(fs::read_link(view.path("long")).unwrap().as_os_str().len(), 4095);
-        assert_eq!(fs::read(view.path("there")).unwrap(), b"found");
+        assert_eq!(fs::metadata(view.path("there")).unwrap().size(), 5);
     }));
     assert!(view.counters().links_read >= 3);
 }
