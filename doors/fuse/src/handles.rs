@@ -1,0 +1,172 @@
+//! Open files: by handle when the kernel announces opens and closes, by node when it does not.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use fuser::FileHandle;
+use quell_fs::{File, NodeId, Result};
+
+/// Shared so that a close (or an eviction) and a read may meet; the file closes after the last of them.
+pub(crate) type OpenFile = Arc<dyn File>;
+
+/// Files between OPEN and RELEASE. Handle numbers start at 1 and are used again.
+#[derive(Default)]
+pub(crate) struct Handles(RwLock<Slots>);
+
+#[derive(Default)]
+struct Slots {
+    files: Vec<Option<OpenFile>>,
+    free: Vec<usize>,
+}
+
+impl Handles {
+    pub(crate) fn insert(&self, file: OpenFile) -> FileHandle {
+        let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = match slots.free.pop() {
+            Some(slot) => {
+                slots.files[slot] = Some(file);
+                slot
+            }
+            None => {
+                slots.files.push(Some(file));
+                slots.files.len() - 1
+            }
+        };
+        FileHandle(slot as u64 + 1)
+    }
+
+    pub(crate) fn get(&self, handle: FileHandle) -> Option<OpenFile> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        slots.files.get(slot_of(handle)?)?.clone()
+    }
+
+    /// Takes the file out, for the caller to drop: closing may be slow and is done outside the lock.
+    pub(crate) fn remove(&self, handle: FileHandle) -> Option<OpenFile> {
+        let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let slot = slot_of(handle)?;
+        let file = slots.files.get_mut(slot)?.take()?;
+        slots.free.push(slot);
+        Some(file)
+    }
+}
+
+fn slot_of(handle: FileHandle) -> Option<usize> {
+    usize::try_from(handle.0.checked_sub(1)?).ok()
+}
+
+impl fmt::Debug for Handles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handles").finish_non_exhaustive()
+    }
+}
+
+/// The files that were read most recently, kept open for the next read: at most `limit` of them.
+pub(crate) struct RecentFiles {
+    limit: usize,
+    files: Mutex<Recency>,
+}
+
+#[derive(Default)]
+struct Recency {
+    by_node: HashMap<NodeId, (OpenFile, u64)>,
+    /// Counts uses; the file with the smallest number was used longest ago.
+    now: u64,
+}
+
+impl RecentFiles {
+    pub(crate) fn new(limit: usize) -> RecentFiles {
+        assert!(limit > 0);
+        RecentFiles { limit, files: Mutex::default() }
+    }
+
+    /// The open file of `node`, opened now if it is not among the recent ones. `open` runs outside
+    /// the lock: two readers may both open a file, and the second to finish gives its own up.
+    pub(crate) fn get(&self, node: NodeId, open: impl FnOnce() -> Result<Box<dyn File>>) -> Result<OpenFile> {
+        if let Some(file) = self.lock().touch(node) {
+            return Ok(file);
+        }
+        let opened = OpenFile::from(open()?);
+        let mut files = self.lock();
+        if let Some(file) = files.touch(node) {
+            return Ok(file);
+        }
+        // Dropped, and so perhaps closed, after the lock: temporaries of this function die in reverse.
+        let evicted = if files.by_node.len() < self.limit { None } else { files.remove_oldest() };
+        files.now += 1;
+        let now = files.now;
+        files.by_node.insert(node, (Arc::clone(&opened), now));
+        drop(files);
+        drop(evicted);
+        Ok(opened)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recency> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recency {
+    fn touch(&mut self, node: NodeId) -> Option<OpenFile> {
+        let (file, used) = self.by_node.get_mut(&node)?;
+        self.now += 1;
+        *used = self.now;
+        Some(Arc::clone(file))
+    }
+
+    /// Looks at every file; next to the open that made it necessary, a few hundred are nothing.
+    fn remove_oldest(&mut self) -> Option<OpenFile> {
+        let node = *self.by_node.iter().min_by_key(|(_, (_, used))| *used)?.0;
+        self.by_node.remove(&node).map(|(file, _)| file)
+    }
+}
+
+impl fmt::Debug for RecentFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecentFiles").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Empty;
+
+    impl File for Empty {
+        fn read_at(&self, _: &mut [u8], _: u64) -> Result<usize> {
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn a_closed_handle_is_unknown_and_its_number_is_used_again() {
+        let handles = Handles::default();
+        let (a, b) = (handles.insert(Arc::new(Empty)), handles.insert(Arc::new(Empty)));
+        assert_ne!(a, b);
+        assert!(handles.remove(a).is_some());
+        assert!(handles.get(a).is_none() && handles.remove(a).is_none());
+        assert!(handles.get(b).is_some());
+        assert_eq!(handles.insert(Arc::new(Empty)), a);
+        assert!(handles.get(FileHandle(0)).is_none());
+        assert!(handles.get(FileHandle(u64::MAX)).is_none());
+    }
+
+    #[test]
+    fn the_file_used_longest_ago_is_closed_first() {
+        let recent = RecentFiles::new(2);
+        let opened = std::cell::RefCell::new(Vec::new());
+        let read = |n: u64| {
+            recent
+                .get(NodeId(n), || {
+                    opened.borrow_mut().push(n);
+                    Ok(Box::new(Empty))
+                })
+                .unwrap();
+        };
+        for n in [1, 2, 1, 3, 1, 2] {
+            read(n);
+        }
+        assert_eq!(*opened.borrow(), [1, 2, 3, 2]);
+    }
+}

@@ -1,0 +1,28 @@
+//! How a mount is served: the choices that a caller has, and what they cost.
+
+/// The file system type shown in `/proc/mounts` is `fuse.` followed by this word.
+pub(crate) const SUBTYPE: &str = "quell";
+
+/// The choices for one mount.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Worker threads, at least 1. One request occupies one thread until the file system has answered
+    /// it, so this is also how many opens and reads may wait for slow storage at once.
+    pub threads: usize,
+    /// Do without the round trip for each `open(2)`: the kernel opens files by itself and the door
+    /// opens them at the first read that the kernel's cache cannot answer. An error of
+    /// [`FileSystem::open`](quell_fs::FileSystem::open) (a stale file, say) then reaches the program
+    /// from `read(2)`, and not at all if everything it reads is cached.
+    pub no_open: bool,
+    /// Let users other than the one who mounts in; modes and owners decide what they may do. An
+    /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.
+    pub allow_other: bool,
+    /// The first word of the line in `/proc/mounts`: what is mounted, for people to read.
+    pub source: String,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { threads: 4, no_open: false, allow_other: false, source: SUBTYPE.to_owned() }
+    }
+}

@@ -1,0 +1,186 @@
+//! One served mount: its worker threads, and the ways in which it ends.
+//!
+//! A session is over when the last mount of it is gone, when a worker panicked, or when its owner
+//! stopped it. The kernel aborts a connection when the last descriptor of its device closes, and a
+//! worker that waits for a request holds one; there is no way to wake it but a request (or the abort
+//! file of fusectl, where that is mounted). So once a session is over, each worker that is woken
+//! ends instead of serving, and the last one takes the connection with it.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+
+use fuser::SessionACL;
+use quell_fs::{Error, ErrorKind, FileSystem, Result, errno};
+
+use crate::mount::Place;
+use crate::serve::Door;
+use crate::{Counters, Options};
+
+/// A mount being served. Dropping it stops it, as [`Session::stop`] does.
+#[derive(Debug)]
+pub struct Session {
+    counters: Arc<Counters>,
+    ending: Arc<Ending>,
+    place: Place,
+}
+
+impl Session {
+    /// Answers the kernel's first request on `device` and starts the workers.
+    pub(crate) fn start(
+        fs: Arc<dyn FileSystem>,
+        device: OwnedFd,
+        options: &Options,
+        place: Place,
+    ) -> Result<Session> {
+        let counters = Arc::new(Counters::default());
+        let ending = Arc::new(Ending::new(place.connection()));
+        let door = Door::new(fs, options.no_open, Arc::clone(&counters), Arc::clone(&ending));
+        let mut config = fuser::Config::default();
+        config.n_threads = Some(options.threads.max(1));
+        // Whose requests may come is the kernel's decision (allow_other), made before they get here.
+        let workers = fuser::Session::from_fd(door, device, SessionACL::All, config)
+            .map_err(|cause| Error::from_io(cause, "greet the kernel on", "/dev/fuse"))?;
+        let session = Session { counters, ending: Arc::clone(&ending), place };
+        thread::Builder::new()
+            .name("quell-fuse".to_owned())
+            .spawn(move || ending.finish(workers.run()))
+            .map_err(|cause| Error::from_io(cause, "start", "a thread"))?;
+        Ok(session)
+    }
+
+    /// The running totals; they outlive the session.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Waits until the session is over. `Ok` when the last mount of it is gone or it was stopped;
+    /// an error when a worker failed, with the reason, and then the owner should drop the session.
+    pub fn join(&self) -> Result<()> {
+        self.ending.wait()
+    }
+
+    /// Whether [`join`](Session::join) would return at once.
+    pub fn is_over(&self) -> bool {
+        self.ending.is_over()
+    }
+
+    /// Takes the mount away from where [`at`](crate::at) put it; `Ok` if it is no longer there.
+    /// Errors: `Os(EBUSY)` while a program has a file open or its working directory there;
+    /// `Unsupported` for a detached mount, which only its owner can find.
+    pub fn unmount(&self) -> Result<()> {
+        self.place.unmount(false)
+    }
+
+    /// Ends the session now, whoever uses it: takes the mount out of the tree where
+    /// [`at`](crate::at) put it, and has what programs still hold of it answer with errors.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.ending.is_unmounted() {
+            // A mount that cannot be removed (its name space is gone) is dead all the same after this.
+            let _ = self.place.unmount(true);
+            self.ending.end(Outcome::Stopped);
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Outcome {
+    Unmounted,
+    Stopped,
+    Failed(String),
+}
+
+/// Whether and why a session is over; shared by its owner and its workers.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    over: AtomicBool,
+    outcome: Mutex<Option<Outcome>>,
+    changed: Condvar,
+    /// The connection's number under `/sys/fs/fuse/connections`, where it is known.
+    connection: Option<u32>,
+}
+
+impl Ending {
+    fn new(connection: Option<u32>) -> Ending {
+        Ending {
+            over: AtomicBool::new(false),
+            outcome: Mutex::default(),
+            changed: Condvar::new(),
+            connection,
+        }
+    }
+
+    /// Called at the start of every request: what it returns notices a panic, and a session that is
+    /// over ends the thread here. The request is answered with EIO as its reply is dropped.
+    pub(crate) fn enter(&self) -> Worker<'_> {
+        if self.over.load(Ordering::Relaxed) {
+            resume_unwind(Box::new("the session is over"));
+        }
+        Worker(self)
+    }
+
+    fn finish(&self, ran: io::Result<()>) {
+        self.end(match ran {
+            Ok(()) => Outcome::Unmounted,
+            Err(cause) => Outcome::Failed(cause.to_string()),
+        });
+    }
+
+    /// The first reason stays.
+    fn end(&self, outcome: Outcome) {
+        let unmounted = matches!(outcome, Outcome::Unmounted);
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
+        self.over.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+        if let Some(connection) = self.connection.filter(|_| !unmounted) {
+            // Most systems have this directory, and the one who mounted may write to it.
+            let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    fn is_unmounted(&self) -> bool {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*outcome, Some(Outcome::Unmounted))
+    }
+
+    fn wait(&self) -> Result<()> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = self
+            .changed
+            .wait_while(outcome, |outcome| outcome.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*outcome {
+            Some(Outcome::Failed(reason)) => {
+                let failed = Error::new(ErrorKind::Os(errno::EIO), "serve", "the mount");
+                Err(Error { source: Some(reason.as_str().into()), ..failed })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Held for the time of one request.
+#[derive(Debug)]
+pub(crate) struct Worker<'a>(&'a Ending);
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.end(Outcome::Failed("a worker panicked; its message is on standard error".to_owned()));
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What needs a process of its own: a server that is killed, an ordinary user, a user name space.
+//! The server is this test program again, run as `child` below with orders in its environment.
+
+mod memory;
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use memory::{Content, Memory, ROOT};
+use quell_fuse::Options;
+
+const ORDER: &str = "QUELL_FUSE_TEST_ORDER";
+const PLACE: &str = "QUELL_FUSE_TEST_PLACE";
+const NOBODY: u32 = 65534;
+const ENOTCONN: i32 = 107;
+const ECONNABORTED: i32 = 103;
+
+/// Longer than anything here takes on a busy machine, shorter than a person's patience.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Not a test: what the tests below run as a process of its own.
+#[test]
+#[ignore = "run by the other tests"]
+fn child() {
+    let (Ok(order), Some(place)) = (std::env::var(ORDER), std::env::var_os(PLACE)) else { return };
+    let place = Path::new(&place);
+    let say = |line: &str| {
+        println!("\n{line}"); // after the test runner's own unfinished line
+        io::stdout().flush().unwrap();
+    };
+    match order.as_str() {
+        "serve" | "serve for others" => {
+            let options = Options { allow_other: order.ends_with("others"), ..Options::default() };
+            match quell_fuse::at(Arc::new(tree()), place, &options) {
+                Ok(session) => {
+                    say("READY");
+                    session.join().unwrap();
+                    say("UNMOUNTED");
+                }
+                Err(error) => say(&format!("REFUSED {error}")),
+            }
+        }
+        "detached" => match quell_fuse::detached(Arc::new(tree()), &Options::default()) {
+            Ok((mount, session)) => {
+                let anchor = format!("/proc/self/fd/{}/dir/file", std::os::fd::AsRawFd::as_raw_fd(&mount));
+                assert_eq!(fs::read(anchor).unwrap(), b"content", "used while attached nowhere");
+                use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
+                let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+                move_mount(&mount, "", rustix::fs::CWD, place, flags).unwrap();
+                drop(mount);
+                assert_eq!(fs::read(place.join("dir/file")).unwrap(), b"content");
+                let stat = fs::metadata(place.join("dir/file")).unwrap();
+                assert_eq!(stat.uid(), rustix::process::geteuid().as_raw());
+                assert_eq!(session.counters().snapshot().negative_lookups, 0);
+                unmount(place, UnmountFlags::empty()).unwrap();
+                session.join().unwrap();
+                say("DETACHED WORKS");
+            }
+            Err(error) => say(&format!("REFUSED {error}")),
+        },
+        other => panic!("no such order: {other}"),
+    }
+}
+
+fn tree() -> Memory {
+    let mut memory = Memory::new();
+    let dir = memory.dir(ROOT, "dir");
+    memory.file(dir, "file", b"content");
+    memory.file_with(ROOT, "large", 64 << 20, Content::Pattern);
+    memory
+}
+
+/// A place that any user can reach, with a copy of this program that any user can run.
+struct Stage {
+    dir: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::copy(std::env::current_exe().unwrap(), dir.path().join("program")).unwrap();
+        fs::create_dir(dir.path().join("view")).unwrap();
+        Stage { dir }
+    }
+
+    fn view(&self) -> PathBuf {
+        self.dir.path().join("view")
+    }
+
+    /// This program as `child`, to be prefixed by `before` (a command and its arguments).
+    fn command(&self, before: &[&str], order: &str) -> Command {
+        let program = self.dir.path().join("program");
+        let mut words = before.iter().map(|word| word.as_ref()).chain([program.as_os_str()]);
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).args(["--exact", "child", "--ignored", "--nocapture"]);
+        command.env(ORDER, order).env(PLACE, self.view()).stdout(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        unmount(&self.view()); // what a failed test may have left
+    }
+}
+
+/// A running child, its lines with a time limit, killed at the end.
+struct Server {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Server {
+    fn start(mut command: Command) -> Server {
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || output.lines().try_for_each(|line| sender.send(line.unwrap())));
+        Server { child, lines }
+    }
+
+    /// The next line in capitals: what `child` says, and not the test runner.
+    fn says(&self) -> String {
+        loop {
+            let line = self.lines.recv_timeout(PATIENCE).expect("the child says something");
+            if line.starts_with(|first: char| first.is_ascii_uppercase()) {
+                return line;
+            }
+        }
+    }
+
+    fn end(mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs `ask` aside and fails if it hangs.
+fn promptly<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, answer) = mpsc::channel();
+    thread::spawn(move || sender.send(ask()));
+    answer.recv_timeout(PATIENCE).expect("no hang")
+}
+
+fn unmount(place: &Path) {
+    let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
+    let _ = Command::new("fusermount3").arg("-uzq").arg(place).status();
+}
+
+#[test]
+fn when_the_server_is_killed_programs_get_errors_and_do_not_hang() {
+    let stage = Stage::new();
+    let mut server = Server::start(stage.command(&[], "serve"));
+    let said = server.says();
+    if said != "READY" {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    let view = stage.view();
+    assert_eq!(fs::read(view.join("dir/file")).unwrap(), b"content");
+    let mut open = fs::File::open(view.join("large")).unwrap();
+    open.read_exact(&mut [0; 10]).unwrap();
+
+    // Killed with requests under way: eight readers who go around the cache.
+    let readers: Vec<_> = (0..8)
+        .map(|n| {
+            let path = view.join("large");
+            thread::spawn(move || {
+                use std::os::unix::fs::FileExt;
+                let mut at = n;
+                loop {
+                    let asked = fs::metadata(path.with_file_name(format!("missing-{n}-{at}")));
+                    let read =
+                        fs::File::open(&path).and_then(|f| f.read_at(&mut [0; 4096], (at % 999) * 65536));
+                    let error = asked.err().filter(|e| e.kind() != io::ErrorKind::NotFound).or(read.err());
+                    if let Some(error) = error {
+                        return error.raw_os_error().unwrap();
+                    }
+                    at += 1;
+                }
+            })
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(50));
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    for reader in readers {
+        let number = promptly(move || reader.join().unwrap());
+        assert!([ENOTCONN, ECONNABORTED, 5].contains(&number), "{number}");
+    }
+    let asked = view.join("never asked before");
+    let number = promptly(move || fs::metadata(asked).unwrap_err().raw_os_error());
+    assert_eq!(number, Some(ENOTCONN));
+    let number = promptly({
+        let path = view.join("dir/file");
+        move || fs::File::open(path).unwrap_err().raw_os_error()
+    });
+    assert_eq!(number, Some(ENOTCONN));
+    unmount(&view);
+    fs::metadata(&view).unwrap();
+}
+
+#[test]
+fn a_program_started_by_the_server_does_not_keep_the_connection() {
+    let stage = Stage::new();
+    let session = match quell_fuse::at(Arc::new(tree()), &stage.view(), &Options::default()) {
+        Ok(session) => session,
+        Err(error) => return eprintln!("SKIPPED: {error}"),
+    };
+    let fds = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+    assert!(!String::from_utf8(fds.stdout).unwrap().contains("/dev/fuse"));
+    drop(session);
+}
+
+/// An ordinary user's command prefix: nothing if we are one, otherwise a change to nobody.
+fn as_ordinary_user(stage: &Stage) -> Vec<&'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Vec::new();
+    }
+    chown(stage.view(), Some(NOBODY), Some(NOBODY)).unwrap();
+    vec!["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+}
+
+#[test]
+fn an_ordinary_user_mounts_with_fusermount3() {
+    let stage = Stage::new();
+    let before = as_ordinary_user(&stage);
+    let root = !before.is_empty();
+    let server = Server::start(stage.command(&before, "serve"));
+    let said = server.says();
+    if said != "READY" {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    let read = {
+        let mut words = before.clone();
+        words.push("cat");
+        Command::new(words[0]).args(&words[1..]).arg(stage.view().join("dir/file")).output().unwrap()
+    };
+    assert_eq!(read.stdout, b"content");
+    if root {
+        let denied = fs::metadata(stage.view()).unwrap_err();
+        assert_eq!(denied.raw_os_error(), Some(13), "not even root is let in without allow_other");
+    }
+    let mut words = before.clone();
+    words.extend(["fusermount3", "-u"]);
+    assert!(Command::new(words[0]).args(&words[1..]).arg(stage.view()).status().unwrap().success());
+    assert_eq!(server.says(), "UNMOUNTED");
+    assert!(server.end().success());
+}
+
+#[test]
+fn letting_others_in_without_permission_says_what_to_do() {
+    let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    if conf.lines().any(|line| line.trim() == "user_allow_other") {
+        eprintln!("SKIPPED: /etc/fuse.conf allows it here");
+        return;
+    }
+    let stage = Stage::new();
+    let before = as_ordinary_user(&stage);
+    let server = Server::start(stage.command(&before, "serve for others"));
+    let said = server.says();
+    if said.contains("fuse3") || said.contains("/dev/fuse") {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    assert!(said.starts_with("REFUSED mount on ") && said.contains("permission denied"), "{said}");
+    assert!(said.contains("user_allow_other into /etc/fuse.conf"), "{said}");
+}
+
+#[test]
+fn a_detached_mount_works_in_a_name_space_of_root() {
+    detached_in(&["unshare", "-Urm"]);
+}
+
+#[test]
+fn a_detached_mount_works_in_a_name_space_of_an_ordinary_user() {
+    if !rustix::process::geteuid().is_root() {
+        return detached_in(&["unshare", "-Urm"]);
+    }
+    // Where only root may open /dev/fuse, an ordinary user sees one that all may open: a name space
+    // for this process alone.
+    let script = "node=$0.fuse; mknod \"$node\" c 10 229 && chmod 666 \"$node\" && \
+                  mount --bind \"$node\" /dev/fuse && \
+                  exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare -Urm \"$0\" \"$@\"";
+    detached_in(&["unshare", "-m", "sh", "-c", script]);
+}
+
+fn detached_in(before: &[&str]) {
+    let stage = Stage::new();
+    if let Err(error) = Command::new("unshare").args(["-Urm", "true"]).output().and_then(|ran| {
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+        if ran.status.success() { Ok(()) } else { Err(io::Error::other(said)) }
+    }) {
+        eprintln!("SKIPPED: no user name spaces here: {error}");
+        return;
+    }
+    let server = Server::start(stage.command(before, "detached"));
+    let said = server.says();
+    if said.contains("/dev/fuse") {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    assert_eq!(said, "DETACHED WORKS");
+    assert!(server.end().success());
+}
