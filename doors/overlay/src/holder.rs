@@ -21,7 +21,8 @@ use quell_fs::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -136,7 +137,8 @@ fn admitted(stream: &UnixStream) -> Result<Admission> {
     let (report, mut descriptors) = call(stream, b'J')?;
     let user = if descriptors.len() > 1 { descriptors.pop() } else { None };
     let mount = descriptors.pop();
-    let mount = mount.ok_or_else(|| Error::new(ErrorKind::Damaged, "join the holder", b"no namespace came"))?;
+    let mount =
+        mount.ok_or_else(|| Error::new(ErrorKind::Damaged, "join the holder", b"no namespace came"))?;
     Ok(Admission { report, namespaces: Namespaces { mount, user } })
 }
 

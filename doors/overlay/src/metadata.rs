@@ -142,7 +142,8 @@ fn unsupported(what: &'static str, path: &[u8]) -> Error {
 }
 
 fn make_dir(at: BorrowedFd<'_>, path: &[u8], mode: u32) -> Result<()> {
-    rustix::fs::mkdirat(at, os(path), Mode::from_raw_mode(mode)).map_err(|e| failed(e, "make directory", path))
+    rustix::fs::mkdirat(at, os(path), Mode::from_raw_mode(mode))
+        .map_err(|e| failed(e, "make directory", path))
 }
 
 fn open_dir(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd> {
@@ -250,8 +251,7 @@ impl Fill<'_> {
     fn make_file(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, path: &[u8]) -> Result<()> {
         let mode = Mode::from_raw_mode(self.mode(a));
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file =
-            rustix::fs::openat(at, os(name), flags, mode).map_err(|e| failed(e, "make file", path))?;
+        let file = rustix::fs::openat(at, os(name), flags, mode).map_err(|e| failed(e, "make file", path))?;
         let redirect = [b"/", path].concat();
         if redirect.len() > REDIRECT_BYTES_MAX {
             return Err(unsupported("redirect to so long a path:", path));
@@ -297,7 +297,8 @@ impl Fill<'_> {
             e => failed(e, "make special file", path),
         })?;
         self.own(at, name, a, path)?;
-        rustix::fs::chmodat(at, os(name), mode, AtFlags::empty()).map_err(|e| failed(e, "set mode of", path))?;
+        rustix::fs::chmodat(at, os(name), mode, AtFlags::empty())
+            .map_err(|e| failed(e, "set mode of", path))?;
         self.set_times(at, name, a, path)
     }
 
@@ -347,8 +348,14 @@ impl Fill<'_> {
             let (directory, last) = split(&name.path);
             match first.filter(|first| first.node == name.node) {
                 Some(first) => {
-                    rustix::fs::linkat(self.layer, os(&first.path), self.layer, os(&name.path), AtFlags::empty())
-                        .map_err(|e| failed(e, "link", &name.path))?;
+                    rustix::fs::linkat(
+                        self.layer,
+                        os(&first.path),
+                        self.layer,
+                        os(&name.path),
+                        AtFlags::empty(),
+                    )
+                    .map_err(|e| failed(e, "link", &name.path))?;
                 }
                 None => {
                     let at = open_dir(self.layer, directory)?;

@@ -9,8 +9,8 @@ use std::path::Path;
 use quell_fs::{Error, ErrorKind, Result};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen, move_mount,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
 };
 
 /// A directory to be a layer. It must be opened in the namespace in which the overlay is mounted.
@@ -94,7 +94,8 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
     while let Ok(length @ 1..) = rustix::io::read(fs, &mut line) {
         reasons.push(String::from_utf8_lossy(&line[..length]).trim_end().to_string());
     }
-    let subject = if reasons.is_empty() { "overlay".into() } else { format!("overlay [{}]", reasons.join("; ")) };
+    let subject =
+        if reasons.is_empty() { "overlay".into() } else { format!("overlay [{}]", reasons.join("; ")) };
     Error::from_io(errno.into(), "mount", subject)
 }
 

@@ -1,0 +1,312 @@
+//! What can be said on the command line. Help, man pages and completions come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+const AFTER: &str = "\
+Exit codes: 0 done; 1 the answer is no (a difference was found, something could not be read);
+2 wrong usage or input; 3 this machine cannot do it. `quell run` ends with its program's own.
+
+Example:
+  quell index /shared/env
+  quell run -i /shared/env.quell -- /shared/env/bin/python program.py";
+
+/// Calms the storms that bring shared file systems down: covers a software tree with an index of its metadata,
+/// so that programs start without asking the file system's metadata servers.
+#[derive(Debug, Parser)]
+#[command(name = "quell", version, after_help = AFTER)]
+pub struct Arguments {
+    /// Print nothing but errors and what was asked for.
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Index(IndexArgs),
+    Run(RunArgs),
+    Mount(MountArgs),
+    Umount(UmountArgs),
+    Verify(VerifyArgs),
+    Show(ShowArgs),
+    Stats(StatsArgs),
+    Doctor(DoctorArgs),
+    #[command(hide = true)]
+    Generate(GenerateArgs),
+    #[command(hide = true)]
+    Holder(HolderArgs),
+}
+
+/// Index a directory tree, once, on any node.
+///
+/// Reads the metadata of everything below DIR with many requests in flight and writes it to one file. What could
+/// not be read is listed at the end and in the index; the exit code is then 1.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell index /shared/env
+  quell index /shared/env -o ~/env.quell --exclude '__pycache__' --exclude 'share/doc/**'
+  quell index --update ~/env.quell
+
+--update asks the file system for every entry again, and writes the file only if something differs.
+--update=dirs trusts the times of directories: it asks for every directory, and reads only those that
+changed. That is right where files are replaced by renaming, as pip, conda and spack do; a file that was
+written in place, or whose mode was changed, is not noticed.")]
+pub struct IndexArgs {
+    /// The directory, or with --update the index file.
+    pub path: PathBuf,
+    /// The file to write [default: DIR.quell beside the directory].
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Bring the index PATH up to date, with the options that it was made with.
+    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    pub update: Option<Update>,
+    /// Leave out names (or, with a `/`, paths below DIR) that match; may be given again.
+    #[arg(long, value_name = "GLOB")]
+    pub exclude: Vec<String>,
+    /// Stay within one file system (the default): a directory on which another is mounted shows as empty.
+    #[arg(long, overrides_with = "cross_mounts")]
+    pub one_file_system: bool,
+    /// Go on into other file systems mounted below DIR.
+    #[arg(long, overrides_with = "one_file_system")]
+    pub cross_mounts: bool,
+    /// Whether to ask each file for extended attributes and access control lists. `auto` asks every directory, two
+    /// files in each, and files whose status changed after their content; if any of them has some, it asks all.
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub xattrs: XattrsArg,
+    /// Write nothing if anything could not be read.
+    #[arg(long)]
+    pub strict: bool,
+    /// Requests in flight.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
+    /// Where the tree lies now, if not where it was indexed (with --update).
+    #[arg(long, value_name = "DIR", requires = "update")]
+    pub source: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Update {
+    All,
+    Dirs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum XattrsArg {
+    Auto,
+    Always,
+    Never,
+}
+
+/// Run a program with indexed trees covered at their own paths.
+///
+/// The trees are covered for the program and its children alone. Its exit code, signals, terminal and working
+/// directory are its own. When it ends nothing is left mounted and no daemon runs. If Quell cannot cover a tree, it
+/// says so and the program runs on the original directory, unless --strict is given.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell run -i /shared/env.quell -- /shared/env/bin/python program.py
+  mpirun -n 64 quell run -i /shared/env -- ./program       (one view for all ranks of a node)
+  quell run -i /shared/env --scratch -- pip install six    (written to memory, thrown away)")]
+pub struct RunArgs {
+    /// An index, or an indexed directory (DIR.quell is used, and made first if there is none). May be given again.
+    #[arg(short, long = "index", value_name = "FILE", required = true)]
+    pub index: Vec<PathBuf>,
+    #[command(flatten)]
+    pub cover: CoverArgs,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<std::ffi::OsString>,
+    /// Share the view with other runs of this name on this node, as the ranks of an MPI job do.
+    #[arg(long, value_name = "NAME")]
+    pub share: Option<String>,
+}
+
+/// How a tree is covered; common to `run` and `mount`.
+#[derive(Debug, Args)]
+pub struct CoverArgs {
+    /// Where the tree lies on this node, if not where it was indexed: data is taken from there, and it is covered there.
+    #[arg(long, value_name = "DIR")]
+    pub source: Option<PathBuf>,
+    /// Cover this directory instead of the tree itself.
+    #[arg(long, value_name = "PATH")]
+    pub at: Option<PathBuf>,
+    /// Which view to take [default: the first that works here; see `quell doctor`].
+    #[arg(long, value_enum, default_value = "auto")]
+    pub view: ViewArg,
+    /// How to see first whether the tree is as indexed: not at all, with at most 8 metadata operations, or entry by entry.
+    #[arg(long, value_enum, default_value = "sample")]
+    pub check: Check,
+    /// Looks at the tree per second while it is covered, to notice changes (0 = none).
+    #[arg(long, value_name = "N", default_value_t = 1.0)]
+    pub recheck: f64,
+    /// Refuse where it would otherwise run on the original directory.
+    #[arg(long)]
+    pub strict: bool,
+    /// Give a private writable layer, in memory, that is thrown away.
+    #[arg(long, conflicts_with = "writable")]
+    pub scratch: bool,
+    /// Give a private writable layer that is kept in DIR (on a local file system).
+    #[arg(long, value_name = "DIR")]
+    pub writable: Option<PathBuf>,
+    /// What opening a file does that is no longer as indexed, where the view sees opens (fuse).
+    #[arg(long, value_enum, default_value = "refuse")]
+    pub on_change: OnChangeArg,
+    /// Memory that the metadata of one tree may take in the kernel, in MiB; a larger tree's is served by FUSE.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    pub memory: u64,
+    /// Threads that serve a FUSE view.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ViewArg {
+    Auto,
+    /// Metadata in a tmpfs, joined with the data by the kernel; no daemon on the way.
+    Overlay,
+    /// The same with the metadata served by FUSE: for trees too large for memory.
+    OverlayFuse,
+    /// Everything through FUSE: works on older kernels, and over file systems that overlayfs refuses.
+    Fuse,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Check {
+    None,
+    Sample,
+    Full,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnChangeArg {
+    /// Fail with "stale file handle" (ESTALE).
+    Refuse,
+    /// Open it as it is now.
+    Serve,
+    /// Do not look: opens are answered by the kernel alone, with no round trip.
+    Ignore,
+}
+
+/// Mount the view of an index for every process, until `quell umount`.
+///
+/// An ordinary user's mount is FUSE, through fusermount3; root gets the kernel's views.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell mount /shared/env.quell /tmp/env
+  quell stats /tmp/env
+  quell umount /tmp/env")]
+pub struct MountArgs {
+    pub file: PathBuf,
+    /// An existing directory.
+    pub mountpoint: PathBuf,
+    #[command(flatten)]
+    pub cover: CoverArgs,
+    /// Let other users in too; modes and owners decide what they may do (root's mounts always do).
+    #[arg(long)]
+    pub allow_other: bool,
+}
+
+/// Take away a mount made by `quell mount`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell umount /tmp/env")]
+pub struct UmountArgs {
+    pub mountpoint: PathBuf,
+    /// Take it away although programs use it; they get errors.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Compare an index with its tree, entry by entry.
+///
+/// Prints each difference: + added, - removed, ~ changed (and what). Exit code 1 if there is any.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell verify /shared/env.quell")]
+pub struct VerifyArgs {
+    pub file: PathBuf,
+    /// Where the tree lies now, if not where it was indexed.
+    #[arg(long, value_name = "DIR")]
+    pub source: Option<PathBuf>,
+    /// Requests in flight.
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: u16,
+    /// Print the differences as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show what an index holds: a summary, or one entry (and a directory's listing).
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell show env.quell\n  quell show env.quell lib/python3.11 --json")]
+pub struct ShowArgs {
+    pub file: PathBuf,
+    /// A path below the tree's root, or below its absolute path.
+    pub path: Option<PathBuf>,
+    /// Show everything below PATH, an entry a line.
+    #[arg(short, long)]
+    pub recursive: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print what a view absorbed and what it passed on.
+///
+/// For a mount point, that mount's; for an index, those of all its views of yours on this node.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell stats /tmp/env
+  quell stats /shared/env.quell --json
+  quell stats /tmp/env --prometheus /var/lib/node_exporter/quell.prom")]
+pub struct StatsArgs {
+    /// A mount point or an index file.
+    pub path: PathBuf,
+    #[arg(long)]
+    pub json: bool,
+    /// Write the counters to FILE in Prometheus' text format (`-`: print them).
+    #[arg(long, value_name = "FILE")]
+    pub prometheus: Option<PathBuf>,
+}
+
+/// Tell what this machine allows, which view would be taken and why, and how to allow a better one.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell doctor /shared/env")]
+pub struct DoctorArgs {
+    /// The directory that would be covered.
+    pub directory: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write man pages or shell completions.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    pub what: Generated,
+    pub directory: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Generated {
+    Man,
+    Completions,
+}
+
+/// Serve a view; started by `run` and `mount` with a plan on standard input.
+#[derive(Debug, Args)]
+pub struct HolderArgs {
+    /// Start another one in a session of its own and end.
+    #[arg(long)]
+    pub detach: bool,
+}

@@ -1,0 +1,12 @@
+//! One command a file.
+
+pub mod doctor;
+pub mod generate;
+pub mod holder;
+pub mod index;
+pub mod mount;
+pub mod run;
+pub mod show;
+pub mod stats;
+pub mod umount;
+pub mod verify;

@@ -1,0 +1,397 @@
+//! The process that serves a view: makes the namespace, covers the trees, answers those who join or ask,
+//! looks at the trees now and then, and leaves with the last program of the namespace.
+//!
+//! Its plan comes on standard input, its answer goes to standard output; what users should know goes to
+//! standard error, which is the terminal or log of the run that started it.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use quell_fs::Result;
+use quell_fuse::Session;
+use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare, encode};
+use quell_overlay::{Holder, Ids, Isolation, Namespaces};
+use quell_stack::Covered;
+
+use crate::arguments::{Check, HolderArgs, ViewArg};
+use crate::failure::Failure;
+use crate::inputs::{read_tree, root_of, shown, shown_bytes};
+use crate::plan::{Answer, Place, Plan, Report, TreePlan, TreeReport, Writes};
+use crate::views::{self, Surroundings};
+
+/// Metadata operations that the check before a run may cost.
+const SAMPLE_LOOKS: u32 = 8;
+/// Requests in flight for a full check.
+const CHECK_THREADS: u16 = 16;
+/// Differences that are printed before the rest is only counted.
+const DIFFERENCES_SHOWN: usize = 5;
+const PLAN_BYTES_MAX: u64 = 1 << 20;
+
+/// Starts a holder for the plan and waits for its answer.
+pub fn start(plan: &Plan) -> std::result::Result<Answer, Failure> {
+    let cannot = |e: std::io::Error| Failure::cannot(format!("cannot start the holder: {e}"));
+    let mut child = Command::new("/proc/self/exe")
+        .args(["holder", "--detach"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(cannot)?;
+    let text = serde_json::to_vec(plan).map_err(|e| Failure::cannot(e.to_string()))?;
+    // Dropping it closes the pipe: the plan ends there.
+    child.stdin.take().expect("it was piped").write_all(&text).map_err(cannot)?;
+    // The child ends at once; the holder itself is nobody's child and keeps the other end of the pipe.
+    let mut answer = String::new();
+    child.stdout.take().expect("it was piped").read_to_string(&mut answer).map_err(cannot)?;
+    child.wait().map_err(cannot)?;
+    serde_json::from_str(&answer).map_err(|_| Failure::cannot("the holder ended without an answer"))
+}
+
+pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failure> {
+    if args.detach {
+        // The program that was run must not find a child that it never started.
+        Command::new("/proc/self/exe")
+            .arg("holder")
+            .spawn()
+            .map_err(|e| Failure::cannot(format!("cannot start the holder: {e}")))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = Vec::new();
+    std::io::stdin()
+        .take(PLAN_BYTES_MAX)
+        .read_to_end(&mut text)
+        .map_err(|e| Failure::cannot(format!("cannot read the plan: {e}")))?;
+    let plan: Plan =
+        serde_json::from_slice(&text).map_err(|e| Failure::wrong_input(format!("the plan: {e}")))?;
+    let plan = Plan { quiet: plan.quiet || quiet, ..plan };
+    live_apart();
+    match establish(&plan) {
+        Ok(view) => {
+            answer(&Answer { refused: None });
+            view.serve(&plan)?;
+        }
+        Err(failure) => answer(&Answer { refused: Some(failure.to_string()) }),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn answer(answer: &Answer) {
+    let text = serde_json::to_string(answer).expect("an answer is always JSON");
+    // Whoever asked may be gone; then there is nobody to tell.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    let _ = std::io::stdout().flush();
+    // The asker reads to the end, which this is.
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&null);
+    }
+}
+
+/// Away from the terminal's signals, the caller's directory and its limits.
+fn live_apart() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid, umask};
+    let _ = setsid();
+    let _ = std::env::set_current_dir("/");
+    umask(rustix::fs::Mode::empty());
+    for resource in [Resource::Nofile, Resource::Fsize] {
+        let limit = getrlimit(resource);
+        let _ = setrlimit(resource, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+    // A file larger than the limit is an error to be reported, not a reason to die.
+    let ignored = Arc::default();
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, ignored);
+}
+
+/// One tree that is covered.
+struct Cover {
+    covered: Covered,
+    index: PathBuf,
+    path: PathBuf,
+    view: views::View,
+    reason: String,
+    session: Option<Session>,
+    sampler: Sampler,
+    looks: u64,
+    changes: u64,
+}
+
+/// The whole view.
+struct Established {
+    holder: Holder,
+    namespaces: Option<Namespaces>,
+    covers: Vec<Cover>,
+    /// Locks of writable layers, held while they are used.
+    _locks: Vec<std::fs::File>,
+}
+
+/// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
+fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
+    let mut trees = Vec::new();
+    for tree in &plan.trees {
+        if let Some(ready) = open_tree(plan, tree)? {
+            trees.push(ready);
+        }
+    }
+    if trees.is_empty() {
+        return Err(Failure::cannot("nothing is left to cover"));
+    }
+    let locks = lock_writable(plan)?;
+    let isolation = match plan.place {
+        Place::Mountpoint { .. } => None,
+        Place::Namespace => Some(isolation()),
+    };
+    if let Some(isolation) = isolation {
+        quell_overlay::isolate(isolation)
+            .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` tells how this may be allowed")))?;
+    }
+    let in_user_namespace = isolation == Some(Isolation::UserAndMount);
+    let squash = if in_user_namespace { Some(Ids::of_caller()?) } else { None };
+    // A tree inside another is covered after it; sources were all opened before anything is covered.
+    trees.sort_by_key(|tree| tree.path.components().count());
+    let mut covers = Vec::new();
+    let mut mounts = Vec::new();
+    for tree in trees {
+        let ReadyTree { covered, index, path, sampler } = tree;
+        let (view, reason, session, mount) = mount(plan, &covered, &index, &path, squash.clone())?;
+        if !plan.quiet {
+            say(&format!(
+                "{} covered by {} ({} entries; {reason})",
+                shown(&path),
+                view.name(),
+                covered.image.entries()
+            ));
+        }
+        mounts.push((mount, path.clone()));
+        covers.push(Cover { covered, index, path, view, reason, session, sampler, looks: 0, changes: 0 });
+    }
+    for (mount, path) in &mounts {
+        if let Some(mount) = mount {
+            quell_overlay::attach(mount, path)?;
+        }
+    }
+    let mut holder = Holder::bind(&plan.directory, &plan.key)?;
+    holder.wait_for(plan.creator);
+    let namespaces = match plan.place {
+        Place::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
+        Place::Mountpoint { .. } => None,
+    };
+    Ok(Established { holder, namespaces, covers, _locks: locks })
+}
+
+/// Root needs no user namespace, unless it is root in name only.
+fn isolation() -> Isolation {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let may_mount = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
+}
+
+fn lock_writable(plan: &Plan) -> std::result::Result<Vec<std::fs::File>, Failure> {
+    let Writes::Kept(directory) = &plan.writes else { return Ok(Vec::new()) };
+    let cannot = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(directory)));
+    std::fs::create_dir_all(directory).map_err(cannot)?;
+    let file =
+        std::fs::File::options().create(true).append(true).open(directory.join("lock")).map_err(cannot)?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        Failure::cannot(format!("the writable layer {} is in use by another view", shown(directory)))
+    })?;
+    Ok(vec![file])
+}
+
+fn mount(
+    plan: &Plan,
+    covered: &Covered,
+    index: &Path,
+    path: &Path,
+    squash: Option<Ids>,
+) -> std::result::Result<(views::View, String, Option<Session>, Option<std::os::fd::OwnedFd>), Failure> {
+    let allow_other = match plan.place {
+        Place::Namespace => true,
+        Place::Mountpoint { allow_other, .. } => allow_other,
+    };
+    let source_name = format!("quell:{}", index.display());
+    let around = Surroundings { plan, squash, source_name, allow_other };
+    let facts = views::facts(&covered.image, &covered.source_path, plan);
+    if let (Place::Mountpoint { .. }, Isolation::UserAndMount) = (&plan.place, isolation()) {
+        // Outside a namespace an ordinary user has fusermount3 and nothing else.
+        if !matches!(plan.view, ViewArg::Auto | ViewArg::Fuse) || plan.writes != Writes::Refused {
+            return Err(Failure::cannot(
+                "an ordinary user's mount is a read-only FUSE view; `quell run` does more",
+            ));
+        }
+        let session = quell_fuse::at(covered.fs.clone(), path, &views::fuse_options(&around, allow_other))?;
+        return Ok((views::View::Fuse, "an ordinary user's mount".into(), Some(session), None));
+    }
+    let taken = views::take(covered, &facts, &around)?;
+    Ok((taken.view, taken.reason, taken.session, Some(taken.mount)))
+}
+
+/// A tree that is as its index says, opened before anything is covered.
+struct ReadyTree {
+    covered: Covered,
+    index: PathBuf,
+    path: PathBuf,
+    sampler: Sampler,
+}
+
+/// `None`: the tree is not covered, for a reason that was said.
+fn open_tree(plan: &Plan, tree: &TreePlan) -> std::result::Result<Option<ReadyTree>, Failure> {
+    let image = Arc::new(quell_stack::load_index(&tree.index)?);
+    let source = tree.source.clone().unwrap_or_else(|| root_of(&image));
+    let path = match &plan.place {
+        Place::Mountpoint { path, .. } => path.clone(),
+        Place::Namespace => tree.at.clone().unwrap_or_else(|| source.clone()),
+    };
+    let covered = quell_stack::cover(image.clone(), &source, plan.layer_on_change())?;
+    let seed = u64::from(std::process::id()) << 32
+        | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
+    let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
+    let differences = match plan.check {
+        Check::None => Vec::new(),
+        Check::Sample => sample(&image, &mut sampler)?,
+        Check::Full => full_check(&image, &source, plan.quiet)?,
+    };
+    if differences.is_empty() {
+        return Ok(Some(ReadyTree { covered, index: tree.index.clone(), path, sampler }));
+    }
+    let mut message = format!("{} is not as {} has it:", shown(&source), shown(&tree.index));
+    for difference in differences.iter().take(DIFFERENCES_SHOWN) {
+        message += &format!("\n  {}", line_of(difference));
+    }
+    if differences.len() > DIFFERENCES_SHOWN {
+        message += &format!("\n  and {} more", differences.len() - DIFFERENCES_SHOWN);
+    }
+    message += &format!("\n  bring it up to date: quell index --update {}", shown(&tree.index));
+    if plan.strict {
+        return Err(Failure::cannot(message));
+    }
+    say(&message);
+    Ok(None)
+}
+
+/// A difference as `verify` prints it.
+pub fn line_of(difference: &Difference) -> String {
+    let path = match difference.path.is_empty() {
+        true => ".".into(),
+        false => shown_bytes(&difference.path),
+    };
+    match &difference.what {
+        Change::Added => format!("+ {path}"),
+        Change::Removed => format!("- {path}"),
+        Change::Changed(what) => format!("~ {path} ({})", what.join(", ")),
+    }
+}
+
+fn sample(image: &Image, sampler: &mut Sampler) -> Result<Vec<Difference>> {
+    let mut differences = Vec::new();
+    // A tree with fewer entries is asked for all of them, more or less.
+    for _ in 0..SAMPLE_LOOKS.min(image.entries()) {
+        // What the file system fails to answer says nothing about the tree; the program will see it.
+        if let Ok(Some(difference)) = sampler.step() {
+            differences.push(difference);
+        }
+    }
+    differences.dedup();
+    Ok(differences)
+}
+
+fn full_check(image: &Image, source: &Path, quiet: bool) -> std::result::Result<Vec<Difference>, Failure> {
+    let options = BuildOptions::of(image)?;
+    let expected = Some(image.entries().into());
+    let (tree, interrupted) =
+        read_tree(source, &root_of(image), &options, CHECK_THREADS, None, expected, quiet);
+    if interrupted {
+        return Err(Failure::interrupted("interrupted"));
+    }
+    let now = Image::parse(encode(&tree?)?).map_err(|d| Failure::cannot(d.to_string()))?;
+    let mut differences = Vec::new();
+    compare(image, &now, &mut |difference| {
+        differences.push(difference);
+        true
+    });
+    Ok(differences)
+}
+
+fn say(message: &str) {
+    eprintln!("quell: {message}");
+}
+
+impl Cover {
+    fn report(&self) -> TreeReport {
+        TreeReport {
+            index: self.index.clone(),
+            generation: self.covered.image.generation().to_string(),
+            path: self.path.clone(),
+            source: self.covered.source_path.clone(),
+            view: self.view.name().into(),
+            reason: self.reason.clone(),
+            entries: self.covered.image.entries().into(),
+            looks: self.looks,
+            changes: self.changes,
+            counters: self.session.as_ref().map(|session| {
+                let pairs = session.counters().snapshot().pairs();
+                pairs.map(|(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>()
+            }),
+        }
+    }
+
+    /// One look at the tree. A change is said once for each path, as long as there are few.
+    fn look(&mut self) {
+        self.looks += 1;
+        let Ok(Some(difference)) = self.sampler.step() else { return };
+        self.changes += 1;
+        if self.changes <= DIFFERENCES_SHOWN as u64 {
+            say(&format!(
+                "{} changed while it is covered: {}; programs see it as it was indexed",
+                shown(&self.covered.source_path),
+                line_of(&difference)
+            ));
+        }
+    }
+
+    /// Whether the mount is still where it was put.
+    fn is_mounted(&self) -> bool {
+        if let Some(session) = &self.session
+            && session.is_over()
+        {
+            return false;
+        }
+        let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
+        table
+            .split(|b| *b == b'\n')
+            .filter_map(views::parse_mount)
+            .any(|mount| mount.point == self.path && mount.source.starts_with("quell:"))
+    }
+}
+
+impl Established {
+    fn serve(self, plan: &Plan) -> Result<()> {
+        let at_mountpoint = matches!(plan.place, Place::Mountpoint { .. });
+        let looking = plan.recheck > 0.0;
+        let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 1.0 };
+        let interval = Duration::from_secs_f64(interval.min(if at_mountpoint { 1.0 } else { 3600.0 }));
+        let covers = std::cell::RefCell::new(self.covers);
+        let mountpoint = match &plan.place {
+            Place::Mountpoint { path, .. } => Some(path.clone()),
+            Place::Namespace => None,
+        };
+        let mut report = || {
+            let trees = covers.borrow().iter().map(Cover::report).collect();
+            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
+            serde_json::to_string(&report).unwrap_or_default()
+        };
+        let mut still_needed = || !at_mountpoint || covers.borrow().iter().any(Cover::is_mounted);
+        let mut turn = 0;
+        let mut tick = || {
+            let mut covers = covers.borrow_mut();
+            if looking && !covers.is_empty() {
+                // One look in each interval, however many trees.
+                turn = (turn + 1) % covers.len();
+                covers[turn].look();
+            }
+        };
+        self.holder.serve(self.namespaces.as_ref(), interval, &mut report, &mut still_needed, &mut tick)?;
+        Ok(())
+    }
+}

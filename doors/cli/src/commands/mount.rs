@@ -1,0 +1,39 @@
+//! `quell mount`: the view at a mount point, served by a process in the background.
+
+use std::process::ExitCode;
+
+use crate::arguments::MountArgs;
+use crate::commands::holder;
+use crate::failure::Failure;
+use crate::inputs::{real_path, shown};
+use crate::plan::{Place, Plan, TreePlan};
+use crate::runtime;
+
+pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    if args.cover.at.is_some() {
+        return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
+    }
+    let mountpoint = real_path(&args.mountpoint)?;
+    if !mountpoint.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&mountpoint))));
+    }
+    let tree = TreePlan {
+        index: real_path(&args.file)?,
+        source: args.cover.source.as_deref().map(real_path).transpose()?,
+        at: None,
+    };
+    // Root mounts for everybody: the kernel's views know no other way.
+    let allow_other = args.allow_other || rustix::process::geteuid().is_root();
+    let place = Place::Mountpoint { path: mountpoint.clone(), allow_other };
+    let mut plan = Plan::new(place, vec![tree], &args.cover, quiet);
+    plan.strict = true;
+    plan.directory = runtime::directory()?;
+    plan.key = runtime::mount_key(&mountpoint);
+    if quell_overlay::ask(&plan.directory, &plan.key)?.is_some() {
+        return Err(Failure::wrong_input(format!("{} has a view already", shown(&mountpoint))));
+    }
+    match holder::start(&plan)?.refused {
+        None => Ok(ExitCode::SUCCESS),
+        Some(reason) => Err(Failure::cannot(reason)),
+    }
+}

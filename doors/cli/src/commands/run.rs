@@ -1,0 +1,122 @@
+//! `quell run`: joins or makes the view, then becomes the program.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::arguments::{IndexArgs, RunArgs, XattrsArg};
+use crate::commands::{holder, index};
+use crate::failure::Failure;
+use crate::inputs::{real_path, shown};
+use crate::plan::{Place, Plan, TreePlan};
+use crate::runtime;
+
+pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let plan = plan(&args, quiet)?;
+    let strict = plan.strict;
+    // Entering a namespace loses the working directory: it is found again by its name, which may now
+    // lead into a covered tree.
+    let working_directory = std::env::current_dir();
+    match enter(plan, &args) {
+        Ok(()) => {
+            if let Ok(directory) = &working_directory
+                && let Err(e) = std::env::set_current_dir(directory)
+            {
+                eprintln!("quell: {}: {e}; the program starts in /", shown(directory));
+            }
+        }
+        Err(failure) if strict => return Err(failure),
+        Err(failure) => {
+            eprintln!("quell: {failure}");
+            eprintln!("quell: running on the original directory");
+        }
+    }
+    become_program(&args.command)
+}
+
+fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
+    let cover = &args.cover;
+    if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
+        return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
+    }
+    let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
+    let mut trees = Vec::new();
+    for path in &args.index {
+        trees.push(TreePlan {
+            index: index_of(path, quiet)?,
+            source: absolute(&cover.source)?,
+            at: absolute(&cover.at)?,
+        });
+    }
+    let mut plan = Plan::new(Place::Namespace, trees, cover, quiet);
+    if let crate::plan::Writes::Kept(directory) = &mut plan.writes {
+        std::fs::create_dir_all(&*directory)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&*directory))))?;
+        *directory = real_path(directory)?;
+    }
+    Ok(plan)
+}
+
+/// The index file for what was named: itself, or the one beside a directory, which is made if need be.
+fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
+    if !path.is_dir() {
+        return real_path(path);
+    }
+    let file = quell_stack::default_index_path(path);
+    if !file.exists() {
+        eprintln!("quell: {} has no index yet; making {}", shown(path), shown(&file));
+        index::run(
+            IndexArgs {
+                path: path.into(),
+                output: None,
+                update: None,
+                exclude: Vec::new(),
+                one_file_system: false,
+                cross_mounts: false,
+                xattrs: XattrsArg::Auto,
+                strict: false,
+                threads: 16,
+                source: None,
+                json: false,
+            },
+            quiet,
+        )?;
+    }
+    real_path(&file)
+}
+
+/// Moves this process into the view.
+fn enter(mut plan: Plan, args: &RunArgs) -> Result<(), Failure> {
+    plan.directory = runtime::directory()?;
+    let job = args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job);
+    plan.key = runtime::key(&plan, job.as_deref())?;
+    let mut refused = None;
+    let joined = quell_overlay::join(&plan.directory, &plan.key, || {
+        refused = match holder::start(&plan) {
+            Ok(answer) => answer.refused,
+            Err(failure) => Some(failure.to_string()),
+        };
+        match &refused {
+            None => Ok(()),
+            Some(_) => Err(quell_fs::Error::new(quell_fs::ErrorKind::Unsupported, "cover", &plan.key)),
+        }
+    });
+    if let Some(reason) = refused {
+        // The refused holder left nothing; nor should its name stay.
+        let _ = std::fs::remove_file(plan.directory.join(format!("{}.lock", plan.key)));
+        return Err(Failure::cannot(reason));
+    }
+    joined?.namespaces.enter()?;
+    Ok(())
+}
+
+/// Never returns where the program can be started: exit code, signals and terminal are its own.
+fn become_program(command: &[OsString]) -> Result<ExitCode, Failure> {
+    let (program, arguments) = command.split_first().expect("clap asks for one");
+    let error = Command::new(program).args(arguments).exec();
+    // As shells and env(1) have it: 127 not found, 126 found but not started.
+    eprintln!("quell: {}: {error}", shown(Path::new(program)));
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Ok(ExitCode::from(code))
+}

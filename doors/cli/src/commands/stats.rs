@@ -1,0 +1,113 @@
+//! `quell stats`: what views absorbed and what they passed on, as their holders count it.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use crate::arguments::StatsArgs;
+use crate::failure::{Failure, NO};
+use crate::inputs::{real_path, shown};
+use crate::plan::{Report, TreeReport};
+use crate::runtime;
+
+pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
+    let reports = reports(&args.path)?;
+    if let Some(file) = &args.prometheus {
+        let text = prometheus(&reports);
+        if file == Path::new("-") {
+            print!("{text}");
+        } else {
+            write_aside(file, &text)?;
+        }
+    } else if args.json {
+        println!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);
+    } else {
+        for report in &reports {
+            print(report);
+        }
+    }
+    if reports.is_empty() {
+        eprintln!("quell: no view of {} is served by a process of yours on this node", shown(&args.path));
+        return Ok(ExitCode::from(NO));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Those of the holders that serve the path: it is their mount point, their index, or the tree they cover.
+fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
+    let directory = runtime::directory()?;
+    let real = real_path(path)?;
+    let mut reports = Vec::new();
+    for key in runtime::keys(&directory) {
+        // A holder that just ended is no error.
+        let Ok(Some(text)) = quell_overlay::ask(&directory, &key) else { continue };
+        let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
+        let serves = |tree: &TreeReport| tree.index == real || tree.path == real;
+        if report.mountpoint.as_ref() == Some(&real) || report.trees.iter().any(serves) {
+            reports.push(report);
+        }
+    }
+    Ok(reports)
+}
+
+fn print(report: &Report) {
+    for tree in &report.trees {
+        println!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
+        println!("  why this view       {}", tree.reason);
+        println!("  entries             {}", tree.entries);
+        println!("  looks at the tree   {} ({} found a change)", tree.looks, tree.changes);
+        match &tree.counters {
+            None => println!("  requests            answered by the kernel, which counts none"),
+            Some(counters) => {
+                for (name, value) in counters {
+                    println!("  {:<20}{value}", name.replace('_', " "));
+                }
+            }
+        }
+    }
+}
+
+/// The text format that Prometheus and its node exporter read.
+fn prometheus(reports: &[Report]) -> String {
+    let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+    for report in reports {
+        for tree in &report.trees {
+            let escape =
+                |path: &Path| shown(path).replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let labels = format!(
+                "path=\"{}\",index=\"{}\",view=\"{}\",pid=\"{}\"",
+                escape(&tree.path),
+                escape(&tree.index),
+                tree.view,
+                report.pid
+            );
+            let fixed = [("looks", tree.looks), ("changes", tree.changes)].map(|(n, v)| (n.to_owned(), v));
+            let counted = tree.counters.iter().flatten().map(|(name, value)| (name.clone(), *value));
+            for (name, value) in fixed.into_iter().chain(counted) {
+                samples
+                    .entry(format!("quell_{name}_total"))
+                    .or_default()
+                    .push(format!("{{{labels}}} {value}"));
+            }
+            samples.entry("quell_entries".into()).or_default().push(format!("{{{labels}}} {}", tree.entries));
+        }
+    }
+    let mut text = String::new();
+    for (name, lines) in samples {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let _ = writeln!(text, "# TYPE {name} {kind}");
+        for line in lines {
+            let _ = writeln!(text, "{name}{line}");
+        }
+    }
+    text
+}
+
+/// The exporter must never read half a file.
+fn write_aside(file: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(file)));
+    let mut aside = file.as_os_str().to_owned();
+    aside.push(format!(".{}", std::process::id()));
+    std::fs::write(&aside, text).map_err(failed)?;
+    std::fs::rename(&aside, file).map_err(failed)
+}

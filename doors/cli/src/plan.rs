@@ -1,0 +1,121 @@
+//! What `run` and `mount` ask of the process that will serve the view, and what that process answers.
+//! Travels as JSON over a pipe between two processes of one program.
+
+use std::path::PathBuf;
+
+use quell_index::OnChange;
+use serde::{Deserialize, Serialize};
+
+use crate::arguments::{Check, CoverArgs, OnChangeArg, ViewArg};
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plan {
+    /// Where the holder's socket lies, and its name there.
+    pub directory: PathBuf,
+    pub key: String,
+    pub place: Place,
+    pub trees: Vec<TreePlan>,
+    pub view: ViewArg,
+    pub check: Check,
+    /// Looks per second while the tree is covered.
+    pub recheck: f64,
+    pub strict: bool,
+    pub writes: Writes,
+    pub on_change: OnChangeArg,
+    pub memory_mib: u64,
+    pub threads: u16,
+    pub quiet: bool,
+    /// The process that waits for the answer; the holder stays at least as long as it does.
+    pub creator: i32,
+}
+
+/// Where the view is seen.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// At the trees' own paths, in a namespace of its own.
+    Namespace,
+    /// At a mount point, by every process.
+    Mountpoint { path: PathBuf, allow_other: bool },
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TreePlan {
+    pub index: PathBuf,
+    pub source: Option<PathBuf>,
+    pub at: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Writes {
+    Refused,
+    Scratch,
+    Kept(PathBuf),
+}
+
+impl Plan {
+    pub fn new(place: Place, trees: Vec<TreePlan>, cover: &CoverArgs, quiet: bool) -> Plan {
+        Plan {
+            directory: PathBuf::new(),
+            key: String::new(),
+            place,
+            trees,
+            view: cover.view,
+            check: cover.check,
+            recheck: cover.recheck,
+            strict: cover.strict,
+            writes: match (&cover.writable, cover.scratch) {
+                (Some(directory), _) => Writes::Kept(directory.clone()),
+                (None, true) => Writes::Scratch,
+                (None, false) => Writes::Refused,
+            },
+            on_change: cover.on_change,
+            memory_mib: cover.memory,
+            threads: cover.threads,
+            quiet,
+            creator: std::process::id() as i32,
+        }
+    }
+
+    /// What the index layer does when it opens a file that changed.
+    pub fn layer_on_change(&self) -> OnChange {
+        match self.on_change {
+            OnChangeArg::Refuse => OnChange::Refuse,
+            OnChangeArg::Serve | OnChangeArg::Ignore => OnChange::Serve,
+        }
+    }
+}
+
+/// The holder's answer, one line, once the view is there or cannot be.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// Why nothing is covered; the reasons were printed.
+    pub refused: Option<String>,
+}
+
+/// What a holder tells those who ask.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    pub pid: u32,
+    pub mountpoint: Option<PathBuf>,
+    pub trees: Vec<TreeReport>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct TreeReport {
+    pub index: PathBuf,
+    pub generation: String,
+    /// Where the view is.
+    pub path: PathBuf,
+    pub source: PathBuf,
+    pub view: String,
+    /// Why this view and none before it.
+    pub reason: String,
+    pub entries: u64,
+    /// Looks at the tree's freshness since it is covered, and the changes they found.
+    pub looks: u64,
+    pub changes: u64,
+    /// What the view counts; the kernel's own views count nothing.
+    pub counters: Option<std::collections::BTreeMap<String, u64>>,
+}

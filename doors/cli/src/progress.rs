@@ -1,0 +1,85 @@
+//! Progress on a terminal, plain lines in a log, nothing when asked to be quiet.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
+use quell_index::Progress;
+
+/// Between two lines in a log.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+const BAR_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs `work`, showing how far `progress` has come; Ctrl-C makes it end early, a second one at once.
+/// `expected` is the number of entries of an older index, where there is one.
+pub fn watch<T: Send>(
+    what: &str,
+    progress: &Progress,
+    expected: Option<u64>,
+    quiet: bool,
+    work: impl FnOnce() -> T + Send,
+) -> (T, bool) {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // In this order: the first signal sets the flag, the second finds it set and ends the process.
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone());
+        let _ = signal_hook::flag::register(signal, interrupted.clone());
+    }
+    let terminal = std::io::stderr().is_terminal();
+    let bar = if quiet || !terminal { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a constant template"));
+    let begun = Instant::now();
+    let mut next_line = LOG_INTERVAL;
+    let result = std::thread::scope(|scope| {
+        let worker = scope.spawn(work);
+        while !worker.is_finished() {
+            std::thread::park_timeout(if begun.elapsed() < BAR_INTERVAL {
+                Duration::from_millis(5)
+            } else {
+                BAR_INTERVAL
+            });
+            if interrupted.load(Ordering::Relaxed) {
+                progress.stop();
+            }
+            let line = || format!("{what}: {}", state(progress, expected, begun.elapsed()));
+            if terminal {
+                bar.set_message(line());
+                bar.tick();
+            } else if !quiet && begun.elapsed() > next_line {
+                eprintln!("quell: {}", line());
+                next_line += LOG_INTERVAL;
+            }
+        }
+        match worker.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    bar.finish_and_clear();
+    (result, interrupted.load(Ordering::Relaxed))
+}
+
+fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64().max(0.001);
+    let entries = progress.entries();
+    let (done, found) = (progress.directories_done(), progress.directories_found());
+    let mut line = format!(
+        "{} entries, {}/s, {} of {} directories found so far",
+        HumanCount(entries),
+        HumanCount((entries as f64 / seconds) as u64),
+        HumanCount(done),
+        HumanCount(found),
+    );
+    // Before a tree is read nobody knows its size; an older index is the best guess there is.
+    let share = match expected {
+        Some(expected) if expected > entries => entries as f64 / expected as f64,
+        _ => done as f64 / found.max(1) as f64,
+    };
+    if share > 0.02 && share < 1.0 {
+        let left = Duration::from_secs_f64(seconds * (1.0 - share) / share);
+        line += &format!(", about {} left", HumanDuration(left));
+    }
+    line
+}

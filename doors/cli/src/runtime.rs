@@ -1,0 +1,101 @@
+//! Where this user's holders on this node meet, and which runs share one.
+
+use std::ffi::OsString;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::failure::Failure;
+use crate::inputs::shown;
+use crate::plan::Plan;
+
+/// Set by the launchers of parallel jobs for every rank of a job on a node, most exact first. The first
+/// one that is set names the job.
+const JOB_VARIABLES: [&[&str]; 10] = [
+    &["PMIX_NAMESPACE"],
+    &["OMPI_MCA_ess_base_jobid"],
+    &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    &["FLUX_JOB_ID"],
+    &["PMI_JOBID"],
+    &["PALS_APID"],
+    &["PBS_JOBID"],
+    &["LSB_JOBID"],
+    &["COBALT_JOBID"],
+    &["JOB_ID", "SGE_TASK_ID"],
+];
+
+/// A directory that only this user may enter: `$QUELL_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/quell` or
+/// `/tmp/quell-UID`.
+pub fn directory() -> Result<PathBuf, Failure> {
+    let uid = rustix::process::geteuid().as_raw();
+    let own = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let session = own("XDG_RUNTIME_DIR")
+        .filter(|path| std::fs::metadata(path).is_ok_and(|m| m.uid() == uid))
+        .map(|path| path.join("quell"));
+    let path = own("QUELL_RUNTIME_DIR").or(session).unwrap_or_else(|| format!("/tmp/quell-{uid}").into());
+    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+            return Err(Failure::cannot(format!("{}: {e}", shown(&path))));
+        }
+        _ => {}
+    }
+    // Somebody else may have made it first, or put a link there.
+    let found =
+        std::fs::symlink_metadata(&path).map_err(|e| Failure::cannot(format!("{}: {e}", shown(&path))))?;
+    if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
+        return Err(Failure::cannot(format!(
+            "{} must be a directory that is yours alone (mode 700); set QUELL_RUNTIME_DIR to another",
+            shown(&path)
+        )));
+    }
+    Ok(path)
+}
+
+/// The job that this process is a rank of, if it is one.
+pub fn job() -> Option<String> {
+    let value = |name: &&str| std::env::var(name).ok().filter(|v| !v.is_empty());
+    JOB_VARIABLES.iter().find_map(|names| {
+        let first = value(names.first()?)?;
+        let rest = names.iter().skip(1).filter_map(value);
+        let parts: Vec<String> = std::iter::once(first).chain(rest).collect();
+        Some(format!("{}={}", names[0], parts.join(".")))
+    })
+}
+
+/// The name of a holder that serves exactly this plan to exactly this job, seen from the namespaces that
+/// the caller is in. `job`: `None` for a holder of one's own.
+pub fn key(plan: &Plan, job: Option<&str>) -> Result<String, Failure> {
+    let cannot = |e: std::io::Error| Failure::cannot(format!("/proc/self/ns: {e}"));
+    let mut text = OsString::new();
+    for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
+        text.push(std::fs::read_link(namespace).map_err(cannot)?);
+    }
+    let shared = Plan { creator: 0, ..plan.clone() };
+    text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
+    for tree in &plan.trees {
+        // Another file at the same path is another generation.
+        let found = std::fs::metadata(&tree.index)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&tree.index))))?;
+        text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
+    }
+    let own = format!("process {}", plan.creator);
+    text.push(job.unwrap_or(&own));
+    Ok(format!("view-{:016x}", xxh3_64(text.as_encoded_bytes())))
+}
+
+/// The name of the holder behind a mount point.
+pub fn mount_key(mountpoint: &Path) -> String {
+    format!("mount-{:016x}", xxh3_64(mountpoint.as_os_str().as_encoded_bytes()))
+}
+
+/// The names of all holders that have a socket in the directory.
+pub fn keys(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut keys: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".sock")?.to_owned()))
+        .collect();
+    keys.sort();
+    keys
+}

@@ -1,0 +1,117 @@
+//! Index files on disk: where they lie, who may read them, and that nobody ever sees half of one.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use quell_fs::{Error, ErrorKind, Kind, Result};
+use quell_index::{Image, format};
+
+/// `DIR.quell` beside the directory.
+pub fn default_index_path(directory: &Path) -> PathBuf {
+    let mut name = OsString::new();
+    name.push(directory.as_os_str());
+    // `dir/` is `dir`.
+    let trimmed = name.as_bytes().iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
+    let mut path = std::ffi::OsStr::from_bytes(&name.as_bytes()[..trimmed]).to_os_string();
+    path.push(".quell");
+    path.into()
+}
+
+/// Reads and checks an index. It is read in one pass, not mapped: pages that are fetched one by one from
+/// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
+/// reader (docs/decisions/0002-read-not-map.md).
+pub fn load_index(path: &Path) -> Result<Image> {
+    let subject = path.as_os_str().as_bytes();
+    let failed = |e| Error::from_io(e, "read index", subject);
+    let mut file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(Error::new(ErrorKind::IsADirectory, "read index", subject));
+    }
+    if metadata.len() > format::FILE_BYTES_MAX {
+        return Err(Error::new(ErrorKind::Damaged, "read index of more than 64 GiB:", subject));
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
+    Read::by_ref(&mut file).take(metadata.len() + 1).read_to_end(&mut bytes).map_err(failed)?;
+    Image::parse(bytes).map_err(|damage| Error {
+        source: Some(Box::new(damage)),
+        ..Error::new(ErrorKind::Damaged, "read index", subject)
+    })
+}
+
+/// Who may read an index: nobody who could not list every directory of the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readers {
+    pub others: bool,
+    /// Members of this group.
+    pub group: Option<u32>,
+}
+
+/// What the tree's own modes allow, `above` being the directories on the way to its root.
+pub fn readers_of(image: &Image, above: &Path) -> Readers {
+    let mut others = !image.has_flag(format::FLAG_ACLS) && image.problem_count() == 0;
+    let root_group = image.attributes(quell_index::ROOT).gid;
+    let mut group = others;
+    for entry in (0..image.entries()).filter(|e| image.kind(*e) == Kind::Dir) {
+        let a = image.attributes(entry);
+        let open_to_others = a.permissions & 0o005 == 0o005;
+        others &= open_to_others;
+        group &= open_to_others || (a.gid == root_group && a.permissions & 0o050 == 0o050);
+    }
+    for directory in above.ancestors().skip(1) {
+        let Ok(metadata) = fs::metadata(directory) else { continue };
+        let open_to_others = metadata.mode() & 0o001 != 0;
+        others &= open_to_others;
+        group &= open_to_others || (metadata.gid() == root_group && metadata.mode() & 0o010 != 0);
+    }
+    Readers { others, group: group.then_some(root_group) }
+}
+
+/// Writes an index aside and puts it in place in one step: whoever reads sees the old one or the new one,
+/// whole, also when several write at once or this is interrupted.
+pub fn save_index(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
+    let subject = path.as_os_str().as_bytes();
+    let failed = |e| Error::from_io(e, "write index", subject);
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let mut prefix = OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    // The file is the owner's alone until it is whole, and removed if that never comes.
+    let mut aside = tempfile::Builder::new().prefix(&prefix).tempfile_in(directory).map_err(failed)?;
+    aside.write_all(bytes).map_err(failed)?;
+    let mut mode = 0o600;
+    if readers.others {
+        mode |= 0o044;
+    }
+    if let (false, Some(group)) = (readers.others, readers.group) {
+        let group = rustix::fs::Gid::from_raw(group);
+        // Where the group cannot be given, its members go without.
+        if rustix::fs::fchown(aside.as_file(), None, Some(group)).is_ok() {
+            mode |= 0o040;
+        }
+    }
+    aside.as_file().set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
+    aside.as_file().sync_all().map_err(failed)?;
+    aside.persist(path).map_err(|e| failed(e.error))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_file_lies_beside_the_directory() {
+        for (directory, file) in [("/sw/env", "/sw/env.quell"), ("env/", "env.quell"), ("a/b//", "a/b.quell")]
+        {
+            assert_eq!(default_index_path(Path::new(directory)), Path::new(file));
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Assembles layers from what a user names, once, when something is mounted. Not on the way of any read.
+
+mod assemble;
+mod index_file;
+
+pub use assemble::{Covered, cover};
+pub use index_file::{Readers, default_index_path, load_index, readers_of, save_index};
