@@ -164,7 +164,7 @@ pub struct CoverArgs {
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub memory: u64,
     /// Threads that serve a FUSE view.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 }
 

@@ -50,6 +50,10 @@ pub struct Facts {
     pub forced: ViewArg,
 }
 
+pub fn refuses_overlay(file_system: &str) -> bool {
+    NO_OVERLAY_OVER.contains(&file_system)
+}
+
 /// The views to try, best first, and why others are not.
 pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     match facts.forced {
@@ -60,7 +64,7 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     }
     let mut views = Vec::new();
     let mut reasons = Vec::new();
-    let refused = facts.file_system.as_deref().filter(|name| NO_OVERLAY_OVER.contains(name));
+    let refused = facts.file_system.as_deref().filter(|kind| refuses_overlay(kind));
     if let Some(name) = refused {
         reasons.push(format!("{name} cannot be a layer of overlayfs"));
     } else if facts.longest_path_bytes >= 4095 {
@@ -131,10 +135,7 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
 }
 
 fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
-    // Cheaper to try first than to fill a tmpfs for nothing.
-    if let Writes::Refused = around.plan.writes {
-        probe(covered)?;
-    }
+    probe()?;
     let tmpfs = quell_overlay::mount_tmpfs()?;
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
     let metadata = quell_overlay::fill(&*covered.fs, &tmpfs, around.squash.as_ref(), threads)?;
@@ -146,16 +147,17 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Opt
     Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, None))
 }
 
-/// An overlay of an empty tmpfs over the data: fails where the kernel or the file system refuses.
-fn probe(covered: &Covered) -> Result<()> {
-    let empty = quell_overlay::mount_tmpfs()?;
-    let data = [quell_overlay::open_layer(&covered.source_path)?];
-    let layers = Layers { metadata: empty.as_fd(), data: &data, upper: None, source: "quell" };
+/// Whether the kernel takes a user's data-only layers at all, before a tmpfs is filled for nothing. Both
+/// layers are empty and in memory: the shared file system is asked nothing.
+fn probe() -> Result<()> {
+    let metadata = quell_overlay::mount_tmpfs()?;
+    let data = [quell_overlay::mount_tmpfs()?];
+    let layers = Layers { metadata: metadata.as_fd(), data: &data, upper: None, source: "quell" };
     quell_overlay::mount_overlay(&layers).map(drop)
 }
 
 fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
-    probe(covered)?;
+    probe()?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The layer is used with the mounter's credentials and must not refuse anybody else's.
     let (layer, session) = quell_fuse::detached(metadata, &fuse_options(around, true))?;

@@ -323,10 +323,7 @@ fn assemble(mut bytes: Vec<u8>, bodies: Vec<(Section, Body)>, subject: &[u8]) ->
 }
 
 /// Every different string once, sorted, and where each begins.
-fn string_table<'s>(
-    strings: Vec<&'s [u8]>,
-    write: impl Fn(&[u8], &mut Vec<u8>),
-) -> (Vec<u8>, HashMap<&'s [u8], u64>) {
+fn string_table(strings: Vec<&[u8]>, write: impl Fn(&[u8], &mut Vec<u8>)) -> (Vec<u8>, HashMap<&[u8], u64>) {
     let mut sorted = strings;
     sorted.sort_unstable();
     sorted.dedup();

@@ -180,7 +180,7 @@ impl Image {
                 return damage("header", row, format!("not the table's row for {title}"));
             }
             let end = start.checked_add(length).filter(|end| *end <= self.bytes.len() as u64);
-            let (Some(end), true) = (end, start % 8 == 0 && start >= end_before as u64) else {
+            let (Some(end), true) = (end, start.is_multiple_of(8) && start >= end_before as u64) else {
                 return damage("header", row + 16, format!("{title} does not lie within the file"));
             };
             let range = start as usize..end as usize;
@@ -659,7 +659,7 @@ impl XattrSet<'_> {
             return false;
         }
         let mut before: Option<&[u8]> = None;
-        while let Some((name, value)) = self.next() {
+        for (name, value) in self.by_ref() {
             let legal = !name.is_empty()
                 && name.len() <= 255
                 && !name.contains(&0)

@@ -1,5 +1,7 @@
-//! `quell doctor`: tries what this machine allows and says what follows.
+//! `quell doctor`: tries every view on a small tree of its own, and says what follows.
 
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use serde_json::json;
@@ -7,11 +9,12 @@ use serde_json::json;
 use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
 use crate::inputs::{real_path, shown};
-use crate::views::file_system_of;
+use crate::runtime;
+use crate::views::{View, file_system_of, refuses_overlay};
 
 /// One thing that was tried.
 struct Finding {
-    name: &'static str,
+    name: String,
     works: bool,
     detail: String,
     /// What to do or ask for, where it does not work.
@@ -20,22 +23,20 @@ struct Finding {
 
 pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let directory = args.directory.as_deref().map(real_path).transpose()?;
-    let findings = [user_namespaces(), fuse_device(), fusermount(), overlay(), kernel()];
     let kind = directory.as_deref().and_then(file_system_of);
-    let works = |name: &str| findings.iter().any(|f| f.name == name && f.works);
-    let refuses_overlay = matches!(kind.as_deref(), Some("lustre" | "gpfs"));
-    let can_isolate = works("user namespaces") || rustix::process::geteuid().is_root();
-    let (view, why) = if can_isolate && works("overlay") && !refuses_overlay {
-        ("overlay", "metadata in the kernel, no daemon on the way of any request".to_owned())
-    } else if can_isolate && works("fuse device") {
-        let reason = match (refuses_overlay, &kind) {
-            (true, Some(kind)) => format!("{kind} cannot be a layer of overlayfs"),
-            _ => "overlayfs does not take a user's layers here".into(),
-        };
-        ("fuse", reason)
-    } else {
-        ("none", "`quell run` would say so and run programs on the original directory".into())
-    };
+    let mut findings = vec![kernel(), user_namespaces(), fuse_device(), fusermount()];
+    let trial = Trial::new()?;
+    let mut chosen = None;
+    for view in [View::Overlay, View::OverlayFuse, View::Fuse] {
+        let finding = trial.run(view);
+        let refused = kind.as_deref().is_some_and(refuses_overlay) && view != View::Fuse;
+        if finding.works && !refused && chosen.is_none() {
+            chosen = Some(view);
+        }
+        findings.push(finding);
+    }
+    drop(trial);
+    let (view, why) = verdict(chosen, kind.as_deref());
     if args.json {
         let tried: Vec<_> = findings
             .iter()
@@ -48,38 +49,122 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         );
     } else {
         for finding in &findings {
-            println!("{} {:<16} {}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
+            println!("{} {:<18}{}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
             if !finding.works {
-                println!("    {:<16} {}", "", finding.advice);
+                println!("    {:<18}{}", "", finding.advice);
             }
         }
         if let (Some(directory), Some(kind)) = (&directory, &kind) {
-            println!("    {:<16} {} lies on {kind}", "directory", shown(directory));
+            println!("    {:<18}{} lies on {kind}", "directory", shown(directory));
         }
-        println!("\nview: {view} ({why})");
+        println!("\nview: {view}: {why}");
     }
-    Ok(ExitCode::from(if view == "none" { CANNOT } else { 0 }))
+    Ok(ExitCode::from(if chosen.is_none() { CANNOT } else { 0 }))
 }
 
-/// Tries it in a process of its own: namespaces cannot be left again.
-fn in_namespace(script: &str) -> Result<(), String> {
-    let mut command = Command::new("unshare");
-    let root = rustix::process::geteuid().is_root();
-    command.args(if root { &["-m"][..] } else { &["-U", "-r", "-m"][..] }).args(["sh", "-c", script]);
-    match command.output() {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ")),
-        Err(e) => Err(format!("unshare: {e}")),
+fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
+    let refusal = kind
+        .filter(|kind| refuses_overlay(kind))
+        .map(|kind| format!("{kind} cannot be a layer of overlayfs"));
+    match chosen {
+        Some(View::Overlay) => {
+            ("overlay", "metadata in the kernel, no daemon on the way of any request; trees too large for the memory allowed get overlay-fuse".into())
+        }
+        Some(view) => {
+            let reason = refusal.unwrap_or_else(|| "the views before it do not work here".into());
+            (view.name(), reason)
+        }
+        None => ("none", "`quell run` says so and runs programs on the original directory".into()),
     }
 }
+
+/// A small tree with its index, in a directory of ours.
+struct Trial {
+    directory: PathBuf,
+}
+
+impl Trial {
+    fn new() -> Result<Trial, Failure> {
+        let directory = runtime::directory()?.join(format!("doctor-{}", std::process::id()));
+        let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&directory)));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(directory.join("tree"))
+            .map_err(failed)?;
+        let trial = Trial { directory };
+        let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&trial.directory)));
+        std::fs::write(trial.file(), CONTENT).map_err(failed)?;
+        trial.quell(&["index", "-q"], &[&trial.tree()]).map_err(Failure::cannot)?;
+        Ok(trial)
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.directory.join("tree")
+    }
+
+    fn file(&self) -> PathBuf {
+        self.tree().join("file")
+    }
+
+    fn quell(&self, arguments: &[&str], paths: &[&Path]) -> Result<String, String> {
+        let output = Command::new("/proc/self/exe")
+            .args(arguments)
+            .args(paths)
+            .output()
+            .map_err(|e| format!("cannot start quell: {e}"))?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => {
+                let text = String::from_utf8_lossy(&output.stderr);
+                Err(text.trim().trim_start_matches("quell: ").replace('\n', "; "))
+            }
+        }
+    }
+
+    fn run(&self, view: View) -> Finding {
+        let tree = self.tree();
+        let index = quell_stack::default_index_path(&tree);
+        let before = ["run", "-q", "--strict", "--check", "none", "--view", view.name(), "-i"];
+        let tried = self.quell(&before, &[&index, Path::new("--"), Path::new("cat"), &self.file()]);
+        let (works, detail) = match tried {
+            Ok(text) if text == CONTENT => (true, "a file was read through it".into()),
+            Ok(text) => (false, format!("a file came out as {text:?}")),
+            Err(reason) => (false, reason),
+        };
+        let advice = match view {
+            View::Overlay => {
+                "needs Linux 6.16 (or a distribution's backport) and one of: user namespaces, root"
+            }
+            View::OverlayFuse => "needs what overlay needs, and /dev/fuse",
+            View::Fuse => {
+                "needs /dev/fuse and one of: user namespaces, root; else `quell mount` and fusermount3"
+            }
+        };
+        Finding { name: format!("view {}", view.name()), works, detail, advice }
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+const CONTENT: &str = "quell";
 
 fn user_namespaces() -> Finding {
-    let tried = in_namespace("true");
+    let tried = Command::new("unshare").args(["-U", "-r", "-m", "true"]).output();
+    let (works, detail) = match tried {
+        Ok(output) if output.status.success() => (true, "a private mount namespace can be made".into()),
+        Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(e) => (false, format!("unshare: {e}")),
+    };
     Finding {
-        name: "user namespaces",
-        works: tried.is_ok(),
-        detail: tried.err().unwrap_or_else(|| "a private mount namespace can be made".into()),
-        advice: "ask for: sysctl user.max_user_namespaces > 0, kernel.unprivileged_userns_clone=1 (Debian), \
+        name: "user namespaces".into(),
+        works,
+        detail,
+        advice: "ask for: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (older Debian), \
                  kernel.apparmor_restrict_unprivileged_userns=0 or a profile for quell (Ubuntu)",
     }
 }
@@ -87,7 +172,7 @@ fn user_namespaces() -> Finding {
 fn fuse_device() -> Finding {
     let tried = std::fs::File::options().read(true).write(true).open("/dev/fuse");
     Finding {
-        name: "fuse device",
+        name: "fuse device".into(),
         works: tried.is_ok(),
         detail: tried.err().map_or("/dev/fuse can be opened".into(), |e| format!("/dev/fuse: {e}")),
         advice: "ask for: modprobe fuse; chmod 666 /dev/fuse (udev does it on most systems)",
@@ -97,7 +182,7 @@ fn fuse_device() -> Finding {
 fn fusermount() -> Finding {
     let tried = Command::new("fusermount3").arg("--version").output();
     Finding {
-        name: "fusermount3",
+        name: "fusermount3".into(),
         works: tried.is_ok(),
         detail: tried.map_or_else(
             |e| format!("fusermount3: {e}"),
@@ -107,23 +192,10 @@ fn fusermount() -> Finding {
     }
 }
 
-fn overlay() -> Finding {
-    let script = "d=$(mktemp -d) && mount -t tmpfs none $d && mkdir $d/m $d/d $d/v && echo data >$d/d/f && \
-                  setfattr -n user.overlay.metacopy $d/m/f 2>/dev/null; \
-                  mount -t overlay none -o userxattr,lowerdir=$d/m::$d/d $d/v; s=$?; umount -l $d; rmdir $d; exit $s";
-    let tried = in_namespace(script);
-    Finding {
-        name: "overlay",
-        works: tried.is_ok(),
-        detail: tried.err().unwrap_or_else(|| "overlayfs takes a user's data-only layers".into()),
-        advice: "needs Linux 6.16 (or a distribution's backport) and overlayfs; the fuse view is used instead",
-    }
-}
-
 fn kernel() -> Finding {
     let uname = rustix::system::uname();
     Finding {
-        name: "kernel",
+        name: "kernel".into(),
         works: true,
         detail: format!("Linux {} {}", uname.release().to_string_lossy(), uname.machine().to_string_lossy()),
         advice: "",
