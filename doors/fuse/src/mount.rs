@@ -18,7 +18,7 @@ use rustix::mount::{
 };
 use rustix::process::{getegid, geteuid};
 
-use crate::options::SUBTYPE;
+use crate::options::{REQUEST_BYTES_MAX, SUBTYPE};
 use crate::{Options, Session, fusermount};
 
 /// Mounts `fs` without attaching it anywhere: the descriptor is the mount, as `fsmount(2)` makes it,
@@ -81,7 +81,17 @@ fn start_detached(
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
     let connection = device_of(&mount).map(|device| device.minor);
     let session = Session::start(fs, device, options, Place { path, connection })?;
+    widen_read_ahead(connection);
     Ok((mount, session))
+}
+
+/// The kernel reads ahead 128 KiB at a time unless root says otherwise. Larger requests are fewer
+/// round trips to slow storage; where we may not ask for them, nothing is lost but that.
+fn widen_read_ahead(connection: Option<u32>) {
+    if let Some(minor) = connection {
+        let kib = REQUEST_BYTES_MAX / 1024;
+        let _ = fs::write(format!("/sys/class/bdi/0:{minor}/read_ahead_kb"), kib.to_string());
+    }
 }
 
 fn configure(
