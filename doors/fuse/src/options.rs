@@ -18,7 +18,8 @@ pub struct Options {
     /// opens files by itself and the door opens them at the first read that the kernel's cache cannot
     /// answer (and keeps the 512 read last open). An error of
     /// [`FileSystem::open`](quell_fs::FileSystem::open) (a stale file, say) then reaches the program
-    /// from `read(2)`, and not at all if everything it reads is cached.
+    /// from `read(2)`, and not at all if everything it reads is cached. Ignored unless the file system
+    /// is immutable: there would be no moment to notice that a file changed.
     pub no_open: bool,
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.

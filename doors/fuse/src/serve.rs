@@ -68,6 +68,7 @@ impl Door {
     ) -> Door {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
         let can = fs.capabilities();
+        let no_open = no_open && can.immutable;
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
         let (handles, recent) = (Handles::default(), RecentFiles::new(RECENT_FILES_MAX));
         Door { fs, can, no_open, no_opendir: false, keep, handles, recent, counters, ending }
