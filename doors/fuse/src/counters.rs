@@ -45,7 +45,7 @@ counters! {
     xattrs,
     /// Files opened by the file system behind the door.
     opens,
-    /// Opens that the file system behind the door refused.
+    /// Opens that the file system behind the door refused; the kernel tries one answered with ESTALE twice.
     opens_refused,
     /// Reads passed to open files.
     reads,

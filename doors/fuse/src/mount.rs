@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use rustix::mount::{
 };
 use rustix::process::{getegid, geteuid};
 
-use crate::options::SUBTYPE;
+use crate::options::{REQUEST_BYTES_MAX, SUBTYPE};
 use crate::{Options, Session, fusermount};
 
 /// Mounts `fs` without attaching it anywhere: the descriptor is the mount, as `fsmount(2)` makes it,
@@ -52,8 +52,8 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
         // An ordinary user; or a kernel before 5.2, for which fusermount3 knows the older call.
         Err(Errno::PERM | Errno::NOSYS) => {
             let device = fusermount::mount(&path, options)?;
-            let connection = topmost_at(&path).map(|device| device.minor);
-            Session::start(fs, device, options, Place { path: Some(path), connection })
+            let number = topmost_at(&path);
+            Session::start(fs, device, options, Place { path: Some(path), number })
         }
         Err(errno) => Err(failed(errno, "mount on", path.as_os_str().as_bytes())),
     }
@@ -79,9 +79,19 @@ fn start_detached(
     let root_mode = fs.attributes(fs.root())?.mode();
     let mount = configure(context, &device, root_mode, options)
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
-    let connection = device_of(&mount).map(|device| device.minor);
-    let session = Session::start(fs, device, options, Place { path, connection })?;
+    let number = number_of(&mount);
+    let session = Session::start(fs, device, options, Place { path, number })?;
+    widen_read_ahead(number);
     Ok((mount, session))
+}
+
+/// The kernel reads ahead 128 KiB at a time unless root says otherwise. Larger requests are fewer
+/// round trips to slow storage; where we may not ask for them, nothing is lost but that.
+fn widen_read_ahead(number: Option<DeviceNumber>) {
+    if let Some(DeviceNumber { major, minor }) = number {
+        let kib = REQUEST_BYTES_MAX / 1024;
+        let _ = fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), kib.to_string());
+    }
 }
 
 fn configure(
@@ -117,13 +127,14 @@ fn configure(
 pub(crate) struct Place {
     /// `None` for a detached mount.
     path: Option<PathBuf>,
-    connection: Option<u32>,
+    /// `None` if the kernel did not tell, which it always does.
+    number: Option<DeviceNumber>,
 }
 
 impl Place {
     /// The kernel's number of the connection: the minor device number of the mount.
     pub(crate) fn connection(&self) -> Option<u32> {
-        self.connection
+        self.number.map(|number| number.minor)
     }
 
     /// Removes the mount if it is the one on top at its path; `lazily` also while it is in use.
@@ -131,7 +142,7 @@ impl Place {
         let Some(path) = &self.path else {
             return Err(Error::new(ErrorKind::Unsupported, "unmount", "a detached mount"));
         };
-        if topmost_at(path).map(|device| device.minor) != self.connection {
+        if topmost_at(path) != self.number {
             return Ok(());
         }
         let lazy = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
@@ -144,26 +155,25 @@ impl Place {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Device {
+struct DeviceNumber {
     major: u32,
     minor: u32,
 }
 
 /// The device number of a mount, without a request to whoever serves it.
-fn device_of(mount: &OwnedFd) -> Option<Device> {
-    let mount: BorrowedFd<'_> = std::os::fd::AsFd::as_fd(mount);
+fn number_of(mount: &OwnedFd) -> Option<DeviceNumber> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(mount, "", flags, StatxFlags::empty()).ok()?;
-    Some(Device { major: found.stx_dev_major, minor: found.stx_dev_minor })
+    Some(DeviceNumber { major: found.stx_dev_major, minor: found.stx_dev_minor })
 }
 
 /// The device number of the mount on top at `path` (absolute, no symbolic links), if there is one.
-fn topmost_at(path: &Path) -> Option<Device> {
+fn topmost_at(path: &Path) -> Option<DeviceNumber> {
     parse_topmost(&fs::read("/proc/self/mountinfo").ok()?, path)
 }
 
 /// Lines of mountinfo read `id parent major:minor root mountpoint options ...`; later ones are on top.
-fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<Device> {
+fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<DeviceNumber> {
     let mut lines = mountinfo.split(|b| *b == b'\n').rev();
     lines.find_map(|line| {
         let mut words = line.split(|b| *b == b' ');
@@ -173,7 +183,7 @@ fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<Device> {
             return None;
         }
         let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
-        Some(Device { major: major.parse().ok()?, minor: minor.parse().ok()? })
+        Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
     })
 }
 
@@ -204,8 +214,8 @@ mod tests {
     fn the_last_line_for_a_path_is_the_mount_on_top() {
         let info = b"1 0 8:1 / / rw - ext4 a rw\n2 1 0:40 / /a\\040b rw - fuse.quell q ro\n\
                      3 1 0:41 / /a\\040b rw - fuse.quell q ro\n4 1 0:42 / /a rw - tmpfs t rw\n";
-        assert_eq!(parse_topmost(info, Path::new("/a b")), Some(Device { major: 0, minor: 41 }));
-        assert_eq!(parse_topmost(info, Path::new("/")), Some(Device { major: 8, minor: 1 }));
+        assert_eq!(parse_topmost(info, Path::new("/a b")), Some(DeviceNumber { major: 0, minor: 41 }));
+        assert_eq!(parse_topmost(info, Path::new("/")), Some(DeviceNumber { major: 8, minor: 1 }));
         assert_eq!(parse_topmost(info, Path::new("/b")), None);
         assert_eq!(parse_topmost(b"broken\n\n1 2 3", Path::new("/")), None);
     }

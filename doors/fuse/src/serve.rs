@@ -18,6 +18,7 @@ use quell_fs::{Attributes, Capabilities, Cursor, Error, FileSystem, NAME_BYTES_M
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
+use crate::options::REQUEST_BYTES_MAX;
 use crate::session::{Ending, Worker};
 
 /// How long the kernel keeps what never changes: a century, which its clock arithmetic can hold.
@@ -25,10 +26,6 @@ const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Inode numbers are never given to another node, so there is one generation of them.
 const GENERATION: Generation = Generation(0);
-
-/// The largest read that we let the kernel ask for; its own limit is `fs.fuse.max_pages_limit`,
-/// which is the same unless an administrator changed it.
-const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 /// Read-aheads that the kernel may have under way before it makes their readers wait.
 const READ_AHEADS_MAX: u16 = 64;
@@ -71,6 +68,7 @@ impl Door {
     ) -> Door {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
         let can = fs.capabilities();
+        let no_open = no_open && can.immutable;
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
         let (handles, recent) = (Handles::default(), RecentFiles::new(RECENT_FILES_MAX));
         Door { fs, can, no_open, no_opendir: false, keep, handles, recent, counters, ending }

@@ -424,6 +424,18 @@ fn reads_at_any_offset_give_the_bytes() {
 }
 
 #[test]
+fn a_file_read_in_order_arrives_in_large_requests() {
+    let mut memory = Memory::new();
+    memory.file_with(ROOT, "large", 16 << 20, Content::Pattern);
+    let view = view!(memory);
+    fs::copy(view.path("large"), "/dev/null").unwrap();
+    let seen = view.counters();
+    // Requests of 128 KiB are what the kernel does by itself, 1 MiB what root may ask for.
+    let expected = if rustix::process::geteuid().is_root() { 30 } else { 150 };
+    assert!(seen.reads <= expected, "{} reads", seen.reads);
+}
+
+#[test]
 #[allow(unsafe_code)]
 fn a_mapped_file_shows_its_bytes() {
     let mut memory = Memory::new();

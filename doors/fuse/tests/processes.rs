@@ -85,7 +85,10 @@ impl Stage {
     fn new() -> Stage {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        fs::copy(std::env::current_exe().unwrap(), dir.path().join("program")).unwrap();
+        // By another process: a descriptor that we write to could be inherited by a child that another
+        // test starts, and a program that somebody has open for writing cannot be run.
+        let program = std::env::current_exe().unwrap();
+        assert!(Command::new("cp").arg(program).arg(dir.path().join("program")).status().unwrap().success());
         fs::create_dir(dir.path().join("view")).unwrap();
         Stage { dir }
     }
