@@ -1,0 +1,64 @@
+# The tasks of the project. `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: demo test check fix bench install fuzz clean help build
+
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+CARGO_TARGET_DIR ?= target
+quell := $(CARGO_TARGET_DIR)/release/quell
+scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
+# Seconds that `make fuzz` spends on each decoder.
+FUZZ_SECONDS ?= 60
+
+demo: ## run a real Python program directly and covered, and print what reached the file system (PFS=moosefs: on a real MooseFS, as root)
+	@PFS="$(PFS)" scripts/demo
+
+test: ## run all tests; as root also the ones that need it
+	@scripts/test
+
+check: ## look for faults and change nothing: format, clippy, dependency map, scripts, aarch64
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --quiet --package xtask
+	@if command -v shellcheck >/dev/null; then echo shellcheck $(scripts); shellcheck $(scripts); \
+	else echo "shellcheck: SKIPPED: not installed"; fi
+	scripts/check-aarch64
+
+fix: ## format, and apply what clippy can repair
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	cargo fmt --all
+
+bench: ## measure direct against covered on a MooseFS with 4 nodes (root); results in docs/benchmarks
+	@scripts/bench
+
+build: ## compile the release binary
+	cargo build --release --bin quell
+
+install: ## install the binary, man pages and completions under PREFIX (default /usr/local; DESTDIR is honoured)
+	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
+	@test -x $(quell) || { echo "install: there is no $(quell); run 'make build' first" >&2; exit 3; }
+	install -d "$(DESTDIR)$(PREFIX)/bin"
+	install -m 755 $(quell) "$(DESTDIR)$(PREFIX)/bin/quell"
+	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
+	$(quell) generate man "$$pages/man"; $(quell) generate completions "$$pages/completions"; \
+	install -d "$(DESTDIR)$(PREFIX)/share/man/man1"; \
+	install -m 644 "$$pages"/man/*.1 "$(DESTDIR)$(PREFIX)/share/man/man1"; \
+	for file in "$$pages"/completions/*; do case $${file##*/} in \
+	  _*) to=share/zsh/site-functions/$${file##*/} ;; \
+	  *.fish) to=share/fish/vendor_completions.d/$${file##*/} ;; \
+	  *.bash) to=share/bash-completion/completions/quell ;; \
+	  *) continue ;; esac; \
+	  install -D -m 644 "$$file" "$(DESTDIR)$(PREFIX)/$$to"; done
+	@echo "installed in $(DESTDIR)$(PREFIX)"
+
+fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs nightly Rust and cargo-fuzz
+	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz && rustup toolchain install nightly" >&2; exit 3; }
+	@set -e; for target in $$(cargo +nightly fuzz list); do echo "== $$target"; \
+	cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS); done
+
+clean: ## delete everything that was built here
+	cargo clean
+	rm -rf fuzz/target fuzz/artifacts
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

@@ -1,0 +1,460 @@
+#!/usr/bin/env python3
+"""Measure direct access against covered access on a MooseFS with 4 nodes, side by side in one run.
+
+Every row has a direct number, a covered number, their ratio, and the bar that Quell sets itself. The
+test bed (testbed/moosefs) is made for the run and taken down at its end, also on Ctrl-C. Results go to
+docs/benchmarks/latest.txt, latest.json and latest.svg. Needs root; $QUELL is the quell binary.
+"""
+import argparse
+import hashlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parent.parent
+sys.dont_write_bytecode = True  # the checkout stays as it is
+sys.path.insert(0, str(TOP / "testbed"))
+from measure import Bed, Failed, alternate, count_calls, machine, median, run, stop_on_signals, text_of, view_of
+
+NODES = 4
+FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
+PROGRAM = TOP / "demo/program.py"
+
+
+class Row:
+    """One line of the result: what was done, the two numbers, and the bar that decides met or not met."""
+
+    def __init__(self, work, unit, direct, covered, bar=None, met=None, note=""):
+        self.work, self.unit, self.direct, self.covered = work, unit, direct, covered
+        self.bar, self.met, self.note = bar, met, note
+
+    def ratio(self):
+        return self.covered / self.direct if self.direct and self.covered is not None else None
+
+    def as_dict(self):
+        return {**vars(self), "ratio": self.ratio()}
+
+
+def number(value, unit):
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value:.3f} s"
+    if unit in ("ops", "entries"):
+        return f"{value:,.0f}"
+    return f"{value:,.1f} {unit}"
+
+
+def at_most(limit, value):
+    return None if value is None else value <= limit
+
+
+class Bench:
+    def __init__(self, bed, quell, scratch, view, options):
+        self.bed, self.quell, self.scratch, self.view, self.options = bed, quell, scratch, view, options
+        self.rows = []
+
+    def add(self, *row, **more):
+        self.rows.append(Row(*row, **more))
+        print("  " + line_of(self.rows[-1]), flush=True)
+
+    def covered(self, node, name, *command):
+        view = ["--view", self.view] if self.view else []
+        source = ["--source", self.bed.path(node, name)]
+        return [self.quell, "run", "--strict", *view, "-i", self.bed.path(node, f"{name}.quell"), *source, "--", *command]
+
+    def cold(self, node, command, **options):
+        """Run a command on a node without caches: (seconds, messages to the master, changed counters)."""
+        self.bed.drop(node)
+        return self.bed.measured(node, lambda: run(command, **options))
+
+    def cold_pair(self, node, name, command, repeats):
+        """Medians of cold runs, direct and covered in turn: ((s, ops), (s, ops))."""
+        got = {"direct": [], "covered": []}
+        for _ in range(repeats):
+            got["direct"].append(self.cold(node, command)[:2])
+            got["covered"].append(self.cold(node, self.covered(node, name, *command))[:2])
+        return [tuple(median(run[i] for run in runs) for i in (0, 1)) for runs in got.values()]
+
+    # --- the index ---------------------------------------------------------------------------------
+    def build_indexes(self):
+        bed = self.bed
+        find, build = [], []
+        for _ in range(3):
+            find.append(self.cold(1, ["find", bed.path(1, "tree"), "-printf", FIND_FORMAT])[0])
+            bed.path(1, "tree.quell").unlink(missing_ok=True)
+            build.append(self.cold(1, [self.quell, "index", bed.path(1, "tree"), "-o", bed.path(1, "tree.quell")])[0])
+        build_s, find_s = median(build), median(find)
+        self.add("index the synthetic tree, cold node, against find -printf", "s", find_s, build_s,
+                 "at most 0.7 of direct", build_s <= 0.7 * find_s)
+        run([self.quell, "index", bed.path(1, "env"), "-o", bed.path(1, "env.quell")])
+        for name, limit, title in (("tree", 24, "synthetic tree"), ("env", 48, "Python environment")):
+            entries = self.options.entries[name]
+            each = bed.path(1, f"{name}.quell").stat().st_size / entries
+            self.add(f"index size, {title}", "bytes/entry", None, each, f"at most {limit} bytes an entry", each <= limit,
+                     note=f"{entries:,} entries")
+
+    # --- a program's start --------------------------------------------------------------------------
+    def program_start(self):
+        bed = self.bed
+        calls = count_calls([bed.path(1, "env/bin/python"), PROGRAM], bed.path(1, "env"))
+        got = {"direct": [], "covered": []}
+        asked = {"negative lookups": 0, "listings": 0}
+        for node in range(1, NODES + 1):
+            command = [bed.path(node, "env/bin/python"), PROGRAM]
+            got["direct"].append(self.cold(node, command)[:2])
+            seconds, operations, changed = self.cold(node, self.covered(node, "env", *command))
+            got["covered"].append((seconds, operations))
+            asked["negative lookups"] = max(asked["negative lookups"], changed.get("fuse_ops.lookup.master.negative", 0))
+            asked["listings"] = max(asked["listings"], changed.get("fuse_ops.readdir", 0) + changed.get("fuse_ops.readdirplus", 0))
+        middle = {way: [median(run[i] for run in runs) for i in (0, 1)] for way, runs in got.items()}
+        limit = 2.2 * calls["open"]
+        self.add("import of six packages, cold node: operations", "ops", middle["direct"][1], middle["covered"][1],
+                 f"at most 2.2 per file opened ({limit:,.0f})", at_most(limit, middle["covered"][1]),
+                 note=f"{calls['open']:,} files opened; median of {NODES} nodes")
+        for kind, worst in asked.items():
+            # The check of a sample may ask a few names; a storm asks hundreds.
+            self.add(f"  of these, covered: {kind}", "ops", None, worst, "at most the 8 of the check", worst <= 8,
+                     note="worst node")
+        self.add("import of six packages, cold node: wall", "s", middle["direct"][0], middle["covered"][0],
+                 note=f"median of {NODES} nodes")
+        command = [bed.path(1, "env/bin/python"), PROGRAM]
+        covered = self.covered(1, "env", *command)
+        alternate([command, covered], 1)  # the warm-up
+        direct_s, covered_s = alternate([command, covered], 5)
+        self.add("import of six packages, warm client: wall", "s", direct_s, covered_s, "at most 0.85 of direct",
+                 covered_s <= 0.85 * direct_s, note="median of 5, in turn")
+        before = text_of(command)
+        same = before == text_of(covered)
+        self.add("output of the program", "", None, None, "identical", same)
+        self.all_nodes_at_once()
+
+    def all_nodes_at_once(self):
+        """Every node starts the program at the same moment: the storm itself."""
+        result = {}
+        for way in ("direct", "covered"):
+            commands = {}
+            for node in range(1, NODES + 1):
+                self.bed.drop(node)
+                command = [self.bed.path(node, "env/bin/python"), PROGRAM]
+                commands[node] = command if way == "direct" else self.covered(node, "env", *command)
+            before = sum(self.bed.counters(n)["master.packets_sent"] for n in commands)
+            started = time.monotonic()
+            with ThreadPoolExecutor(NODES) as pool:
+                list(pool.map(run, commands.values()))
+            seconds = time.monotonic() - started
+            result[way] = (seconds, sum(self.bed.counters(n)["master.packets_sent"] for n in commands) - before)
+        self.add(f"the same, {NODES} cold nodes at once: operations of all", "ops", result["direct"][1], result["covered"][1])
+        self.add(f"the same, {NODES} cold nodes at once: wall", "s", result["direct"][0], result["covered"][0])
+
+    # --- walking a tree -----------------------------------------------------------------------------
+    def walks(self):
+        tree = self.bed.path(2, "tree")
+        for title, command in (("ls -lR", ["ls", "-lR", tree]), ("find -printf", ["find", tree, "-printf", FIND_FORMAT])):
+            direct, covered = self.cold_pair(2, "tree", command, 3)
+            self.add(f"{title} of the synthetic tree, cold node: operations", "ops", direct[1], covered[1], "at most 16",
+                     covered[1] <= 16, note="index and check included; median of 3")
+            self.add(f"{title} of the synthetic tree, cold node: wall", "s", direct[0], covered[0], "at most 0.15 of direct",
+                     covered[0] <= 0.15 * direct[0], note="median of 3")
+
+    def identity(self):
+        for name, title in (("env", "Python environment"), ("tree", "synthetic tree")):
+            tree = self.bed.path(3, name)
+            find = ["find", tree, "-printf", FIND_FORMAT]
+            lines = [sorted(run(words, output=subprocess.PIPE).stdout.split(b"\n"))
+                     for words in (find, self.covered(3, name, *find))]
+            self.add(f"find -printf of the {title}, sorted", "entries", len(lines[0]) - 1, len(lines[1]) - 1, "identical",
+                     lines[0] == lines[1], note=first_difference(*lines))
+            digest = [sys.executable, __file__, "--digest", tree]
+            sums = [text_of(words) for words in (digest, self.covered(3, name, *digest))]
+            self.add(f"every byte of the {title} (SHA-256)", "", None, None, "identical", sums[0] == sums[1])
+
+    # --- starting a command -------------------------------------------------------------------------
+    def launch(self, index, source, paths, repeats=5, own=None):
+        """Seconds from spawning `quell run` to the first instruction of its command: the median."""
+        view = ["--view", self.view] if self.view else []
+        command = own or [self.quell, "run", "--strict", *view, "-i", index, "--source", source, "--", paths, "now"]
+        times = []
+        for _ in range(repeats + 1):
+            started = time.monotonic_ns()
+            times.append((int(text_of(command)) - started) / 1e9)
+        return median(times[1:])
+
+    def launches(self, paths):
+        plain = self.launch(None, None, paths, own=[paths, "now"])
+        self.add("start of a command without quell", "s", plain, None)
+        cases = [("env", self.bed.path(1, "env"), self.bed.path(1, "env.quell"), 0.3), ("tree", self.bed.path(1, "tree"),
+                 self.bed.path(1, "tree.quell"), 0.8)]
+        for name, source, index, limit in cases:
+            seconds = self.launch(index, source, paths)
+            self.add(f"quell run to the command's first instruction, {self.options.entries[name]:,} entries", "s", None, seconds,
+                     f"at most {limit} s", seconds <= limit, note="median of 5, warm")
+        # A holder that is there already: somebody else on this node has the tree covered.
+        with self.holder(cases[0][2], cases[0][1]):
+            seconds = self.launch(cases[0][2], cases[0][1], paths)
+        self.add("the same, joining a view that is in use", "s", None, seconds, "at most 0.03 s", seconds <= 0.03,
+                 note="median of 5")
+
+    def holder(self, index, source):
+        view = ["--view", self.view] if self.view else []
+        return Running([self.quell, "run", "--strict", *view, "-i", index, "--source", source, "--",
+                        "sh", "-c", "echo ready; exec sleep 600"])
+
+    def million(self, paths):
+        tree = Path(self.options.million)
+        index = self.scratch / "million.quell"
+        run([self.quell, "index", tree, "-o", index])
+        entries = self.options.entries["million"]
+        self.add("index size, a million entries", "bytes/entry", None, index.stat().st_size / entries, note=f"{entries:,} entries")
+        seconds = self.launch(index, tree, paths, repeats=3)
+        self.add(f"quell run to the command's first instruction, {entries:,} entries", "s", None, seconds, "at most 2 s",
+                 seconds <= 2, note="median of 3, warm; tree on local memory")
+        used = []
+        for _ in range(3):
+            before = memory_in_use_mb()
+            with self.holder(index, tree):
+                used.append(memory_in_use_mb() - before)
+            time.sleep(0.5)
+        self.add("memory of the view, a million entries", "MB", None, median(used), "at most 200 MB", median(used) <= 200,
+                 note="growth of slab, tmpfs and process memory of the machine; median of 3")
+
+    # --- one operation ------------------------------------------------------------------------------
+    def operations(self, paths, local):
+        """Covered files against the same names at the same depth on a local disk."""
+        below = Path("d00/d00/d00")
+        tree = self.bed.path(1, "tree")
+        here = Path(local, *tree.parts[1:]) / below
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "f00").write_bytes(b"0\n")
+        kind = text_of(["findmnt", "-n", "-o", "FSTYPE", "-T", here]).strip()
+        for operation, name, limit, title in (("negative", "missing", 1.5, "lookup of a missing name, repeated"),
+                                              ("stat", "f00", 1.5, "stat, repeated"), ("open", "f00", 3, "open and close")):
+            direct, covered = [], []
+            for _ in range(3):
+                direct.append(float(text_of([paths, operation, here / name])))
+                covered.append(float(text_of(self.covered(1, "tree", paths, operation, tree / below / name))))
+            d, c = median(direct), median(covered)
+            self.add(f"{title}: covered against local {kind}", "ns", d, c, f"at most {limit} of local", c <= limit * d)
+
+
+class Running:
+    """A command that runs as long as the `with` block; it has started when it has printed a line."""
+
+    def __init__(self, command):
+        self.command = [str(word) for word in command]
+
+    def __enter__(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        if self.process.stdout.readline().strip() != b"ready":
+            self.process.kill()
+            self.process.wait()
+            raise Failed(f"no start of: {' '.join(self.command)}")
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def memory_in_use_mb():
+    """What the kernel and the processes hold, without the page cache of files, in MB."""
+    fields = dict(re.findall(r"^(\w+):\s+(\d+)", Path("/proc/meminfo").read_text(), re.M))
+    return sum(int(fields[name]) for name in ("Slab", "Shmem", "AnonPages", "PageTables", "KernelStack")) * 1024 / 1e6
+
+
+def first_difference(left, right):
+    """Where two sorted listings part, in words."""
+    if left == right:
+        return ""
+    only = sorted(set(left) ^ set(right))
+    return f"{len(only)} lines differ, first {only[0].decode(errors='replace')[:120]}" if only else "order differs"
+
+
+def digest(tree):
+    """Print one SHA-256 over the names and bytes of all files and links below `tree`."""
+    files = sorted(os.path.join(base, name) for base, dirs, names in os.walk(os.fsencode(tree)) for name in names + dirs)
+
+    def one(path):
+        if os.path.islink(path):
+            return b"link " + os.readlink(path)
+        if not os.path.isfile(path):
+            return b"other"
+        with open(path, "rb") as file:
+            total = hashlib.sha256()
+            while block := file.read(1 << 20):
+                total.update(block)
+            return total.digest()
+
+    total = hashlib.sha256()
+    with ThreadPoolExecutor(4) as pool:  # small files are a matter of latency
+        for path, part in zip(files, pool.map(one, files)):
+            total.update(path + b"\0" + part)
+    print(len(files), total.hexdigest())
+
+
+# --- the result -----------------------------------------------------------------------------------
+def line_of(row):
+    ratio = row.ratio()
+    verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
+    shown = f"{ratio:.3f}" if ratio is not None else "-"
+    line = (f"{row.work:72} {number(row.direct, row.unit):>12} {number(row.covered, row.unit):>18} {shown:>7}  "
+            f"{row.bar or '':40} {verdict:7}")
+    return f"{line} {row.note}".rstrip()
+
+
+def report(facts, results):
+    lines = ["Quell, direct against covered on a MooseFS with 4 nodes. Made by: make bench", ""]
+    lines += [f"{name}: {value}" for name, value in facts.items()]
+    for view, rows in results.items():
+        lines += ["", f"view: {view}",
+                  f"{'work':72} {'direct':>12} {'covered':>18} {'ratio':>7}  {'bar':40} verdict", "-" * 165]
+        lines += [line_of(row) for row in rows]
+        judged = [row.met for row in rows if row.met is not None]
+        lines.append(f"{sum(judged)} of {len(judged)} bars met")
+    return "\n".join(lines) + "\n"
+
+
+def plot(facts, results):
+    """Bars of covered / direct on a logarithmic scale, one for each row that has both, as SVG."""
+    bars = [(view, row) for view, rows in results.items() for row in rows if row.ratio()]
+    low, left, width, step = 0.0005, 520, 420, 24
+    height = 70 + step * len(bars)
+
+    def across(ratio):
+        clipped = min(max(ratio, low), 4)
+        return left + width * (math.log10(clipped) - math.log10(low)) / (math.log10(4) - math.log10(low))
+
+    def words(text):
+        return str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" font-family="sans-serif" font-size="12">',
+           '<rect width="100%" height="100%" fill="white"/>',
+           '<text x="10" y="20" font-size="15">Covered / direct (left is better; the line is equal)</text>',
+           f'<text x="10" y="38" fill="#666">{words(facts["machine"])}</text>']
+    for tick in (0.001, 0.01, 0.1, 1):
+        x = across(tick)
+        out.append(f'<line x1="{x:.0f}" y1="50" x2="{x:.0f}" y2="{height - 14}" stroke="{"#000" if tick == 1 else "#ddd"}"/>')
+        out.append(f'<text x="{x:.0f}" y="{height - 2}" text-anchor="middle" fill="#666">{tick:g}</text>')
+    for i, (view, row) in enumerate(bars):
+        y = 56 + i * step
+        colour = {True: "#2a7", False: "#c33", None: "#68a"}[row.met]
+        title = row.work.strip() + (f" [{view}]" if len(results) > 1 else "")
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{words(title)}</text>')
+        out.append(f'<rect x="{left}" y="{y}" width="{max(across(row.ratio()) - left, 1):.0f}" height="16" fill="{colour}"/>')
+        out.append(f'<text x="{across(row.ratio()) + 5:.0f}" y="{y + 12}">{row.ratio():.3g}</text>')
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+# --- the run --------------------------------------------------------------------------------------
+def set_up(bed, options):
+    """The two trees on MooseFS, made side by side from two nodes, and the million entries on local memory."""
+    print("Making the Python environment, the synthetic tree and a million entries (two minutes or so) ...", flush=True)
+    shape, many = (["4", "3", "17"],) * 2 if options.quick else (["16", "3", "17"], ["16", "3", "228"])
+    synthetic = TOP / "testbed/synthetic-tree"
+    environment = ('"$0" -m venv "$1" && exec "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps '
+                   '--only-binary :all: -r "$2"')
+    commands = [["sh", "-c", environment, sys.executable, bed.path(1, "env"), TOP / "demo/requirements.txt"],
+                [synthetic, bed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
+    running = []
+    try:
+        # Sessions of their own: whatever ends this program, all that it started here ends before the bed does.
+        for command in commands:
+            running.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
+                                            stdout=subprocess.DEVNULL, start_new_session=True))
+        for command, process in zip(commands, running):
+            if process.wait() != 0:
+                raise Failed(f"exit code {process.returncode} from: {' '.join(map(str, command))}")
+    finally:
+        for process in running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    places = {"env": bed.path(1, "env"), "tree": bed.path(1, "tree"), "million": options.million}
+    options.entries = {name: 1 + sum(len(d) + len(f) for _, d, f in os.walk(place)) for name, place in places.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--view", action="append", metavar="VIEW",
+                        help="force a view; may be given several times to compare them (default: the automatic one)")
+    parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
+    parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.digest:
+        return digest(options.digest)
+    quell = os.environ.get("QUELL") or str(TOP / "target/release/quell")
+    if not os.access(quell, os.X_OK):
+        raise Failed(f"there is no program {quell}; build it or name another one in $QUELL")
+
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="quell-bench.") as scratch, \
+            tempfile.TemporaryDirectory(prefix="quell-bench.", dir=memory) as in_memory, \
+            tempfile.TemporaryDirectory(prefix="quell-bench.", dir="/var/tmp") as local:
+        scratch = Path(scratch)
+        options.million = str(Path(in_memory, "million"))
+        os.environ["MPLCONFIGDIR"] = str(scratch / "matplotlib")
+        paths = scratch / "paths"
+        run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
+        with Bed(scratch / "moosefs", NODES).up() as bed:
+            set_up(bed, options)
+            run([bed.path(1, "env/bin/python"), PROGRAM])  # matplotlib's font list is made once
+            facts = {
+                "machine": machine(),
+                "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+                "quell": text_of([quell, "--version"]).strip(),
+                "load before the run": f"{os.getloadavg()[0]:.1f} (other work on the machine makes times longer)",
+                "idle node": f"{bed.idle_rate(1):.1f} messages/s to the master to stay registered; they are part of all counts",
+                "trees": "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items()),
+            }
+            print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+            results = {}
+            for view in options.view or [None]:
+                bench = Bench(bed, quell, scratch, view, options)
+                print(f"\nview: {view or 'automatic'}", flush=True)
+                bench.build_indexes()
+                taken = view_of(bench.covered(1, "env"), bed.path(1, "env")) or "NONE: the tree was not covered"
+                results[f"{view or 'automatic'} ({taken})"] = bench.rows
+                bench.program_start()
+                bench.walks()
+                bench.identity()
+                bench.launches(paths)
+                bench.operations(paths, local)
+                bench.million(paths)
+    text = report(facts, results)
+    print("\n" + text)
+    if options.quick:
+        print("A quick run: docs/benchmarks was not touched.")
+    else:
+        keep = TOP / "docs/benchmarks"
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / "latest.txt").write_text(text)
+        (keep / "latest.json").write_text(json.dumps(
+            {"facts": facts, "results": {view: [row.as_dict() for row in rows] for view, rows in results.items()}}, indent=1) + "\n")
+        (keep / "latest.svg").write_text(plot(facts, results))
+        print(f"Kept in {keep}/latest.txt, latest.json and latest.svg")
+    return 0 if all(row.met is not False for rows in results.values() for row in rows) else 1
+
+
+if __name__ == "__main__":
+    stop_on_signals()
+    try:
+        sys.exit(main())
+    except Failed as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(3)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,204 @@
+"""What the demonstration and the macro benchmarks share: the MooseFS test bed as a Python object, timing, and counting a program's calls.
+
+It measures and never judges: bars and tables belong to its callers. Python 3.9 and the standard library only.
+"""
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+class Failed(Exception):
+    """Something that the machine or a measured program could not do; the text says what and where."""
+
+
+def stop_on_signals():
+    """Let TERM and HUP end the program as Ctrl-C does: through every `finally`."""
+
+    def stop(number, _frame):
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, stop)
+
+
+def run(command, output=subprocess.DEVNULL, **options):
+    """Run a command to its end; its error output goes to the terminal. Raise Failed with what it was."""
+    done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, **options)
+    if done.returncode != 0:
+        raise Failed(f"exit code {done.returncode} from: {' '.join(map(str, command))}")
+    return done
+
+
+def text_of(command, **options):
+    """A command's output as text."""
+    return run(command, output=subprocess.PIPE, text=True, **options).stdout
+
+
+def seconds_of(command, **options):
+    """A command's wall time in seconds."""
+    started = time.monotonic()
+    run(command, **options)
+    return time.monotonic() - started
+
+
+def alternate(commands, repeats):
+    """Wall times of several commands run in turn, so that a noisy moment falls on all: the median of each, in seconds."""
+    rounds = [[seconds_of(command) for command in commands] for _ in range(repeats)]
+    return [median(times) for times in zip(*rounds)]
+
+
+def median(values):
+    return statistics.median(values)
+
+
+class Bed:
+    """A MooseFS test bed of its own (testbed/moosefs), in a directory that goes when the bed goes."""
+
+    def __init__(self, directory, nodes=4):
+        self.directory = Path(directory)
+        self.nodes = nodes
+
+    def command(self, *words):
+        return text_of([HERE / "moosefs", *words], env={**os.environ, "TESTBED": str(self.directory)})
+
+    @contextmanager
+    def up(self):
+        try:
+            self.command("up", str(self.nodes))
+            yield self
+        finally:
+            # A second Ctrl-C during the take-down would leave half of it behind.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self.command("down")
+            signal.signal(signal.SIGINT, before)
+
+    def path(self, node, *below):
+        return self.directory.joinpath("nodes", str(node), *below)
+
+    def drop(self, node):
+        """Make the node cold: as freshly booted, nothing in its caches."""
+        self.command("drop", str(node))
+
+    def counters(self, node):
+        """The mount's own counters by name."""
+        lines = self.path(node, ".stats").read_text().splitlines()
+        pairs = (line.split(": ", 1) for line in lines if ": " in line)
+        return {name: int(value) for name, value in pairs if value.isdigit()}
+
+    def measured(self, node, action):
+        """Do `action`; return (seconds, operations sent to the master, counters that changed)."""
+        before = self.counters(node)
+        started = time.monotonic()
+        action()
+        seconds = time.monotonic() - started
+        after = self.counters(node)
+        changed = {name: value - before.get(name, 0) for name, value in after.items() if value != before.get(name, 0)}
+        return seconds, changed.get("master.packets_sent", 0), changed
+
+    def idle_rate(self, node, seconds=10):
+        """Messages per second that an idle node sends to the master to stay registered."""
+        return self.measured(node, lambda: time.sleep(seconds))[1] / seconds
+
+
+# --- counting a program's calls -------------------------------------------------------------------
+# Calls that ask a file system about a name. Calls on an open file (fstat, read, mmap) are not counted.
+TRACED = (
+    "open,openat,openat2,creat,execve,execveat,stat,lstat,newfstatat,statx,access,faccessat,faccessat2,"
+    "readlink,readlinkat,getxattr,lgetxattr,listxattr,llistxattr,statfs,chdir"
+)
+OPENS = {"open", "openat", "openat2", "creat", "execve", "execveat"}
+CALL = re.compile(r'^(?:\d+ +)?(\w+)\((?:(?:AT_FDCWD|-?\d+)<((?:[^>\\]|\\.)*)>, )?"((?:[^"\\]|\\.)*)"(.*)$')
+RESUMED = re.compile(r"^(?:\d+ +)?<\.\.\. \w+ resumed>(.*)$")
+
+
+def count_lines(lines, tree, directory):
+    """Count the traced calls on names in `tree` (pure: lines of strace -f -y in, counts out).
+
+    stat: answered questions about a name; negative: names that are not there; list: directories
+    opened; open: files opened, and files_opened how many different ones.
+    """
+    tree = os.path.normpath(tree)
+    counts = {"stat": 0, "negative": 0, "list": 0, "open": 0}
+    opened = set()
+    unfinished = {}
+    for line in lines:
+        process = line.split(" ", 1)[0]
+        resumed = RESUMED.match(line)
+        if resumed:
+            line = unfinished.pop(process, "") + resumed[1]
+        elif "<unfinished ...>" in line:
+            unfinished[process] = line.replace("<unfinished ...>", "")
+            continue
+        call = CALL.match(line)
+        if not call:
+            continue
+        name, base, path, rest = call.groups()
+        if not path:
+            continue  # a question about an open file
+        path = os.path.normpath(os.path.join(directory, base or "", path))
+        if path != tree and not path.startswith(tree + "/"):
+            continue
+        result = rest.rpartition(") = ")[2]
+        if result.startswith(("-1 ENOENT", "-1 ENOTDIR")):
+            counts["negative"] += 1
+        elif name in OPENS and not result.startswith("-1"):
+            if "O_DIRECTORY" in rest:
+                counts["list"] += 1
+            else:
+                counts["open"] += 1
+                opened.add(path)
+        else:
+            counts["stat"] += 1
+    counts["total"] = sum(counts.values())
+    counts["files_opened"] = len(opened)
+    return counts
+
+
+def count_calls(command, tree, before=(), **options):
+    """Run `command` under strace and count its calls on names in `tree`.
+
+    `before` goes in front of strace: with a `quell run ... --` there, strace runs inside the view.
+    """
+    with tempfile.TemporaryDirectory(prefix="quell-calls.") as place:
+        trace = Path(place, "trace")
+        run([*before, "strace", "-f", "-qq", "-y", "-s", "4096", "-e", f"trace={TRACED}", "-e", "signal=none",
+             "-o", trace, *command], **options)
+        with open(trace, errors="surrogateescape") as lines:
+            return count_lines(lines, str(tree), os.getcwd())
+
+
+# --- the machine ----------------------------------------------------------------------------------
+def machine():
+    """A few words on what was measured on: numbers mean nothing without them."""
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    memory = int(re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) // 1024 // 1024
+    return f"{os.cpu_count()} processors ({model}), {memory} GiB of memory, Linux {os.uname().release}"
+
+
+def view_of(covered, tree):
+    """The file system type that covers `tree` for a covered command, or None when it is not covered."""
+    kind = None  # the last mount at a place is the one that is seen
+    for line in text_of([*covered, "cat", "/proc/self/mountinfo"]).splitlines():
+        front, _, back = line.partition(" - ")
+        if front.split(" ")[4] == str(tree):
+            kind = back.split(" ")[0]
+    return kind
+
+
+if __name__ == "__main__":
+    # measure.py TREE CMD...: count one command's calls, as JSON.
+    print(json.dumps(count_calls(sys.argv[2:], sys.argv[1])))
