@@ -31,6 +31,7 @@ pub mod errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
     pub const EIO: i32 = 5;
+    pub const ENXIO: i32 = 6;
     pub const EACCES: i32 = 13;
     pub const ENOTDIR: i32 = 20;
     pub const EISDIR: i32 = 21;

@@ -46,7 +46,7 @@ pub trait Dir: Send + Sync {
     /// the file system's servers see no open, but it cannot be listed.
     fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>>;
 
-    /// A regular file for reading; anything else is an error and is not opened.
+    /// A regular file for reading; anything else is an error, and is never waited for.
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>>;
 }
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_fs::{Error, File, Result, Time};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
 use crate::{Dir, OpenFile, Stat};
@@ -147,7 +147,16 @@ impl Dir for PosixDir {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        Ok(Box::new(PosixFile { fd }))
+        // The kind was part of the answer to the open: no file system is asked again.
+        let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found =
+            rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
+        match FileType::from_raw_mode(found.stx_mode.into()) {
+            FileType::RegularFile => Ok(Box::new(PosixFile { fd })),
+            FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
+            // As the kernel says it of a socket.
+            _ => Err(failed(Errno::NXIO, "open", name)),
+        }
     }
 }
 
@@ -226,6 +235,17 @@ mod tests {
         assert!(dir.open_dir(b"out").is_err());
         assert!(dir.open_file(b"file").is_err());
         assert_eq!(dir.stat(b"out").unwrap().mode & 0o170_000, 0o120_000);
+    }
+
+    #[test]
+    fn only_regular_files_open() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::create_dir(temp.path().join("dir")).unwrap();
+        let mode = Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(CWD, temp.path().join("fifo"), FileType::Fifo, mode, 0).unwrap();
+        let dir = PosixDir::open(temp.path()).unwrap();
+        assert_eq!(dir.open_file(b"dir").err().unwrap().errno(), quell_fs::errno::EISDIR);
+        assert!(dir.open_file(b"fifo").is_err());
     }
 
     #[test]

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
 use quell_backing::Dir;
 use quell_fs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
-    NodeId, Result,
+    NodeId, Result, errno,
 };
 
 use crate::format::{self, Field};
@@ -16,6 +16,10 @@ use crate::image::{EntryId, Image, ROOT};
 
 /// Directories of the tree that stay entered, so that opening a neighbour is one look-up.
 const ENTERED_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
+
+/// What opening a name answers where no regular file is behind it (any more): nothing, a directory, a
+/// symbolic link, a fifo or socket; or the way to it is none.
+const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
 /// What an open does when the file is not the one that was indexed (its size or modification time
 /// differs, or it is gone).
@@ -68,18 +72,31 @@ impl IndexFs {
         Ok(entry)
     }
 
-    /// The tree's own directory for an entry.
+    /// The tree's own directory for an entry, from the nearest one above that is entered already. Not
+    /// recursive: a tree may be deeper than any stack.
     fn enter(&self, entry: EntryId) -> Result<Arc<dyn Dir>> {
-        if entry == ROOT {
-            return Ok(self.source.clone());
+        let mut way = Vec::new();
+        let mut at = entry;
+        let mut dir = loop {
+            if at == ROOT {
+                break self.source.clone();
+            }
+            if let Some(dir) = self.entered().get(&at) {
+                break dir.clone();
+            }
+            way.push(at);
+            at = self.image.parent(at);
+        };
+        while let Some(next) = way.pop() {
+            // The lock is not held while the file system is asked.
+            dir = dir.enter(self.image.name(next))?;
+            self.entered().put(next, dir.clone());
         }
-        if let Some(dir) = self.entered.lock().unwrap_or_else(PoisonError::into_inner).get(&entry) {
-            return Ok(dir.clone());
-        }
-        // The lock is not held while the file system is asked.
-        let dir = self.enter(self.image.parent(entry))?.enter(self.image.name(entry))?;
-        self.entered.lock().unwrap_or_else(PoisonError::into_inner).put(entry, dir.clone());
         Ok(dir)
+    }
+
+    fn entered(&self) -> MutexGuard<'_, LruCache<EntryId, Arc<dyn Dir>>> {
+        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -161,7 +178,8 @@ impl FileSystem for IndexFs {
             self.enter(self.image.parent(entry)).and_then(|dir| dir.open_file(self.image.name(entry)));
         let file = match opened {
             Ok(file) => file,
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => return Err(stale()),
+            // There is nothing of that name, or something that is no file.
+            Err(e) if NO_FILE.contains(&e.errno()) => return Err(stale()),
             Err(e) => return Err(e),
         };
         let now = file.stat()?;

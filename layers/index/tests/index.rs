@@ -285,3 +285,27 @@ fn a_tree_that_cannot_be_read_is_listed() {
     // Not known is not the same as not there.
     assert_eq!(resolve(&fs, b"lib/closed/x").unwrap_err().errno(), quell_fs::errno::EACCES);
 }
+
+#[test]
+fn a_file_that_became_something_else_is_stale() {
+    let temp = varied_tree();
+    let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
+    let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
+    let fs = IndexFs::new(image, source, OnChange::Serve);
+    let tool = resolve(&fs, b"bin/tool").unwrap();
+    let path = temp.path().join("bin/tool");
+    let is_stale = || assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_fs::errno::ESTALE);
+    std::fs::remove_file(&path).unwrap();
+    is_stale();
+    symlink("z-link", &path).unwrap();
+    is_stale();
+    std::fs::remove_file(&path).unwrap();
+    rustix_mkfifo(&path);
+    is_stale();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    is_stale();
+    std::fs::remove_dir(&path).unwrap();
+    std::os::unix::net::UnixListener::bind(&path).unwrap();
+    is_stale();
+}
