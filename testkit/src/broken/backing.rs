@@ -1,0 +1,231 @@
+//! A backing directory on a bad day: errors, entries that vanish, listings that change while they are
+//! read, short reads, delays.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use quell_backing::{Dir, OpenFile, Stat};
+use quell_fs::{Error, ErrorKind, File, Result, errno};
+
+use crate::Random;
+
+/// What can go wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Every operation of one kind on one path is answered with this error number.
+    Error(i32),
+    /// The name is listed, but there is nothing behind it.
+    Vanished,
+    /// The first listings of a directory, this many, lack a name or have one too many, and its times
+    /// tell that it changed.
+    Unsettled(u32),
+    /// A read gives fewer bytes than there are.
+    Torn,
+    /// An answer takes its time.
+    Slow,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 8] = [
+        Fault::Error(errno::EIO),
+        Fault::Error(errno::EACCES),
+        Fault::Error(errno::ESTALE),
+        Fault::Vanished,
+        Fault::Unsettled(1),
+        Fault::Unsettled(5),
+        Fault::Torn,
+        Fault::Slow,
+    ];
+}
+
+/// Which operations fail, and a record of those that did.
+#[derive(Debug)]
+pub struct Faults {
+    seed: u64,
+    /// One operation in so many fails.
+    one_in: usize,
+    of: Vec<Fault>,
+    struck: Mutex<BTreeSet<Vec<u8>>>,
+    listings: Mutex<HashMap<Vec<u8>, u32>>,
+}
+
+impl Faults {
+    pub fn new(seed: u64, one_in: usize, of: &[Fault]) -> Arc<Faults> {
+        let (struck, listings) = Default::default();
+        Arc::new(Faults { seed, one_in, of: of.to_vec(), struck, listings })
+    }
+
+    /// The paths on which an operation was not answered as it should have been.
+    pub fn struck(&self) -> BTreeSet<Vec<u8>> {
+        self.struck.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn of(&self, verb: &str, path: &[u8]) -> Option<Fault> {
+        let mut hash = DefaultHasher::new();
+        (self.seed, verb, path).hash(&mut hash);
+        let mut random = Random::new(hash.finish());
+        (!self.of.is_empty() && random.one_in(self.one_in)).then(|| *random.pick(&self.of))
+    }
+
+    fn strike(&self, path: &[u8]) {
+        self.struck.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_vec());
+    }
+
+    /// Fails where an error is due. The name's own fate is one for all operations.
+    fn check(&self, verb: &'static str, path: &[u8]) -> Result<()> {
+        if self.of("name", path) == Some(Fault::Vanished) && !path.is_empty() {
+            self.strike(path);
+            return Err(Error::new(ErrorKind::NotFound, verb, path));
+        }
+        match self.of(verb, path) {
+            Some(Fault::Error(number)) => {
+                self.strike(path);
+                Err(Error::new(ErrorKind::from_errno(number), verb, path))
+            }
+            Some(Fault::Slow) => {
+                std::thread::sleep(Duration::from_micros(100));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// How often the directory was listed before, as far as that shows.
+    fn unsettled(&self, path: &[u8]) -> (u32, u32) {
+        let Some(Fault::Unsettled(until)) = self.of("settle", path) else { return (0, 0) };
+        let listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
+        (listings.get(path).copied().unwrap_or(0).min(until), until)
+    }
+}
+
+/// A directory that breaks as its faults say.
+#[derive(Clone)]
+pub struct BrokenDir {
+    inner: Arc<dyn Dir>,
+    path: Vec<u8>,
+    faults: Arc<Faults>,
+}
+
+impl std::fmt::Debug for BrokenDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BrokenDir").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl BrokenDir {
+    pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> BrokenDir {
+        BrokenDir { inner, path: Vec::new(), faults }
+    }
+
+    fn at(&self, name: &[u8]) -> Vec<u8> {
+        match (self.path.as_slice(), name) {
+            (path, b"") => path.to_vec(),
+            (b"", name) => name.to_vec(),
+            (path, name) => [path, b"/", name].concat(),
+        }
+    }
+
+    fn checked(&self, verb: &'static str, name: &[u8]) -> Result<Vec<u8>> {
+        let path = self.at(name);
+        self.faults.check(verb, &path)?;
+        Ok(path)
+    }
+
+    /// A directory's times tell of every change to its listing.
+    fn shown(&self, path: &[u8], mut stat: Stat) -> Stat {
+        stat.changed.nanoseconds = (stat.changed.nanoseconds + self.faults.unsettled(path).0) % 1_000_000_000;
+        stat
+    }
+}
+
+impl Dir for BrokenDir {
+    fn stat_self(&self) -> Result<Stat> {
+        let path = self.checked("stat itself", b"")?;
+        Ok(self.shown(&path, self.inner.stat_self()?))
+    }
+
+    fn names(&self) -> Result<Vec<Vec<u8>>> {
+        let path = self.checked("list", b"")?;
+        let mut names = self.inner.names()?;
+        let (before, until) = self.faults.unsettled(&path);
+        if before < until {
+            *self
+                .faults
+                .listings
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(path.clone())
+                .or_default() += 1;
+            self.faults.strike(&path);
+            if before % 2 == 0 && !names.is_empty() {
+                names.pop();
+            } else {
+                names.push(b"\xfe a name that comes and goes".to_vec());
+                self.faults.strike(&self.at(b"\xfe a name that comes and goes"));
+            }
+        }
+        Ok(names)
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Stat> {
+        let path = self.checked("stat", name)?;
+        Ok(self.shown(&path, self.inner.stat(name)?))
+    }
+
+    fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
+        self.checked("read link", name)?;
+        self.inner.read_link(name)
+    }
+
+    fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.checked("list attributes", name)?;
+        self.inner.xattrs(name)
+    }
+
+    fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        let path = self.checked("open directory", name)?;
+        let inner = self.inner.open_dir(name)?;
+        Ok(Arc::new(BrokenDir { inner, path, faults: self.faults.clone() }))
+    }
+
+    fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        let path = self.checked("enter", name)?;
+        let inner = self.inner.enter(name)?;
+        Ok(Arc::new(BrokenDir { inner, path, faults: self.faults.clone() }))
+    }
+
+    fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        let path = self.checked("open", name)?;
+        let inner = self.inner.open_file(name)?;
+        Ok(Box::new(BrokenFile { inner, path, faults: self.faults.clone() }))
+    }
+}
+
+struct BrokenFile {
+    inner: Box<dyn OpenFile>,
+    path: Vec<u8>,
+    faults: Arc<Faults>,
+}
+
+impl File for BrokenFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.faults.check("read", &self.path)?;
+        let count = self.inner.read_at(into, offset)?;
+        match self.faults.of("read", &self.path) {
+            Some(Fault::Torn) if count > 1 => {
+                self.faults.strike(&self.path);
+                Ok(count / 2)
+            }
+            _ => Ok(count),
+        }
+    }
+}
+
+impl OpenFile for BrokenFile {
+    fn stat(&self) -> Result<Stat> {
+        self.faults.check("stat open file", &self.path)?;
+        self.inner.stat()
+    }
+}

@@ -1,0 +1,55 @@
+//! Promise: capabilities say what is so, in both directions: what is claimed is there, and what is there
+//! is claimed.
+
+use quell_fs::{Capabilities, FileSystem};
+
+use super::World;
+use crate::tree::{Node, Tree};
+
+pub(super) fn check(world: &World<'_>) {
+    let mut plain = Tree::new();
+    plain.add(Tree::ROOT, "file", Node::file("x"));
+    let mut cases = vec![plain.clone()];
+    if world.xattrs {
+        let mut noted = plain.clone();
+        let dir = noted.add(Tree::ROOT, "dir", Node::dir());
+        noted.add(dir, "noted", Node::file("x").with_xattr("user.note", "x"));
+        cases.push(noted);
+    }
+    if world.xattrs && world.exact {
+        let mut listed = plain;
+        let acl =
+            b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
+        listed.add(Tree::ROOT, "acl", Node::file("x").with_xattr("system.posix_acl_access", acl));
+        cases.push(listed);
+    }
+    for tree in cases {
+        let made = world.made(&tree);
+        let can = made.fs.capabilities();
+        assert_eq!((can.xattrs, can.acls), what_is_there(&*made.fs, &tree), "{can:?}");
+        if can.immutable {
+            is_immutable(&*made.fs, &tree, can);
+        }
+    }
+}
+
+fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
+    let (mut xattrs, mut acls) = (false, false);
+    for (path, _) in tree.paths() {
+        for name in fs.xattr_names(quell_fs::resolve(fs, &path).unwrap().node).unwrap() {
+            xattrs = true;
+            acls |= name.starts_with(b"system.posix_acl_");
+        }
+    }
+    (xattrs, acls)
+}
+
+/// The same question twice has the same answer.
+fn is_immutable(fs: &dyn FileSystem, tree: &Tree, can: Capabilities) {
+    assert_eq!(fs.capabilities(), can);
+    for (path, _) in tree.paths() {
+        let first = quell_fs::resolve(fs, &path).unwrap();
+        assert_eq!(quell_fs::resolve(fs, &path).unwrap(), first);
+        assert_eq!(fs.attributes(first.node).unwrap(), first);
+    }
+}

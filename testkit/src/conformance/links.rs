@@ -1,0 +1,27 @@
+//! Promise: a symbolic link's target is what it was made with, byte for byte, and nothing else has one.
+
+use quell_fs::errno::EINVAL;
+
+use super::{World, node_at, one_of_everything, refused};
+use crate::tree::{Node, Tree};
+
+pub(super) fn check(world: &World<'_>) {
+    let made = world.made(&one_of_everything());
+    let fs = &*made.fs;
+    assert_eq!(fs.read_link(node_at(fs, "bin/link")).unwrap(), b"../lib/a");
+    assert_eq!(fs.read_link(node_at(fs, "bin/dangling")).unwrap(), [b'x'; 4000]);
+    for no_link in ["", "bin", "bin/tool", "lib/fifo"] {
+        refused(fs.read_link(node_at(fs, no_link)), EINVAL);
+    }
+    let mut tree = Tree::new();
+    for (i, target) in [&b"/"[..], b".", b"\xff\xfe\n ", b"a//b/", &[b'y'; 4095]].iter().enumerate() {
+        tree.add(Tree::ROOT, format!("{i}"), Node::symlink(target));
+    }
+    let made = world.made(&tree);
+    for (name, number) in &tree.node(Tree::ROOT).children {
+        let found = made.fs.lookup(made.fs.root(), name).unwrap().expect("it was made");
+        let target = &tree.node(*number).target;
+        assert_eq!(&made.fs.read_link(found.node).unwrap(), target);
+        assert_eq!(found.size_bytes, target.len() as u64);
+    }
+}

@@ -1,0 +1,32 @@
+//! Promise: a name is found exactly where it is; elsewhere the answer is "no such entry", and that is not
+//! an error.
+
+use quell_fs::errno::{ENAMETOOLONG, ENOTDIR};
+
+use super::{World, node_at, one_of_everything, refused};
+
+pub(super) fn check(world: &World<'_>) {
+    let tree = one_of_everything();
+    let made = world.made(&tree);
+    let fs = &*made.fs;
+    let many = node_at(fs, "many");
+    for i in 0..700 {
+        assert!(fs.lookup(many, format!("f{i}").as_bytes()).unwrap().is_some());
+        // Neighbours in the order of names, and other beginnings and endings.
+        for near in [format!("f{i}\0"), format!("f{i} "), format!("f{i}~"), format!("g{i}"), format!("F{i}")]
+        {
+            assert_eq!(fs.lookup(many, near.as_bytes()).unwrap(), None, "{near}");
+        }
+    }
+    assert_eq!(fs.lookup(many, b"tool").unwrap(), None, "a name of another directory");
+    assert_eq!(fs.lookup(fs.root(), b"").unwrap(), None);
+    assert_eq!(fs.lookup(fs.root(), b"bin/tool").unwrap(), None, "a path is no name");
+    assert_eq!(fs.lookup(node_at(fs, "empty"), b"a").unwrap(), None);
+    let names = node_at(fs, "lib/names");
+    assert!(fs.lookup(names, &[b'n'; 255]).unwrap().is_some());
+    assert_eq!(fs.lookup(names, &[b'n'; 254]).unwrap(), None);
+    refused(fs.lookup(names, &[b'n'; 256]), ENAMETOOLONG);
+    refused(fs.lookup(names, &[b'n'; 70_000]), ENAMETOOLONG);
+    refused(fs.lookup(node_at(fs, "bin/tool"), b"x"), ENOTDIR);
+    refused(fs.lookup(node_at(fs, "bin/link"), b"x"), ENOTDIR);
+}

@@ -1,0 +1,28 @@
+//! Promise: `path` and `parent` lead back: resolving a node's path gives the node, and its parent lists it.
+
+use quell_fs::resolve;
+
+use super::{World, one_of_everything};
+use crate::operations::listing;
+
+pub(super) fn check(world: &World<'_>) {
+    let tree = one_of_everything();
+    let made = world.made(&tree);
+    let fs = &*made.fs;
+    assert_eq!(fs.path(fs.root()).unwrap(), b"");
+    assert_eq!(fs.parent(fs.root()).unwrap(), fs.root());
+    for (path, number) in tree.paths() {
+        let Ok(found) = resolve(fs, &path) else { continue };
+        let said = fs.path(found.node).unwrap();
+        assert_eq!(resolve(fs, &said).unwrap(), found, "{}", path.escape_ascii());
+        if found.nlink == 1 || tree.node(number).kind == quell_fs::Kind::Dir {
+            assert_eq!(said, path);
+        }
+        if !said.is_empty() {
+            let parent = fs.parent(found.node).unwrap();
+            let listed = listing(fs, parent, 1000).unwrap();
+            let name = said.rsplit(|b| *b == b'/').next().expect("split gives one");
+            assert!(listed.iter().any(|(n, a)| n == name && a.node == found.node));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Promise: reads give the file's bytes at any offset, fewer than asked only at its end, none beyond; only
+//! regular files open.
+
+use quell_fs::errno::{EINVAL, EISDIR};
+use quell_fs::{FileSystem, resolve};
+
+use super::{World, node_at, one_of_everything, refused};
+use crate::tree::Node;
+
+pub(super) fn check(world: &World<'_>) {
+    let tree = one_of_everything();
+    let made = world.made(&tree);
+    let fs = &*made.fs;
+    for path in ["bin/tool", "lib/the tool", "lib/a", "lib/sparse", "lib/empty file", "many/f699"] {
+        let number = tree.paths().into_iter().find(|(p, _)| p == path.as_bytes()).expect("it was made").1;
+        read_everywhere(fs, path, tree.node(number));
+    }
+    refused(fs.open(fs.root()), EISDIR);
+    refused(fs.open(node_at(fs, "bin")), EISDIR);
+    for special in ["bin/link", "lib/fifo", "lib/socket"] {
+        refused(fs.open(node_at(fs, special)), EINVAL);
+    }
+    many_readers(fs);
+}
+
+fn read_everywhere(fs: &dyn FileSystem, path: &str, node: &Node) {
+    let file = fs.open(resolve(fs, path.as_bytes()).unwrap().node).unwrap();
+    let end = node.size_bytes;
+    for offset in [0, 1, 4095, 4096, 65_535, end.saturating_sub(1), end, end + 1, i64::MAX as u64 - 5000] {
+        for length in [0, 1, 5, 4096, 5000] {
+            let (mut expected, mut found) = (vec![0xAA; length], vec![0xAA; length]);
+            let count = node.read_at(&mut expected, offset);
+            assert_eq!(file.read_at(&mut found, offset).unwrap(), count, "{path} {length} at {offset}");
+            assert_eq!(found[..count], expected[..count], "{path} {length} at {offset}");
+        }
+    }
+}
+
+/// Any number of threads may read one open file at once.
+fn many_readers(fs: &dyn FileSystem) {
+    let file = fs.open(node_at(fs, "lib/a")).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let file = &file;
+            scope.spawn(move || {
+                for i in 0..50 {
+                    let mut buffer = vec![0; 100 + i];
+                    let count = file.read_at(&mut buffer, thread * 1000 + i as u64).unwrap();
+                    assert!(count == buffer.len() && buffer.iter().all(|b| *b == 7));
+                }
+            });
+        }
+    });
+}

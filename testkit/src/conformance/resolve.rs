@@ -1,0 +1,25 @@
+//! Promise: walking a path component by component ends where the tree says, and follows no link.
+
+use quell_fs::errno::{ENOENT, ENOTDIR};
+use quell_fs::{Kind, resolve};
+
+use super::{World, node_at, one_of_everything, refused};
+
+pub(super) fn check(world: &World<'_>) {
+    let made = world.made(&one_of_everything());
+    let fs = &*made.fs;
+    let tool = node_at(fs, "bin/tool");
+    for way in ["/bin/tool", "bin//tool", "./bin/./tool", "lib/../bin/tool", "../../bin/tool", "bin/tool/"] {
+        assert_eq!(node_at(fs, way), tool, "{way}");
+    }
+    for way in ["", "/", ".", "..", "bin/.."] {
+        assert_eq!(node_at(fs, way), fs.root(), "{way}");
+    }
+    let deepest = (0..40).fold("deep".to_owned(), |path, i| format!("{path}/{i}"));
+    assert_eq!(resolve(fs, deepest.as_bytes()).unwrap().kind, Kind::Dir);
+    assert_eq!(resolve(fs, b"bin/link").unwrap().kind, Kind::Symlink);
+    refused(resolve(fs, b"bin/link/x"), ENOTDIR);
+    refused(resolve(fs, b"bin/tool/x"), ENOTDIR);
+    refused(resolve(fs, b"bin/none"), ENOENT);
+    refused(resolve(fs, b"none/tool"), ENOENT);
+}

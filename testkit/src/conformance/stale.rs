@@ -1,0 +1,26 @@
+//! Promise: a node that was never given out, or by another generation, is answered with "stale" by every
+//! method, and never with another node's answer.
+
+use quell_fs::errno::ESTALE;
+use quell_fs::{Cursor, NodeId};
+
+use super::{World, refused};
+use crate::tree::{Node, Tree};
+
+pub(super) fn check(world: &World<'_>) {
+    let mut tree = Tree::new();
+    tree.add(Tree::ROOT, "file", Node::file("x"));
+    let made = world.made(&tree);
+    let fs = &*made.fs;
+    for node in [2, 1000, u64::from(u32::MAX), 1 << 32, u64::MAX].map(NodeId) {
+        refused(fs.attributes(node), ESTALE);
+        refused(fs.lookup(node, b"file"), ESTALE);
+        refused(fs.parent(node), ESTALE);
+        refused(fs.path(node), ESTALE);
+        refused(fs.list(node, Cursor::START, &mut |_| true), ESTALE);
+        refused(fs.read_link(node), ESTALE);
+        refused(fs.xattr(node, b"user.note"), ESTALE);
+        refused(fs.xattr_names(node), ESTALE);
+        refused(fs.open(node), ESTALE);
+    }
+}

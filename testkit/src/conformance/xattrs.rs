@@ -1,0 +1,35 @@
+//! Promise: extended attributes are those that were set, names in an order that never changes; one that is
+//! not set is no error.
+
+use super::World;
+use crate::tree::{Node, Tree};
+
+pub(super) fn check(world: &World<'_>) {
+    let mut tree = Tree::new();
+    let mut node = Node::file("x");
+    for (name, value) in [("user.b", "2"), ("user.a", "1"), ("user.empty", "")] {
+        node = node.with_xattr(name, value);
+    }
+    let node = node.with_xattr("user.long", vec![9; 2000]).with_xattr(b"user.\xff\xfe", "odd");
+    let number = tree.add(Tree::ROOT, "file", node);
+    tree.link(Tree::ROOT, "the same file", number);
+    let dir = tree.add(Tree::ROOT, "dir", Node::dir().with_xattr("user.of-dir", "x"));
+    tree.add(dir, "plain", Node::file("x"));
+    let made = world.made(&tree);
+    let fs = &*made.fs;
+    for (path, number) in tree.paths() {
+        let node = quell_fs::resolve(fs, &path).unwrap().node;
+        let expected = if world.xattrs { tree.node(number).xattrs.clone() } else { Default::default() };
+        let names = fs.xattr_names(node).unwrap();
+        assert_eq!(fs.xattr_names(node).unwrap(), names);
+        let mut sorted = names.clone();
+        sorted.sort();
+        assert!(sorted.iter().eq(expected.keys()), "{}: {names:?}", path.escape_ascii());
+        for name in names {
+            assert_eq!(fs.xattr(node, &name).unwrap().as_ref(), expected.get(&name));
+        }
+        for absent in [&b"user.none"[..], b"user.", b"", b"security.capability"] {
+            assert_eq!(fs.xattr(node, absent).unwrap(), None);
+        }
+    }
+}

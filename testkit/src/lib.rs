@@ -1,0 +1,22 @@
+//! What tests need and no release may link: trees described in memory, a file system simple enough to be
+//! obviously right, the promises that every implementation of the contract keeps, and twins of the
+//! backing engine that count or break.
+//!
+//! Everything that looks like chance comes from a seed: one number replays a run.
+
+pub mod broken;
+pub mod conformance;
+mod counting;
+mod memory_dir;
+mod model;
+pub mod operations;
+mod random;
+mod real_dir;
+mod tree;
+
+pub use counting::{CountingDir, Operation};
+pub use memory_dir::MemoryDir;
+pub use model::Model;
+pub use random::Random;
+pub use real_dir::{CannotMake, make_on_disk};
+pub use tree::{Node, NodeNumber, Tree};

@@ -1,0 +1,158 @@
+//! The reference model: a read-only file system straight from a described tree, so simple that it is
+//! obviously right. Others are compared with it.
+
+use std::sync::Arc;
+
+use quell_fs::{
+    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
+    NodeId, Result,
+};
+
+use crate::tree::{Node, NodeNumber, Tree};
+
+/// A described tree as a file system. Its nodes are the tree's, under the same numbers.
+#[derive(Debug)]
+pub struct Model {
+    tree: Arc<Tree>,
+    link_counts: Vec<u32>,
+    /// For each node one of its paths; none where its last name was removed.
+    paths: Vec<Option<Vec<u8>>>,
+    parents: Vec<NodeNumber>,
+}
+
+impl Model {
+    pub fn new(tree: Arc<Tree>) -> Model {
+        let mut paths = vec![None; tree.node_count()];
+        let mut parents = vec![Tree::ROOT; tree.node_count()];
+        let all = tree.paths();
+        for (path, number) in &all {
+            paths[*number] = Some(path.clone());
+            for child in tree.node(*number).children.values() {
+                parents[*child] = *number;
+            }
+        }
+        Model { link_counts: tree.link_counts(), paths, parents, tree }
+    }
+
+    pub fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    fn number(&self, node: NodeId) -> Result<NodeNumber> {
+        match usize::try_from(node.0) {
+            Ok(number) if self.paths.get(number).is_some_and(Option::is_some) => Ok(number),
+            _ => Err(Error::new(ErrorKind::Stale, "node", node.0.to_string())),
+        }
+    }
+
+    fn node(&self, node: NodeId) -> Result<&Node> {
+        Ok(self.tree.node(self.number(node)?))
+    }
+
+    fn dir(&self, node: NodeId) -> Result<&Node> {
+        match self.node(node)? {
+            dir if dir.kind == Kind::Dir => Ok(dir),
+            _ => Err(Error::new(ErrorKind::NotADirectory, "look into", self.path(node)?)),
+        }
+    }
+
+    fn attributes_of(&self, number: NodeNumber) -> Attributes {
+        let node = self.tree.node(number);
+        Attributes {
+            node: NodeId(number as u64),
+            kind: node.kind,
+            permissions: node.permissions,
+            uid: node.uid,
+            gid: node.gid,
+            nlink: self.link_counts[number],
+            rdev: node.rdev,
+            size_bytes: node.size_bytes,
+            blocks: node.blocks,
+            modified: node.modified,
+            changed: node.changed,
+        }
+    }
+
+    fn some_node(&self, is: impl Fn(&Node) -> bool) -> bool {
+        (0..self.tree.node_count()).any(|number| self.paths[number].is_some() && is(self.tree.node(number)))
+    }
+}
+
+impl FileSystem for Model {
+    fn capabilities(&self) -> Capabilities {
+        let is_acl = |name: &Vec<u8>| name.starts_with(b"system.posix_acl_");
+        Capabilities {
+            immutable: true,
+            xattrs: self.some_node(|node| !node.xattrs.is_empty()),
+            acls: self.some_node(|node| node.xattrs.keys().any(is_acl)),
+        }
+    }
+
+    fn root(&self) -> NodeId {
+        NodeId(Tree::ROOT as u64)
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        let dir = self.dir(dir)?;
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
+        }
+        Ok(dir.children.get(name).map(|number| self.attributes_of(*number)))
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        Ok(self.attributes_of(self.number(node)?))
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        Ok(NodeId(self.parents[self.number(node)?] as u64))
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        Ok(self.paths[self.number(node)?].clone().expect("a node with a number has a path"))
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let skip = usize::try_from(after.0).unwrap_or(usize::MAX);
+        for (i, (name, number)) in self.dir(dir)?.children.iter().enumerate().skip(skip) {
+            let attributes = self.attributes_of(*number);
+            if !visit(DirEntry { name, next: Cursor(i as u64 + 1), attributes }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        match self.node(node)? {
+            link if link.kind == Kind::Symlink => Ok(link.target.clone()),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "read link", self.path(node)?)),
+        }
+    }
+
+    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.node(node)?.xattrs.get(name).cloned())
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(self.node(node)?.xattrs.keys().cloned().collect())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        let kind = match self.node(node)?.kind {
+            Kind::File => return Ok(Box::new(ModelFile(self.tree.clone(), self.number(node)?))),
+            Kind::Dir => ErrorKind::IsADirectory,
+            _ => ErrorKind::InvalidInput,
+        };
+        Err(Error::new(kind, "open", self.path(node)?))
+    }
+}
+
+#[derive(Debug)]
+struct ModelFile(Arc<Tree>, NodeNumber);
+
+impl File for ModelFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.0.node(self.1).read_at(into, offset))
+    }
+}

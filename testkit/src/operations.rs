@@ -1,0 +1,338 @@
+//! Trees, changes to trees and questions about trees, generated from a seed.
+
+use std::collections::HashMap;
+
+use quell_fs::{Attributes, Cursor, DirEntry, FileSystem, Kind, NodeId, Result, Time};
+
+use crate::conformance::differences;
+use crate::random::Random;
+use crate::tree::{Node, NodeNumber, Tree};
+
+/// What a generated tree may hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub entries: usize,
+    /// Times before 1678 and after 2261, sizes up to the largest, long names, many links and attributes:
+    /// what a format can hold and hardly any file system can.
+    pub extremes: bool,
+    pub xattrs: bool,
+}
+
+impl Shape {
+    pub const SMALL: Shape = Shape { entries: 60, extremes: false, xattrs: false };
+    pub const EXTREME: Shape = Shape { entries: 120, extremes: true, xattrs: true };
+}
+
+/// A tree from a seed.
+pub fn random_tree(seed: u64, shape: Shape) -> Tree {
+    let mut random = Random::new(seed);
+    let mut tree = Tree::new();
+    *tree.node_mut(Tree::ROOT) = dressed(Node::dir(), shape, &mut random);
+    let mut directories = vec![Tree::ROOT];
+    let mut files: Vec<NodeNumber> = Vec::new();
+    for _ in 0..shape.entries {
+        let dir = *random.pick(&directories);
+        let name = random_name(shape, &mut random);
+        if tree.node(dir).children.contains_key(&name) {
+            continue;
+        }
+        if !files.is_empty() && random.one_in(8) {
+            tree.link(dir, name, *random.pick(&files));
+            continue;
+        }
+        let node = dressed(random_node(shape, &mut random), shape, &mut random);
+        let kind = node.kind;
+        let number = tree.add(dir, name, node);
+        if kind == Kind::Dir {
+            directories.push(number);
+        } else {
+            files.push(number);
+        }
+    }
+    tree
+}
+
+fn random_name(shape: Shape, random: &mut Random) -> Vec<u8> {
+    let length = match random.below(10) {
+        0 if shape.extremes => 255,
+        1 if shape.extremes => 1,
+        _ => 1 + random.below(12),
+    };
+    let any = shape.extremes || random.one_in(4);
+    let name: Vec<u8> = random
+        .bytes(length)
+        .into_iter()
+        .map(|b| match b {
+            b if !any => b'a' + b % 8,
+            b'/' | 0 => b'_',
+            b => b,
+        })
+        .collect();
+    if name == b"." || name == b".." { b"dots".to_vec() } else { name }
+}
+
+fn random_node(shape: Shape, random: &mut Random) -> Node {
+    match random.below(12) {
+        0..3 => Node::dir(),
+        3 => {
+            let longest = if shape.extremes { 4095 } else { 100 };
+            let length = if random.one_in(4) { longest } else { 1 + random.below(20) };
+            Node::symlink(random.bytes(length).into_iter().map(|b| b.max(1)).collect::<Vec<_>>())
+        }
+        4 => Node::special(Kind::Fifo, 0),
+        5 => Node::special(Kind::Socket, 0),
+        6 if shape.extremes => {
+            let rdev = if random.one_in(3) { u64::MAX } else { random.next() % 0x1_0000 };
+            Node::special(*random.pick(&[Kind::CharDevice, Kind::BlockDevice]), rdev)
+        }
+        _ => {
+            let length = random.below(6000);
+            Node::file(random.bytes(length))
+        }
+    }
+}
+
+fn dressed(mut node: Node, shape: Shape, random: &mut Random) -> Node {
+    node.permissions = match node.kind {
+        Kind::Symlink => 0o777,
+        Kind::Dir => *random.pick(&[0o755, 0o700, 0o1777, 0o2755]),
+        _ => *random.pick(&[0o644, 0o600, 0o4755, 0o444, 0o640]),
+    };
+    node.uid = *random.pick(&[0, 1000, 1001]);
+    node.gid = *random.pick(&[0, 100]);
+    let seconds = 1_000_000_000 + (random.next() % 700_000_000) as i64;
+    let mut time = |_| Time { seconds, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+    (node.modified, node.changed) = (time(0), time(1));
+    if random.one_in(3) {
+        node.changed = node.modified;
+    }
+    if shape.extremes {
+        let nanoseconds = node.modified.nanoseconds;
+        let seconds = *random.pick(&[
+            0,
+            -1,
+            i64::MIN,
+            i64::MAX,
+            i64::MAX / 1_000_000_000,
+            i64::MIN / 1_000_000_000,
+            i64::MIN / 1_000_000_000 - 1,
+            4_000_000_000,
+        ]);
+        if random.one_in(2) {
+            node.modified = Time { seconds, nanoseconds };
+        }
+        if random.one_in(2) {
+            node.changed = Time { seconds, nanoseconds: 999_999_999 };
+        }
+        if node.kind == Kind::File && random.one_in(3) {
+            node.size_bytes = *random.pick(&[i64::MAX as u64, 1 << 40, 0, 1]);
+        }
+        node.blocks = *random.pick(&[node.blocks, 0, 1, 8, u64::MAX >> 9]);
+        if random.one_in(5) {
+            node.uid = u32::MAX - 1;
+            node.gid = *random.pick(&[u32::MAX - 1, 65534]);
+        }
+        if node.kind != Kind::Dir && random.one_in(6) {
+            node.outside_links = *random.pick(&[1, 7, u32::MAX / 2]);
+        }
+    }
+    // Links, fifos, sockets and devices have no attributes of users.
+    if shape.xattrs && matches!(node.kind, Kind::File | Kind::Dir) && random.one_in(4) {
+        for i in 0..1 + random.below(4) {
+            let length = match random.below(8) {
+                0 if shape.extremes => 64 << 10,
+                1 => 0,
+                _ => random.below(200),
+            };
+            node.xattrs.insert(format!("user.{i}").into_bytes(), random.bytes(length));
+        }
+        if shape.extremes && random.one_in(3) {
+            node.xattrs.insert([b"user.".as_slice(), &[b'n'; 250]].concat(), b"long name".to_vec());
+            node.xattrs.insert(b"system.posix_acl_access".to_vec(), random.bytes(28));
+        }
+    }
+    node
+}
+
+/// Changes a tree as installers do: every file that changes is another one under the old name, so the
+/// directories' times tell of all that happened. Answers with the number of changes.
+pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize) -> usize {
+    let mut made = 0;
+    for _ in 0..changes {
+        let directories: Vec<NodeNumber> = tree
+            .paths()
+            .into_iter()
+            .filter(|(_, number)| tree.node(*number).kind == Kind::Dir)
+            .map(|(_, number)| number)
+            .collect();
+        let dir = *random.pick(&directories);
+        let names: Vec<Vec<u8>> = tree.node(dir).children.keys().cloned().collect();
+        match random.below(4) {
+            0 if !names.is_empty() => {
+                let name = random.pick(&names).clone();
+                if tree.remove(dir, &name).is_some_and(|n| tree.node(n).kind != Kind::Dir) {
+                    // The file's other names have a link less, and its status tells.
+                    touch_links(tree, random);
+                }
+            }
+            1 => {
+                let below = tree.add(dir, random_name(Shape::SMALL, random), Node::dir());
+                let node = random_node(Shape::SMALL, random);
+                tree.add(below, b"in it", node);
+            }
+            _ => {
+                let old = (!names.is_empty()).then(|| random.pick(&names).clone());
+                let name = old.unwrap_or_else(|| random_name(Shape::SMALL, random));
+                let node = dressed(random_node(Shape::SMALL, random), Shape::SMALL, random);
+                tree.add(dir, name, node);
+            }
+        }
+        let now = Time { seconds: 1_800_000_000, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+        let node = tree.node_mut(dir);
+        (node.modified, node.changed) = (now, now);
+        made += 1;
+    }
+    made
+}
+
+/// A link count that changes shows in the status change time.
+fn touch_links(tree: &mut Tree, random: &mut Random) {
+    let now = Time { seconds: 1_800_000_001, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+    let mut names: HashMap<NodeNumber, usize> = HashMap::new();
+    for (_, number) in tree.paths() {
+        *names.entry(number).or_default() += 1;
+    }
+    for (number, count) in names {
+        if count > 1 {
+            tree.node_mut(number).changed = now;
+        }
+    }
+}
+
+/// Two implementations asked the same questions; `exact` as in `conformance::World`.
+pub struct Comparison<'a> {
+    model: &'a dyn FileSystem,
+    other: &'a dyn FileSystem,
+    exact: bool,
+    /// Pairs of nodes that were answers to the same question: what can be asked next.
+    known: Vec<(Attributes, NodeId)>,
+    pairs: HashMap<NodeId, NodeId>,
+    names: Vec<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Comparison<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Comparison").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Comparison<'a> {
+    pub fn new(model: &'a dyn FileSystem, other: &'a dyn FileSystem, exact: bool) -> Comparison<'a> {
+        let mut comparison =
+            Comparison { model, other, exact, known: Vec::new(), pairs: HashMap::new(), names: Vec::new() };
+        let (a, b) = (model.attributes(model.root()).unwrap(), other.attributes(other.root()).unwrap());
+        comparison.same(&a, &b, "the root");
+        comparison.names.push(b"no such name".to_vec());
+        comparison
+    }
+
+    /// Asks `count` questions and panics at the first answer that differs.
+    pub fn ask(&mut self, random: &mut Random, count: usize) {
+        for _ in 0..count {
+            self.ask_one(random);
+        }
+    }
+
+    fn same(&mut self, a: &Attributes, b: &Attributes, question: &str) {
+        assert_eq!(differences(a, b, self.exact), Vec::<String>::new(), "{question}");
+        match self.pairs.insert(a.node, b.node) {
+            Some(before) => assert_eq!(before, b.node, "{question}: one node has become two"),
+            None => self.known.push((*a, b.node)),
+        }
+    }
+
+    fn ask_one(&mut self, random: &mut Random) {
+        let (a, b) = *random.pick(&self.known);
+        let (kind, a) = (a.kind, a.node);
+        let place = || self.model.path(a).unwrap_or_default().escape_ascii().to_string();
+        match random.below(9) {
+            0..3 => {
+                let name = random.pick(&self.names).clone();
+                let question = format!("{} in {}", name.escape_ascii(), place());
+                match (self.model.lookup(a, &name), self.other.lookup(b, &name)) {
+                    (Ok(Some(a)), Ok(Some(b))) => self.same(&a, &b, &question),
+                    (Ok(None), Ok(None)) => {}
+                    (Err(a), Err(b)) => assert_eq!(a.errno(), b.errno(), "{question}"),
+                    (a, b) => panic!("{question}: {a:?} and {b:?}"),
+                }
+            }
+            3 | 4 => self.compare_listing(a, b, random),
+            5 => {
+                let question = format!("attributes of {}", place());
+                let (a, b) = (self.model.attributes(a).unwrap(), self.other.attributes(b).unwrap());
+                self.same(&a, &b, &question);
+            }
+            6 => agree(self.model.read_link(a), self.other.read_link(b), &place()),
+            7 => {
+                agree(self.model.xattr_names(a), self.other.xattr_names(b), &place());
+                for name in self.model.xattr_names(a).unwrap() {
+                    agree(self.model.xattr(a, &name), self.other.xattr(b, &name), &place());
+                }
+                agree(self.model.xattr(a, b"user.none"), self.other.xattr(b, b"user.none"), &place());
+            }
+            _ => {
+                // A file with several names may be said to be at any of them.
+                let path = self.other.path(b).unwrap();
+                assert_eq!(quell_fs::resolve(self.model, &path).unwrap().node, a, "{}", path.escape_ascii());
+                if kind == Kind::Dir {
+                    agree(self.model.path(a), self.other.path(b), &place());
+                    let up = (self.model.parent(a).unwrap(), self.other.parent(b).unwrap());
+                    let question = format!("the directory of {}", place());
+                    let (a, b) = (self.model.attributes(up.0).unwrap(), self.other.attributes(up.1).unwrap());
+                    self.same(&a, &b, &question);
+                }
+            }
+        }
+    }
+
+    /// Both listings from a cursor in the middle on, a few entries at a time.
+    fn compare_listing(&mut self, a: NodeId, b: NodeId, random: &mut Random) {
+        let step = 1 + random.below(7);
+        let (left, right) = (listing(self.model, a, step), listing(self.other, b, step));
+        let (left, right) = match (left, right) {
+            (Ok(left), Ok(right)) => (left, right),
+            (left, right) => return agree(left.map(drop), right.map(drop), "listing"),
+        };
+        let names = |list: &[(Vec<u8>, Attributes)]| list.iter().map(|e| e.0.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&left), names(&right), "listing in steps of {step}");
+        for ((name, a), (_, b)) in left.iter().zip(&right) {
+            self.same(a, b, &name.escape_ascii().to_string());
+        }
+        self.names.extend(left.into_iter().map(|e| e.0));
+    }
+}
+
+fn agree<T: PartialEq + std::fmt::Debug>(a: Result<T>, b: Result<T>, question: &str) {
+    match (a, b) {
+        (Ok(a), Ok(b)) => assert_eq!(a, b, "{question}"),
+        (Err(a), Err(b)) => assert_eq!(a.errno(), b.errno(), "{question}: {a} and {b}"),
+        (a, b) => panic!("{question}: {a:?} and {b:?}"),
+    }
+}
+
+/// A whole directory, asked for `step` entries at a time.
+pub fn listing(fs: &dyn FileSystem, dir: NodeId, step: usize) -> Result<Vec<(Vec<u8>, Attributes)>> {
+    let mut all = Vec::new();
+    let mut cursor = Cursor::START;
+    loop {
+        let before = all.len();
+        fs.list(dir, cursor, &mut |entry: DirEntry<'_>| {
+            all.push((entry.name.to_vec(), entry.attributes));
+            cursor = entry.next;
+            all.len() - before < step
+        })?;
+        if all.len() == before {
+            return Ok(all);
+        }
+    }
+}

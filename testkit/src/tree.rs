@@ -1,0 +1,195 @@
+//! A directory tree described in memory: what the model, the memory directory and a real directory are
+//! made from. It keeps what `stat` would tell and nothing that follows from the rest.
+
+use std::collections::BTreeMap;
+
+use quell_fs::{Kind, Time};
+
+/// A node's place in the description; the root is 0.
+pub type NodeNumber = usize;
+
+/// What a name leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub kind: Kind,
+    pub permissions: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u64,
+    pub size_bytes: u64,
+    pub blocks: u64,
+    pub modified: Time,
+    pub changed: Time,
+    /// The first bytes of a file; zeros follow up to its size.
+    pub data: Vec<u8>,
+    /// A symbolic link's target.
+    pub target: Vec<u8>,
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// A directory's entries.
+    pub children: BTreeMap<Vec<u8>, NodeNumber>,
+    /// Names that a file has outside the tree.
+    pub outside_links: u32,
+}
+
+impl Node {
+    fn new(kind: Kind, permissions: u32) -> Node {
+        let time = Time { seconds: 1_700_000_000, nanoseconds: 123_456_789 };
+        Node {
+            kind,
+            permissions,
+            uid: 1000,
+            gid: 100,
+            rdev: 0,
+            size_bytes: 0,
+            blocks: 0,
+            modified: time,
+            changed: time,
+            data: Vec::new(),
+            target: Vec::new(),
+            xattrs: BTreeMap::new(),
+            children: BTreeMap::new(),
+            outside_links: 0,
+        }
+    }
+
+    pub fn dir() -> Node {
+        Node { size_bytes: 4096, blocks: 8, ..Node::new(Kind::Dir, 0o755) }
+    }
+
+    pub fn file(data: impl AsRef<[u8]>) -> Node {
+        let data = data.as_ref().to_vec();
+        let size_bytes = data.len() as u64;
+        Node { size_bytes, blocks: size_bytes.div_ceil(4096) * 8, data, ..Node::new(Kind::File, 0o644) }
+    }
+
+    pub fn symlink(target: impl AsRef<[u8]>) -> Node {
+        let target = target.as_ref().to_vec();
+        Node { size_bytes: target.len() as u64, target, ..Node::new(Kind::Symlink, 0o777) }
+    }
+
+    /// A fifo, a socket or, with its number, a device.
+    pub fn special(kind: Kind, rdev: u64) -> Node {
+        Node { rdev, ..Node::new(kind, 0o600) }
+    }
+
+    pub fn with_permissions(self, permissions: u32) -> Node {
+        Node { permissions, ..self }
+    }
+
+    pub fn with_xattr(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Node {
+        self.xattrs.insert(name.as_ref().to_vec(), value.as_ref().to_vec());
+        self
+    }
+
+    /// The bytes from `offset`, as many as fit and there are.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> usize {
+        let count = self.size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
+        for (i, byte) in into[..count].iter_mut().enumerate() {
+            let at = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(i));
+            *byte = at.and_then(|at| self.data.get(at)).copied().unwrap_or(0);
+        }
+        count
+    }
+}
+
+/// A whole tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tree {
+    nodes: Vec<Node>,
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        Tree::new()
+    }
+}
+
+impl Tree {
+    pub const ROOT: NodeNumber = 0;
+
+    /// A root without entries.
+    pub fn new() -> Tree {
+        Tree { nodes: vec![Node::dir()] }
+    }
+
+    pub fn node(&self, number: NodeNumber) -> &Node {
+        &self.nodes[number]
+    }
+
+    pub fn node_mut(&mut self, number: NodeNumber) -> &mut Node {
+        &mut self.nodes[number]
+    }
+
+    /// How many nodes were ever added; those whose names were removed stay.
+    pub fn node_count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Adds a node under a name, in place of what had the name.
+    pub fn add(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, node: Node) -> NodeNumber {
+        let number = self.nodes.len();
+        self.nodes.push(node);
+        self.link(dir, name, number);
+        number
+    }
+
+    /// Gives a node one more name.
+    pub fn link(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, number: NodeNumber) {
+        assert_eq!(self.nodes[dir].kind, Kind::Dir);
+        quell_fs::check_name(name.as_ref()).expect("a legal name");
+        self.nodes[dir].children.insert(name.as_ref().to_vec(), number);
+    }
+
+    pub fn remove(&mut self, dir: NodeNumber, name: &[u8]) -> Option<NodeNumber> {
+        self.nodes[dir].children.remove(name)
+    }
+
+    /// Every path, with its node: the root first, then each directory before what it holds.
+    pub fn paths(&self) -> Vec<(Vec<u8>, NodeNumber)> {
+        let mut paths = vec![(Vec::new(), Tree::ROOT)];
+        let mut next = 0;
+        while let Some((path, number)) = paths.get(next).cloned() {
+            next += 1;
+            for (name, child) in &self.nodes[number].children {
+                let mut below = path.clone();
+                if !below.is_empty() {
+                    below.push(b'/');
+                }
+                below.extend_from_slice(name);
+                paths.push((below, *child));
+            }
+        }
+        paths
+    }
+
+    /// The link count of every node: names for a file, 2 and one for each child directory for a directory.
+    pub fn link_counts(&self) -> Vec<u32> {
+        let directories =
+            |node: &Node| node.children.values().filter(|c| self.nodes[**c].kind == Kind::Dir).count();
+        let of = |node: &Node| match node.kind {
+            Kind::Dir => 2 + directories(node) as u32,
+            _ => node.outside_links,
+        };
+        let mut counts: Vec<u32> = self.nodes.iter().map(of).collect();
+        for (_, number) in self.paths() {
+            if self.nodes[number].kind != Kind::Dir {
+                counts[number] += 1;
+            }
+        }
+        counts
+    }
+
+    /// The same tree without nodes of which `drop` says so.
+    pub fn without(&self, drop: impl Fn(&Node) -> bool) -> Tree {
+        let mut tree = self.clone();
+        for number in 0..tree.nodes.len() {
+            let names: Vec<_> = tree.nodes[number].children.clone().into_iter().collect();
+            for (name, child) in names {
+                if drop(&self.nodes[child]) {
+                    tree.remove(number, &name);
+                }
+            }
+        }
+        tree
+    }
+}

@@ -1,0 +1,74 @@
+//! The model and the memory directory keep the promises that everything else is held to.
+
+use std::sync::Arc;
+
+use quell_backing::{Dir, PosixDir};
+use quell_fs::Kind;
+use quell_testkit::conformance::{self, Made, World};
+use quell_testkit::operations::{Shape, random_tree};
+use quell_testkit::{MemoryDir, Model, Tree, make_on_disk};
+
+#[test]
+fn the_model_conforms() {
+    let make = |tree: &Tree| Made { fs: Arc::new(Model::new(Arc::new(tree.clone()))), keep: None };
+    conformance::run(&World { name: "model", exact: true, devices: true, xattrs: true, make: &make });
+}
+
+/// Everything that two directories can be asked, below them too.
+fn compare(memory: &dyn Dir, real: &dyn Dir, path: &str) {
+    let mut names = (memory.names().unwrap(), real.names().unwrap());
+    names.0.sort();
+    names.1.sort();
+    assert_eq!(names.0, names.1, "{path}");
+    assert_eq!(memory.xattrs(b"").unwrap(), real.xattrs(b"").unwrap());
+    for name in names.0.iter().chain([&b"none".to_vec(), &vec![b'x'; 256]]) {
+        let path = format!("{path}/{}", name.escape_ascii());
+        let (a, b) = (memory.stat(name), real.stat(name));
+        match (&a, &b) {
+            (Ok(a), Ok(b)) => {
+                assert_eq!((a.mode, a.modified), (b.mode, b.modified), "{path}");
+                if Kind::from_mode(a.mode) != Some(Kind::Dir) {
+                    assert_eq!((a.size_bytes, a.nlink), (b.size_bytes, b.nlink), "{path}");
+                }
+            }
+            (a, b) => assert_eq!(number(a), number(b), "{path}"),
+        }
+        let (a, b) = (memory.read_link(name), real.read_link(name));
+        assert_eq!(number(&a), number(&b), "{path}");
+        assert_eq!(a.ok(), b.ok(), "{path}");
+        assert_eq!(memory.xattrs(name).ok(), real.xattrs(name).ok(), "{path}");
+        let (a, b) = (memory.open_file(name), real.open_file(name));
+        assert_eq!(a.is_ok(), b.is_ok(), "opening {path}");
+        if let (Ok(a), Ok(b)) = (a, b) {
+            let mut bytes = (vec![0; 7000], vec![0; 7000]);
+            assert_eq!(a.read_at(&mut bytes.0, 3).unwrap(), b.read_at(&mut bytes.1, 3).unwrap());
+            assert_eq!(bytes.0, bytes.1, "{path}");
+            assert_eq!(a.stat().unwrap().size_bytes, b.stat().unwrap().size_bytes);
+        }
+        assert_eq!(number(&memory.enter(name)), number(&real.enter(name)), "{path}");
+        if let Ok(below) = memory.enter(name) {
+            assert!(below.names().is_err() && real.enter(name).unwrap().names().is_err());
+        }
+        match (memory.open_dir(name), real.open_dir(name)) {
+            (Ok(a), Ok(b)) => compare(&*a, &*b, &path),
+            (a, b) => assert_eq!(number(&a), number(&b), "{path}"),
+        }
+    }
+}
+
+fn number<T>(answer: &quell_fs::Result<T>) -> i32 {
+    answer.as_ref().map_or_else(quell_fs::Error::errno, |_| 0)
+}
+
+#[test]
+fn a_directory_in_memory_answers_as_a_real_one() {
+    for seed in 0..8 {
+        let tree = Arc::new(random_tree(seed, Shape::SMALL));
+        let temp = tempfile::tempdir().unwrap();
+        if let Err(e) = make_on_disk(&tree, temp.path()) {
+            println!("SKIPPED: {e}");
+            continue;
+        }
+        compare(&MemoryDir::new(tree), &PosixDir::open(temp.path()).unwrap(), "");
+    }
+}
