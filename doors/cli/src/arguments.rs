@@ -160,8 +160,9 @@ pub struct CoverArgs {
     /// What opening a file does that is no longer as indexed, where the view sees opens (fuse).
     #[arg(long, value_enum, default_value = "refuse")]
     pub on_change: OnChangeArg,
-    /// Memory that the metadata of one tree may take in the kernel, in MiB; a larger tree's is served by FUSE.
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    /// Memory that the metadata of one tree may take in the kernel, in MiB (1.3 kB an entry); a larger tree is served
+    /// by FUSE, which starts at once whatever the size.
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
     pub memory: u64,
     /// Threads that serve a FUSE view.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -174,9 +175,9 @@ pub enum ViewArg {
     Auto,
     /// Metadata in a tmpfs, joined with the data by the kernel; no daemon on the way.
     Overlay,
-    /// The same with the metadata served by FUSE: for trees too large for memory.
+    /// The same with the metadata served by FUSE: for large trees of large files.
     OverlayFuse,
-    /// Everything through FUSE: works on older kernels, and over file systems that overlayfs refuses.
+    /// Everything through FUSE: large trees, older kernels, file systems that overlayfs refuses.
     Fuse,
 }
 

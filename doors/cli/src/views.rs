@@ -65,24 +65,22 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     let mut views = Vec::new();
     let mut reasons = Vec::new();
     let refused = facts.file_system.as_deref().filter(|kind| refuses_overlay(kind));
+    let needed = facts.entries * TMPFS_BYTES_PER_ENTRY;
     if let Some(name) = refused {
         reasons.push(format!("{name} cannot be a layer of overlayfs"));
     } else if facts.longest_path_bytes >= 4095 {
         reasons.push(format!("paths of {} bytes are too long for overlayfs", facts.longest_path_bytes));
+    } else if needed > facts.memory_budget_bytes {
+        reasons.push(format!(
+            "a tmpfs of {} entries takes {} MiB, more than the {} MiB allowed (--memory)",
+            facts.entries,
+            needed >> 20,
+            facts.memory_budget_bytes >> 20
+        ));
     } else {
-        let needed = facts.entries * TMPFS_BYTES_PER_ENTRY;
-        if needed <= facts.memory_budget_bytes {
-            views.push(View::Overlay);
-        } else {
-            reasons.push(format!(
-                "a tmpfs of {} entries takes {} MiB, more than the {} MiB allowed (--memory)",
-                facts.entries,
-                needed >> 20,
-                facts.memory_budget_bytes >> 20
-            ));
-        }
-        views.push(View::OverlayFuse);
+        views.push(View::Overlay);
     }
+    // Overlay over FUSE needs all that FUSE needs and is slower to walk; it is there to be asked for.
     views.push(View::Fuse);
     (views, reasons)
 }
@@ -141,7 +139,9 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Opt
     let metadata = quell_overlay::fill(&*covered.fs, &tmpfs, around.squash.as_ref(), threads)?;
     let layer = metadata.layer;
     let upper = match &around.plan.writes {
-        Writes::Scratch => Some(Upper { upper: metadata.upper, work: metadata.work, same_file_system: true }),
+        Writes::Scratch => {
+            Some(Upper { upper: metadata.upper, work: metadata.work, same_file_system: true, mount: None })
+        }
         _ => upper(around)?,
     };
     Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, None))
@@ -210,7 +210,8 @@ fn upper(around: &Surroundings<'_>) -> Result<Option<Upper>> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&root, name, flags, Mode::empty()).map_err(failed)
     };
-    Ok(Some(Upper { upper: open("upper")?, work: open("work")?, same_file_system: false }))
+    let (upper, work) = (open("upper")?, open("work")?);
+    Ok(Some(Upper { upper, work, same_file_system: false, mount: Some(root) }))
 }
 
 /// What is known of a tree before anything is tried.
@@ -295,15 +296,15 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_alone_comes_first_and_fuse_alone_last() {
-        assert_eq!(candidates(&facts()).0, [View::Overlay, View::OverlayFuse, View::Fuse]);
+    fn the_kernel_alone_comes_first_and_fuse_next() {
+        assert_eq!(candidates(&facts()).0, [View::Overlay, View::Fuse]);
     }
 
     #[test]
-    fn trees_past_the_budget_have_their_metadata_served_by_fuse() {
+    fn trees_past_the_budget_are_served_by_fuse() {
         let large = Facts { entries: 1_000_000, ..facts() };
         let (views, reasons) = candidates(&large);
-        assert_eq!(views, [View::OverlayFuse, View::Fuse]);
+        assert_eq!(views, [View::Fuse]);
         assert!(reasons[0].contains("1239 MiB"), "{reasons:?}");
     }
 

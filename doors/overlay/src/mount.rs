@@ -28,6 +28,9 @@ pub struct Upper {
     pub work: OwnedFd,
     /// Whether it lies on the file system of the metadata layer.
     pub same_file_system: bool,
+    /// The mount that both lie on, if nothing else holds it: a mount that is attached nowhere ends with its
+    /// descriptor, and the kernel takes no layer from it then.
+    pub mount: Option<OwnedFd>,
 }
 
 /// What an overlay is made of.

@@ -11,6 +11,9 @@ pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
 pub(crate) const REDIRECT: &[u8] = b"user.overlay.redirect";
 const OVERLAY_PREFIX: &[u8] = b"user.overlay.";
 
+/// Linux's number for "inappropriate request".
+const ENOTTY: i32 = 25;
+
 /// The kernel looks a redirect up as one path.
 pub(crate) const REDIRECT_BYTES_MAX: usize = 4095;
 
@@ -95,7 +98,9 @@ impl FileSystem for Redirected {
         Ok(self.inner.xattr_names(node)?.iter().map(|name| escaped(name)).collect())
     }
 
+    /// Before it copies a file up, overlayfs asks for flags (`lsattr`), for which FUSE opens it. This answer
+    /// it takes for "there are no flags"; any other makes the copy fail.
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        Err(Error::new(ErrorKind::Unsupported, "open in the metadata layer", self.inner.path(node)?))
+        Err(Error::new(ErrorKind::Os(ENOTTY), "open in the metadata layer", self.inner.path(node)?))
     }
 }

@@ -27,7 +27,7 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let mut findings = vec![kernel(), user_namespaces(), fuse_device(), fusermount()];
     let trial = Trial::new()?;
     let mut chosen = None;
-    for view in [View::Overlay, View::OverlayFuse, View::Fuse] {
+    for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
         let finding = trial.run(view);
         let refused = kind.as_deref().is_some_and(refuses_overlay) && view != View::Fuse;
         if finding.works && !refused && chosen.is_none() {
@@ -68,7 +68,7 @@ fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
         .map(|kind| format!("{kind} cannot be a layer of overlayfs"));
     match chosen {
         Some(View::Overlay) => {
-            ("overlay", "metadata in the kernel, no daemon on the way of any request; trees too large for the memory allowed get overlay-fuse".into())
+            ("overlay", "metadata in the kernel, no daemon on the way of any request; trees too large for the memory allowed (--memory) get fuse".into())
         }
         Some(view) => {
             let reason = refusal.unwrap_or_else(|| "the views before it do not work here".into());

@@ -92,6 +92,8 @@ fn answer(answer: &Answer) {
 /// Away from the terminal's signals, the caller's directory and its limits.
 fn live_apart() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid, umask};
+    // Started as /proc/self/exe, it would show as `exe`.
+    let _ = rustix::thread::set_name(c"quell");
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
     umask(rustix::fs::Mode::empty());
