@@ -1,0 +1,14 @@
+//! System tests: the release binary (`$QUELL`), real mounts, real programs. Everything here holds for root and
+//! for an ordinary user; what one of them cannot do says `SKIPPED:` with the reason.
+//!
+//! `Stage` is the place a test works in: it runs programs with a time limit and, when it goes, checks that
+//! no process and no mount of the test is left. `trees` makes what is covered, `probe` is the program that looks.
+
+mod probe;
+mod stage;
+mod trees;
+
+mod fidelity;
+mod model;
+mod process;
+mod readonly;

@@ -1,0 +1,300 @@
+//! The program is the user's own: its exit code, signals, terminal, directory, arguments and children; and
+//! when it ends nothing is left, however it or what serves it ended.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+
+use crate::skip;
+use crate::stage::{Stage, eventually, has, send, views};
+use crate::trees;
+
+/// A small covered tree and what to run in it.
+struct Scene {
+    stage: Stage,
+    tree: std::path::PathBuf,
+    index: std::path::PathBuf,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let stage = Stage::new();
+        let tree = trees::small(&stage, "tree");
+        let index = stage.index(&tree);
+        Scene { stage, tree, index }
+    }
+
+    fn run(&self, view: &str) -> std::process::Command {
+        let mut command = self.stage.quell_run(&self.index, view);
+        command.args(["--strict", "--quiet", "--"]);
+        command
+    }
+
+    fn sh(&self, view: &str, script: &str) -> std::process::Command {
+        let mut command = self.run(view);
+        command.args(["sh", "-c", script, "sh"]).arg(&self.tree);
+        command
+    }
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let scene = Scene::new();
+    for view in views() {
+        for code in [0, 1, 2, 3, 77, 255] {
+            scene.stage.run(&mut scene.sh(view, &format!("exit {code}"))).expect(code);
+        }
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_127_and_one_that_cannot_start_126() {
+    let scene = Scene::new();
+    for view in views() {
+        scene.stage.run(scene.run(view).arg("/not/there")).expect(127).says("/not/there");
+        scene.stage.run(scene.run(view).arg("no-such-program-anywhere")).expect(127);
+        scene.stage.run(scene.run(view).arg(scene.tree.join("readme"))).expect(126).says("readme");
+        scene.stage.run(scene.run(view).arg(scene.tree.join("lib"))).expect(126);
+    }
+}
+
+#[test]
+fn death_by_a_signal_is_seen_as_such() {
+    let scene = Scene::new();
+    for view in views() {
+        for signal in [Signal::KILL, Signal::TERM, Signal::SEGV] {
+            let script = format!("kill -{} $$", signal.as_raw());
+            let ended = scene.stage.run(&mut scene.sh(view, &script));
+            assert_eq!(ended.status.signal(), Some(signal.as_raw()), "{view}");
+        }
+    }
+}
+
+#[test]
+fn signals_to_the_process_reach_the_program() {
+    let scene = Scene::new();
+    for view in views() {
+        for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::USR1, "USR1")] {
+            let script =
+                format!("trap 'echo caught; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
+            let mut running = scene.stage.start(&mut scene.sh(view, &script));
+            running.wait_for_output("ready");
+            running.signal(signal);
+            assert_eq!(running.wait().expect(9).text(), "ready\ncaught\n", "{view}");
+        }
+    }
+}
+
+#[test]
+fn the_terminal_is_the_programs() {
+    if !has("script") {
+        skip!("script(1) is not installed");
+    }
+    let scene = Scene::new();
+    for view in views() {
+        let quell = crate::stage::quell();
+        let line = format!(
+            "'{}' run --view {view} --strict --quiet -i '{}' -- sh -c 'test -t 0 && test -t 1 && tty && \
+             echo controlling > /dev/tty && ps -o tpgid= -o pgid= -p $$ | awk \"{{print (\\$1 == \\$2)}}\"'",
+            quell.display(),
+            scene.index.display()
+        );
+        let mut command = scene.stage.command("script");
+        command.args(["-q", "-e", "-c", &line, "/dev/null"]);
+        let text = scene.stage.run(&mut command).expect(0).text().replace('\r', "");
+        assert!(text.starts_with("/dev/pts/"), "{view}: {text}");
+        assert!(text.ends_with("controlling\n1\n"), "{view}: {text}");
+    }
+}
+
+#[test]
+fn input_and_output_pass_through() {
+    let scene = Scene::new();
+    for view in views() {
+        let mut command = scene.sh(view, "cat; echo to stderr >&2");
+        let mut running = scene.stage.start(command.stdin(Stdio::piped()));
+        running.stdin().write_all(b"through\0and through").unwrap();
+        let ended = running.wait().expect(0);
+        assert_eq!((ended.out.as_slice(), ended.err.as_str()), (&b"through\0and through"[..], "to stderr\n"));
+    }
+}
+
+#[test]
+fn the_working_directory_is_kept_and_shows_the_view() {
+    let scene = Scene::new();
+    symlink(scene.tree.join("lib"), scene.stage.path("alias")).unwrap();
+    let elsewhere = scene.stage.dir("else where");
+    for view in views() {
+        let script = "pwd -P; touch new-file 2>/dev/null && rm new-file && echo writable; ls";
+        for (directory, expected) in [
+            (scene.tree.clone(), "bin\nlib\nlink\nreadme\n".to_owned()),
+            (scene.tree.join("lib/deep"), "leaf\n".into()),
+            (scene.stage.path("alias"), "data\ndeep\n".into()),
+            (elsewhere.clone(), "writable\n".into()),
+        ] {
+            let ended = scene.stage.run(scene.sh(view, script).current_dir(&directory)).expect(0);
+            let real = directory.canonicalize().unwrap();
+            assert_eq!(ended.text(), format!("{}\n{expected}", real.display()), "{view}");
+        }
+    }
+}
+
+#[test]
+fn the_environment_and_the_arguments_are_the_same() {
+    let scene = Scene::new();
+    let odd: [&[u8]; 6] = [b"\xff\xfe", b"", b"new\nline", b"--view", b"-i", b"a b'\"\\"];
+    for view in views() {
+        let direct = scene.stage.run(scene.stage.command("env").env("ODD", "a=b\nc")).text();
+        let covered = scene.stage.run(scene.run(view).arg("env").env("ODD", "a=b\nc")).expect(0).text();
+        assert_eq!(direct, covered, "{view}");
+        let mut command = scene.run(view);
+        command.args(["printf", "<%s>"]).args(odd.map(std::ffi::OsStr::from_bytes));
+        let expected: Vec<u8> = odd.iter().flat_map(|word| [b"<", *word, b">"].concat()).collect();
+        assert_eq!(scene.stage.run(&mut command).expect(0).out, expected, "{view}");
+    }
+}
+
+#[test]
+fn limits_mask_and_open_files_are_the_same() {
+    let scene = Scene::new();
+    let script = "ulimit -a; umask; ls /proc/self/fd | wc -l; grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status";
+    let direct = scene.stage.run(scene.stage.command("sh").args(["-c", script])).text();
+    for view in views() {
+        let covered = scene.stage.run(&mut scene.sh(view, script)).expect(0).text();
+        assert_eq!(direct, covered, "{view}");
+    }
+}
+
+#[test]
+fn the_program_finds_no_child_that_it_did_not_start() {
+    let scene = Scene::new();
+    for view in views() {
+        // Built into the shell: another program would be its child.
+        let script = "read children </proc/$$/task/$$/children; echo \"<$children>\"";
+        assert_eq!(scene.stage.run(&mut scene.sh(view, script)).expect(0).text(), "<>\n", "{view}");
+    }
+}
+
+#[test]
+fn the_process_is_the_one_that_was_started() {
+    let scene = Scene::new();
+    for view in views() {
+        let running = scene.stage.start(&mut scene.sh(view, "echo $$"));
+        let pid = running.pid();
+        assert_eq!(running.wait().expect(0).text(), format!("{pid}\n"), "{view}");
+    }
+}
+
+#[test]
+fn children_that_outlive_the_program_still_see_the_view() {
+    let scene = Scene::new();
+    for view in views() {
+        let done = scene.stage.path(format!("done-{view}"));
+        let go = scene.stage.path(format!("go-{view}"));
+        let script = "setsid sh -c 'while ! test -e \"$2\"; do sleep 0.05; done; \
+                      touch \"$1/new\" 2>\"$3\"; cat \"$1/lib/deep/leaf\" >>\"$3\"; mv \"$3\" \"$3.whole\"' \
+                      sh \"$1\" \"$2\" \"$3\" </dev/null >/dev/null 2>&1 & exit 5";
+        let mut command = scene.sh(view, script);
+        command.arg(&go).arg(&done);
+        scene.stage.run(&mut command).expect(5);
+        assert_eq!(scene.stage.holders().len(), 1, "{view}");
+        fs::write(&go, "").unwrap();
+        let whole = scene.stage.path(format!("done-{view}.whole"));
+        assert!(eventually(|| whole.exists()), "{view}");
+        let text = fs::read_to_string(&whole).unwrap();
+        assert!(text.contains("Read-only") && text.ends_with("leaf\n"), "{view}: {text}");
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn nothing_is_left_when_the_program_ends_or_is_killed() {
+    let scene = Scene::new();
+    for view in views() {
+        scene.stage.run(&mut scene.sh(view, "true")).expect(0);
+        scene.stage.expect_nothing_left();
+        let mut running = scene.stage.start(&mut scene.sh(view, "echo ready; exec sleep 600"));
+        running.wait_for_output("ready");
+        assert_eq!(scene.stage.holders().len(), 1);
+        running.signal(Signal::KILL);
+        assert_eq!(running.wait().status.signal(), Some(9), "{view}");
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn without_its_holder_a_kernel_view_goes_on() {
+    let scene = Scene::new();
+    if !views().contains(&"overlay") {
+        skip!("no overlay view");
+    }
+    let script = "echo ready; read line; cat \"$1/lib/deep/leaf\" \"$1/readme\"; ls \"$1\"";
+    let mut running = scene.stage.start(scene.sh("overlay", script).stdin(Stdio::piped()));
+    running.wait_for_output("ready");
+    send(scene.stage.holder(), Signal::KILL);
+    assert!(eventually(|| scene.stage.holders().is_empty()));
+    running.stdin().write_all(b"\n").unwrap();
+    assert_eq!(running.wait().expect(0).text(), "ready\nleaf\nhello\nbin\nlib\nlink\nreadme\n");
+    eventually(|| scene.stage.processes().is_empty());
+}
+
+#[test]
+fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
+    let scene = Scene::new();
+    for view in views().iter().filter(|view| **view != "overlay") {
+        // A file that is open, one that is not, a name that is not there, a listing.
+        let script = "exec 3<\"$1/lib/data\"; echo ready; read line; cat \"$1/lib/deep/leaf\" && echo opened; \
+                      stat \"$1/absent\"; ls \"$1/lib\" ; echo went on; exit 6";
+        let mut running = scene.stage.start(scene.sh(view, script).stdin(Stdio::piped()));
+        running.wait_for_output("ready");
+        send(scene.stage.holder(), Signal::KILL);
+        assert!(eventually(|| scene.stage.holders().is_empty()), "{view}");
+        running.stdin().write_all(b"\n").unwrap();
+        let ended = running.wait().expect(6);
+        assert!(ended.text().ends_with("went on\n"), "{view}: {}", ended.text());
+        assert!(!ended.text().contains("opened"), "{view}: {}", ended.text());
+    }
+}
+
+#[test]
+fn killed_while_it_starts_it_leaves_nothing() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let directory = fs::File::open(&tree).unwrap();
+    for number in 0..20_000 {
+        rustix::fs::symlinkat("target", &directory, format!("{number}")).unwrap();
+    }
+    let index = stage.index(&tree);
+    for view in views() {
+        // At once, once the holder is there, and in between.
+        for stop in 0..4 {
+            let mut command = stage.quell_run(&index, view);
+            command.args(["--check", "full", "--", "sleep", "600"]);
+            let running = stage.start(&mut command);
+            match stop {
+                0 => {}
+                1 => assert!(eventually(|| stage.processes().len() > 1)),
+                2 => assert!(eventually(|| !stage.holders().is_empty())),
+                _ => assert!(eventually(|| fs::read_dir(stage.runtime()).is_ok_and(|mut entries| entries
+                    .any(|e| e.is_ok_and(|e| e.file_name().as_bytes().ends_with(b".sock")))))),
+            }
+            running.signal(Signal::KILL);
+            running.wait();
+            assert!(
+                eventually(|| stage.processes().is_empty()),
+                "{view}, killed at stop {stop}: {:?}",
+                stage.processes()
+            );
+            assert!(stage.mounts().is_empty());
+        }
+    }
+    // Nor does what a killed one left in the runtime directory disturb the next.
+    for view in views() {
+        stage.run(stage.quell_run(&index, view).args(["--strict", "--", "true"])).expect(0);
+    }
+}

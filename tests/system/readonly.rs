@@ -1,0 +1,143 @@
+//! Nothing is written to the shared tree: not by default, not with a private writable layer.
+
+use std::fs;
+use std::path::Path;
+
+use crate::stage::{Stage, views, ways, words};
+use crate::trees;
+
+/// What every attempt to change something says.
+const READ_ONLY: &str = "Read-only file system";
+
+/// Names, attributes, times to the nanosecond and content of everything, as text.
+fn state_of(stage: &Stage, tree: &Path) -> String {
+    let script = "cd \"$1\" && find . -printf '%p %y %m %s %T@ %C@ %l %n %U %G %i\\n' | LC_ALL=C sort && \
+                  find . -type f -perm -400 -size -100M -print0 | LC_ALL=C sort -z | xargs -0 sha256sum && \
+                  getfattr -R -P -d -m - . 2>/dev/null";
+    stage.sh(script, &[tree]).text()
+}
+
+#[test]
+fn every_change_is_refused_as_on_a_read_only_file_system() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let before = state_of(&stage, &tree);
+    let attempts = [
+        "echo x > \"$1/new\"",
+        "echo x >> \"$1/readme\"",
+        ": > \"$1/readme\"",
+        "mkdir \"$1/new\"",
+        "ln -s x \"$1/new\"",
+        "ln \"$1/readme\" \"$1/new\"",
+        "mkfifo \"$1/new\"",
+        "rm -f \"$1/readme\"",
+        "rmdir \"$1/empty\"",
+        "chmod 777 \"$1/readme\"",
+        "mv \"$1/readme\" \"$1/renamed\"",
+        "touch \"$1/readme\"",
+        "touch -h \"$1/link\"",
+        "truncate -s 3 \"$1/readme\"",
+        "setfattr -n user.x -v y \"$1/readme\"",
+        "chown $(id -u) \"$1/readme\"",
+    ];
+    for way in ways() {
+        let script = attempts.map(|attempt| format!("({attempt}); echo \"ended $?\" >&2")).join("\n");
+        let ended = stage.see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
+        let mut answers = ended.err.split("ended ");
+        let mut said = answers.next().unwrap();
+        for (attempt, rest) in attempts.iter().zip(answers) {
+            assert!(said.contains(READ_ONLY), "{way:?}: {attempt} says {said}");
+            assert!(!rest.starts_with('0'), "{way:?}: {attempt} succeeded");
+            said = rest;
+        }
+    }
+    assert_eq!(before, state_of(&stage, &tree));
+}
+
+#[test]
+fn a_scratch_layer_takes_every_change_and_is_thrown_away() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let before = state_of(&stage, &tree);
+    let script = "cd \"$1\" && echo new > bin/new && cat bin/new && echo more >> readme && cat readme && \
+                  rm c && rm -r lib && mv kinds renamed && test -e renamed/fifo && mkdir lib && ls lib | wc -l && \
+                  chmod 700 bin && ln readme again && touch -d @5 empty && sed -i s/ran/walked/ bin/tool && \
+                  bin/tool && setfattr -n user.x -v y readme && getfattr -n user.x --only-values readme";
+    for view in views() {
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--scratch", "--", "sh", "-c", script, "sh"]).arg(&tree);
+        let ended = stage.run(&mut command).expect(0);
+        assert_eq!(ended.text(), "new\nhello\nmore\n0\ntool walked with\ny", "{view}");
+        assert_eq!(before, state_of(&stage, &tree), "{view}");
+        // The next run begins anew.
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--scratch", "--", "cat"]).arg(tree.join("readme"));
+        assert_eq!(stage.run(&mut command).expect(0).text(), "hello\n", "{view}");
+    }
+}
+
+#[test]
+fn a_writable_layer_keeps_changes_for_the_next_run() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let before = state_of(&stage, &tree);
+    for view in views() {
+        let layer = stage.path(format!("layer-{view}"));
+        let run = |script: &str| {
+            let mut command = stage.quell_run(&index, view);
+            command.args(["--strict", "--quiet", "--writable"]).arg(&layer);
+            command.args(["--", "sh", "-c", script, "sh"]).arg(&tree);
+            stage.run(&mut command).expect(0).text()
+        };
+        run(
+            "cd \"$1\" && echo new > new && echo more >> readme && rm link && mv lib/data lib/moved && mkdir d",
+        );
+        let seen =
+            run("cd \"$1\" && cat new readme && ls lib && test -d d && ! test -L link && wc -c < lib/moved");
+        assert_eq!(seen, "new\nhello\nmore\ndeep\nmoved\n10000\n", "{view}");
+        stage.expect_nothing_left();
+        // Without the layer the tree is as it was.
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--", "cat"]).arg(tree.join("readme"));
+        assert_eq!(stage.run(&mut command).expect(0).text(), "hello\n", "{view}");
+        assert_eq!(before, state_of(&stage, &tree), "{view}");
+    }
+}
+
+#[test]
+fn a_writable_layer_has_one_user_at_a_time() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    let layer = stage.path("layer");
+    for view in views() {
+        let mut first = stage.quell_run(&index, view);
+        first.arg("--writable").arg(&layer).args(["--", "sh", "-c", "echo running; read line"]);
+        let mut first = stage.start(first.stdin(std::process::Stdio::piped()));
+        first.wait_for_output("running");
+        let mut second = stage.quell_run(&index, view);
+        second.args(["--strict", "--writable"]).arg(&layer).args(["--", "true"]);
+        stage.run(&mut second).expect(3).says("in use by another view");
+        drop(first.stdin());
+        first.wait();
+        stage.expect_nothing_left();
+        stage.run(&mut second).expect(0);
+        stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn the_trees_access_times_are_the_only_thing_that_reading_may_change() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let before = state_of(&stage, &tree);
+    for way in ways() {
+        stage.snapshot(way, &index, &tree);
+    }
+    assert_eq!(before, state_of(&stage, &tree));
+    fs::metadata(&tree).unwrap();
+}

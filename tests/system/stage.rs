@@ -1,0 +1,558 @@
+//! The place one test works in: a directory of its own, a runtime directory of its own, programs run with a
+//! time limit. When it goes it checks that nothing of the test runs or is mounted any more.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// Longer than anything here takes on a busy machine: only what hangs reaches it.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(10);
+
+/// What launchers of parallel jobs set; a test that runs inside such a job is not one of its ranks.
+const JOB_VARIABLES: [&str; 13] = [
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "FLUX_JOB_ID",
+    "PMI_JOBID",
+    "PALS_APID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "COBALT_JOBID",
+    "JOB_ID",
+    "SGE_TASK_ID",
+    "XDG_RUNTIME_DIR",
+];
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The binary under test.
+pub fn quell() -> PathBuf {
+    match std::env::var_os("QUELL") {
+        Some(path) => path.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/quell"),
+    }
+}
+
+/// Says why a test, or a part of one, is not run here.
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        println!("SKIPPED: {}", format!($($reason)*));
+        return;
+    }};
+}
+
+/// Whether a program is installed.
+pub fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// Asks until the answer is yes; `false` after too long.
+pub fn eventually(mut condition: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while !condition() {
+        if begun.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(POLL);
+    }
+    true
+}
+
+/// How a program ended and what it printed.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub out: Vec<u8>,
+    pub err: String,
+}
+
+impl Ended {
+    pub fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+
+    /// Ended with this exit code.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Ended {
+        assert_eq!(
+            self.code(),
+            Some(code),
+            "signal {:?}\n-- stdout\n{}\n-- stderr\n{}",
+            self.status.signal(),
+            self.text(),
+            self.err
+        );
+        self
+    }
+
+    /// Standard error holds the words.
+    #[track_caller]
+    pub fn says(self, words: &str) -> Ended {
+        assert!(self.err.contains(words), "no {words:?} in standard error:\n{}", self.err);
+        self
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.out).unwrap_or_else(|e| panic!("{e} in {}", self.text()))
+    }
+}
+
+/// A program that runs, killed when this goes.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    pub fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    pub fn stdin(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("started with a pipe")
+    }
+
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.out).unwrap_or_default()).into_owned()
+    }
+
+    pub fn err(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.err).unwrap_or_default()).into_owned()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().unwrap();
+        }
+        self.ended.is_none()
+    }
+
+    /// Waits until standard output holds the words.
+    #[track_caller]
+    pub fn wait_for_output(&mut self, words: &str) {
+        let came = eventually(|| self.out().contains(words) || !self.is_running());
+        assert!(
+            came && self.out().contains(words),
+            "no {words:?}\n-- stdout\n{}\n-- stderr\n{}",
+            self.out(),
+            self.err()
+        );
+    }
+
+    #[track_caller]
+    pub fn wait_for_error(&mut self, words: &str) {
+        let came = eventually(|| self.err().contains(words) || !self.is_running());
+        assert!(came && self.err().contains(words), "no {words:?} in {}", self.err());
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        send(self.pid(), signal);
+    }
+
+    #[track_caller]
+    pub fn wait(mut self) -> Ended {
+        let ended = eventually(|| !self.is_running());
+        assert!(ended, "it hangs: {:?}\n-- stdout\n{}\n-- stderr\n{}", self.child, self.out(), self.err());
+        Ended {
+            status: self.ended.take().unwrap(),
+            out: fs::read(&self.out).unwrap_or_default(),
+            err: self.err(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.is_running() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+pub fn send(pid: i32, signal: Signal) {
+    let _ = rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal);
+}
+
+/// How a tree is seen through Quell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// `quell run`: at the tree's own path.
+    Run(&'static str),
+    /// `quell mount`: at a mount point.
+    Mount(&'static str),
+}
+
+impl Way {
+    pub fn view(self) -> &'static str {
+        let (Way::Run(view) | Way::Mount(view)) = self;
+        view
+    }
+
+    /// Whether the kernel's overlayfs answers, from a tmpfs or from our FUSE mount.
+    pub fn is_overlay(self) -> bool {
+        self.view() != "fuse"
+    }
+
+    /// Whether programs are in a user namespace that maps one user.
+    pub fn maps_one_user(self) -> bool {
+        !is_root() && matches!(self, Way::Run(_))
+    }
+}
+
+/// The views that `quell run` can take here; says which cannot be.
+pub fn views() -> &'static [&'static str] {
+    static WORKING: OnceLock<Vec<&'static str>> = OnceLock::new();
+    let working = WORKING.get_or_init(|| {
+        let stage = Stage::new();
+        let tree = stage.dir("tree");
+        fs::write(tree.join("file"), "x").unwrap();
+        let index = stage.index(&tree);
+        let works = |view: &&str| {
+            stage.run(stage.quell_run(&index, view).arg("--strict").args(["--", "true"])).code() == Some(0)
+        };
+        ["overlay", "overlay-fuse", "fuse"].into_iter().filter(works).collect()
+    });
+    for view in ["overlay", "overlay-fuse", "fuse"] {
+        if !working.contains(&view) {
+            println!("SKIPPED: the view {view} does not work for this user on this machine");
+        }
+    }
+    working
+}
+
+/// Everything that a test of what programs see is to be tried with.
+pub fn ways() -> Vec<Way> {
+    let mut ways: Vec<Way> = views().iter().map(|view| Way::Run(view)).collect();
+    if is_root() {
+        ways.extend(views().iter().map(|view| Way::Mount(view)));
+    } else if has("fusermount3") && views().contains(&"fuse") {
+        ways.push(Way::Mount("fuse"));
+    } else {
+        println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
+    }
+    ways
+}
+
+/// A view at a mount point, taken away when this goes.
+#[derive(Debug)]
+pub struct Mounted<'a> {
+    stage: &'a Stage,
+    pub point: PathBuf,
+}
+
+impl Mounted<'_> {
+    #[track_caller]
+    pub fn umount(self) {
+        let ended = self.stage.run(self.stage.quell().arg("umount").arg(&self.point));
+        assert_eq!(ended.code(), Some(0), "{}", ended.err);
+        assert!(!is_mounted(&self.point));
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if is_mounted(&self.point) {
+            let _ = self.stage.quell().args(["umount", "--force"]).arg(&self.point).status();
+        }
+    }
+}
+
+/// The directory, programs and leftovers of one test.
+#[derive(Debug)]
+pub struct Stage {
+    dir: Option<tempfile::TempDir>,
+    path: PathBuf,
+    number: AtomicU32,
+}
+
+impl Stage {
+    pub fn new() -> Stage {
+        let dir = tempfile::Builder::new().prefix("quell-system.").tempdir().unwrap();
+        // Other users look at views here, too.
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = dir.path().canonicalize().unwrap();
+        fs::create_dir(path.join("out")).unwrap();
+        Stage { dir: Some(dir), path, number: AtomicU32::new(0) }
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub fn runtime(&self) -> PathBuf {
+        self.path.join("runtime")
+    }
+
+    /// A new directory.
+    pub fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    fn fresh(&self, what: &str) -> PathBuf {
+        self.path(format!("out/{}.{what}", self.number.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// A command that knows this stage's runtime directory.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for variable in JOB_VARIABLES {
+            command.env_remove(variable);
+        }
+        command.env("QUELL_RUNTIME_DIR", self.runtime()).stdin(Stdio::null());
+        command
+    }
+
+    pub fn quell(&self) -> Command {
+        self.command(quell())
+    }
+
+    /// `quell run --view VIEW -i INDEX`, to be completed.
+    pub fn quell_run(&self, index: &Path, view: &str) -> Command {
+        let mut command = self.quell();
+        command.args(["run", "--view", view, "-i"]).arg(index);
+        command
+    }
+
+    pub fn start(&self, command: &mut Command) -> Running {
+        let (out, err) = (self.fresh("stdout"), self.fresh("stderr"));
+        // Files, not pipes: a view that outlives the program would keep a pipe open.
+        command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
+        let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        Running { child, out, err, ended: None }
+    }
+
+    #[track_caller]
+    pub fn run(&self, command: &mut Command) -> Ended {
+        self.start(command).wait()
+    }
+
+    /// Runs a shell script with arguments.
+    #[track_caller]
+    pub fn sh(&self, script: &str, arguments: &[&Path]) -> Ended {
+        self.run(self.command("sh").args(["-c", script, "sh"]).args(arguments))
+    }
+
+    /// The index of a tree, made with the default options.
+    #[track_caller]
+    pub fn index(&self, tree: &Path) -> PathBuf {
+        let file = self.fresh("quell");
+        self.run(self.quell().args(["index", "--quiet"]).arg(tree).arg("-o").arg(&file)).expect(0);
+        file
+    }
+
+    #[track_caller]
+    pub fn mount(&self, index: &Path, view: &str, options: &[&str]) -> Mounted<'_> {
+        let point = self.fresh("mount");
+        fs::create_dir(&point).unwrap();
+        let mut command = self.quell();
+        command.args(["mount", "--view", view]).args(options).arg(index).arg(&point);
+        self.run(&mut command).expect(0);
+        Mounted { stage: self, point }
+    }
+
+    /// Runs the command that `make` gives for the view's root, where it sees the view.
+    #[track_caller]
+    pub fn see(
+        &self,
+        way: Way,
+        index: &Path,
+        tree: &Path,
+        make: impl FnOnce(&Path) -> Vec<OsString>,
+    ) -> Ended {
+        match way {
+            Way::Run(view) => {
+                let command = make(tree);
+                self.run(self.quell_run(index, view).args(["--strict", "--quiet", "--"]).args(command))
+            }
+            Way::Mount(view) => {
+                let mounted = self.mount(index, view, &["--quiet"]);
+                let words = make(&mounted.point);
+                let ended = self.run(self.command(&words[0]).args(&words[1..]));
+                mounted.umount();
+                ended
+            }
+        }
+    }
+
+    /// The processes that were started from this stage and know its runtime directory: programs, holders.
+    pub fn processes(&self) -> Vec<i32> {
+        let mut wanted = OsString::from("QUELL_RUNTIME_DIR=");
+        wanted.push(self.runtime());
+        let mut found = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
+            if environment.split(|b| *b == 0).any(|variable| variable == wanted.as_bytes()) {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// Those of them that serve views.
+    pub fn holders(&self) -> Vec<i32> {
+        let is_holder = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|b| *b == 0).nth(1) == Some(b"holder")
+        };
+        self.processes().into_iter().filter(is_holder).collect()
+    }
+
+    /// Waits until there is one holder, and no process on the way to becoming one.
+    #[track_caller]
+    pub fn holder(&self) -> i32 {
+        assert!(eventually(|| self.holders().len() == 1), "{:?}", self.holders());
+        self.holders()[0]
+    }
+
+    /// Nothing runs and nothing is mounted; waits for a view's last process to go.
+    #[track_caller]
+    pub fn expect_nothing_left(&self) {
+        eventually(|| self.processes().is_empty());
+        let left: Vec<String> = self.processes().into_iter().map(describe).collect();
+        assert!(left.is_empty(), "processes are left: {left:?}");
+        assert_eq!(self.mounts(), Vec::<PathBuf>::new(), "mounts are left");
+        let sockets: Vec<_> = fs::read_dir(self.runtime()).into_iter().flatten().flatten().collect();
+        assert!(sockets.is_empty(), "files are left: {sockets:?}");
+    }
+
+    /// What is mounted below the stage's directory, deepest first.
+    pub fn mounts(&self) -> Vec<PathBuf> {
+        let mut points: Vec<PathBuf> = mount_points();
+        points.retain(|point| point.starts_with(&self.path));
+        points.sort();
+        points.reverse();
+        points
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let mut left = Vec::new();
+        if !std::thread::panicking() {
+            eventually(|| self.processes().is_empty());
+            left.extend(self.processes().into_iter().map(describe));
+        }
+        for pid in self.processes() {
+            send(pid, Signal::KILL);
+        }
+        let mounts = self.mounts();
+        for point in &mounts {
+            if rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH).is_err() {
+                let _ = Command::new("fusermount3").args(["-u", "-z", "--"]).arg(point).status();
+            }
+        }
+        left.extend(mounts.iter().map(|point| format!("mount {}", point.display())));
+        let dir = self.dir.take().unwrap();
+        if self.mounts().is_empty() {
+            make_deletable(&self.path);
+            let _ = dir.close();
+        } else {
+            // Deleting would go through what is mounted.
+            let _ = dir.keep();
+        }
+        if !left.is_empty() && !std::thread::panicking() {
+            panic!("left behind: {left:?}");
+        }
+    }
+}
+
+/// Directories without write or search permission keep an ordinary user from deleting what is in them.
+fn make_deletable(directory: &Path) {
+    if is_root() {
+        return;
+    }
+    let Ok(metadata) = fs::symlink_metadata(directory) else { return };
+    if !metadata.is_dir() {
+        return;
+    }
+    if metadata.permissions().mode() & 0o700 != 0o700 {
+        let _ = fs::set_permissions(directory, fs::Permissions::from_mode(0o700));
+    }
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            make_deletable(&entry.path());
+        }
+    }
+}
+
+fn describe(pid: i32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    format!("process {pid}: {}", String::from_utf8_lossy(&line).replace('\0', " "))
+}
+
+pub fn mount_points() -> Vec<PathBuf> {
+    let table = fs::read("/proc/self/mountinfo").unwrap();
+    table
+        .split(|b| *b == b'\n')
+        .filter_map(|line| line.split(|b| *b == b' ').nth(4))
+        .map(|field| OsString::from_vec(unescape(field)).into())
+        .collect()
+}
+
+pub fn is_mounted(point: &Path) -> bool {
+    mount_points().iter().any(|mounted| mounted == point)
+}
+
+/// The mount table writes some bytes as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut at = 0;
+    while at < field.len() {
+        let digits = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        let code =
+            digits.and_then(|d| std::str::from_utf8(d).ok()).and_then(|d| u8::from_str_radix(d, 8).ok());
+        bytes.push(code.unwrap_or(field[at]));
+        at += if code.is_some() { 4 } else { 1 };
+    }
+    bytes
+}
+
+/// The words of a command line.
+pub fn words(words: &[&dyn AsRef<OsStr>]) -> Vec<OsString> {
+    words.iter().map(|word| word.as_ref().to_owned()).collect()
+}
+
+/// What two sets do not have in common, as lines to read.
+pub fn difference(left: &str, right: &str) -> String {
+    let (a, b): (BTreeSet<&str>, BTreeSet<&str>) = (left.lines().collect(), right.lines().collect());
+    let only = |these: &BTreeSet<&str>, those: &BTreeSet<&str>, sign: &str| -> String {
+        these.difference(those).take(20).map(|line| format!("{sign} {line}\n")).collect()
+    };
+    only(&a, &b, "-") + &only(&b, &a, "+")
+}
