@@ -2,6 +2,7 @@
 //! waiting for answers, not into work (the paper's script, one request at a time, took 323 s for
 //! 78,624 entries, section 6). The result does not depend on the number of threads.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -178,6 +179,7 @@ fn walk(
         options,
         ask_all,
         trust,
+        distrusted: trust.map(|trust| troubled_directories(trust.image)).unwrap_or_default(),
         progress,
         queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 1 }),
         wake: Condvar::new(),
@@ -214,6 +216,8 @@ fn walk(
         return Ok(None);
     }
     problems.sort();
+    // A directory whose update began with trust and ended with reading may have said something twice.
+    problems.dedup();
     Ok(Some(Tree {
         root_path: root_path.to_vec(),
         root,
@@ -287,6 +291,8 @@ struct Walker<'a> {
     options: &'a BuildOptions,
     ask_all: bool,
     trust: Option<Trust<'a>>,
+    /// Directories of which the trusted index does not know everything: they are read again.
+    distrusted: HashSet<Vec<u8>>,
     progress: &'a Progress,
     queue: Mutex<Queue>,
     wake: Condvar,
@@ -358,7 +364,8 @@ impl Walker<'_> {
     }
 
     fn list(&self, task: Task) {
-        if let Some(trust) = self.trust.filter(|trust| trust.holds(&task)) {
+        let trusted = |trust: &Trust<'_>| trust.holds(&task) && !self.distrusted.contains(&task.path);
+        if let Some(trust) = self.trust.filter(trusted) {
             return self.take_from_index(task, trust);
         }
         let dir = match self.open(&task.source) {
@@ -635,6 +642,15 @@ impl Trust<'_> {
             && self.image.extra(entry, crate::format::Field::Unknown).is_none()
             && self.image.extra(entry, crate::format::Field::Boundary).is_none()
     }
+}
+
+/// Those with a problem, their own or of one of their entries.
+fn troubled_directories(image: &Image) -> HashSet<Vec<u8>> {
+    let above = |path: &[u8]| path.iter().rposition(|b| *b == b'/').unwrap_or(0);
+    image
+        .problems()
+        .flat_map(|problem| [problem.path[..above(&problem.path)].to_vec(), problem.path])
+        .collect()
 }
 
 fn from_index(image: &Image, entry: EntryId) -> (Record, Vec<Special>) {

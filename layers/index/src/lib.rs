@@ -16,6 +16,8 @@ mod tree;
 pub use builder::{BuildOptions, Progress, Trust, Xattrs, build};
 pub use compare::{Change, Difference, changed_attributes, compare};
 pub use encode::encode;
+#[doc(hidden)]
+pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange};
 pub use freshness::Sampler;
 pub use image::{Damage, EntryId, Generation, Image, Problem, ROOT, XattrSet};

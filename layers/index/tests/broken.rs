@@ -1,0 +1,165 @@
+//! The builder on bad days: whatever the file system answers, it ends, and each entry is in the index as it
+//! is or its path is among the problems.
+
+use std::collections::HashMap;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use quell_backing::Dir;
+use quell_fs::{FileSystem, Time, errno, resolve};
+use quell_index::{BuildOptions, EntryId, Image, Progress, ROOT, Trust, Xattrs, build, encode};
+use quell_testkit::broken::{BrokenDir, Fault, Faults};
+use quell_testkit::operations::{Shape, random_tree};
+use quell_testkit::{MemoryDir, Model, Node, Tree};
+
+const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
+const HANG: Duration = Duration::from_secs(30);
+
+/// A build over a broken twin, with the faults that it met.
+fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_fs::Result<Image> {
+    let healthy: Arc<dyn Dir> = Arc::new(MemoryDir::new(tree.clone()));
+    let broken: Arc<dyn Dir> = Arc::new(BrokenDir::new(healthy, faults.clone()));
+    let (done, wait) = mpsc::channel();
+    std::thread::spawn(move || {
+        let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
+        let tree = build(broken, b"/tree", &options, threads, None, &Progress::default());
+        let _ = done.send(tree.and_then(|tree| encode(&tree)));
+    });
+    let bytes = wait.recv_timeout(HANG).expect("the builder neither panics nor hangs")?;
+    Ok(Image::parse(bytes).expect("what we encode we read"))
+}
+
+fn entry_at(image: &Image, path: &[u8]) -> Option<EntryId> {
+    let names = path.split(|b| *b == b'/').filter(|name| !name.is_empty());
+    names.into_iter().try_fold(ROOT, |at, name| image.lookup(at, name))
+}
+
+/// The path and the directories above it.
+fn with_ancestors(path: &[u8]) -> Vec<&[u8]> {
+    let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(i, _)| i);
+    [0].into_iter().chain(ends).map(|end| &path[..end]).chain([path]).collect()
+}
+
+/// Every entry is right or listed; nothing is there that is not; no problem is made up.
+fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
+    let model = Model::new(tree.clone());
+    let problems: Vec<Vec<u8>> = image.problems().map(|p| p.path).collect();
+    let mut nodes = HashMap::new();
+    for (path, number) in tree.paths() {
+        let place = format!("seed {seed}, {}", path.escape_ascii());
+        let Some(entry) = entry_at(image, &path) else {
+            let told = with_ancestors(&path).into_iter().any(|p| problems.iter().any(|q| q == p));
+            assert!(told, "{place} is missing and no problem says so");
+            continue;
+        };
+        let expected = resolve(&model, &path).unwrap();
+        let mut found = quell_fs::Attributes { node: expected.node, ..image.attributes(entry) };
+        // The twin moves this time to tell that a listing has changed.
+        if expected.kind == quell_fs::Kind::Dir {
+            found.changed = expected.changed;
+        }
+        assert_eq!(found, expected, "{place}");
+        let node = tree.node(number);
+        assert_eq!(image.link_target(entry).unwrap_or_default(), node.target, "{place}");
+        let pairs = node.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+        assert!(image.xattrs(entry).eq(pairs), "{place}: attributes");
+        assert_eq!(*nodes.entry(number).or_insert(image.node_of(entry)), image.node_of(entry), "{place}");
+    }
+    for entry in 0..image.entries() {
+        let path = image.path(entry);
+        assert!(resolve(&model, &path).is_ok(), "seed {seed}: {} is made up", path.escape_ascii());
+    }
+    let struck = faults.struck();
+    for problem in &problems {
+        let of_child = |s: &Vec<u8>| with_ancestors(s).len() >= 2 && parent(s) == problem.as_slice();
+        let real = struck.contains(problem) || struck.iter().any(of_child);
+        assert!(real, "seed {seed}: nothing was wrong with {}", problem.escape_ascii());
+    }
+}
+
+fn parent(path: &[u8]) -> &[u8] {
+    path.iter().rposition(|b| *b == b'/').map_or(b"", |slash| &path[..slash])
+}
+
+#[test]
+fn every_entry_is_right_or_listed() {
+    let mut refused = 0;
+    for seed in 0..150 {
+        let tree = Arc::new(random_tree(seed, SHAPE));
+        let faults = Faults::new(seed, 25, &Fault::ALL);
+        match built(&tree, &faults, 1 + seed as usize % 4) {
+            Ok(image) => is_honest(seed, &tree, &image, &faults),
+            Err(e) => {
+                assert!(faults.struck().contains(&b""[..]), "seed {seed}: {e}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused < 75, "most trees have a root that can be read");
+}
+
+#[test]
+fn the_same_faults_give_the_same_bytes() {
+    for seed in 200..260 {
+        let tree = Arc::new(random_tree(seed, SHAPE));
+        let bytes = |threads| {
+            let image = built(&tree, &Faults::new(seed, 20, &Fault::ALL), threads);
+            image.map(|image| image.bytes().to_vec()).map_err(|e| e.to_string())
+        };
+        let one = bytes(1);
+        for threads in [2, 8] {
+            assert!(bytes(threads) == one, "seed {seed}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_tree_in_which_all_fails_is_refused_or_all_problems() {
+    for seed in 0..20 {
+        let tree = Arc::new(random_tree(seed, SHAPE));
+        let faults = Faults::new(seed, 1, &[Fault::Error(errno::EIO), Fault::Vanished]);
+        if let Ok(image) = built(&tree, &faults, 4) {
+            is_honest(seed, &tree, &image, &faults);
+        }
+    }
+}
+
+#[test]
+fn problems_survive_an_update_that_trusts_directories() {
+    let far = Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
+    let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
+    let mut seen = 0;
+    for seed in 0..60 {
+        let tree = Arc::new(random_tree(seed, SHAPE));
+        let broken = || -> Arc<dyn Dir> {
+            let faults = Faults::new(seed, 25, &[Fault::Error(errno::EIO), Fault::Vanished]);
+            Arc::new(BrokenDir::new(Arc::new(MemoryDir::new(tree.clone())), faults))
+        };
+        let progress = Progress::default();
+        let Ok(first) = build(broken(), b"/tree", &options, 2, None, &progress) else { continue };
+        let bytes = encode(&first).unwrap();
+        let image = Image::parse(bytes.clone()).unwrap();
+        let trust = Some(Trust { image: &image, before: far });
+        let again = build(broken(), b"/tree", &options, 2, trust, &progress).unwrap();
+        assert_eq!(again.problems, first.problems, "seed {seed}");
+        assert!(encode(&again).unwrap() == bytes, "seed {seed}");
+        seen += image.problem_count();
+    }
+    assert!(seen > 20, "the faults struck something");
+}
+
+#[test]
+fn a_torn_read_is_the_files_own_affair() {
+    // The layer hands the file out as it is: what the engine reads is what the caller gets.
+    let mut tree = Tree::new();
+    tree.add(Tree::ROOT, "file", Node::file("0123456789"));
+    let tree = Arc::new(tree);
+    let image = built(&tree, &Faults::new(0, 1, &[]), 1).unwrap();
+    let healthy = Arc::new(MemoryDir::new(tree));
+    let source = Arc::new(BrokenDir::new(healthy, Faults::new(0, 1, &[Fault::Torn])));
+    let fs = quell_index::IndexFs::new(Arc::new(image), source, Default::default());
+    let file = fs.open(resolve(&fs, b"file").unwrap().node).unwrap();
+    let mut buffer = [0; 10];
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 5);
+    assert_eq!(&buffer[..5], b"01234");
+}

@@ -1,0 +1,44 @@
+//! The index layer keeps the contract's promises, over a real directory and over one in memory.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_backing::{Dir, PosixDir};
+use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, Xattrs, build, encode};
+use quell_testkit::conformance::{Made, World, run};
+use quell_testkit::{MemoryDir, Node, Tree, make_on_disk};
+
+fn indexed(source: Arc<dyn Dir>) -> Arc<IndexFs> {
+    let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
+    let tree = build(source.clone(), b"/tree", &options, 4, None, &Progress::default()).unwrap();
+    assert_eq!(tree.problems, []);
+    let image = Arc::new(Image::parse(encode(&tree).unwrap()).unwrap());
+    Arc::new(IndexFs::new(image, source, OnChange::Refuse))
+}
+
+#[test]
+fn the_index_of_a_directory_in_memory_conforms() {
+    let make =
+        |tree: &Tree| Made { fs: indexed(Arc::new(MemoryDir::new(Arc::new(tree.clone())))), keep: None };
+    run(&World { name: "index over memory", exact: true, devices: true, xattrs: true, make: &make });
+}
+
+fn can_make(node: Node, what: &str) -> bool {
+    let temp = tempfile::tempdir().unwrap();
+    let mut tree = Tree::new();
+    tree.add(Tree::ROOT, "probe", node);
+    make_on_disk(&tree, temp.path()).map_err(|e| println!("SKIPPED: {what}: {e}")).is_ok()
+}
+
+#[test]
+fn the_index_of_a_real_directory_conforms() {
+    let devices = can_make(Node::special(quell_fs::Kind::CharDevice, 0x0103), "devices");
+    let xattrs = can_make(Node::file("").with_xattr("user.probe", "x"), "attributes");
+    let make = |tree: &Tree| {
+        let temp = tempfile::tempdir().unwrap();
+        make_on_disk(tree, temp.path()).unwrap_or_else(|e| panic!("{e}"));
+        let open = |path: &Path| Arc::new(PosixDir::open(path).unwrap());
+        Made { fs: indexed(open(temp.path())), keep: Some(Box::new(temp)) }
+    };
+    run(&World { name: "index over a real directory", exact: false, devices, xattrs, make: &make });
+}

@@ -1,0 +1,77 @@
+//! Every question that an image can be asked, asked of every entry: none may panic, whatever the bytes
+//! were, once they were accepted. Used by the tests and by the fuzz targets.
+
+use std::sync::Arc;
+
+use quell_backing::Dir;
+use quell_fs::{Cursor, FileSystem, Kind, NodeId};
+use quell_index::format::Field;
+use quell_index::{
+    BuildOptions, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Trust, build, compare, encode,
+};
+use quell_testkit::{MemoryDir, Tree};
+
+/// Paths are as long as trees are deep: with more entries the questions about paths are asked of some.
+const PATHS_MAX: u32 = 300;
+
+pub fn ask_everything(image: Image) {
+    let _ = (image.generation().to_string(), image.nodes(), image.file_bytes(), image.root_path().len());
+    let _ = (image.longest_path_bytes(), image.problem_count(), format!("{image:?}"));
+    let _ = (image.problems().count(), image.option_lines().count(), image.section_bytes().count());
+    let entries = image.entries();
+    for entry in 0..entries {
+        let attributes = image.attributes(entry);
+        assert_eq!(attributes.kind, image.kind(entry));
+        let node = image.node_of(entry);
+        assert!(node <= entry && image.node_of(node) == node);
+        assert_eq!(image.children(entry).is_some(), attributes.kind == Kind::Dir);
+        assert_eq!(image.link_target(entry).is_some(), attributes.kind == Kind::Symlink);
+        let _ = (image.xattrs(entry).count(), Field::ALL.map(|field| image.extra(entry, field)));
+        let parent = image.parent(entry);
+        assert!(entry == ROOT || parent < entry);
+        if entry != ROOT {
+            assert_eq!(image.lookup(parent, image.name(entry)), Some(entry));
+        }
+        assert_eq!(image.lookup(entry, b""), None);
+        if entry < PATHS_MAX {
+            let _ = image.path(entry);
+        }
+    }
+    let options = BuildOptions::of(&image);
+    let mut found = 0;
+    compare(&image, &image, &mut |_| {
+        found += 1;
+        true
+    });
+    assert_eq!(found, 0, "an image differs from itself");
+    let image = Arc::new(image);
+    // The tree behind it has the root's times and is empty: what is trusted is taken from the image.
+    let mut tree = Tree::new();
+    let root = image.attributes(ROOT);
+    let node = tree.node_mut(Tree::ROOT);
+    (node.modified, node.changed) = (root.modified, root.changed);
+    let source: Arc<dyn Dir> = Arc::new(MemoryDir::new(Arc::new(tree)));
+    ask_the_file_system(&IndexFs::new(image.clone(), source.clone(), OnChange::Refuse), entries);
+    let mut sampler = Sampler::new(image.clone(), source.clone(), 7);
+    for _ in 0..20 {
+        let _ = sampler.step();
+    }
+    if let Ok(options) = options {
+        let before = quell_fs::Time { seconds: i64::MAX, nanoseconds: 0 };
+        let trust = Some(Trust { image: &image, before });
+        let updated = build(source, b"/", &options, 1, trust, &Progress::default());
+        if let Ok(tree) = updated {
+            Image::parse(encode(&tree).unwrap()).expect("what we encode we read");
+        }
+    }
+}
+
+fn ask_the_file_system(fs: &IndexFs, entries: u32) {
+    let _ = (fs.capabilities(), fs.root());
+    for node in (0..u64::from(entries.min(PATHS_MAX)) + 1).map(NodeId) {
+        let _ = (fs.attributes(node), fs.parent(node), fs.path(node), fs.open(node).is_ok());
+        let _ = (fs.read_link(node), fs.xattr(node, b"user.x"), fs.xattr_names(node));
+        let _ = fs.list(node, Cursor::START, &mut |entry| fs.lookup(node, entry.name).is_ok());
+        let _ = fs.list(node, Cursor(u64::MAX), &mut |_| true);
+    }
+}
