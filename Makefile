@@ -29,7 +29,7 @@ fix: ## format, and apply what clippy can repair
 	cargo fmt --all
 
 bench: ## measure direct against covered on a MooseFS with 4 nodes (root); results in docs/benchmarks
-	@scripts/bench
+	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
 build: ## compile the release binary
 	cargo build --release --bin quell
