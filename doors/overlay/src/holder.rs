@@ -115,6 +115,22 @@ pub fn ask(directory: &Path, key: &str) -> Result<Option<String>> {
     }
 }
 
+/// Removes what holders left behind that were killed: sockets and locks that nobody answers or holds.
+pub fn sweep(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")) else { continue };
+        // Whoever is about to use it holds the lock.
+        let Ok(Some(_lock)) = lock(directory, key, FlockOperation::NonBlockingLockExclusive) else {
+            continue;
+        };
+        if matches!(connect(directory, key), Ok(None)) {
+            let _ = std::fs::remove_file(directory.join(&name));
+        }
+    }
+}
+
 fn connect(directory: &Path, key: &str) -> Result<Option<UnixStream>> {
     let path = socket_path(directory, key);
     let failed = |e| Error::from_io(e, "connect to", path.as_os_str().as_bytes());

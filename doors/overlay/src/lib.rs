@@ -11,7 +11,7 @@ mod mount;
 mod namespace;
 mod redirected;
 
-pub use holder::{Admission, Holder, HolderEnd, Namespaces, ask, join};
+pub use holder::{Admission, Holder, HolderEnd, Namespaces, ask, join, sweep};
 pub use metadata::{Ids, Metadata, fill};
 pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
 pub use namespace::{Isolation, isolate};

@@ -71,6 +71,7 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     match establish(&plan) {
         Ok(view) => {
             answer(&Answer { refused: None });
+            quell_overlay::sweep(&plan.directory);
             view.serve(&plan)?;
         }
         Err(failure) => answer(&Answer { refused: Some(failure.to_string()) }),
