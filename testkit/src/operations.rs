@@ -82,7 +82,7 @@ fn random_node(shape: Shape, random: &mut Random) -> Node {
         4 => Node::special(Kind::Fifo, 0),
         5 => Node::special(Kind::Socket, 0),
         6 if shape.extremes => {
-            let rdev = if random.one_in(3) { u64::MAX } else { random.next() % 0x1_0000 };
+            let rdev = if random.one_in(3) { u64::MAX } else { random.number() % 0x1_0000 };
             Node::special(*random.pick(&[Kind::CharDevice, Kind::BlockDevice]), rdev)
         }
         _ => {
@@ -100,8 +100,8 @@ fn dressed(mut node: Node, shape: Shape, random: &mut Random) -> Node {
     };
     node.uid = *random.pick(&[0, 1000, 1001]);
     node.gid = *random.pick(&[0, 100]);
-    let seconds = 1_000_000_000 + (random.next() % 700_000_000) as i64;
-    let mut time = |_| Time { seconds, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+    let seconds = 1_000_000_000 + (random.number() % 700_000_000) as i64;
+    let mut time = |_| Time { seconds, nanoseconds: (random.number() % 1_000_000_000) as u32 };
     (node.modified, node.changed) = (time(0), time(1));
     if random.one_in(3) {
         node.changed = node.modified;
@@ -187,7 +187,7 @@ pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize)
                 tree.add(dir, name, node);
             }
         }
-        let now = Time { seconds: 1_800_000_000, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+        let now = Time { seconds: 1_800_000_000, nanoseconds: (random.number() % 1_000_000_000) as u32 };
         let node = tree.node_mut(dir);
         (node.modified, node.changed) = (now, now);
         made += 1;
@@ -197,7 +197,7 @@ pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize)
 
 /// A link count that changes shows in the status change time.
 fn touch_links(tree: &mut Tree, random: &mut Random) {
-    let now = Time { seconds: 1_800_000_001, nanoseconds: (random.next() % 1_000_000_000) as u32 };
+    let now = Time { seconds: 1_800_000_001, nanoseconds: (random.number() % 1_000_000_000) as u32 };
     let mut names: HashMap<NodeNumber, usize> = HashMap::new();
     for (_, number) in tree.paths() {
         *names.entry(number).or_default() += 1;

@@ -1,0 +1,36 @@
+//! The OPTIONS section: refused, or a build follows it and writes the same options down again.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use libfuzzer_sys::fuzz_target;
+use quell_index::{BuildOptions, Image, Progress, build, encode};
+use quell_testkit::{MemoryDir, Node, Tree};
+
+fn small_tree() -> Arc<Tree> {
+    let mut tree = Tree::new();
+    let lib = tree.add(Tree::ROOT, "lib", Node::dir());
+    tree.add(lib, "a.pyc", Node::file("x"));
+    tree.add(lib, "[odd]", Node::file("x").with_xattr("user.note", "x"));
+    tree.add(Tree::ROOT, "link", Node::symlink("lib"));
+    Arc::new(tree)
+}
+
+fn image(options: &BuildOptions, lines: Option<Vec<String>>) -> Option<Image> {
+    let source = Arc::new(MemoryDir::new(small_tree()));
+    let mut tree = build(source, b"/tree", options, 1, None, &Progress::default()).ok()?;
+    if let Some(lines) = lines {
+        tree.options = lines;
+    }
+    Some(Image::parse(encode(&tree).expect("it is small")).expect("what we encode we read"))
+}
+
+fuzz_target!(|text: &str| {
+    let with_text = image(&BuildOptions::default(), Some(vec![text.to_owned()])).expect("the defaults work");
+    let Ok(options) = BuildOptions::of(&with_text) else { return };
+    // A pattern may be none; then the build says so and that is all.
+    if let Some(again) = image(&options, None) {
+        assert_eq!(BuildOptions::of(&again).expect("we wrote it"), options);
+    }
+});

@@ -1,0 +1,15 @@
+//! Bytes as they come: refused, or every question has an answer.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use quell_index::Image;
+
+#[path = "../../layers/index/tests/questions/mod.rs"]
+mod questions;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(image) = Image::parse(bytes.to_vec()) {
+        questions::ask_everything(image);
+    }
+});

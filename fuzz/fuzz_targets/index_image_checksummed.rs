@@ -1,0 +1,27 @@
+//! Bytes with a header that begins well and checksums that are right: gets to the checks behind them.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use quell_index::{Image, format, reseal};
+
+#[path = "../../layers/index/tests/questions/mod.rs"]
+mod questions;
+
+fuzz_target!(|bytes: &[u8]| {
+    if bytes.len() < format::PREAMBLE_BYTES {
+        return;
+    }
+    let mut bytes = bytes.to_vec();
+    bytes[..8].copy_from_slice(&format::MAGIC);
+    bytes[8..12].copy_from_slice(&format::VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&(format::PREAMBLE_BYTES as u32).to_le_bytes());
+    for (i, section) in format::Section::ALL.into_iter().enumerate() {
+        let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
+        bytes[row..row + 4].copy_from_slice(&(section as u32).to_le_bytes());
+    }
+    reseal(&mut bytes);
+    if let Ok(image) = Image::parse(bytes) {
+        questions::ask_everything(image);
+    }
+});
