@@ -1,0 +1,274 @@
+//! The map as a test: compares ARCHITECTURE.md's tables with what the crates really depend on, and the house's
+//! rules for files with the files.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What may only be linked by tests.
+const FOR_TESTS_ALONE: [&str; 2] = ["criterion", "toml"];
+/// Names that say nothing about what is in a file.
+const NO_NAMES: [&str; 6] = ["utils", "util", "helpers", "helper", "misc", "common"];
+/// Directories that are not ours to check.
+const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "__pycache__"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").to_path_buf()
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn manifest(path: impl AsRef<Path>) -> toml::Table {
+    let path = path.as_ref();
+    read(path).parse().unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// One crate of the workspace.
+struct Member {
+    name: String,
+    directory: String,
+    dependencies: BTreeSet<String>,
+    for_tests: BTreeSet<String>,
+}
+
+fn members() -> Vec<Member> {
+    let workspace = manifest("Cargo.toml");
+    let members = workspace["workspace"]["members"].as_array().expect("a list").clone();
+    let member = |directory: toml::Value| {
+        let directory = directory.as_str().expect("a path").to_owned();
+        let table = manifest(Path::new(&directory).join("Cargo.toml"));
+        Member {
+            name: table["package"]["name"].as_str().expect("a name").to_owned(),
+            directory,
+            dependencies: names_in(&table, &["dependencies", "build-dependencies"]),
+            for_tests: names_in(&table, &["dev-dependencies"]),
+        }
+    };
+    members.into_iter().map(member).collect()
+}
+
+/// The packages that tables name, also those that hold for some targets alone.
+fn names_in(manifest: &toml::Table, tables: &[&str]) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut places = vec![manifest];
+    let targets = manifest.get("target").and_then(|t| t.as_table());
+    places.extend(targets.into_iter().flat_map(|t| t.values()).filter_map(|t| t.as_table()));
+    for table in places.iter().flat_map(|place| tables.iter().filter_map(|t| place.get(*t)?.as_table())) {
+        for (key, how) in table {
+            let renamed = how.get("package").and_then(|p| p.as_str());
+            names.insert(renamed.unwrap_or(key).to_owned());
+        }
+    }
+    names
+}
+
+/// The rows of the table below a heading, each cell as the words in backticks.
+fn table_below(heading: &str) -> BTreeMap<String, Vec<BTreeSet<String>>> {
+    let text = read("ARCHITECTURE.md");
+    let below = text.split_once(&format!("{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}")).1;
+    let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
+    let rows = below.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
+    let mut table = BTreeMap::new();
+    for row in rows {
+        let mut cells = row.trim_matches('|').split('|').map(words);
+        let key = cells.next().and_then(|cell| cell.into_iter().next()).expect("a row begins with a name");
+        assert!(table.insert(key.clone(), cells.collect()).is_none(), "{heading}: `{key}` has two rows");
+    }
+    assert!(!table.is_empty(), "{heading}: no rows");
+    table
+}
+
+fn is_ours(name: &str, members: &[Member]) -> bool {
+    members.iter().any(|member| member.name == name)
+}
+
+#[test]
+fn every_crate_is_on_the_map_and_the_map_has_no_other() {
+    let members = members();
+    let crates: BTreeSet<_> = members.iter().map(|m| m.name.clone()).collect();
+    for heading in ["## The rooms", "## The allowed edges"] {
+        let on_map: BTreeSet<_> = table_below(heading).into_keys().collect();
+        assert_eq!(on_map, crates, "{heading}");
+    }
+    let rooms = table_below("## The rooms");
+    for member in &members {
+        let directory = &rooms[&member.name][0];
+        assert!(directory.contains(&member.directory), "{}: {directory:?}", member.name);
+    }
+}
+
+#[test]
+fn every_edge_is_on_the_map() {
+    let members = members();
+    let edges = table_below("## The allowed edges");
+    let mut wrong = Vec::new();
+    for member in &members {
+        let [allowed, in_tests] = edges[&member.name].as_slice() else { panic!("{}", member.name) };
+        for to in allowed.union(in_tests).filter(|to| !is_ours(to, &members)) {
+            wrong.push(format!("the map allows {} to name {to}, which is no crate", member.name));
+        }
+        for to in member.dependencies.iter().filter(|to| is_ours(to, &members) && !allowed.contains(*to)) {
+            wrong.push(format!("{} depends on {to}", member.name));
+        }
+        let test_edges = member.for_tests.iter().filter(|to| is_ours(to, &members));
+        for to in test_edges.filter(|to| !allowed.contains(*to) && !in_tests.contains(*to)) {
+            wrong.push(format!("{}'s tests depend on {to}", member.name));
+        }
+    }
+    assert!(wrong.is_empty(), "not on the map in ARCHITECTURE.md:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn every_library_is_linked_where_the_map_says() {
+    let members = members();
+    let libraries = table_below("### What we take from others");
+    let mut wrong = Vec::new();
+    for member in &members {
+        for library in member.dependencies.iter().filter(|name| !is_ours(name, &members)) {
+            match libraries.get(library) {
+                Some(rooms) if rooms[0].contains(&member.name) => {}
+                _ => wrong.push(format!("{} links {library}", member.name)),
+            }
+        }
+        let known =
+            |name: &&String| libraries.contains_key(*name) || FOR_TESTS_ALONE.contains(&name.as_str());
+        for library in member.for_tests.iter().filter(|name| !is_ours(name, &members) && !known(name)) {
+            wrong.push(format!("{}'s tests link {library}", member.name));
+        }
+    }
+    for (library, rooms) in &libraries {
+        for room in rooms[0].iter() {
+            let linked = members.iter().any(|m| m.name == *room && m.dependencies.contains(library));
+            if !linked {
+                wrong.push(format!("the map has {room} link {library}, which it does not"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not as the map in ARCHITECTURE.md has it:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn libraries_are_pinned_in_one_place() {
+    let workspace = manifest("Cargo.toml");
+    let libraries = workspace["workspace"]["dependencies"].as_table().expect("a table");
+    for (name, how) in libraries {
+        let version = how.as_str().or_else(|| how.get("version").and_then(|v| v.as_str()));
+        let pinned = version.is_some_and(|v| v.starts_with('='));
+        assert!(pinned || how.get("path").is_some(), "{name} is not pinned to one version");
+    }
+    for member in members() {
+        let path = Path::new(&member.directory).join("Cargo.toml");
+        let table = manifest(&path);
+        for kind in ["dependencies", "dev-dependencies", "build-dependencies"] {
+            for (name, how) in table.get(kind).and_then(|t| t.as_table()).into_iter().flatten() {
+                let inherited = how.get("workspace").and_then(|w| w.as_bool()) == Some(true);
+                assert!(inherited, "{}: {name} has a version of its own", path.display());
+            }
+        }
+        let lints = table.get("lints").and_then(|l| l.get("workspace")?.as_bool());
+        assert_eq!(lints, Some(true), "{} has lints of its own", path.display());
+    }
+}
+
+/// All files below the repository with this ending, relative to it.
+fn files(ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![root()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let entry = entry.unwrap();
+            let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() && !NOT_OURS.contains(&name.as_str()) {
+                directories.push(path);
+            } else if kind.is_file() && name.ends_with(ending) {
+                found.push(path.strip_prefix(root()).expect("below it").to_path_buf());
+            }
+        }
+    }
+    found.sort();
+    assert!(!found.is_empty());
+    found
+}
+
+#[test]
+fn every_source_file_opens_with_its_purpose() {
+    for path in files(".rs") {
+        let text = read(&path);
+        let first = text.lines().next().unwrap_or_default();
+        let purpose = first.strip_prefix("//! ").unwrap_or_default();
+        assert!(purpose.len() > 10, "{} does not begin with `//!` and what it is for", path.display());
+    }
+}
+
+#[test]
+fn no_file_is_named_for_nothing() {
+    for path in [files(".rs"), files(".py"), files(".c")].concat() {
+        let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+        let parts = path.parent().into_iter().flat_map(|p| p.iter()).filter_map(|part| part.to_str());
+        let empty = parts.chain([stem]).find(|part| NO_NAMES.contains(part));
+        assert_eq!(empty, None, "{}: what is in it?", path.display());
+    }
+}
+
+/// The targets of a Markdown file's links.
+fn links(text: &str) -> Vec<&str> {
+    let ends = |rest: &'static str| move |c: char| rest.contains(c);
+    text.split("](").skip(1).filter_map(|rest| rest.split(ends(") \"")).next()).collect()
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in files(".md") {
+        let text = read(&path);
+        for link in links(&text) {
+            let target = link.split('#').next().unwrap_or_default();
+            if target.is_empty() || target.contains("://") || target.starts_with("mailto:") {
+                continue;
+            }
+            let from = root().join(&path);
+            if !from.parent().expect("a file has one").join(target).exists() {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links that lead nowhere:\n  {}", broken.join("\n  "));
+}
+
+#[test]
+fn documents_that_the_code_names_exist() {
+    let mut missing = Vec::new();
+    for path in [files(".rs"), files("Cargo.toml"), files("Makefile")].concat() {
+        let text = read(&path);
+        let is_path = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
+        for word in text.split(|c| !is_path(c)) {
+            let word = word.trim_end_matches('.');
+            if word.starts_with("docs/") && word.ends_with(".md") && !root().join(word).exists() {
+                missing.push(format!("{}: {word}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "named, but not there:\n  {}", missing.join("\n  "));
+}
+
+#[test]
+fn every_unsafe_block_says_why_it_is_sound() {
+    for path in files(".rs") {
+        if path.starts_with("xtask") {
+            continue; // this file names what it looks for
+        }
+        let text = read(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        for (i, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let is_unsafe =
+                ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"].iter().any(|u| code.contains(u));
+            let reason = lines[i.saturating_sub(6)..i].iter().any(|line| line.contains("SAFETY:"));
+            assert!(!is_unsafe || reason, "{}:{}: no `SAFETY:` above it", path.display(), i + 1);
+        }
+    }
+}
