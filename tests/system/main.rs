@@ -9,6 +9,10 @@ mod stage;
 mod trees;
 
 mod fidelity;
+mod formats;
+mod freshness;
+mod index_command;
 mod model;
 mod process;
 mod readonly;
+mod several;
