@@ -20,7 +20,7 @@ REPEATS = 5
 def main(environment, program):
     quell, index = os.environ["QUELL"], f"{environment}.quell"
     command = [f"{environment}/bin/python", program]
-    covered = [quell, "run", "--strict", "-i", index, "--"]
+    covered = [quell, "run", "--quiet", "--strict", "-i", index, "--"]
 
     print(f"On {machine()}\nTree {environment}")
     print("Running the program directly, uncovered ...", flush=True)

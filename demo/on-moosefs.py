@@ -43,7 +43,7 @@ def compare(bed, quell, program):
     for node in range(1, bed.nodes + 1):
         tree = bed.path(node, "env")
         command = [tree / "bin/python", program]
-        covered = [quell, "run", "--strict", "-i", bed.path(node, "env.quell"), "--source", tree, "--"]
+        covered = [quell, "run", "--quiet", "--strict", "-i", bed.path(node, "env.quell"), "--source", tree, "--"]
         row = {}
         for way, words in (("direct", command), ("covered", [*covered, *command])):
             bed.drop(node)
@@ -67,7 +67,7 @@ def compare(bed, quell, program):
         direct, covered = middle["direct", state], middle["covered", state]
         print(f"  covered / direct, {state}: {covered[0] / direct[0]:.2f} of the messages, {covered[1] / direct[1]:.2f} of the time")
     command = [bed.path(1, "env/bin/python"), program]
-    covered = [quell, "run", "--strict", "-i", bed.path(1, "env.quell"), "--"]
+    covered = [quell, "run", "--quiet", "--strict", "-i", bed.path(1, "env.quell"), "--"]
     direct_seconds, covered_seconds = alternate([command, [*covered, *command]], 5)
     print(f"  wall time on node 1, warm, median of 5: {direct_seconds:.2f} s direct, {covered_seconds:.2f} s covered")
     print(f"  view: {', '.join(map(str, views))}")
