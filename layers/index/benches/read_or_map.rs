@@ -1,0 +1,117 @@
+//! An index file read whole or mapped: the measurement behind docs/decisions/0002-read-not-map.md.
+//! `cargo bench -p quell-index --bench read_or_map [-- DIRECTORY]`, the directory being where the file is put.
+
+use std::fs::File;
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use quell_testkit::Random;
+use rustix::fs::{Advice, fadvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use xxhash_rust::xxh3::xxh3_64;
+
+const FILE_BYTES: usize = 40 << 20;
+const ROUNDS: usize = 15;
+/// What one look-up touches, about: a few places of a binary search, far apart.
+const TOUCHES: usize = 1000;
+
+/// A file mapped for reading, for as long as this lives.
+struct Mapped {
+    start: *mut std::ffi::c_void,
+}
+
+impl Mapped {
+    fn of(file: &File) -> Mapped {
+        // SAFETY: a new private mapping, of nothing that anybody else uses; the file is ours and is not
+        // cut short while it is mapped.
+        #[allow(unsafe_code)]
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), FILE_BYTES, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
+                .expect("a file can be mapped")
+        };
+        Mapped { start }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has this length and lives as long as `self`.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::slice::from_raw_parts(self.start.cast(), FILE_BYTES)
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and the borrow of its bytes has ended.
+        #[allow(unsafe_code)]
+        unsafe {
+            let _ = munmap(self.start, FILE_BYTES);
+        }
+    }
+}
+
+fn read_whole(file: &mut File) -> u64 {
+    let mut bytes = Vec::with_capacity(FILE_BYTES + 1);
+    file.read_to_end(&mut bytes).expect("it is ours");
+    xxh3_64(&bytes)
+}
+
+fn map_and_check(file: &mut File) -> u64 {
+    xxh3_64(Mapped::of(file).bytes())
+}
+
+/// What trusting the bytes would buy: only the pages that are touched are fetched.
+fn map_and_touch(file: &mut File) -> u64 {
+    let mapped = Mapped::of(file);
+    let mut random = Random::new(1);
+    (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
+}
+
+/// Page faults that had to wait for the file system.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
+    let after_name = stat.rsplit(')').next().expect("it has a name");
+    after_name.split_whitespace().nth(9).and_then(|n| n.parse().ok()).expect("a number")
+}
+
+fn main() {
+    let directory = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    let directory = directory.map_or_else(std::env::temp_dir, PathBuf::from);
+    let mut file = tempfile::NamedTempFile::new_in(directory).expect("a place for a file");
+    file.write_all(&Random::new(7).bytes(FILE_BYTES)).expect("room for a file");
+    file.as_file().sync_all().expect("room for a file");
+    type Way = (&'static str, fn(&mut File) -> u64);
+    let ways: [Way; 3] = [
+        ("read whole, checksum", read_whole),
+        ("map, checksum", map_and_check),
+        ("map, no checksum, 1,000 touches", map_and_touch),
+    ];
+    for cold in [false, true] {
+        for (name, way) in ways {
+            let mut times = Vec::new();
+            let mut waited = 0;
+            for _ in 0..ROUNDS {
+                let mut open = File::open(file.path()).expect("it is ours");
+                if cold {
+                    fadvise(open.as_fd(), 0, None, Advice::DontNeed).expect("it is clean");
+                } else {
+                    black_box(read_whole(&mut File::open(file.path()).expect("it is ours")));
+                }
+                let (begun, before) = (Instant::now(), faults());
+                black_box(way(&mut open));
+                times.push(begun.elapsed().as_secs_f64() * 1000.0);
+                waited = faults() - before;
+            }
+            times.sort_by(f64::total_cmp);
+            let state = if cold { "cold" } else { "warm" };
+            let (best, median) = (times[0], times[ROUNDS / 2]);
+            println!(
+                "{state:4} {name:32} {median:7.1} ms median, {best:6.1} best, {waited} waits for a page"
+            );
+        }
+    }
+}
