@@ -24,6 +24,7 @@ pub struct DirEntry<'a> {
 pub trait FileSystem: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
+    /// Always node 0; no other node has that number.
     fn root(&self) -> NodeId;
 
     /// The entry `name` of the directory `dir`. `Ok(None)`: there is no such entry.

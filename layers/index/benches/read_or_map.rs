@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use quell_testkit::Random;
 use rustix::fs::{Advice, fadvise};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, madvise, mmap, munmap};
 use xxhash_rust::xxh3::xxh3_64;
 
 const FILE_BYTES: usize = 40 << 20;
@@ -71,6 +71,18 @@ fn map_and_touch(file: &mut File) -> u64 {
     (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
 }
 
+/// The same where nothing is read ahead: what a file system with small windows comes near to.
+fn map_and_touch_single_pages(file: &mut File) -> u64 {
+    let mapped = Mapped::of(file);
+    // SAFETY: advice changes what the kernel reads ahead, not what is there.
+    #[allow(unsafe_code)]
+    unsafe {
+        madvise(mapped.start, FILE_BYTES, rustix::mm::Advice::Random).expect("the mapping is ours");
+    }
+    let mut random = Random::new(1);
+    (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
+}
+
 /// Page faults that had to wait for the file system.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
@@ -85,10 +97,11 @@ fn main() {
     file.write_all(&Random::new(7).bytes(FILE_BYTES)).expect("room for a file");
     file.as_file().sync_all().expect("room for a file");
     type Way = (&'static str, fn(&mut File) -> u64);
-    let ways: [Way; 3] = [
+    let ways: [Way; 4] = [
         ("read whole, checksum", read_whole),
         ("map, checksum", map_and_check),
         ("map, no checksum, 1,000 touches", map_and_touch),
+        ("the same, nothing read ahead", map_and_touch_single_pages),
     ];
     for cold in [false, true] {
         for (name, way) in ways {

@@ -10,6 +10,7 @@ pub(super) fn check(world: &World<'_>) {
     let tree = one_of_everything();
     let model = Model::new(tree.clone().into());
     let made = world.made(&tree);
+    assert_eq!(made.fs.root(), quell_fs::NodeId(0));
     for (path, number) in tree.paths() {
         let Ok(found) = resolve(&*made.fs, &path) else {
             assert!(!world.devices && tree.node(number).rdev != 0, "{} is missing", path.escape_ascii());
