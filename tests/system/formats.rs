@@ -14,10 +14,12 @@ fn fixture(name: &str) -> PathBuf {
 fn version_1_of_the_index_is_read() {
     let stage = Stage::new();
     let expected = fs::read_to_string(fixture("index-v1.json")).unwrap();
-    let shown = stage.run(stage.quell().args(["show", "--json", "-r"]).arg(fixture("index-v1.quell"))).expect(0);
+    let shown =
+        stage.run(stage.quell().args(["show", "--json", "-r"]).arg(fixture("index-v1.quell"))).expect(0);
     assert_eq!(difference(&expected, &shown.text()), "");
     assert_eq!(expected, shown.text());
-    let summary = stage.run(stage.quell().args(["show", "--json"]).arg(fixture("index-v1.quell"))).expect(0).json();
+    let summary =
+        stage.run(stage.quell().args(["show", "--json"]).arg(fixture("index-v1.quell"))).expect(0).json();
     assert_eq!(summary["format_version"], 1);
     assert_eq!(summary["root"], "/srv/example");
     assert_eq!(summary["entries"], expected.lines().count());

@@ -33,7 +33,8 @@ fn strict_refuses_a_stale_index() {
     let (stage, tree, index) = scene();
     fs::write(tree.join("added"), "").unwrap();
     for view in views() {
-        let ended = stage.run(stage.quell_run(&index, view).args(["--strict", "--", "echo", "ran"])).expect(3);
+        let ended =
+            stage.run(stage.quell_run(&index, view).args(["--strict", "--", "echo", "ran"])).expect(3);
         assert_eq!(ended.text(), "", "{view}");
         ended.says("is not as");
     }
@@ -104,7 +105,10 @@ fn a_missing_tree_is_wrong_input_and_a_missing_index_too() {
     let (stage, tree, index) = scene();
     fs::rename(&tree, stage.path("moved")).unwrap();
     stage.run(stage.quell().arg("verify").arg(&index)).expect(2).says("tree");
-    stage.run(stage.quell_run(&stage.path("none.quell"), "auto").args(["--", "true"])).expect(2).says("none.quell");
+    stage
+        .run(stage.quell_run(&stage.path("none.quell"), "auto").args(["--", "true"]))
+        .expect(2)
+        .says("none.quell");
     // Nothing can be covered where nothing is: the program runs, and is told.
     stage.run(stage.quell_run(&index, "auto").args(["--", "true"])).expect(0).says("original");
     stage.run(stage.quell_run(&index, "auto").args(["--strict", "--", "true"])).expect(2).says("tree");

@@ -97,7 +97,10 @@ fn excluded_names_do_not_exist_in_the_view() {
         [&tree, &"-o", &index, &"--exclude", &"__pycache__", &"--exclude", &"lib/deep/*"];
     stage.index_with(&excludes).expect(0);
     assert_eq!(stage.paths(&index), ["", "bin", "bin/tool", "lib", "lib/data", "lib/deep", "link", "readme"]);
-    assert_eq!(stage.show(&index)["options"], serde_json::json!(["exclude __pycache__", "exclude lib/deep/*"]));
+    assert_eq!(
+        stage.show(&index)["options"],
+        serde_json::json!(["exclude __pycache__", "exclude lib/deep/*"])
+    );
     for view in views() {
         let script = "ls \"$1/lib\"; test -e \"$1/lib/__pycache__\" || echo absent";
         let mut command = stage.quell_run(&index, view);
@@ -187,6 +190,20 @@ fn what_cannot_be_read_is_listed_and_strict_writes_nothing() {
 }
 
 #[test]
+fn a_file_whose_attributes_may_not_be_read_is_indexed_without_them() {
+    if is_root() {
+        skip!("root can read everything");
+    }
+    let (stage, tree) = scene();
+    if trees::set_xattr(&tree.join("readme"), "user.note", b"kept").is_err() {
+        skip!("no extended attributes on {}", tree.display());
+    }
+    set_mode(&tree.join("readme"), 0o000);
+    let index = stage.index(&tree);
+    assert!(stage.paths(&index).contains(&"readme".to_owned()));
+}
+
+#[test]
 fn an_update_rewrites_only_what_differs() {
     let (stage, tree) = scene();
     let index = stage.index(&tree);
@@ -200,7 +217,10 @@ fn an_update_rewrites_only_what_differs() {
     assert!(stage.index_with(&[&"--update", &index]).expect(0).text().contains("written"));
     assert_ne!(before.ino(), fs::metadata(&index).unwrap().ino());
     stage.run(stage.quell().arg("verify").arg(&index)).expect(0);
-    stage.index_with(&[&"--update", &index, &"--exclude", &"x"]).expect(2).says("options that the index was made with");
+    stage
+        .index_with(&[&"--update", &index, &"--exclude", &"x"])
+        .expect(2)
+        .says("options that the index was made with");
 }
 
 #[test]
@@ -216,7 +236,8 @@ fn an_update_by_directories_sees_what_was_renamed_and_not_what_was_written_in_pl
     fs::rename(tree.join("aside"), tree.join("lib/deep/leaf")).unwrap();
     assert!(stage.index_with(&[&"--update=dirs", &index]).expect(0).text().contains("written"));
     let shown = |path: &str| {
-        stage.run(stage.quell().args(["show", "--json"]).arg(&index).arg(path)).expect(0).json()["size"].clone()
+        stage.run(stage.quell().args(["show", "--json"]).arg(&index).arg(path)).expect(0).json()["size"]
+            .clone()
     };
     assert_eq!((shown("lib/deep/leaf"), shown("lib/data")), (11.into(), 10_000.into()));
     let differs = stage.run(stage.quell().arg("verify").arg(&index)).expect(1);
@@ -320,7 +341,8 @@ fn a_tree_that_changes_while_it_is_read_gives_a_whole_index() {
         let churn = || {
             let mut round = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                let (place, other) = (tree.join(format!("new{}", round % 7)), tree.join(format!("lib/{}", round % 5)));
+                let (place, other) =
+                    (tree.join(format!("new{}", round % 7)), tree.join(format!("lib/{}", round % 5)));
                 let _ = fs::create_dir(&place);
                 let _ = fs::write(place.join("file"), "x");
                 let _ = fs::rename(&place, &other);
@@ -476,7 +498,15 @@ fn show_tells_what_an_index_holds() {
     assert_eq!(show(&["-r"]).expect(0).text().lines().count(), 9);
     assert_eq!(show(&["-r", "lib"]).expect(0).text().lines().count(), 4);
     show(&["lib/absent"]).expect(2).says("lib/absent");
-    // A reader that goes away early is no error to speak of.
+}
+
+#[test]
+fn a_reader_that_goes_away_early_is_no_error_to_speak_of() {
+    let (stage, tree) = scene();
+    for number in 0..3000 {
+        fs::write(tree.join(format!("file{number}")), "").unwrap();
+    }
+    let index = stage.index(&tree);
     let script = "\"$1\" show -r \"$2\" | head -1";
     let ended = stage.sh(script, &[&crate::stage::quell(), &index]).expect(0);
     assert!(!ended.err.contains("panicked"), "{}", ended.err);

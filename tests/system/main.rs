@@ -8,6 +8,8 @@ mod probe;
 mod stage;
 mod trees;
 
+mod counters;
+mod faults;
 mod fidelity;
 mod formats;
 mod freshness;
@@ -16,3 +18,4 @@ mod model;
 mod process;
 mod readonly;
 mod several;
+mod sharing;

@@ -171,6 +171,26 @@ fn limits_mask_and_open_files_are_the_same() {
 }
 
 #[test]
+fn ignored_signals_stay_ignored() {
+    let scene = Scene::new();
+    // SIGPIPE is the exception: Rust's own start and its exec decide over it (docs/semantics.md).
+    let script = "trap '' HUP INT QUIT; exec \"$@\"";
+    let words = ["grep", "Sig", "/proc/self/status"];
+    let ignoring = || {
+        let mut command = scene.stage.command("sh");
+        command.args(["-c", script, "sh"]);
+        command
+    };
+    let direct = scene.stage.run(ignoring().args(words)).expect(0).text();
+    for view in views() {
+        let mut command = ignoring();
+        command.arg(crate::stage::quell()).args(["run", "--strict", "--quiet", "--view", view, "-i"]);
+        let covered = scene.stage.run(command.arg(&scene.index).arg("--").args(words)).expect(0).text();
+        assert_eq!(direct, covered, "{view}");
+    }
+}
+
+#[test]
 fn the_program_finds_no_child_that_it_did_not_start() {
     let scene = Scene::new();
     for view in views() {

@@ -115,7 +115,8 @@ fn another_path_can_be_covered() {
         command.args(["--strict", "--quiet", "--at"]).arg(&place);
         // The tree's own path is not covered: it can be written to (the same time again).
         let script = "ls \"$1\"; cat \"$1/lib/deep/leaf\"; touch -r \"$2/readme\" \"$2/readme\"";
-        let ended = stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&place).arg(&tree)).expect(0);
+        let ended =
+            stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&place).arg(&tree)).expect(0);
         assert_eq!(ended.text(), "bin\nlib\nlink\nreadme\nleaf\n", "{view}");
     }
 }
