@@ -23,6 +23,8 @@ const CHUNK_NAMES: usize = 256;
 const LISTING_TRIES: u32 = 3;
 /// Recorded for a directory that changed during every try.
 const EAGAIN: i32 = 11;
+/// Recorded for an entry with more attributes than the format holds.
+const E2BIG: i32 = 7;
 /// How many files of each directory are asked for attributes where nothing suggests that they have any.
 const XATTR_SAMPLE_FILES: usize = 2;
 
@@ -165,7 +167,7 @@ fn walk(
     }
     let mut root_specials = vec![Special::Listing(0)];
     if options.xattrs != Xattrs::Never {
-        let set = kept_xattrs(root.xattrs(b"")?);
+        let set = kept_xattrs(root.xattrs(b"")?)?;
         if !set.is_empty() {
             if !ask_all {
                 return Ok(None);
@@ -278,7 +280,8 @@ struct Chunks {
 
 /// What one look at a name told.
 enum Look {
-    Entry(Record, Vec<Special>),
+    /// An entry; with an error number where its extended attributes are not known.
+    Entry(Record, Vec<Special>, Option<u32>),
     /// There is a name, but it cannot be read.
     Refused(u32),
     /// The name was listed and is gone.
@@ -456,7 +459,12 @@ impl Walker<'_> {
             specials.push(Special::Boundary);
         }
         if self.asks_for_xattrs(kind, &record, sampled_files) {
-            let set = kept_xattrs(dir.xattrs(name)?);
+            let set = match dir.xattrs(name).and_then(kept_xattrs) {
+                Ok(set) => set,
+                Err(e) if e.kind == ErrorKind::NotFound => return Err(e),
+                // A file that may not be read still has a name and a size.
+                Err(e) => return Ok(Look::Entry(record, specials, Some(e.errno() as u32))),
+            };
             if !set.is_empty() {
                 if !self.ask_all {
                     self.attributes_found.store(true, Ordering::Relaxed);
@@ -464,7 +472,7 @@ impl Walker<'_> {
                 specials.push(Special::Xattrs(set));
             }
         }
-        Ok(Look::Entry(record, specials))
+        Ok(Look::Entry(record, specials, None))
     }
 
     fn is_boundary(&self, stat: &Stat) -> bool {
@@ -514,7 +522,10 @@ impl Walker<'_> {
         let mut below = Vec::new();
         for (name, look) in chunks.names.iter().zip(looks) {
             match look {
-                Look::Entry(record, specials) => {
+                Look::Entry(record, specials, trouble) => {
+                    if let Some(errno) = trouble {
+                        self.problem(join(&task.path, name), errno as i32);
+                    }
                     let child = listing.push(name, record);
                     if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
                         below.push((child, name.clone(), record));
@@ -599,7 +610,12 @@ impl Walker<'_> {
             self.progress.entries.fetch_add(1, Ordering::Relaxed);
             let (record, specials) = match &dir {
                 Some(dir) if looks_needed(&child) => match self.look(&**dir, name, &mut 0) {
-                    Ok(Look::Entry(record, specials)) => (record, specials),
+                    Ok(Look::Entry(record, specials, trouble)) => {
+                        if let Some(errno) = trouble {
+                            self.problem(join(&task.path, name), errno as i32);
+                        }
+                        (record, specials)
+                    }
                     Ok(Look::Refused(errno)) => {
                         self.problem(join(&task.path, name), errno as i32);
                         continue;
@@ -705,17 +721,16 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
 
 /// The attributes that travel with a tree: users' own, access control lists, file capabilities. The rest
 /// belongs to the file system or the machine (layouts, labels) and would be wrong elsewhere.
-fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut total = 0;
-    set.retain(|(name, value)| {
-        let kept = name.starts_with(b"user.")
+fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    set.retain(|(name, _)| {
+        name.starts_with(b"user.")
             || name == b"system.posix_acl_access"
             || name == b"system.posix_acl_default"
-            || name == b"security.capability";
-        total += 6 + name.len() + value.len();
-        kept && value.len() <= XATTR_VALUE_BYTES_MAX && total <= XATTR_SET_BYTES_MAX
+            || name == b"security.capability"
     });
-    set
+    let total: usize = set.iter().map(|(name, value)| 6 + name.len() + value.len()).sum();
+    let fits = total <= XATTR_SET_BYTES_MAX && set.iter().all(|(_, v)| v.len() <= XATTR_VALUE_BYTES_MAX);
+    if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(E2BIG), "keep attributes", b"")) }
 }
 
 /// Which names are left out.
