@@ -32,6 +32,9 @@ pub mod errno {
     pub const ENOENT: i32 = 2;
     pub const EIO: i32 = 5;
     pub const ENXIO: i32 = 6;
+    pub const E2BIG: i32 = 7;
+    pub const EBADF: i32 = 9;
+    pub const EAGAIN: i32 = 11;
     pub const EACCES: i32 = 13;
     pub const ENOTDIR: i32 = 20;
     pub const EISDIR: i32 = 21;

@@ -3,14 +3,9 @@
 use std::sync::Arc;
 
 use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::{Error, ErrorKind, File, Kind, Result};
+use quell_fs::{Error, ErrorKind, File, Kind, Result, errno};
 
 use crate::tree::{NodeNumber, Tree};
-
-/// What using a directory that was only entered for a listing is answered with.
-const EBADF: i32 = 9;
-const ELOOP: i32 = 40;
-const ENXIO: i32 = 6;
 
 /// An open directory of a described tree.
 #[derive(Debug, Clone)]
@@ -67,7 +62,8 @@ impl Dir for MemoryDir {
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         if !self.can_list {
-            return Err(Error::new(ErrorKind::Os(EBADF), "list", b""));
+            // It was only entered.
+            return Err(Error::new(ErrorKind::Os(errno::EBADF), "list", b""));
         }
         // Not sorted: no file system promises that, and nobody may rely on it.
         Ok(self.tree.node(self.number).children.keys().rev().cloned().collect())
@@ -81,7 +77,7 @@ impl Dir for MemoryDir {
         let node = self.tree.node(self.child(name, "read link")?);
         match node.kind {
             Kind::Symlink => Ok(node.target.clone()),
-            _ => Err(Error::new(ErrorKind::Os(quell_fs::errno::EINVAL), "read link", name)),
+            _ => Err(Error::new(ErrorKind::Os(errno::EINVAL), "read link", name)),
         }
     }
 
@@ -106,8 +102,8 @@ impl Dir for MemoryDir {
                 return Ok(Box::new(MemoryFile { tree, link_counts, number }));
             }
             Kind::Dir => ErrorKind::IsADirectory,
-            Kind::Symlink => ErrorKind::Os(ELOOP),
-            _ => ErrorKind::Os(ENXIO),
+            Kind::Symlink => ErrorKind::Os(errno::ELOOP),
+            _ => ErrorKind::Os(errno::ENXIO),
         };
         Err(Error::new(kind, "open", name))
     }

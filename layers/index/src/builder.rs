@@ -21,10 +21,6 @@ use crate::tree::{Identity, Listing, Record, Special, Tree};
 const CHUNK_NAMES: usize = 256;
 /// How often a directory that changes while it is read is read again.
 const LISTING_TRIES: u32 = 3;
-/// Recorded for a directory that changed during every try.
-const EAGAIN: i32 = 11;
-/// Recorded for an entry with more attributes than the format holds.
-const E2BIG: i32 = 7;
 /// How many files of each directory are asked for attributes where nothing suggests that they have any.
 const XATTR_SAMPLE_FILES: usize = 2;
 
@@ -513,7 +509,8 @@ impl Walker<'_> {
             return self.list_open(chunks.dir.clone(), again);
         }
         if changed {
-            self.problem(task.path.clone(), EAGAIN);
+            // It changed during every try.
+            self.problem(task.path.clone(), errno::EAGAIN);
         }
         if let Ok(after) = after {
             self.set_own_record(task, record(&after));
@@ -730,7 +727,7 @@ fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>
     });
     let total: usize = set.iter().map(|(name, value)| 6 + name.len() + value.len()).sum();
     let fits = total <= XATTR_SET_BYTES_MAX && set.iter().all(|(_, v)| v.len() <= XATTR_VALUE_BYTES_MAX);
-    if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(E2BIG), "keep attributes", b"")) }
+    if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(errno::E2BIG), "keep attributes", b"")) }
 }
 
 /// Which names are left out.
