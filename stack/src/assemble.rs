@@ -1,11 +1,10 @@
 //! An index and a directory, put together as a file system.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_backing::{Dir, PosixDir};
-use quell_fs::{Error, Result};
+use quell_fs::Result;
 use quell_index::{Image, IndexFs, OnChange};
 
 /// One tree, ready to be mounted.
@@ -23,18 +22,11 @@ impl Covered {
     pub fn source(&self) -> Arc<dyn Dir> {
         self.source.clone()
     }
-
-    /// The tree's root as a descriptor of its own.
-    pub fn source_fd(&self) -> Result<OwnedFd> {
-        use std::os::fd::AsFd;
-        let subject = self.source_path.as_os_str().as_encoded_bytes();
-        self.source.as_fd().try_clone_to_owned().map_err(|e| Error::from_io(e, "open", subject))
-    }
 }
 
 /// Opens the tree at `source`, which must happen before it is covered.
 pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange) -> Result<Covered> {
-    let dir = Arc::new(PosixDir::open(source)?);
+    let dir = Arc::new(PosixDir::start(source)?);
     let fs = Arc::new(IndexFs::new(image.clone(), dir.clone(), on_change));
     Ok(Covered { image, fs, source_path: source.into(), source: dir })
 }

@@ -35,6 +35,15 @@ impl Failure {
         Failure { code: INTERRUPTED, message: message.into() }
     }
 
+    /// What another process of ours ended with.
+    pub fn of_code(code: u8, message: impl Into<String>) -> Failure {
+        Failure { code, message: message.into() }
+    }
+
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

@@ -16,10 +16,11 @@ use clap::Parser;
 use crate::arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
+    end_quietly_without_a_reader();
     let arguments = Arguments::parse();
     let quiet = arguments.quiet;
     let result = match arguments.command {
-        Command::Index(args) => commands::index::run(args, quiet),
+        Command::Index(args) => commands::index::run(args, quiet, commands::index::Voice::Result),
         Command::Run(args) => commands::run::run(args, quiet),
         Command::Mount(args) => commands::mount::run(args, quiet),
         Command::Umount(args) => commands::umount::run(args, quiet),
@@ -37,4 +38,18 @@ fn main() -> ExitCode {
             failure.exit_code()
         }
     }
+}
+
+/// `quell show -r FILE | head`: a reader that has gone is no reason to complain. Rust ignores SIGPIPE and has
+/// `println!` panic instead.
+fn end_quietly_without_a_reader() {
+    let complain = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let message = panic.payload().downcast_ref::<String>();
+        if message.is_some_and(|m| m.starts_with("failed printing to stdout") && m.contains("os error 32")) {
+            // As a shell shows a program that SIGPIPE ended.
+            std::process::exit(141);
+        }
+        complain(panic);
+    }));
 }

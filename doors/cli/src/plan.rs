@@ -91,7 +91,13 @@ impl Plan {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// Why nothing is covered; the reasons were printed.
-    pub refused: Option<String>,
+    pub refused: Option<Refusal>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Refusal {
+    pub code: u8,
+    pub message: String,
 }
 
 /// What a holder tells those who ask.

@@ -142,7 +142,7 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Opt
         Writes::Scratch => {
             Some(Upper { upper: metadata.upper, work: metadata.work, same_file_system: true, mount: None })
         }
-        _ => upper(around)?,
+        _ => upper(covered, around)?,
     };
     Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, None))
 }
@@ -161,14 +161,14 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(Ow
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The layer is used with the mounter's credentials and must not refuse anybody else's.
     let (layer, session) = quell_fuse::detached(metadata, &fuse_options(around, true))?;
-    let upper = upper(around)?;
+    let upper = upper(covered, around)?;
     Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, Some(session)))
 }
 
 fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
     let (mount, session) =
         quell_fuse::detached(covered.fs.clone(), &fuse_options(around, around.allow_other))?;
-    let Some(upper) = upper(around)? else { return Ok((mount, Some(session))) };
+    let Some(upper) = upper(covered, around)? else { return Ok((mount, Some(session))) };
     let layers =
         Layers { metadata: mount.as_fd(), data: &[], upper: Some(&upper), source: &around.source_name };
     Ok((quell_overlay::mount_overlay(&layers)?, Some(session)))
@@ -194,7 +194,7 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
 }
 
 /// The writable layer, where it does not lie beside the metadata.
-fn upper(around: &Surroundings<'_>) -> Result<Option<Upper>> {
+fn upper(covered: &Covered, around: &Surroundings<'_>) -> Result<Option<Upper>> {
     let root = match &around.plan.writes {
         Writes::Refused => return Ok(None),
         Writes::Scratch => quell_overlay::mount_tmpfs()?,
@@ -203,7 +203,13 @@ fn upper(around: &Surroundings<'_>) -> Result<Option<Upper>> {
     let open = |name: &str| -> Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
         let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "make the writable layer's", name);
-        match rustix::fs::mkdirat(&root, name, Mode::from_raw_mode(0o755)) {
+        match rustix::fs::mkdirat(&root, name, Mode::from_raw_mode(0o700)) {
+            Ok(()) if name == "upper" => quell_overlay::finish_upper(
+                &*covered.fs,
+                root.as_fd(),
+                name.as_bytes(),
+                around.squash.as_ref(),
+            )?,
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(e) => return Err(failed(e)),
         }

@@ -12,7 +12,7 @@ mod namespace;
 mod redirected;
 
 pub use holder::{Admission, Holder, HolderEnd, Namespaces, ask, join, sweep};
-pub use metadata::{Ids, Metadata, fill};
+pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
 pub use namespace::{Isolation, isolate};
 pub use redirected::Redirected;

@@ -124,7 +124,7 @@ pub fn fill(fs: &dyn FileSystem, tmpfs: &OwnedFd, squash: Option<&Ids>, threads:
     for directory in &directories {
         fill.finish_directory(directory)?;
     }
-    fill.finish_upper(tmpfs.as_fd(), &directories[0].attributes)?;
+    fill.finish_upper(tmpfs.as_fd(), b"u")?;
     Ok(Metadata { layer, upper: upper?, work: work?, entries })
 }
 
@@ -396,13 +396,33 @@ impl Fill<'_> {
     }
 }
 
+/// Makes the new directory `name` fit to be the upper directory of a view of `fs`.
+pub fn finish_upper(
+    fs: &dyn FileSystem,
+    at: BorrowedFd<'_>,
+    name: &[u8],
+    squash: Option<&Ids>,
+) -> Result<()> {
+    Fill { fs, layer: at, squash, xattrs: fs.capabilities().xattrs }.finish_upper(at, name)
+}
+
 impl Fill<'_> {
-    /// With an upper directory the view's root shows the upper's own attributes.
-    fn finish_upper(&self, tmpfs: BorrowedFd<'_>, root: &Attributes) -> Result<()> {
-        self.own(tmpfs, b"u", root, b"")?;
-        rustix::fs::chmodat(tmpfs, "u", Mode::from_raw_mode(self.mode(root)), AtFlags::empty())
+    /// With an upper directory the view's root shows the upper's own attributes, so these must let nobody
+    /// in whom the original keeps out.
+    fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        let root = self.fs.attributes(self.fs.root())?;
+        if self.xattrs {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let opened = rustix::fs::openat(at, os(name), flags, Mode::empty())
+                .map_err(|e| failed(e, "open", b"the upper directory"))?;
+            self.set_xattrs(self.fs.root(), b"", |name, value| {
+                rustix::fs::fsetxattr(&opened, os(name), value, XattrFlags::empty())
+            })?;
+        }
+        self.own(at, name, &root, b"")?;
+        rustix::fs::chmodat(at, os(name), Mode::from_raw_mode(self.mode(&root)), AtFlags::empty())
             .map_err(|e| failed(e, "set mode of", b"the upper directory"))?;
-        self.set_times(tmpfs, b"u", root, b"")
+        self.set_times(at, name, &root, b"")
     }
 }
 

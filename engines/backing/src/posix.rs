@@ -26,18 +26,25 @@ pub struct PosixDir {
 impl PosixDir {
     /// Opens the directory at `path`, following symbolic links on the way: the user named it.
     pub fn open(path: &Path) -> Result<PosixDir> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
-            .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
-        Ok(PosixDir { fd })
+        PosixDir::named(path, OFlags::RDONLY)
+    }
+
+    /// The same as a starting point for names below it, which cannot be listed: see [`Dir::enter`].
+    pub fn start(path: &Path) -> Result<PosixDir> {
+        PosixDir::named(path, OFlags::PATH)
     }
 
     pub fn from_fd(fd: OwnedFd) -> PosixDir {
         PosixDir { fd }
     }
-}
 
-impl PosixDir {
+    fn named(path: &Path, access: OFlags) -> Result<PosixDir> {
+        let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
+            .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
+        Ok(PosixDir { fd })
+    }
+
     fn child(&self, name: &[u8], access: OFlags) -> Result<Arc<dyn Dir>> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
@@ -126,7 +133,7 @@ impl Dir for PosixDir {
             match sized(|buffer| rustix::fs::lgetxattr(path, OsStr::from_bytes(attribute), buffer)) {
                 Ok(value) => set.push((attribute.to_vec(), value)),
                 // Taken away in between, or listed but kept from us: as if it were not there.
-                Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => {}
+                Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS) => {}
                 Err(e) => return Err(failed(e, "read attribute", name)),
             }
         }

@@ -20,11 +20,13 @@ use quell_stack::Covered;
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
 use crate::inputs::{read_tree, root_of, shown, shown_bytes};
-use crate::plan::{Answer, Place, Plan, Report, TreePlan, TreeReport, Writes};
+use crate::plan::{Answer, Place, Plan, Refusal, Report, TreePlan, TreeReport, Writes};
 use crate::views::{self, Surroundings};
 
 /// Metadata operations that the check before a run may cost.
 const SAMPLE_LOOKS: u32 = 8;
+/// Intervals between two looks that pass after a check before the first one.
+const INTERVALS_BEFORE_LOOKS: u32 = 5;
 /// Requests in flight for a full check.
 const CHECK_THREADS: u16 = 16;
 /// Differences that are printed before the rest is only counted.
@@ -74,7 +76,10 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
             quell_overlay::sweep(&plan.directory);
             view.serve(&plan)?;
         }
-        Err(failure) => answer(&Answer { refused: Some(failure.to_string()) }),
+        Err(failure) => {
+            let refusal = Refusal { code: failure.code(), message: failure.to_string() };
+            answer(&Answer { refused: Some(refusal) });
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -386,7 +391,13 @@ impl Established {
         };
         let mut still_needed = || !at_mountpoint || covers.borrow().iter().any(Cover::is_mounted);
         let mut turn = 0;
+        // The tree was looked at a moment ago: short runs need no second look.
+        let mut rest = if plan.check == Check::None { 0 } else { INTERVALS_BEFORE_LOOKS };
         let mut tick = || {
+            if rest > 0 {
+                rest -= 1;
+                return;
+            }
             let mut covers = covers.borrow_mut();
             if looking && !covers.is_empty() {
                 // One look in each interval, however many trees.

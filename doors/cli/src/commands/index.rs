@@ -29,7 +29,16 @@ struct Task {
     before: Option<Time>,
 }
 
-pub fn run(args: IndexArgs, quiet: bool) -> Result<ExitCode, Failure> {
+/// Where the result is said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Voice {
+    /// On standard output.
+    Result,
+    /// On standard error: the output is another program's.
+    Aside,
+}
+
+pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failure> {
     let task = match args.update {
         Some(how) => update_task(&args, how)?,
         None => new_task(&args)?,
@@ -78,7 +87,7 @@ pub fn run(args: IndexArgs, quiet: bool) -> Result<ExitCode, Failure> {
         (true, _) => "unchanged",
         _ => "written",
     };
-    report(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), quiet);
+    report(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), quiet, voice);
     Ok(ExitCode::from(if problems > 0 { NO } else { YES }))
 }
 
@@ -93,6 +102,12 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
         .unwrap_or_else(|| quell_stack::default_index_path(&named(&args.path, &directory)));
     if output.is_dir() {
         return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
+    }
+    // Said now, not after the tree was read.
+    if let Some(parent) = output.parent().filter(|p| !p.as_os_str().is_empty())
+        && !parent.is_dir()
+    {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(parent))));
     }
     let xattrs = match args.xattrs {
         XattrsArg::Auto => Xattrs::Auto,
@@ -151,7 +166,15 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
     })
 }
 
-fn report(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, seconds: f64, quiet: bool) {
+fn report(
+    args: &IndexArgs,
+    task: &Task,
+    image: &Image,
+    outcome: &str,
+    seconds: f64,
+    quiet: bool,
+    voice: Voice,
+) {
     let entries = image.entries();
     let bytes = image.file_bytes();
     if args.json {
@@ -182,12 +205,16 @@ fn report(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, seconds: 
         return;
     }
     let rate = f64::from(entries) / seconds.max(0.001);
-    println!(
+    let line = format!(
         "{}: {outcome}, {entries} entries in {} directories, {bytes} bytes ({:.1} an entry), {seconds:.2} s ({rate:.0} entries/s)",
         shown(&task.output),
         image.directories(),
         bytes as f64 / f64::from(entries),
     );
+    match voice {
+        Voice::Result => println!("{line}"),
+        Voice::Aside => eprintln!("quell: {line}"),
+    }
 }
 
 /// What an error number in the list of problems means here.

@@ -34,6 +34,6 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     match holder::start(&plan)?.refused {
         None => Ok(ExitCode::SUCCESS),
-        Some(reason) => Err(Failure::cannot(reason)),
+        Some(refusal) => Err(Failure::of_code(refusal.code, refusal.message)),
     }
 }

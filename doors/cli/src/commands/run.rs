@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use crate::arguments::{IndexArgs, RunArgs, XattrsArg};
+use crate::commands::index::Voice;
 use crate::commands::{holder, index};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
-use crate::plan::{Place, Plan, TreePlan};
+use crate::plan::{Place, Plan, Refusal, TreePlan};
 use crate::runtime;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -81,6 +82,7 @@ fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
                 json: false,
             },
             quiet,
+            Voice::Aside,
         )?;
     }
     real_path(&file)
@@ -95,17 +97,17 @@ fn enter(mut plan: Plan, args: &RunArgs) -> Result<(), Failure> {
     let joined = quell_overlay::join(&plan.directory, &plan.key, || {
         refused = match holder::start(&plan) {
             Ok(answer) => answer.refused,
-            Err(failure) => Some(failure.to_string()),
+            Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
         };
         match &refused {
             None => Ok(()),
             Some(_) => Err(quell_fs::Error::new(quell_fs::ErrorKind::Unsupported, "cover", &plan.key)),
         }
     });
-    if let Some(reason) = refused {
+    if let Some(refusal) = refused {
         // The refused holder left nothing; nor should its name stay.
         let _ = std::fs::remove_file(plan.directory.join(format!("{}.lock", plan.key)));
-        return Err(Failure::cannot(reason));
+        return Err(Failure::of_code(refusal.code, refusal.message));
     }
     joined?.namespaces.enter()?;
     Ok(())

@@ -98,7 +98,12 @@ fn summary(image: &Image, args: &ShowArgs) {
     }
 }
 
+/// Seconds since 1970 as a decimal number, as `find -printf %T@` has it: nanoseconds count forward from the
+/// second, so before 1970 they are taken away from its size.
 fn time(time: Time) -> String {
+    if time.seconds < 0 && time.nanoseconds > 0 {
+        return format!("-{}.{:09}", -(time.seconds + 1), 1_000_000_000 - time.nanoseconds);
+    }
     format!("{}.{:09}", time.seconds, time.nanoseconds)
 }
 
