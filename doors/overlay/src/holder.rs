@@ -48,10 +48,11 @@ impl Namespaces {
         Ok(Namespaces { mount: open("mnt")?, user: with_user.then(|| open("user")).transpose()? })
     }
 
-    /// Moves the calling process, which must have a single thread, into them. Its root and working
+    /// Moves the calling process, which must have a single thread or threads that end, into them. Its root and working
     /// directory become the namespace's root.
     pub fn enter(&self) -> Result<()> {
         if let Some(user) = &self.user {
+            crate::namespace::wait_until_alone();
             move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
                 .map_err(|e| Error::from_io(e.into(), "enter the user namespace", b""))?;
         }

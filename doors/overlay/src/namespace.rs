@@ -1,6 +1,8 @@
 //! A mount namespace of our own: what is mounted there is seen by the processes in it alone, and is gone
 //! when the last of them ends, however it ends.
 
+use std::time::{Duration, Instant};
+
 use quell_fs::{Error, Result};
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
@@ -15,8 +17,22 @@ pub enum Isolation {
     UserAndMount,
 }
 
-/// Moves the calling process into new namespaces. It must have a single thread.
+/// How long threads that have done their work may take to be gone.
+const THREADS_END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Threads that were joined may still be on their way out, and the kernel lets no process with several
+/// into another user namespace: waits until there is one, for a while.
+pub(crate) fn wait_until_alone() {
+    let begun = Instant::now();
+    let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    while !alone() && begun.elapsed() < THREADS_END_TIMEOUT {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Moves the calling process into new namespaces. It must have a single thread, or threads that end.
 pub fn isolate(isolation: Isolation) -> Result<()> {
+    wait_until_alone();
     let uid = rustix::process::geteuid().as_raw();
     let gid = rustix::process::getegid().as_raw();
     let failed = |operation: &'static str| move |e: std::io::Error| Error::from_io(e, operation, b"");

@@ -133,7 +133,7 @@ impl Dir for PosixDir {
             match sized(|buffer| rustix::fs::lgetxattr(path, OsStr::from_bytes(attribute), buffer)) {
                 Ok(value) => set.push((attribute.to_vec(), value)),
                 // Taken away in between, or listed but kept from us: as if it were not there.
-                Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS) => {}
+                Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => {}
                 Err(e) => return Err(failed(e, "read attribute", name)),
             }
         }
