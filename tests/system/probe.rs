@@ -322,7 +322,7 @@ fn content(at: &OwnedFd, name: &[u8]) -> String {
         }
         if size > WHOLE_FILE_BYTES_MAX {
             // The start, two places on the way, the end.
-            let marks = [size / 3 & !0xfff, size / 2 & !0xfff, size - 4096];
+            let marks = [(size / 3) & !0xfff, (size / 2) & !0xfff, size - 4096];
             at = marks.into_iter().find(|mark| *mark > at).unwrap_or(at);
         }
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::probe::{Snapshot, differences};
 use crate::stage::{Stage, views, ways, words};
 use crate::trees;
 
@@ -104,6 +105,57 @@ fn a_writable_layer_keeps_changes_for_the_next_run() {
         command.args(["--strict", "--quiet", "--", "cat"]).arg(tree.join("readme"));
         assert_eq!(stage.run(&mut command).expect(0).text(), "hello\n", "{view}");
         assert_eq!(before, state_of(&stage, &tree), "{view}");
+    }
+}
+
+/// The root of such a view is the writable layer's own directory, which must look like the tree's.
+#[test]
+fn before_anything_is_written_a_writable_view_is_the_original() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let _ = trees::set_xattr(&tree, "user.root", b"kept");
+    trees::set_mode(&tree, 0o2710);
+    trees::set_mtime(&tree, 1_000_000_000, 5);
+    let index = stage.index(&tree);
+    let original = stage.snapshot_original(&tree);
+    for view in views() {
+        let layer = stage.path(format!("layer-{view}"));
+        for options in [&["--scratch"][..], &["--writable", layer.to_str().unwrap()]] {
+            let output = stage.path("out/probe");
+            let probe = stage.probe_command("snapshot", &tree, &output);
+            let mut command = stage.quell_run(&index, view);
+            command.args(["--strict", "--quiet"]).args(options).arg("--").arg(probe.get_program());
+            stage.run(command.args(probe.get_args())).expect(0);
+            let seen: Snapshot = serde_json::from_slice(&fs::read(output).unwrap()).unwrap();
+            let found = differences(&original, &seen, |path, fact, a, b| {
+                let is_dir = a["mode"].starts_with('4');
+                match fact {
+                    // An overlay's root joins two directories.
+                    "nlink" if path == "." => b[fact] == "1",
+                    "size" | "blocks" if is_dir => true,
+                    // Status change times and blocks are the layer's, whichever view lies below.
+                    "ctime" | "blocks" | "blocks after opening" => true,
+                    _ => false,
+                }
+            });
+            assert!(found.is_empty(), "{view} {options:?}\n{}", found.join("\n"));
+        }
+    }
+}
+
+#[test]
+fn what_a_writable_view_does_otherwise_is_as_documented() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    fs::hard_link(tree.join("readme"), tree.join("readme-too")).unwrap();
+    let index = stage.index(&tree);
+    for view in views() {
+        let script = "cd \"$1\" && stat -c %h lib && touch lib/new && stat -c %h lib && \
+                      echo more >>readme && cat readme-too && stat -c %h readme && mv lib moved && ls moved";
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--scratch", "--", "sh", "-c", script, "sh"]).arg(&tree);
+        let text = stage.run(&mut command).expect(0).text();
+        assert_eq!(text, "3\n1\nhello\n1\ndata\ndeep\nnew\n", "{view}");
     }
 }
 

@@ -122,7 +122,7 @@ fn kinds(directory: &Path) {
     symlink("x/".repeat(2000), directory.join("long")).unwrap();
     symlink("..", directory.join("up")).unwrap();
     let make = |name: &str, kind| {
-        rustix::fs::mknodat(CWD, &directory.join(name), kind, Mode::from_raw_mode(0o640), 0).unwrap();
+        rustix::fs::mknodat(CWD, directory.join(name), kind, Mode::from_raw_mode(0o640), 0).unwrap();
     };
     make("fifo", FileType::Fifo);
     make("socket", FileType::Socket);
@@ -237,7 +237,7 @@ fn as_root(directory: &Path) {
         ("large", FileType::CharacterDevice, 511, 1_048_575),
     ] {
         let number = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(CWD, &directory.join(name), kind, Mode::from_raw_mode(0o666), number).unwrap();
+        rustix::fs::mknodat(CWD, directory.join(name), kind, Mode::from_raw_mode(0o666), number).unwrap();
     }
     for (name, mode) in [("owned", 0o640), ("owned-setuid", 0o4755)] {
         let path = directory.join(name);
