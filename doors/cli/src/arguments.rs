@@ -52,10 +52,11 @@ Example:
   quell index /shared/env -o ~/env.quell --exclude '__pycache__' --exclude 'share/doc/**'
   quell index --update ~/env.quell
 
---update asks the file system for every entry again, and writes the file only if something differs.
---update=dirs trusts the times of directories: it asks for every directory, and reads only those that
-changed. That is right where files are replaced by renaming, as pip, conda and spack do; a file that was
-written in place, whose mode was changed, or that got another name elsewhere, is not noticed.")]
+--update asks the file system for every entry again, and writes the file only if something
+differs. --update=dirs trusts the times of directories: it asks for every directory, and reads
+only those that changed. That is right where files are replaced by renaming, as pip, conda and
+spack do; a file that was written in place, whose mode was changed, or that got another name
+elsewhere, is not noticed.")]
 pub struct IndexArgs {
     /// The directory, or with --update the index file.
     pub path: PathBuf,

@@ -166,9 +166,13 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(Ow
 }
 
 fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
-    let (mount, session) =
-        quell_fuse::detached(covered.fs.clone(), &fuse_options(around, around.allow_other))?;
-    let Some(upper) = upper(covered, around)? else { return Ok((mount, Some(session))) };
+    let options = fuse_options(around, around.allow_other);
+    let Some(upper) = upper(covered, around)? else {
+        let (mount, session) = quell_fuse::detached(covered.fs.clone(), &options)?;
+        return Ok((mount, Some(session)));
+    };
+    let layer = Arc::new(Redirected::with_data(covered.fs.clone()));
+    let (mount, session) = quell_fuse::detached(layer, &options)?;
     let layers =
         Layers { metadata: mount.as_fd(), data: &[], upper: Some(&upper), source: &around.source_name };
     Ok((quell_overlay::mount_overlay(&layers)?, Some(session)))

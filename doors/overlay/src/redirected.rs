@@ -25,9 +25,11 @@ pub(crate) fn escaped(name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The inner file system's names and attributes; its files cannot be opened here.
+/// The inner file system as a layer: with redirected files, which cannot be opened here, or with its own
+/// ones. In both its attributes that overlayfs would take for orders are escaped.
 pub struct Redirected {
     inner: Arc<dyn FileSystem>,
+    redirects: bool,
 }
 
 impl std::fmt::Debug for Redirected {
@@ -38,13 +40,19 @@ impl std::fmt::Debug for Redirected {
 
 impl Redirected {
     pub fn new(inner: Arc<dyn FileSystem>) -> Redirected {
-        Redirected { inner }
+        Redirected { inner, redirects: true }
+    }
+
+    /// A layer that has the bytes, too.
+    pub fn with_data(inner: Arc<dyn FileSystem>) -> Redirected {
+        Redirected { inner, redirects: false }
     }
 }
 
 impl FileSystem for Redirected {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { xattrs: true, ..self.inner.capabilities() }
+        let inner = self.inner.capabilities();
+        Capabilities { xattrs: self.redirects || inner.xattrs, ..inner }
     }
 
     fn root(&self) -> NodeId {
@@ -76,7 +84,7 @@ impl FileSystem for Redirected {
     }
 
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        if name == METACOPY || name == REDIRECT {
+        if self.redirects && (name == METACOPY || name == REDIRECT) {
             if self.inner.attributes(node)?.kind != Kind::File {
                 return Ok(None);
             }
@@ -101,6 +109,9 @@ impl FileSystem for Redirected {
     /// Before it copies a file up, overlayfs asks for flags (`lsattr`), for which FUSE opens it. This answer
     /// it takes for "there are no flags"; any other makes the copy fail.
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        if !self.redirects {
+            return self.inner.open(node);
+        }
         Err(Error::new(ErrorKind::Os(ENOTTY), "open in the metadata layer", self.inner.path(node)?))
     }
 }
