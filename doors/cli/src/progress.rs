@@ -29,7 +29,7 @@ pub fn watch<T: Send>(
     }
     let terminal = std::io::stderr().is_terminal();
     let bar = if quiet || !terminal { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a constant template"));
+    bar.set_style(ProgressStyle::with_template("{spinner} {wide_msg}").expect("a constant template"));
     let begun = Instant::now();
     let mut next_line = LOG_INTERVAL;
     let result = std::thread::scope(|scope| {
@@ -64,22 +64,16 @@ pub fn watch<T: Send>(
 fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64().max(0.001);
     let entries = progress.entries();
-    let (done, found) = (progress.directories_done(), progress.directories_found());
-    let mut line = format!(
-        "{} entries, {}/s, {} of {} directories found so far",
-        HumanCount(entries),
-        HumanCount((entries as f64 / seconds) as u64),
-        HumanCount(done),
-        HumanCount(found),
-    );
+    let rate = (entries as f64 / seconds) as u64;
+    let mut line = format!("{} entries, {}/s", HumanCount(entries), HumanCount(rate));
     // Before a tree is read nobody knows its size; an older index is the best guess there is.
     let share = match expected {
         Some(expected) if expected > entries => entries as f64 / expected as f64,
-        _ => done as f64 / found.max(1) as f64,
+        _ => progress.share(),
     };
     if share > 0.02 && share < 1.0 {
         let left = Duration::from_secs_f64(seconds * (1.0 - share) / share);
-        line += &format!(", about {} left", HumanDuration(left));
+        line += &format!(", {:.0} %, about {} left", share * 100.0, HumanDuration(left));
     }
     line
 }

@@ -101,9 +101,14 @@ pub struct Trust<'a> {
 pub struct Progress {
     entries: AtomicU64,
     directories_done: AtomicU64,
-    directories_found: AtomicU64,
+    /// Parts of the tree that are done, in units of 2^-53: the root is one, and each directory's part is
+    /// divided evenly between its own listing and its directories.
+    share_done: AtomicU64,
     stop: AtomicBool,
 }
+
+/// The whole tree in units of `Progress::share_done`.
+const WHOLE: f64 = (1u64 << 53) as f64;
 
 impl Progress {
     pub fn entries(&self) -> u64 {
@@ -114,8 +119,14 @@ impl Progress {
         self.directories_done.load(Ordering::Relaxed)
     }
 
-    pub fn directories_found(&self) -> u64 {
-        self.directories_found.load(Ordering::Relaxed)
+    /// How much of the tree is read, from 0 to 1: a guess from its shape so far.
+    pub fn share(&self) -> f64 {
+        self.share_done.load(Ordering::Relaxed) as f64 / WHOLE
+    }
+
+    fn directory_done(&self, share: f64) {
+        self.directories_done.fetch_add(1, Ordering::Relaxed);
+        self.share_done.fetch_add((share * WHOLE) as u64, Ordering::Relaxed);
     }
 
     /// Makes the build end soon with an error.
@@ -140,7 +151,7 @@ pub fn build(
         None => {
             progress.entries.store(0, Ordering::Relaxed);
             progress.directories_done.store(0, Ordering::Relaxed);
-            progress.directories_found.store(0, Ordering::Relaxed);
+            progress.share_done.store(0, Ordering::Relaxed);
             Ok(walk(true)?.expect("only a sampling walk is given up"))
         }
     }
@@ -189,7 +200,6 @@ fn walk(
         }),
         attributes_found: AtomicBool::new(false),
     };
-    progress.directories_found.fetch_add(1, Ordering::Relaxed);
     let first = Job::List(Task {
         source: Source::Open(root),
         listing: 0,
@@ -198,6 +208,7 @@ fn walk(
         record: root_record,
         old: trust.map(|_| ROOT),
         tries: LISTING_TRIES,
+        share: 1.0,
     });
     lock(&walker.queue).jobs.push(first);
     std::thread::scope(|scope| {
@@ -262,6 +273,8 @@ struct Task {
     /// The same directory in the index that is trusted.
     old: Option<EntryId>,
     tries: u32,
+    /// Its part of the whole, for `Progress::share`.
+    share: f64,
 }
 
 /// A directory whose names are being looked at, a chunk at a time.
@@ -392,7 +405,7 @@ impl Walker<'_> {
         found.problems.push(Problem { path: task.path.clone(), errno: errno as u32 });
         found.listings[task.listing as usize].unknown = Some(errno as u32);
         drop(found);
-        self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+        self.progress.directory_done(task.share);
     }
 
     fn list_open(&self, dir: Arc<dyn Dir>, task: Task) {
@@ -505,6 +518,7 @@ impl Walker<'_> {
                 record: task.record,
                 old: None,
                 tries: task.tries - 1,
+                share: task.share,
             };
             return self.list_open(chunks.dir.clone(), again);
         }
@@ -561,6 +575,7 @@ impl Walker<'_> {
         old: &dyn Fn(&[u8]) -> Option<EntryId>,
     ) {
         let mut jobs = Vec::with_capacity(below.len());
+        let share = task.share / (below.len() + 1) as f64;
         let mut found = lock(&self.found);
         for (child, name, record) in below {
             let number = found.listings.len() as u32;
@@ -574,13 +589,13 @@ impl Walker<'_> {
                 old: old(&name),
                 source: Source::Child(dir.clone(), name),
                 tries: LISTING_TRIES,
+                share,
             }));
         }
         listing.seal();
         found.listings[task.listing as usize] = listing;
         drop(found);
-        self.progress.directories_found.fetch_add(jobs.len() as u64, Ordering::Relaxed);
-        self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+        self.progress.directory_done(share);
         self.push(jobs);
     }
 
@@ -636,7 +651,7 @@ impl Walker<'_> {
             None => {
                 listing.seal();
                 lock(&self.found).listings[task.listing as usize] = listing;
-                self.progress.directories_done.fetch_add(1, Ordering::Relaxed);
+                self.progress.directory_done(task.share);
             }
         }
     }
