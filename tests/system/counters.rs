@@ -183,6 +183,68 @@ fn a_running_programs_view_has_its_numbers_too() {
     }
 }
 
+/// The source is itself a FUSE view, which counts what reaches it.
+#[test]
+fn nothing_but_data_reaches_the_source() {
+    if !mount_views().contains(&"fuse") {
+        skip!("no fuse mount, which could count");
+    }
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    for number in 0..500 {
+        fs::create_dir_all(tree.join(format!("wide/{}", number % 50))).unwrap();
+        fs::write(tree.join(format!("wide/{}/{number}", number % 50)), "x").unwrap();
+    }
+    let inner = stage.index(&tree);
+    let point = stage.dir("counting");
+    let mount = || {
+        let mut command = stage.quell();
+        command.args(["mount", "-q", "--view", "fuse", "--recheck", "0"]).arg(&inner).arg(&point);
+        stage.run(&mut command).expect(0);
+    };
+    let umount = || stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+    mount();
+    let index = stage.index(&point);
+    umount();
+    for view in views() {
+        // A new mount each time: nothing is cached.
+        let asked = |script: &str, options: &[&str]| {
+            mount();
+            let mut command = stage.quell_run(&index, view);
+            command.args(["--strict", "--quiet", "--recheck", "0"]).args(options);
+            stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&point)).expect(0);
+            let seen = counters_of_mount(&stage, &point);
+            umount();
+            seen
+        };
+        let sum = |seen: &serde_json::Value| -> u64 {
+            let metadata = ["lookups", "attributes", "listings", "links_read", "xattrs"];
+            metadata.iter().map(|name| seen[name].as_u64().unwrap()).sum()
+        };
+        let walk = "find \"$1\" -printf '%p %y %m %s %T@ %l %n\\n' >/dev/null; ls -lR \"$1\" >/dev/null; \
+                    for i in 1 2 3 4 5 6 7 8 9; do test -e \"$1/bin/absent$i\"; done; true";
+        let seen = asked(walk, &[]);
+        assert!(sum(&seen) <= 16, "{view}: {seen}");
+        for none in ["listings", "negative_lookups", "links_read", "opens", "reads"] {
+            assert_eq!(seen[none], 0, "{view}: {none} in {seen}");
+        }
+        // The check is all but the covering itself.
+        let (with, without) = (asked("true", &[]), asked("true", &["--check", "none"]));
+        assert!(sum(&with) - sum(&without) <= 8, "{view}: {with} {without}");
+        // Reading a file costs its way there and itself.
+        let seen = asked("cat \"$1/wide/7/57\" \"$1/wide/7/107\"", &["--check", "none"]);
+        assert_eq!(seen["opens"], 2, "{view}: {seen}");
+        assert!(sum(&seen) - sum(&without) <= 8, "{view}: {seen} {without}");
+    }
+}
+
+/// Of the mount alone, not of views whose source it is.
+fn counters_of_mount(stage: &Stage, point: &Path) -> serde_json::Value {
+    let reports = stage.run(stage.quell().args(["stats", "--json"]).arg(point)).expect(0).json();
+    let of_mount = |report: &&serde_json::Value| report["mountpoint"].is_string();
+    reports.as_array().unwrap().iter().find(of_mount).unwrap()["trees"][0]["counters"].clone()
+}
+
 #[test]
 fn an_ordinary_user_lets_others_in_only_where_the_administrator_allows_it() {
     if is_root() {
@@ -257,18 +319,27 @@ fn permissions_hold_for_every_user_of_a_mount() {
                       setfacl -m u:65534:rx closed";
         stage.sh(script, &[&tree]).expect(0);
     }
-    let index = stage.index(&tree);
-    let original = as_nobody(&stage, &tree);
-    assert_eq!(original["./private"]["may read"], "error 13");
-    assert_eq!(original["./group"]["may read"], "yes");
-    for view in views() {
-        let mounted = stage.mount(&index, view, &[]);
-        let seen = as_nobody(&stage, &mounted.point);
-        // Only who may do what; the rest is another test's matter.
-        let found = differences(&original, &seen, |_, fact, _, _| {
-            !["may read", "may execute", "content", "listing", "entries", "stat", "mode"].contains(&fact)
-        });
-        assert!(found.is_empty(), "{view}\n{}", found.join("\n"));
-        mounted.umount();
+    // The root, too, lets in its owner, its group, or nobody else.
+    for (uid, gid, mode) in
+        [(0, 0, 0o755), (65534, 0, 0o700), (0, 12345, 0o750), (0, 0, 0o700), (0, 0, 0o711)]
+    {
+        chown(&tree, Some(uid), Some(gid)).unwrap();
+        set_mode(&tree, mode);
+        let index = stage.index(&tree);
+        let original = as_nobody(&stage, &tree);
+        if mode == 0o755 {
+            assert_eq!(original["./private"]["may read"], "error 13");
+            assert_eq!(original["./group"]["may read"], "yes");
+        }
+        for view in views() {
+            let mounted = stage.mount(&index, view, &[]);
+            let seen = as_nobody(&stage, &mounted.point);
+            // Only who may do what; the rest is another test's matter.
+            let found = differences(&original, &seen, |_, fact, _, _| {
+                !["may read", "may execute", "content", "listing", "entries", "stat", "mode"].contains(&fact)
+            });
+            assert!(found.is_empty(), "{view} {uid}:{gid} {mode:o}\n{}", found.join("\n"));
+            mounted.umount();
+        }
     }
 }

@@ -59,6 +59,43 @@ fn every_entry_is_seen_as_on_the_original() {
 }
 
 #[test]
+fn opens_without_a_round_trip_and_one_thread_show_the_same() {
+    if !views().contains(&"fuse") {
+        skip!("no fuse view");
+    }
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let original = stage.snapshot_original(&tree);
+    let output = stage.path("out/probe");
+    let probe = stage.probe_command("snapshot", &tree, &output);
+    let mut command = stage.quell_run(&index, "fuse");
+    command.args(["--strict", "--quiet", "--on-change", "ignore", "--threads", "1", "--"]);
+    stage.run(command.arg(probe.get_program()).args(probe.get_args())).expect(0);
+    let view = serde_json::from_slice(&fs::read(output).unwrap()).unwrap();
+    let found = differences(&original, &view, |_, name, a, b| documented(Way::Run("fuse"), name, a, b));
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn sockets_are_shown_and_cannot_be_connected_to_through_the_kernels_views() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let listener = std::os::unix::net::UnixListener::bind(tree.join("socket")).unwrap();
+    let index = stage.index(&tree);
+    assert_eq!(stage.probe_original(&tree.join("socket"), "connect"), "connected");
+    for view in views() {
+        let output = stage.path("out/probe");
+        let probe = stage.probe_command("connect", &tree.join("socket"), &output);
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "--"]).arg(probe.get_program()).args(probe.get_args());
+        stage.run(&mut command).expect(0);
+        assert_eq!(fs::read_to_string(output).unwrap(), "Connection refused (os error 111)", "{view}");
+    }
+    drop(listener);
+}
+
+#[test]
 fn find_and_checksums_print_the_same() {
     let stage = Stage::new();
     let tree = trees::varied(&stage);
@@ -246,6 +283,22 @@ fn files_of_others_belong_to_the_caller_in_a_kernel_view_and_to_the_overflow_use
         // Becoming the owner in name gives nothing: it is read-only and the modes allow no more.
         let ended = stage.see(way, &index, tree, |root| words(&[&"touch", &root.join("new")]));
         assert_ne!(ended.code(), Some(0));
+    }
+}
+
+#[test]
+fn a_private_tree_is_open_to_its_owner() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    set_mode(&tree, 0o700);
+    set_mode(&tree.join("lib"), 0o700);
+    set_mode(&tree.join("readme"), 0o600);
+    let index = stage.index(&tree);
+    let original = stage.snapshot_original(&tree);
+    for way in ways() {
+        let view = stage.snapshot(way, &index, &tree);
+        let found = differences(&original, &view, |_, name, a, b| documented(way, name, a, b));
+        assert!(found.is_empty(), "{way:?}\n{}", found.join("\n"));
     }
 }
 

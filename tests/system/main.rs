@@ -8,6 +8,7 @@ mod probe;
 mod stage;
 mod trees;
 
+mod command_line;
 mod counters;
 mod faults;
 mod fidelity;

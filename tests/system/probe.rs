@@ -33,6 +33,10 @@ fn child() {
         "snapshot" => serde_json::to_string(&look_at(&root)).unwrap(),
         "operations" => crate::model::perform(&root),
         "map" => map(&root),
+        "connect" => match std::os::unix::net::UnixStream::connect(&root) {
+            Ok(_) => "connected".into(),
+            Err(e) => e.to_string(),
+        },
         other => panic!("no such order: {other}"),
     };
     fs::write(output, text).unwrap();

@@ -1,0 +1,111 @@
+//! What every command says of itself, and what generated pages and completions come from.
+
+use std::fs;
+
+use crate::stage::{Stage, has, is_root, quell, views};
+use crate::trees;
+
+const COMMANDS: [&str; 8] = ["index", "run", "mount", "umount", "verify", "show", "stats", "doctor"];
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let stage = Stage::new();
+    let all = stage.run(stage.quell().arg("--help")).expect(0).text();
+    assert!(all.contains("Example:"), "{all}");
+    for command in COMMANDS {
+        assert!(all.contains(&format!("  {command} ")), "{command} in {all}");
+        let help = stage.run(stage.quell().args([command, "--help"])).expect(0).text();
+        assert!(help.contains("Example:") && help.contains(&format!("quell {command}")), "{help}");
+        assert!(help.contains("--quiet"), "{help}");
+        let prints_facts = ["index", "verify", "show", "stats", "doctor"].contains(&command);
+        assert_eq!(help.contains("--json"), prints_facts, "{help}");
+    }
+    stage.run(stage.quell().arg("--version")).expect(0);
+}
+
+#[test]
+fn wrong_usage_is_2() {
+    let stage = Stage::new();
+    for words in [&[][..], &["nonsense"], &["run"], &["run", "-i", "x"], &["mount", "x"], &["show"]] {
+        stage.run(stage.quell().args(words)).expect(2);
+    }
+    let both = ["run", "--scratch", "--writable", "x", "-i", "y", "--", "true"];
+    stage.run(stage.quell().args(both)).expect(2).says("--writable");
+}
+
+#[test]
+fn man_pages_and_completions_are_generated() {
+    let stage = Stage::new();
+    let (man, completions) = (stage.path("man"), stage.path("completions"));
+    stage.run(stage.quell().args(["generate", "man"]).arg(&man)).expect(0);
+    stage.run(stage.quell().args(["generate", "completions"]).arg(&completions)).expect(0);
+    for command in COMMANDS {
+        let page = fs::read_to_string(man.join(format!("quell-{command}.1"))).unwrap();
+        assert!(page.contains(".TH"), "{command}");
+    }
+    let bash = fs::read_to_string(completions.join("quell.bash")).unwrap();
+    assert!(bash.contains("--on-change"));
+    assert!(fs::read_dir(&completions).unwrap().count() >= 3);
+}
+
+#[test]
+fn doctor_names_the_view_that_is_then_taken() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    let told = stage.run(stage.quell().args(["doctor", "--json"]).arg(&tree)).expect(0).json();
+    let view = told["view"].as_str().unwrap();
+    assert!(views().contains(&view), "{told}");
+    let mut command = stage.quell_run(&index, "auto");
+    stage.run(command.args(["--strict", "--", "true"])).expect(0).says(&format!("covered by {view} "));
+    let text = stage.run(stage.quell().arg("doctor").arg(&tree)).expect(0).text();
+    assert!(text.contains(&format!("view: {view}: ")) && text.contains("lies on"), "{text}");
+    // It leaves nothing where it tried.
+    assert!(stage.mounts().is_empty());
+    stage.run(stage.quell().args(["doctor", "/no/such/directory"])).expect(2);
+}
+
+#[test]
+fn quiet_says_nothing_but_errors() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    for view in views() {
+        let mut command = stage.quell_run(&index, view);
+        let ended = stage.run(command.args(["-q", "--", "true"])).expect(0);
+        assert_eq!((ended.text(), ended.err), (String::new(), String::new()), "{view}");
+    }
+    let ended = stage.run(stage.quell().args(["verify", "-q"]).arg(&index)).expect(0);
+    assert_eq!((ended.text(), ended.err), (String::new(), String::new()));
+}
+
+#[test]
+fn a_terminal_shows_a_bar_and_a_log_does_not() {
+    if !has("script") {
+        println!("SKIPPED: script(1) is not installed");
+        return;
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let directory = fs::File::open(&tree).unwrap();
+    for number in 0..20_000 {
+        rustix::fs::symlinkat("target", &directory, format!("{number}")).unwrap();
+    }
+    let index = stage.path("index");
+    let line =
+        format!("'{}' index --threads 1 '{}' -o '{}'", quell().display(), tree.display(), index.display());
+    let mut command = stage.command("script");
+    let shown = stage.run(command.args(["-q", "-e", "-c", &line, "/dev/null"])).expect(0).text();
+    // A machine that is done before the bar's first moment shows none.
+    if shown.contains('\x1b') {
+        assert!(shown.contains("indexing") && shown.contains("entries"), "{shown:?}");
+    }
+    let logged = stage.sh(&line, &[]).expect(0);
+    assert!(!logged.text().contains('\x1b') && !logged.err.contains('\x1b'));
+    assert!(
+        logged.text().contains("20,001 entries") || logged.text().contains("20001 entries"),
+        "{}",
+        logged.text()
+    );
+    assert!(is_root() || index.is_file());
+}
