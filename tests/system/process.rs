@@ -278,6 +278,8 @@ fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
         let ended = running.wait().expect(6);
         assert!(ended.text().ends_with("went on\n"), "{view}: {}", ended.text());
         assert!(!ended.text().contains("opened"), "{view}: {}", ended.text());
+        let errors = ended.err.matches("Transport endpoint is not connected").count();
+        assert!(errors >= 3, "{view}: {}", ended.err);
     }
 }
 
