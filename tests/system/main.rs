@@ -16,6 +16,7 @@ mod formats;
 mod freshness;
 mod index_command;
 mod model;
+mod moosefs;
 mod process;
 mod readonly;
 mod several;

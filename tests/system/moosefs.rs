@@ -77,8 +77,17 @@ impl Drop for Bed {
 
 /// Those that go to the metadata server: all but data, and the closing of what was opened.
 fn metadata(asked: &BTreeMap<String, u64>) -> u64 {
-    let to_master =
-        ["lookup.master", "getattr", "open", "opendir", "access", "statfs", "readlink", "getxattr", "listxattr"];
+    let to_master = [
+        "lookup.master",
+        "getattr",
+        "open",
+        "opendir",
+        "access",
+        "statfs",
+        "readlink",
+        "getxattr",
+        "listxattr",
+    ];
     let of_master = |name: &String| to_master.contains(&name.as_str()) || name.starts_with("readdir");
     asked.iter().filter(|(name, _)| of_master(name)).map(|(_, count)| count).sum()
 }
@@ -100,7 +109,11 @@ const READ_ALL: &str = r#"cd "$1" && find . -type f | sort | xargs cat"#;
 
 fn covered(stage: &Stage, index: &Path, tree: &Path, view: &str, script: &str) -> Ended {
     let mut command = stage.quell_run(index, view);
-    command.args(["--strict", "--recheck", "0", "--source"]).arg(tree).args(["--", "sh", "-c", script, "sh"]).arg(tree);
+    command
+        .args(["--strict", "--recheck", "0", "--source"])
+        .arg(tree)
+        .args(["--", "sh", "-c", script, "sh"])
+        .arg(tree);
     stage.run(&mut command).expect(0)
 }
 
