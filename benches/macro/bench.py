@@ -354,7 +354,7 @@ def report(facts, results):
 
 def plot(facts, results):
     """Bars of covered / direct on a logarithmic scale, one for each row that has both, as SVG."""
-    bars = [(view, row) for view, rows in results.items() for row in rows if row.ratio()]
+    bars = [(view, row) for view, rows in results.items() for row in rows if row.ratio() and row.unit != "entries"]
     low, left, width, step = 0.0005, 520, 420, 24
     height = 70 + step * len(bars)
 
@@ -367,7 +367,7 @@ def plot(facts, results):
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" font-family="sans-serif" font-size="12">',
            '<rect width="100%" height="100%" fill="white"/>',
-           '<text x="10" y="20" font-size="15">Covered / direct (left is better; the line is equal)</text>',
+           '<text x="10" y="20" font-size="15">Covered / direct (left is better; the line is equal; blue: bar met, orange: not met)</text>',
            f'<text x="10" y="38" fill="#666">{words(facts["machine"])}</text>']
     for tick in (0.001, 0.01, 0.1, 1):
         x = across(tick)
@@ -375,7 +375,7 @@ def plot(facts, results):
         out.append(f'<text x="{x:.0f}" y="{height - 2}" text-anchor="middle" fill="#666">{tick:g}</text>')
     for i, (view, row) in enumerate(bars):
         y = 56 + i * step
-        colour = {True: "#2a7", False: "#c33", None: "#68a"}[row.met]
+        colour = {True: "#0072b2", False: "#d55e00", None: "#999"}[row.met]  # told apart by the colour-blind, too
         title = row.work.strip() + (f" [{view}]" if len(results) > 1 else "")
         out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{words(title)}</text>')
         out.append(f'<rect x="{left}" y="{y}" width="{max(across(row.ratio()) - left, 1):.0f}" height="16" fill="{colour}"/>')
