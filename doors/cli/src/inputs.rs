@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use quell_backing::PosixDir;
 use quell_fs::Result;
@@ -35,21 +36,45 @@ pub fn root_of(image: &Image) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(image.root_path()))
 }
 
-/// Reads a tree with a progress bar. The second answer is whether the user broke it off.
-pub fn read_tree(
-    directory: &Path,
-    root_path: &Path,
-    options: &BuildOptions,
-    threads: u16,
-    trust: Option<Trust<'_>>,
-    expected: Option<u64>,
-    quiet: bool,
-) -> (Result<Tree>, bool) {
-    let progress = Progress::default();
-    let what = format!("indexing {}", shown(directory));
-    progress::watch(&what, &progress, expected, quiet, || {
-        let root = Arc::new(PosixDir::open(directory)?);
-        let root_path = root_path.as_os_str().as_bytes();
-        quell_index::build(root, root_path, options, threads.into(), trust, &progress)
-    })
+/// How a tree is to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading<'a> {
+    /// Where it lies.
+    pub directory: &'a Path,
+    /// Where it lay when it was indexed first: what the index calls its root.
+    pub root_path: &'a Path,
+    pub options: &'a BuildOptions,
+    /// Requests in flight.
+    pub threads: u16,
+    pub trust: Option<Trust<'a>>,
+    /// Entries of an older index, where there is one.
+    pub expected: Option<u64>,
+    pub quiet: bool,
+}
+
+impl Reading<'_> {
+    /// Reads it with a progress bar, until Ctrl-C.
+    pub fn read(&self) -> std::result::Result<Tree, Failure> {
+        let interrupted = progress::interruption();
+        let tree = self.read_unless(&|| interrupted.load(Ordering::Relaxed));
+        match interrupted.load(Ordering::Relaxed) {
+            true => Err(Failure::interrupted(
+                "interrupted: nothing was written, and if there was an index, the old one is as it was",
+            )),
+            false => Ok(tree?),
+        }
+    }
+
+    /// The same, but ends with an error as soon as it is `unwanted`.
+    pub fn read_unless(&self, unwanted: &dyn Fn() -> bool) -> Result<Tree> {
+        let progress = Progress::default();
+        let what = format!("indexing {}", shown(self.directory));
+        // Not `self` whole: the work is sent to another thread.
+        let Reading { directory, root_path, options, threads, trust, .. } = *self;
+        progress::watch(&what, &progress, self.expected, self.quiet, unwanted, || {
+            let root = Arc::new(PosixDir::open(directory)?);
+            let root_path = root_path.as_os_str().as_bytes();
+            quell_index::build(root, root_path, options, threads.into(), trust, &progress)
+        })
+    }
 }

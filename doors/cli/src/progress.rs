@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
@@ -12,21 +12,27 @@ use quell_index::Progress;
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs `work`, showing how far `progress` has come; Ctrl-C makes it end early, a second one at once.
-/// `expected` is the number of entries of an older index, where there is one.
-pub fn watch<T: Send>(
-    what: &str,
-    progress: &Progress,
-    expected: Option<u64>,
-    quiet: bool,
-    work: impl FnOnce() -> T + Send,
-) -> (T, bool) {
+/// True from the first Ctrl-C (or SIGTERM) on; a second one ends the process at once.
+pub fn interruption() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         // In this order: the first signal sets the flag, the second finds it set and ends the process.
         let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone());
         let _ = signal_hook::flag::register(signal, interrupted.clone());
     }
+    interrupted
+}
+
+/// Runs `work`, showing how far `progress` has come. `unwanted` is asked now and then whether to end early.
+/// `expected` is the number of entries of an older index, where there is one.
+pub fn watch<T: Send>(
+    what: &str,
+    progress: &Progress,
+    expected: Option<u64>,
+    quiet: bool,
+    unwanted: &dyn Fn() -> bool,
+    work: impl FnOnce() -> T + Send,
+) -> T {
     let terminal = std::io::stderr().is_terminal();
     let bar = if quiet || !terminal { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_style(ProgressStyle::with_template("{spinner} {wide_msg}").expect("a constant template"));
@@ -40,7 +46,7 @@ pub fn watch<T: Send>(
             } else {
                 BAR_INTERVAL
             });
-            if interrupted.load(Ordering::Relaxed) {
+            if unwanted() {
                 progress.stop();
             }
             let line = || format!("{what}: {}", state(progress, expected, begun.elapsed()));
@@ -58,7 +64,7 @@ pub fn watch<T: Send>(
         }
     });
     bar.finish_and_clear();
-    (result, interrupted.load(Ordering::Relaxed))
+    result
 }
 
 fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> String {

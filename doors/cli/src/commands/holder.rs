@@ -19,7 +19,7 @@ use quell_stack::Covered;
 
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
-use crate::inputs::{read_tree, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, root_of, shown, shown_bytes};
 use crate::plan::{Answer, Place, Plan, Refusal, Report, TreePlan, TreeReport, Writes};
 use crate::views::{self, Surroundings};
 
@@ -130,8 +130,8 @@ struct Established {
     holder: Holder,
     namespaces: Option<Namespaces>,
     covers: Vec<Cover>,
-    /// Locks of writable layers, held while they are used.
-    _locks: Vec<std::fs::File>,
+    /// The lock of a writable layer, held while it is used.
+    _lock: Option<std::fs::File>,
 }
 
 /// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
@@ -145,7 +145,7 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
     if trees.is_empty() {
         return Err(Failure::cannot("nothing is left to cover"));
     }
-    let locks = lock_writable(plan)?;
+    let lock = lock_writable(plan)?;
     let isolation = match plan.place {
         Place::Mountpoint { .. } => None,
         Place::Namespace => Some(isolation()),
@@ -163,14 +163,6 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
     for tree in trees {
         let ReadyTree { covered, index, path, sampler } = tree;
         let (view, reason, session, mount) = mount(plan, &covered, &index, &path, squash.clone())?;
-        if !plan.quiet {
-            say(&format!(
-                "{} covered by {} ({} entries; {reason})",
-                shown(&path),
-                view.name(),
-                covered.image.entries()
-            ));
-        }
         mounts.push((mount, path.clone()));
         covers.push(Cover { covered, index, path, view, reason, session, sampler, looks: 0, changes: 0 });
     }
@@ -179,13 +171,20 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
             quell_overlay::attach(mount, path)?;
         }
     }
+    if !plan.quiet {
+        for cover in &covers {
+            let Cover { path, view, covered, reason, .. } = cover;
+            let entries = covered.image.entries();
+            say(&format!("{} covered by {} ({entries} entries; {reason})", shown(path), view.name()));
+        }
+    }
     let mut holder = Holder::bind(&plan.directory, &plan.key)?;
     holder.wait_for(plan.creator);
     let namespaces = match plan.place {
         Place::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
         Place::Mountpoint { .. } => None,
     };
-    Ok(Established { holder, namespaces, covers, _locks: locks })
+    Ok(Established { holder, namespaces, covers, _lock: lock })
 }
 
 /// Root needs no user namespace, unless it is root in name only.
@@ -195,8 +194,8 @@ fn isolation() -> Isolation {
     if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
 }
 
-fn lock_writable(plan: &Plan) -> std::result::Result<Vec<std::fs::File>, Failure> {
-    let Writes::Kept(directory) = &plan.writes else { return Ok(Vec::new()) };
+fn lock_writable(plan: &Plan) -> std::result::Result<Option<std::fs::File>, Failure> {
+    let Writes::Kept(directory) = &plan.writes else { return Ok(None) };
     let cannot = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(directory)));
     std::fs::create_dir_all(directory).map_err(cannot)?;
     let file =
@@ -204,7 +203,7 @@ fn lock_writable(plan: &Plan) -> std::result::Result<Vec<std::fs::File>, Failure
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         Failure::cannot(format!("the writable layer {} is in use by another view", shown(directory)))
     })?;
-    Ok(vec![file])
+    Ok(Some(file))
 }
 
 fn mount(
@@ -258,7 +257,7 @@ fn open_tree(plan: &Plan, tree: &TreePlan) -> std::result::Result<Option<ReadyTr
     let differences = match plan.check {
         Check::None => Vec::new(),
         Check::Sample => sample(&image, &mut sampler)?,
-        Check::Full => full_check(&image, &source, plan.quiet)?,
+        Check::Full => full_check(plan, &image, &source)?,
     };
     if differences.is_empty() {
         return Ok(Some(ReadyTree { covered, index: tree.index.clone(), path, sampler }));
@@ -304,15 +303,20 @@ fn sample(image: &Image, sampler: &mut Sampler) -> Result<Vec<Difference>> {
     Ok(differences)
 }
 
-fn full_check(image: &Image, source: &Path, quiet: bool) -> std::result::Result<Vec<Difference>, Failure> {
-    let options = BuildOptions::of(image)?;
-    let expected = Some(image.entries().into());
-    let (tree, interrupted) =
-        read_tree(source, &root_of(image), &options, CHECK_THREADS, None, expected, quiet);
-    if interrupted {
-        return Err(Failure::interrupted("interrupted"));
-    }
-    let now = Image::parse(encode(&tree?)?).map_err(|d| Failure::cannot(d.to_string()))?;
+fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<Vec<Difference>, Failure> {
+    let reading = Reading {
+        directory: source,
+        root_path: &root_of(image),
+        options: &BuildOptions::of(image)?,
+        threads: CHECK_THREADS,
+        trust: None,
+        expected: Some(image.entries().into()),
+        quiet: plan.quiet,
+    };
+    // Ctrl-C ends the run, not this process, which is in a session of its own.
+    let run = PathBuf::from(format!("/proc/{}", plan.creator));
+    let tree = reading.read_unless(&|| !run.exists())?;
+    let now = Image::parse(encode(&tree)?).map_err(|d| Failure::cannot(d.to_string()))?;
     let mut differences = Vec::new();
     compare(image, &now, &mut |difference| {
         differences.push(difference);

@@ -10,7 +10,7 @@ use quell_index::{BuildOptions, Image, Trust, Xattrs, encode};
 
 use crate::arguments::{IndexArgs, Update, XattrsArg};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{read_tree, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, real_path, root_of, shown, shown_bytes};
 
 /// A directory that changed this shortly before the old index was written may have changed again within
 /// the same tick of its file system's clock; some tick only every two seconds.
@@ -60,20 +60,17 @@ pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failu
         (Some(image), Some(before)) => Some(Trust { image, before }),
         _ => None,
     };
-    let (tree, interrupted) = read_tree(
-        &task.directory,
-        &task.root_path,
-        &task.options,
-        args.threads,
+    let tree = Reading {
+        directory: &task.directory,
+        root_path: &task.root_path,
+        options: &task.options,
+        threads: args.threads,
         trust,
         expected,
-        quiet || args.json,
-    );
-    if interrupted {
-        let kept = if task.output.exists() { "the old one is as it was" } else { "nothing was written" };
-        return Err(Failure::interrupted(format!("interrupted: {kept}")));
+        quiet: quiet || args.json,
     }
-    let image = Image::parse(encode(&tree?)?)
+    .read()?;
+    let image = Image::parse(encode(&tree)?)
         .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))?;
     let problems = image.problem_count();
     let unchanged = task.old.as_ref().is_some_and(|old| old.bytes() == image.bytes());

@@ -7,7 +7,7 @@ use quell_index::{BuildOptions, Change, Image, compare, encode};
 use crate::arguments::VerifyArgs;
 use crate::commands::holder::line_of;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{read_tree, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, real_path, root_of, shown, shown_bytes};
 
 pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let image = quell_stack::load_index(&args.file)?;
@@ -15,15 +15,17 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some(source) => real_path(source)?,
         None => root_of(&image),
     };
-    let options = BuildOptions::of(&image)?;
-    let expected = Some(image.entries().into());
-    let hidden = quiet || args.json;
-    let (tree, interrupted) =
-        read_tree(&directory, &root_of(&image), &options, args.threads, None, expected, hidden);
-    if interrupted {
-        return Err(Failure::interrupted("interrupted"));
+    let tree = Reading {
+        directory: &directory,
+        root_path: &root_of(&image),
+        options: &BuildOptions::of(&image)?,
+        threads: args.threads,
+        trust: None,
+        expected: Some(image.entries().into()),
+        quiet: quiet || args.json,
     }
-    let now = Image::parse(encode(&tree?)?).map_err(|damage| Failure::cannot(damage.to_string()))?;
+    .read()?;
+    let now = Image::parse(encode(&tree)?).map_err(|damage| Failure::cannot(damage.to_string()))?;
     let mut count = 0u64;
     let mut found = Vec::new();
     compare(&image, &now, &mut |difference| {
