@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quell_fs::{File, Result, Time};
+use quell_fs::{File, Kind, Result, Time};
 
 /// What the file system says of one name, without following it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,18 @@ pub struct Stat {
     pub inode: u64,
     /// Something is mounted here.
     pub mount_root: bool,
+}
+
+impl Stat {
+    /// `None` where the file system answers with a kind that does not exist.
+    pub fn kind(&self) -> Option<Kind> {
+        Kind::from_mode(self.mode)
+    }
+
+    /// Equal for two names of one file and for nothing else.
+    pub fn identity(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
 }
 
 /// An open directory.

@@ -15,7 +15,7 @@ use quell_fs::{Error, ErrorKind, Kind, Result, Time, errno};
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::image::{EntryId, Image, Problem, ROOT};
-use crate::tree::{Identity, Listing, Record, Special, Tree};
+use crate::tree::{Listing, Special, Tree};
 
 /// How many names of one directory a thread takes at a time.
 const CHUNK_NAMES: usize = 256;
@@ -168,8 +168,7 @@ fn walk(
     progress: &Progress,
 ) -> Result<Option<Tree>> {
     let stat = root.stat_self()?;
-    let root_record = record(&stat);
-    if root_record.kind() != Some(Kind::Dir) {
+    if stat.kind() != Some(Kind::Dir) {
         return Err(Error::new(ErrorKind::NotADirectory, "index", root_path));
     }
     let mut root_specials = vec![Special::Listing(0)];
@@ -193,7 +192,7 @@ fn walk(
         queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 1 }),
         wake: Condvar::new(),
         found: Mutex::new(Found {
-            root: root_record,
+            root: stat,
             listings: vec![Listing::default()],
             problems: Vec::new(),
             failure: None,
@@ -205,7 +204,7 @@ fn walk(
         listing: 0,
         place: None,
         path: Vec::new(),
-        record: root_record,
+        record: stat,
         old: trust.map(|_| ROOT),
         tries: LISTING_TRIES,
         share: 1.0,
@@ -246,7 +245,7 @@ struct Queue {
 }
 
 struct Found {
-    root: Record,
+    root: Stat,
     listings: Vec<Listing>,
     problems: Vec<Problem>,
     failure: Option<Error>,
@@ -269,7 +268,7 @@ struct Task {
     /// The directory's own place in its parent's listing; the root has none.
     place: Option<(u32, u32)>,
     path: Vec<u8>,
-    record: Record,
+    record: Stat,
     /// The same directory in the index that is trusted.
     old: Option<EntryId>,
     tries: u32,
@@ -290,7 +289,7 @@ struct Chunks {
 /// What one look at a name told.
 enum Look {
     /// An entry; with an error number where its extended attributes are not known.
-    Entry(Record, Vec<Special>, Option<u32>),
+    Entry(Stat, Vec<Special>, Option<u32>),
     /// There is a name, but it cannot be read.
     Refused(u32),
     /// The name was listed and is gone.
@@ -454,8 +453,7 @@ impl Walker<'_> {
 
     fn look(&self, dir: &dyn Dir, name: &[u8], sampled_files: &mut usize) -> Result<Look> {
         let stat = dir.stat(name)?;
-        let record = record(&stat);
-        let Some(kind) = record.kind() else { return Ok(Look::Refused(errno::EIO as u32)) };
+        let Some(kind) = stat.kind() else { return Ok(Look::Refused(errno::EIO as u32)) };
         let mut specials = Vec::new();
         if kind == Kind::Symlink {
             let target = dir.read_link(name)?;
@@ -467,12 +465,12 @@ impl Walker<'_> {
         if kind == Kind::Dir && self.is_boundary(&stat) {
             specials.push(Special::Boundary);
         }
-        if self.asks_for_xattrs(kind, &record, sampled_files) {
+        if self.asks_for_xattrs(kind, &stat, sampled_files) {
             let set = match dir.xattrs(name).and_then(kept_xattrs) {
                 Ok(set) => set,
                 Err(e) if e.kind == ErrorKind::NotFound => return Err(e),
                 // A file that may not be read still has a name and a size.
-                Err(e) => return Ok(Look::Entry(record, specials, Some(e.errno() as u32))),
+                Err(e) => return Ok(Look::Entry(stat, specials, Some(e.errno() as u32))),
             };
             if !set.is_empty() {
                 if !self.ask_all {
@@ -481,14 +479,14 @@ impl Walker<'_> {
                 specials.push(Special::Xattrs(set));
             }
         }
-        Ok(Look::Entry(record, specials, None))
+        Ok(Look::Entry(stat, specials, None))
     }
 
     fn is_boundary(&self, stat: &Stat) -> bool {
         !self.options.cross_mounts && (stat.mount_root || stat.device != self.root_device)
     }
 
-    fn asks_for_xattrs(&self, kind: Kind, record: &Record, sampled_files: &mut usize) -> bool {
+    fn asks_for_xattrs(&self, kind: Kind, record: &Stat, sampled_files: &mut usize) -> bool {
         match self.options.xattrs {
             Xattrs::Never => false,
             _ if self.ask_all => true,
@@ -527,7 +525,7 @@ impl Walker<'_> {
             self.problem(task.path.clone(), errno::EAGAIN);
         }
         if let Ok(after) = after {
-            self.set_own_record(task, record(&after));
+            self.set_own_record(task, after);
         }
         let mut listing = Listing::default();
         let mut below = Vec::new();
@@ -554,7 +552,7 @@ impl Walker<'_> {
     }
 
     /// The directory's record is the one that belongs to the names that were read, not to an earlier look.
-    fn set_own_record(&self, task: &Task, now: Record) {
+    fn set_own_record(&self, task: &Task, now: Stat) {
         if now == task.record {
             return;
         }
@@ -571,7 +569,7 @@ impl Walker<'_> {
         task: &Task,
         dir: Arc<dyn Dir>,
         mut listing: Listing,
-        below: Vec<(u32, Vec<u8>, Record)>,
+        below: Vec<(u32, Vec<u8>, Stat)>,
         old: &dyn Fn(&[u8]) -> Option<EntryId>,
     ) {
         let mut jobs = Vec::with_capacity(below.len());
@@ -681,9 +679,9 @@ fn troubled_directories(image: &Image) -> HashSet<Vec<u8>> {
         .collect()
 }
 
-fn from_index(image: &Image, entry: EntryId) -> (Record, Vec<Special>) {
+fn from_index(image: &Image, entry: EntryId) -> (Stat, Vec<Special>) {
     let a = image.attributes(entry);
-    let record = Record {
+    let record = Stat {
         mode: a.mode(),
         uid: a.uid,
         gid: a.gid,
@@ -694,7 +692,9 @@ fn from_index(image: &Image, entry: EntryId) -> (Record, Vec<Special>) {
         modified: a.modified,
         changed: a.changed,
         // Only files with several names need one, and those are looked at.
-        identity: Identity { device: u64::MAX, inode: entry.into() },
+        device: u64::MAX,
+        inode: entry.into(),
+        mount_root: false,
     };
     let mut specials = Vec::new();
     if let Some(target) = image.link_target(entry) {
@@ -705,21 +705,6 @@ fn from_index(image: &Image, entry: EntryId) -> (Record, Vec<Special>) {
         specials.push(Special::Xattrs(set));
     }
     (record, specials)
-}
-
-fn record(stat: &Stat) -> Record {
-    Record {
-        mode: stat.mode,
-        uid: stat.uid,
-        gid: stat.gid,
-        nlink: stat.nlink,
-        rdev: stat.rdev,
-        size_bytes: stat.size_bytes,
-        blocks: stat.blocks,
-        modified: stat.modified,
-        changed: stat.changed,
-        identity: Identity { device: stat.device, inode: stat.inode },
-    }
 }
 
 /// Whether a directory's content may have changed between two looks.

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use quell_backing::Stat;
 use quell_fs::{Error, ErrorKind, Kind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{self, Field, Section};
 use crate::image::{generation_of, header_checksum};
-use crate::tree::{Identity, Listing, Record, Special, Tree};
+use crate::tree::{Listing, Special, Tree};
 
 /// One entry on its way into the columns: where its record and its specials are.
 #[derive(Clone, Copy)]
@@ -25,7 +26,7 @@ struct Order<'a> {
     /// (first child, entry) for each directory.
     dirs: Vec<(u32, u32)>,
     /// The first entry of each hard-linked file.
-    first_names: HashMap<Identity, u32>,
+    first_names: HashMap<(u64, u64), u32>,
     longest_path: u64,
 }
 
@@ -68,7 +69,7 @@ impl<'a> Order<'a> {
                     });
                     found.push((listing, entry, path_bytes));
                 } else if record.nlink > 1 {
-                    order.first_names.entry(record.identity).or_insert(entry);
+                    order.first_names.entry(record.identity()).or_insert(entry);
                 }
             }
         }
@@ -97,12 +98,12 @@ impl<'a> Order<'a> {
     fn node_of(&self, entry: u32) -> u32 {
         let record = self.own_record(entry);
         match record.nlink > 1 && record.kind() != Some(Kind::Dir) {
-            true => self.first_names[&record.identity],
+            true => self.first_names[&record.identity()],
             false => entry,
         }
     }
 
-    fn own_record(&self, entry: u32) -> &'a Record {
+    fn own_record(&self, entry: u32) -> &'a Stat {
         match entry {
             0 => &self.tree.root,
             _ => {
@@ -113,7 +114,7 @@ impl<'a> Order<'a> {
     }
 
     /// The node's record: the same for all names of one file, even if it changed between two looks.
-    fn record(&self, entry: u32) -> &'a Record {
+    fn record(&self, entry: u32) -> &'a Stat {
         self.own_record(self.node_of(entry))
     }
 

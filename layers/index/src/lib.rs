@@ -21,4 +21,4 @@ pub use encode::reseal;
 pub use file_system::{IndexFs, OnChange};
 pub use freshness::Sampler;
 pub use image::{Damage, EntryId, Generation, Image, Problem, ROOT, XattrSet};
-pub use tree::{Identity, Listing, Record, Special, Tree};
+pub use tree::{Listing, Special, Tree};

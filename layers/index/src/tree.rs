@@ -1,38 +1,9 @@
 //! A tree's metadata while an index is being built: what the builder fills and the encoder reads.
 //! Compact, because a tree may have tens of millions of entries: about 100 bytes an entry and its name.
 
-use quell_fs::{Kind, Time};
+use quell_backing::Stat;
 
-/// What `stat` told of one name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
-    pub nlink: u32,
-    pub rdev: u64,
-    pub size_bytes: u64,
-    pub blocks: u64,
-    pub modified: Time,
-    pub changed: Time,
-    /// Equal for two names of one file and for nothing else. The device's number is left out: an index
-    /// stays within one file system, or keeps hard links apart where it crosses into another.
-    pub identity: Identity,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Identity {
-    pub device: u64,
-    pub inode: u64,
-}
-
-impl Record {
-    pub fn kind(&self) -> Option<Kind> {
-        Kind::from_mode(self.mode)
-    }
-}
-
-/// What few entries have besides a record.
+/// What few entries have besides what `stat` tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Special {
     /// The number of the child's own listing in `Tree::listings`.
@@ -49,7 +20,7 @@ pub enum Special {
 pub struct Listing {
     names: Vec<u8>,
     ends: Vec<u32>,
-    records: Vec<Record>,
+    records: Vec<Stat>,
     /// Sorted by child once sealed.
     specials: Vec<(u32, Special)>,
     /// Why the directory could not be listed, as an error number.
@@ -58,7 +29,7 @@ pub struct Listing {
 
 impl Listing {
     /// Adds a child; `name` must sort after all that are there.
-    pub fn push(&mut self, name: &[u8], record: Record) -> u32 {
+    pub fn push(&mut self, name: &[u8], record: Stat) -> u32 {
         debug_assert!(self.records.is_empty() || self.name(self.records.len() as u32 - 1) < name);
         self.names.extend_from_slice(name);
         self.ends.push(self.names.len() as u32);
@@ -85,11 +56,11 @@ impl Listing {
         &self.names[start as usize..self.ends[child] as usize]
     }
 
-    pub fn record(&self, child: u32) -> &Record {
+    pub fn record(&self, child: u32) -> &Stat {
         &self.records[child as usize]
     }
 
-    pub(crate) fn set_record(&mut self, child: u32, record: Record) {
+    pub(crate) fn set_record(&mut self, child: u32, record: Stat) {
         self.records[child as usize] = record;
     }
 
@@ -113,7 +84,7 @@ impl Listing {
 pub struct Tree {
     /// Absolute.
     pub root_path: Vec<u8>,
-    pub root: Record,
+    pub root: Stat,
     pub root_specials: Vec<Special>,
     /// Listing 0 is the root's.
     pub listings: Vec<Listing>,

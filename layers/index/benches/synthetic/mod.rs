@@ -3,15 +3,16 @@
 
 #![allow(dead_code)] // each benchmark needs another part of it
 
+use quell_backing::Stat;
 use quell_fs::Time;
-use quell_index::{Identity, Image, Listing, Record, Special, Tree, encode};
+use quell_index::{Image, Listing, Special, Tree, encode};
 
 /// How many directories each directory of a level holds: 14,655 in all, 8,000 of them with files.
 const FAN_OUT: [u32; 7] = [5, 5, 5, 4, 4, 2, 2];
 
-fn record(directory: bool, number: u64) -> Record {
+fn record(directory: bool, number: u64) -> Stat {
     let time = |n: u64| Time { seconds: 1_700_000_000 + (n % 4096) as i64, nanoseconds: 0 };
-    Record {
+    Stat {
         mode: if directory { 0o040_755 } else { 0o100_644 },
         uid: 1000,
         gid: 100,
@@ -21,7 +22,9 @@ fn record(directory: bool, number: u64) -> Record {
         blocks: if directory { 8 } else { (number % 100_000).div_ceil(4096) * 8 },
         modified: time(number),
         changed: time(number),
-        identity: Identity { device: 1, inode: number },
+        device: 1,
+        inode: number,
+        mount_root: false,
     }
 }
 
