@@ -55,8 +55,8 @@ fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fu
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }
 	@# The bootstrap variable lets a stable compiler take the sanitizer's flags; fuzz/README.md tells about leaks.
 	@set -e; for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do echo "== $$target"; mkdir -p fuzz/corpus/$$target; \
-	RUSTC_BOOTSTRAP=1 cargo fuzz run "$$target" fuzz/corpus/$$target fuzz/seeds/$$target -- \
-	-max_total_time=$(FUZZ_SECONDS) -detect_leaks=0; done
+	ASAN_OPTIONS=detect_leaks=0 RUSTC_BOOTSTRAP=1 cargo fuzz run "$$target" fuzz/corpus/$$target fuzz/seeds/$$target -- \
+	-max_total_time=$(FUZZ_SECONDS); done
 
 clean: ## delete everything that was built here
 	cargo clean
