@@ -34,10 +34,6 @@ impl PosixDir {
         PosixDir::named(path, OFlags::PATH)
     }
 
-    pub fn from_fd(fd: OwnedFd) -> PosixDir {
-        PosixDir { fd }
-    }
-
     fn named(path: &Path, access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
