@@ -1,10 +1,11 @@
 //! Open files: by handle when the kernel announces opens and closes, by node when it does not.
 
-use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use fuser::FileHandle;
+use lru::LruCache;
 use quell_fs::{File, NodeId, Result};
 
 /// Shared so that a close (or an eviction) and a read may meet; the file closes after the last of them.
@@ -62,68 +63,39 @@ impl fmt::Debug for Handles {
 }
 
 /// The files that were read most recently, kept open for the next read: at most `limit` of them.
-pub(crate) struct RecentFiles {
-    limit: usize,
-    files: Mutex<Recency>,
-}
-
-#[derive(Default)]
-struct Recency {
-    by_node: HashMap<NodeId, (OpenFile, u64)>,
-    /// Counts uses; the file with the smallest number was used longest ago.
-    now: u64,
-}
+pub(crate) struct RecentFiles(Mutex<LruCache<NodeId, OpenFile>>);
 
 impl RecentFiles {
-    pub(crate) fn new(limit: usize) -> RecentFiles {
-        assert!(limit > 0);
-        RecentFiles { limit, files: Mutex::default() }
+    pub(crate) fn new(limit: NonZeroUsize) -> RecentFiles {
+        RecentFiles(Mutex::new(LruCache::new(limit)))
     }
 
     /// The open file of `node`, opened now if it is not among the recent ones. `open` runs outside
     /// the lock: two readers may both open a file, and the second to finish gives its own up.
     pub(crate) fn get(&self, node: NodeId, open: impl FnOnce() -> Result<Box<dyn File>>) -> Result<OpenFile> {
-        if let Some(file) = self.lock().touch(node) {
-            return Ok(file);
+        if let Some(file) = self.lock().get(&node) {
+            return Ok(Arc::clone(file));
         }
         let opened = OpenFile::from(open()?);
         let mut files = self.lock();
-        if let Some(file) = files.touch(node) {
-            return Ok(file);
+        if let Some(file) = files.get(&node) {
+            return Ok(Arc::clone(file));
         }
-        // Dropped, and so perhaps closed, after the lock: temporaries of this function die in reverse.
-        let evicted = if files.by_node.len() < self.limit { None } else { files.remove_oldest() };
-        files.now += 1;
-        let now = files.now;
-        files.by_node.insert(node, (Arc::clone(&opened), now));
+        // What had to go is dropped, and so perhaps closed, after the lock.
+        let evicted = files.push(node, Arc::clone(&opened));
         drop(files);
         drop(evicted);
         Ok(opened)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Recency> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Recency {
-    fn touch(&mut self, node: NodeId) -> Option<OpenFile> {
-        let (file, used) = self.by_node.get_mut(&node)?;
-        self.now += 1;
-        *used = self.now;
-        Some(Arc::clone(file))
-    }
-
-    /// Looks at every file; next to the open that made it necessary, a few hundred are nothing.
-    fn remove_oldest(&mut self) -> Option<OpenFile> {
-        let node = *self.by_node.iter().min_by_key(|(_, (_, used))| *used)?.0;
-        self.by_node.remove(&node).map(|(file, _)| file)
+    fn lock(&self) -> MutexGuard<'_, LruCache<NodeId, OpenFile>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for RecentFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecentFiles").field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("RecentFiles").finish_non_exhaustive()
     }
 }
 
@@ -154,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_file_used_longest_ago_is_closed_first() {
-        let recent = RecentFiles::new(2);
+        let recent = RecentFiles::new(NonZeroUsize::new(2).unwrap());
         let opened = std::cell::RefCell::new(Vec::new());
         let read = |n: u64| {
             recent

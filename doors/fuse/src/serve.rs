@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +33,7 @@ const READ_AHEADS_MAX: u16 = 64;
 
 /// Without announced opens and closes, this many files stay open for the next read: half of the
 /// usual limit of 1,024 descriptors a process.
-const RECENT_FILES_MAX: usize = 512;
+const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
 
 /// The kernel takes no error number from here on: a reply with one is refused and its program would
 /// wait for ever.
