@@ -30,6 +30,7 @@ pub enum ErrorKind {
 pub mod errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
+    pub const EINTR: i32 = 4;
     pub const EIO: i32 = 5;
     pub const ENXIO: i32 = 6;
     pub const E2BIG: i32 = 7;
@@ -39,6 +40,7 @@ pub mod errno {
     pub const ENOTDIR: i32 = 20;
     pub const EISDIR: i32 = 21;
     pub const EINVAL: i32 = 22;
+    pub const ENOTTY: i32 = 25;
     pub const EROFS: i32 = 30;
     pub const ENAMETOOLONG: i32 = 36;
     pub const ELOOP: i32 = 40;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quell_fs::{Attributes, Cursor, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Time};
+use quell_fs::{Attributes, Cursor, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Time, errno};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
@@ -57,7 +57,6 @@ pub struct Metadata {
     /// An upper and a work directory on the same file system, both empty.
     pub upper: OwnedFd,
     pub work: OwnedFd,
-    pub entries: u64,
 }
 
 /// One directory to be filled.
@@ -98,34 +97,31 @@ pub fn fill(fs: &dyn FileSystem, tmpfs: &OwnedFd, squash: Option<&Ids>, threads:
 
     let directories = fill.make_directories()?;
     let next = AtomicUsize::new(0);
-    let work_off = || -> Result<(u64, Vec<Name>)> {
-        let (mut made, mut later) = (0, Vec::new());
+    let work_off = || -> Result<Vec<Name>> {
+        let mut later = Vec::new();
         loop {
             let start = next.fetch_add(DIRECTORIES_AT_ONCE, Ordering::Relaxed);
-            let Some(rest) = directories.get(start..) else { return Ok((made, later)) };
+            let Some(rest) = directories.get(start..) else { return Ok(later) };
             for directory in rest.iter().take(DIRECTORIES_AT_ONCE) {
-                made += fill.make_children(directory, &mut later)?;
+                fill.make_children(directory, &mut later)?;
             }
         }
     };
-    let results: Vec<Result<(u64, Vec<Name>)>> = std::thread::scope(|scope| {
+    let results: Vec<Result<Vec<Name>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(work_off)).collect();
-        let panicked = || Err(Error::new(ErrorKind::Os(5), "fill", b"the metadata layer"));
+        let panicked = || Err(Error::new(ErrorKind::Os(errno::EIO), "fill", b"the metadata layer"));
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())).collect()
     });
-    let mut entries = directories.len() as u64;
     let mut names = Vec::new();
     for result in results {
-        let (made, later) = result?;
-        entries += made + later.len() as u64;
-        names.extend(later);
+        names.extend(result?);
     }
     fill.make_linked(names, outside.as_fd())?;
     for directory in &directories {
         fill.finish_directory(directory)?;
     }
     fill.finish_upper(tmpfs.as_fd(), b"u")?;
-    Ok(Metadata { layer, upper: upper?, work: work?, entries })
+    Ok(Metadata { layer, upper: upper?, work: work? })
 }
 
 fn os(path: &[u8]) -> &OsStr {
@@ -211,7 +207,7 @@ impl Fill<'_> {
     }
 
     /// All that is in a directory but for directories. Files with several names come later.
-    fn make_children(&self, directory: &Directory, later: &mut Vec<Name>) -> Result<u64> {
+    fn make_children(&self, directory: &Directory, later: &mut Vec<Name>) -> Result<()> {
         let mut children = Vec::new();
         self.list(directory.node, &directory.path, &mut |name, attributes| {
             if attributes.kind != Kind::Dir {
@@ -219,20 +215,18 @@ impl Fill<'_> {
             }
         })?;
         if children.is_empty() {
-            return Ok(0);
+            return Ok(());
         }
         let at = open_dir(self.layer, &directory.path)?;
-        let mut made = 0;
         for (name, attributes) in children.iter().rev() {
             let path = join(&directory.path, name);
             if attributes.nlink > 1 {
                 later.push(Name { node: attributes.node, nlink: attributes.nlink, path });
             } else {
                 self.make(at.as_fd(), name, attributes, &path)?;
-                made += 1;
             }
         }
-        Ok(made)
+        Ok(())
     }
 
     fn make(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, path: &[u8]) -> Result<()> {
@@ -378,21 +372,33 @@ impl Fill<'_> {
     fn finish_directory(&self, directory: &Directory) -> Result<()> {
         let (a, path) = (&directory.attributes, directory.path.as_slice());
         let name: &[u8] = if path.is_empty() { b"." } else { path };
-        self.own(self.layer, name, a, path)?;
         let known = self.fs.list(directory.node, Cursor::START, &mut |_| false).is_ok();
         // Not known is shown as closed, also to its owner: never as empty.
         let mode = if known { self.mode(a) } else { self.mode(a) & !0o555 };
-        rustix::fs::chmodat(self.layer, os(name), Mode::from_raw_mode(mode), AtFlags::empty())
-            .map_err(|e| failed(e, "set mode of", path))?;
-        if self.xattrs && !self.fs.xattr_names(directory.node)?.is_empty() {
+        self.finish(self.layer, name, a, mode, path)
+    }
+
+    /// The mode comes last but for the times: an access control list would open what it closes.
+    fn finish(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, mode: u32, path: &[u8]) -> Result<()> {
+        if self.xattrs && !self.fs.xattr_names(a.node)?.is_empty() {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let opened = rustix::fs::openat(self.layer, os(name), flags, Mode::empty())
+            let opened = rustix::fs::openat(at, os(name), flags, Mode::empty())
                 .map_err(|e| failed(e, "open", path))?;
-            self.set_xattrs(directory.node, path, |name, value| {
+            self.set_xattrs(a.node, path, |name, value| {
                 rustix::fs::fsetxattr(&opened, os(name), value, XattrFlags::empty())
             })?;
         }
-        self.set_times(self.layer, name, a, path)
+        self.own(at, name, a, path)?;
+        rustix::fs::chmodat(at, os(name), Mode::from_raw_mode(mode), AtFlags::empty())
+            .map_err(|e| failed(e, "set mode of", path))?;
+        self.set_times(at, name, a, path)
+    }
+
+    /// With an upper directory the view's root shows the upper's own attributes, so these must let nobody
+    /// in whom the original keeps out.
+    fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+        let root = self.fs.attributes(self.fs.root())?;
+        self.finish(at, name, &root, self.mode(&root), b"the upper directory")
     }
 }
 
@@ -404,26 +410,6 @@ pub fn finish_upper(
     squash: Option<&Ids>,
 ) -> Result<()> {
     Fill { fs, layer: at, squash, xattrs: fs.capabilities().xattrs }.finish_upper(at, name)
-}
-
-impl Fill<'_> {
-    /// With an upper directory the view's root shows the upper's own attributes, so these must let nobody
-    /// in whom the original keeps out.
-    fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
-        let root = self.fs.attributes(self.fs.root())?;
-        if self.xattrs {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let opened = rustix::fs::openat(at, os(name), flags, Mode::empty())
-                .map_err(|e| failed(e, "open", b"the upper directory"))?;
-            self.set_xattrs(self.fs.root(), b"", |name, value| {
-                rustix::fs::fsetxattr(&opened, os(name), value, XattrFlags::empty())
-            })?;
-        }
-        self.own(at, name, &root, b"")?;
-        rustix::fs::chmodat(at, os(name), Mode::from_raw_mode(self.mode(&root)), AtFlags::empty())
-            .map_err(|e| failed(e, "set mode of", b"the upper directory"))?;
-        self.set_times(at, name, &root, b"")
-    }
 }
 
 /// A path as its directory and its last component.

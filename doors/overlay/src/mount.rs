@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use quell_fs::{Error, ErrorKind, Result};
+use quell_fs::{Error, Result};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
@@ -112,12 +112,6 @@ pub fn attach(mount: &OwnedFd, path: &Path) -> Result<()> {
     )
     .map_err(|e| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes()))?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(mount.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags).map_err(|e| {
-        let failed = Error::from_io(e.into(), "cover", path.as_os_str().as_bytes());
-        match failed.kind {
-            // EINVAL is all that the kernel says; the usual reason is a shared mount above.
-            ErrorKind::Os(22) => Error { operation: "attach the view to", ..failed },
-            _ => failed,
-        }
-    })
+    move_mount(mount.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags)
+        .map_err(|e| Error::from_io(e.into(), "attach the view to", path.as_os_str().as_bytes()))
 }

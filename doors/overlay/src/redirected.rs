@@ -5,14 +5,12 @@ use std::sync::Arc;
 
 use quell_fs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
+    errno,
 };
 
 pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
 pub(crate) const REDIRECT: &[u8] = b"user.overlay.redirect";
 const OVERLAY_PREFIX: &[u8] = b"user.overlay.";
-
-/// Linux's number for "inappropriate request".
-const ENOTTY: i32 = 25;
 
 /// The kernel looks a redirect up as one path.
 pub(crate) const REDIRECT_BYTES_MAX: usize = 4095;
@@ -112,6 +110,6 @@ impl FileSystem for Redirected {
         if !self.redirects {
             return self.inner.open(node);
         }
-        Err(Error::new(ErrorKind::Os(ENOTTY), "open in the metadata layer", self.inner.path(node)?))
+        Err(Error::new(ErrorKind::Os(errno::ENOTTY), "open in the metadata layer", self.inner.path(node)?))
     }
 }

@@ -322,7 +322,7 @@ impl Walker<'_> {
             let stop = self.progress.stop.load(Ordering::Relaxed);
             if stop {
                 lock(&self.found).failure.get_or_insert_with(|| {
-                    Error::from_io(std::io::Error::from_raw_os_error(4), "index", b"interrupted")
+                    Error::from_io(std::io::Error::from_raw_os_error(errno::EINTR), "index", b"interrupted")
                 });
             }
             // When nothing is wanted any more the queue is still emptied, without work.
@@ -527,28 +527,21 @@ impl Walker<'_> {
         if let Ok(after) = after {
             self.set_own_record(task, after);
         }
-        let mut listing = Listing::default();
-        let mut below = Vec::new();
+        let mut children = Children::default();
         for (name, look) in chunks.names.iter().zip(looks) {
             match look {
                 Look::Entry(record, specials, trouble) => {
                     if let Some(errno) = trouble {
                         self.problem(join(&task.path, name), errno as i32);
                     }
-                    let child = listing.push(name, record);
-                    if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
-                        below.push((child, name.clone(), record));
-                    }
-                    for special in specials {
-                        listing.push_special(child, special);
-                    }
+                    children.push(name, record, specials);
                 }
                 Look::Refused(errno) => self.problem(join(&task.path, name), errno as i32),
                 Look::Vanished => self.problem(join(&task.path, name), errno::ENOENT),
             }
         }
         let old = |name: &[u8]| self.trust.and_then(|trust| trust.image.lookup(task.old?, name));
-        self.keep(task, chunks.dir.clone(), listing, below, &old);
+        self.keep(task, Some(&chunks.dir), children, &old);
     }
 
     /// The directory's record is the one that belongs to the names that were read, not to an earlier look.
@@ -567,15 +560,16 @@ impl Walker<'_> {
     fn keep(
         &self,
         task: &Task,
-        dir: Arc<dyn Dir>,
-        mut listing: Listing,
-        below: Vec<(u32, Vec<u8>, Stat)>,
+        dir: Option<&Arc<dyn Dir>>,
+        children: Children,
         old: &dyn Fn(&[u8]) -> Option<EntryId>,
     ) {
+        let Children { mut listing, below } = children;
         let mut jobs = Vec::with_capacity(below.len());
         let share = task.share / (below.len() + 1) as f64;
         let mut found = lock(&self.found);
         for (child, name, record) in below {
+            let dir = dir.expect("a directory with directories below it was opened").clone();
             let number = found.listings.len() as u32;
             found.listings.push(Listing::default());
             listing.push_special(child, Special::Listing(number));
@@ -585,7 +579,7 @@ impl Walker<'_> {
                 path: join(&task.path, &name),
                 record,
                 old: old(&name),
-                source: Source::Child(dir.clone(), name),
+                source: Source::Child(dir, name),
                 tries: LISTING_TRIES,
                 share,
             }));
@@ -613,8 +607,7 @@ impl Walker<'_> {
         } else {
             None
         };
-        let mut listing = Listing::default();
-        let mut below = Vec::new();
+        let mut taken = Children::default();
         for child in children {
             let name = image.name(child);
             self.progress.entries.fetch_add(1, Ordering::Relaxed);
@@ -635,22 +628,28 @@ impl Walker<'_> {
                 },
                 _ => from_index(image, child),
             };
-            let number = listing.push(name, record);
-            if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
-                below.push((number, name.to_vec(), record));
-            }
-            for special in specials {
-                listing.push_special(number, special);
-            }
+            taken.push(name, record, specials);
         }
         let old = |name: &[u8]| image.lookup(entry, name);
-        match dir {
-            Some(dir) => self.keep(&task, dir, listing, below, &old),
-            None => {
-                listing.seal();
-                lock(&self.found).listings[task.listing as usize] = listing;
-                self.progress.directory_done(task.share);
-            }
+        self.keep(&task, dir.as_ref(), taken, &old);
+    }
+}
+
+/// A directory's listing while it is put together, and which of its children are to be listed in turn.
+#[derive(Default)]
+struct Children {
+    listing: Listing,
+    below: Vec<(u32, Vec<u8>, Stat)>,
+}
+
+impl Children {
+    fn push(&mut self, name: &[u8], record: Stat, specials: Vec<Special>) {
+        let child = self.listing.push(name, record);
+        if record.kind() == Some(Kind::Dir) && !specials.contains(&Special::Boundary) {
+            self.below.push((child, name.to_vec(), record));
+        }
+        for special in specials {
+            self.listing.push_special(child, special);
         }
     }
 }
