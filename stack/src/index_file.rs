@@ -71,11 +71,33 @@ pub fn readers_of(image: &Image, above: &Path) -> Readers {
     Readers { others, group: group.then_some(root_group) }
 }
 
-/// Writes an index aside and puts it in place in one step: whoever reads sees the old one or the new one,
-/// whole, also when several write at once or this is interrupted.
+/// Writes an index; see [`replace_file`].
 pub fn save_index(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
-    let subject = path.as_os_str().as_bytes();
-    let failed = |e| Error::from_io(e, "write index", subject);
+    replace_file(path, bytes, |file| {
+        let mut mode = 0o600;
+        if readers.others {
+            mode |= 0o044;
+        }
+        if let (false, Some(group)) = (readers.others, readers.group) {
+            let group = rustix::fs::Gid::from_raw(group);
+            // Where the group cannot be given, its members go without.
+            if rustix::fs::fchown(file, None, Some(group)).is_ok() {
+                mode |= 0o040;
+            }
+        }
+        file.set_permissions(Permissions::from_mode(mode))
+    })
+}
+
+/// Writes a file aside and puts it in place in one step: whoever reads sees the old one or the new one,
+/// whole, also when several write at once or this is interrupted. Until then it is its owner's alone, and
+/// `admit` says who may read it afterwards.
+pub fn replace_file(
+    path: &Path,
+    bytes: &[u8],
+    admit: impl FnOnce(&File) -> std::io::Result<()>,
+) -> Result<()> {
+    let failed = |e| Error::from_io(e, "write", path.as_os_str().as_bytes());
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -83,21 +105,10 @@ pub fn save_index(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     let mut prefix = OsString::from(".");
     prefix.push(path.file_name().unwrap_or_default());
     prefix.push(".");
-    // The file is the owner's alone until it is whole, and removed if that never comes.
+    // Removed if it never comes to be put in place.
     let mut aside = tempfile::Builder::new().prefix(&prefix).tempfile_in(directory).map_err(failed)?;
     aside.write_all(bytes).map_err(failed)?;
-    let mut mode = 0o600;
-    if readers.others {
-        mode |= 0o044;
-    }
-    if let (false, Some(group)) = (readers.others, readers.group) {
-        let group = rustix::fs::Gid::from_raw(group);
-        // Where the group cannot be given, its members go without.
-        if rustix::fs::fchown(aside.as_file(), None, Some(group)).is_ok() {
-            mode |= 0o040;
-        }
-    }
-    aside.as_file().set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
+    admit(aside.as_file()).map_err(failed)?;
     aside.as_file().sync_all().map_err(failed)?;
     aside.persist(path).map_err(|e| failed(e.error))?;
     Ok(())

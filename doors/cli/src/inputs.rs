@@ -78,3 +78,9 @@ impl Reading<'_> {
         })
     }
 }
+
+/// The index of a tree just read, checked as every index is before it is used.
+pub fn image_of(tree: &Tree) -> std::result::Result<Image, Failure> {
+    Image::parse(quell_index::encode(tree)?)
+        .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))
+}

@@ -4,6 +4,7 @@ mod arguments;
 mod commands;
 mod failure;
 mod inputs;
+mod mounts;
 mod plan;
 mod progress;
 mod runtime;

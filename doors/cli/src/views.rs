@@ -12,6 +12,7 @@ use quell_overlay::{Ids, Layers, Redirected, Upper};
 use quell_stack::Covered;
 
 use crate::arguments::{OnChangeArg, ViewArg};
+use crate::mounts;
 use crate::plan::{Plan, Writes};
 
 /// Kernel memory that a tmpfs takes for one entry, in bytes: measured with 78,624 entries, see
@@ -232,66 +233,10 @@ pub fn facts(image: &Image, source: &Path, plan: &Plan) -> Facts {
     Facts {
         entries: image.entries().into(),
         longest_path_bytes: image.longest_path_bytes(),
-        file_system: file_system_of(source),
+        file_system: mounts::file_system_of(source),
         memory_budget_bytes: plan.memory_mib << 20,
         forced: plan.view,
     }
-}
-
-/// The type of the file system that holds `path`, from the mount table: no request to its servers.
-pub fn file_system_of(path: &Path) -> Option<String> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let mut best: Option<(usize, String)> = None;
-    for line in table.split(|b| *b == b'\n') {
-        let Some(mount) = parse_mount(line) else { continue };
-        let depth = mount.point.components().count();
-        // The last of several at one place covers the others.
-        if path.starts_with(&mount.point) && best.as_ref().is_none_or(|(d, _)| *d <= depth) {
-            best = Some((depth, mount.kind));
-        }
-    }
-    best.map(|(_, kind)| kind)
-}
-
-/// One line of the mount table.
-#[derive(Debug)]
-pub struct Mount {
-    pub point: std::path::PathBuf,
-    pub kind: String,
-    pub source: String,
-}
-
-pub fn parse_mount(line: &[u8]) -> Option<Mount> {
-    use std::os::unix::ffi::OsStringExt;
-    let mut fields = line.split(|b| *b == b' ');
-    let point = unescape(fields.nth(4)?);
-    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
-    let kind = String::from_utf8_lossy(rest.next()?).into_owned();
-    let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
-    Some(Mount { point: std::ffi::OsString::from_vec(point).into(), kind, source })
-}
-
-/// The mount table writes blanks and backslashes as three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, after)) = rest.split_first() {
-        let octal = after
-            .get(..3)
-            .filter(|_| *first == b'\\')
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match octal {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = after;
-            }
-        }
-    }
-    bytes
 }
 
 #[cfg(test)]
@@ -331,15 +276,5 @@ mod tests {
             let (views, reasons) = candidates(&facts);
             assert_eq!((views, reasons.len()), (vec![View::Fuse], 1));
         }
-    }
-
-    #[test]
-    fn a_mount_table_line_is_read_with_its_escapes() {
-        let line =
-            br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw";
-        let mount = parse_mount(line).unwrap();
-        assert_eq!(mount.point, Path::new("/mnt two"));
-        assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.quell", r"quell:/a\b"));
-        assert!(parse_mount(b"").is_none());
     }
 }

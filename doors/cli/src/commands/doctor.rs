@@ -9,8 +9,9 @@ use serde_json::json;
 use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
 use crate::inputs::{real_path, shown};
+use crate::mounts::file_system_of;
 use crate::runtime;
-use crate::views::{View, file_system_of, refuses_overlay};
+use crate::views::{View, refuses_overlay};
 
 /// One thing that was tried.
 struct Finding {

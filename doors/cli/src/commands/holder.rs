@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use quell_fs::Result;
 use quell_fuse::Session;
-use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare, encode};
+use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
 use quell_overlay::{Holder, Ids, Isolation, Namespaces};
 use quell_stack::Covered;
 
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
-use crate::inputs::{Reading, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, image_of, root_of, shown, shown_bytes};
+use crate::mounts;
 use crate::plan::{Answer, Place, Plan, Refusal, Report, TreePlan, TreeReport, Writes};
 use crate::views::{self, Surroundings};
 
@@ -217,7 +218,7 @@ fn mount(
         Place::Namespace => true,
         Place::Mountpoint { allow_other, .. } => allow_other,
     };
-    let source_name = format!("quell:{}", index.display());
+    let source_name = mounts::source_of(index);
     let around = Surroundings { plan, squash, source_name, allow_other };
     let facts = views::facts(&covered.image, &covered.source_path, plan);
     if let (Place::Mountpoint { .. }, Isolation::UserAndMount) = (&plan.place, isolation()) {
@@ -316,7 +317,7 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
     // Ctrl-C ends the run, not this process, which is in a session of its own.
     let run = PathBuf::from(format!("/proc/{}", plan.creator));
     let tree = reading.read_unless(&|| !run.exists())?;
-    let now = Image::parse(encode(&tree)?).map_err(|d| Failure::cannot(d.to_string()))?;
+    let now = image_of(&tree)?;
     let mut differences = Vec::new();
     compare(image, &now, &mut |difference| {
         differences.push(difference);
@@ -369,11 +370,8 @@ impl Cover {
         {
             return false;
         }
-        let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
-        table
-            .split(|b| *b == b'\n')
-            .filter_map(views::parse_mount)
-            .any(|mount| mount.point == self.path && mount.source.starts_with("quell:"))
+        let Ok(table) = mounts::table() else { return true };
+        table.iter().any(|mount| mount.point == self.path && mount.is_ours())
     }
 }
 

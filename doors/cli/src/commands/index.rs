@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use quell_fs::{ErrorKind, Time};
-use quell_index::{BuildOptions, Image, Trust, Xattrs, encode};
+use quell_fs::{ErrorKind, Time, errno};
+use quell_index::{BuildOptions, Image, Trust, Xattrs};
 
 use crate::arguments::{IndexArgs, Update, XattrsArg};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Reading, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, image_of, real_path, root_of, shown, shown_bytes};
 
 /// A directory that changed this shortly before the old index was written may have changed again within
 /// the same tick of its file system's clock; some tick only every two seconds.
@@ -70,8 +70,7 @@ pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failu
         quiet: quiet || args.json,
     }
     .read()?;
-    let image = Image::parse(encode(&tree)?)
-        .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))?;
+    let image = image_of(&tree)?;
     let problems = image.problem_count();
     let unchanged = task.old.as_ref().is_some_and(|old| old.bytes() == image.bytes());
     let refused = args.strict && problems > 0;
@@ -157,8 +156,7 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
         root_path,
         output: file,
         options: BuildOptions::of(&old)?,
-        // An index that could not read everything is not to be trusted in part.
-        before: (how == Update::Dirs && old.problem_count() == 0).then_some(before),
+        before: (how == Update::Dirs).then_some(before),
         old: Some(old),
     })
 }
@@ -218,7 +216,7 @@ fn report(
 pub fn reason(errno: u32) -> String {
     match ErrorKind::from_errno(errno as i32) {
         ErrorKind::NotFound => "it vanished while the tree was read".into(),
-        ErrorKind::Os(11) => "it kept changing while it was read".into(),
+        ErrorKind::Os(errno::EAGAIN) => "it kept changing while it was read".into(),
         _ => std::io::Error::from_raw_os_error(errno as i32).to_string(),
     }
 }

@@ -1,6 +1,8 @@
 //! `quell stats`: what views absorbed and what they passed on, as their holders count it.
 
 use std::fmt::Write;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -17,7 +19,9 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
         if file == Path::new("-") {
             print!("{text}");
         } else {
-            write_aside(file, &text)?;
+            // The exporter must never read half a file, and is another user.
+            let everybody = Permissions::from_mode(0o644);
+            quell_stack::replace_file(file, text.as_bytes(), |f| f.set_permissions(everybody))?;
         }
     } else if args.json {
         println!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);
@@ -101,13 +105,4 @@ fn prometheus(reports: &[Report]) -> String {
         }
     }
     text
-}
-
-/// The exporter must never read half a file.
-fn write_aside(file: &Path, text: &str) -> Result<(), Failure> {
-    let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(file)));
-    let mut aside = file.as_os_str().to_owned();
-    aside.push(format!(".{}", std::process::id()));
-    std::fs::write(&aside, text).map_err(failed)?;
-    std::fs::rename(&aside, file).map_err(failed)
 }

@@ -9,8 +9,8 @@ use rustix::mount::UnmountFlags;
 use crate::arguments::UmountArgs;
 use crate::failure::Failure;
 use crate::inputs::shown;
+use crate::mounts::{self, Mount};
 use crate::runtime;
-use crate::views::parse_mount;
 
 /// How long the serving process may take to notice.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,9 +32,8 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
 }
 
 fn is_ours(path: &Path) -> bool {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let last = table.split(|b| *b == b'\n').filter_map(parse_mount).rfind(|mount| mount.point == path);
-    last.is_some_and(|mount| mount.source.starts_with("quell:"))
+    let table = mounts::table().unwrap_or_default();
+    table.iter().rfind(|mount| mount.point == path).is_some_and(Mount::is_ours)
 }
 
 fn unmount(path: &Path, force: bool) -> Result<(), Failure> {

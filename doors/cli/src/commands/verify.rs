@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use quell_index::{BuildOptions, Change, Image, compare, encode};
+use quell_index::{BuildOptions, Change, compare};
 
 use crate::arguments::VerifyArgs;
 use crate::commands::holder::line_of;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Reading, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, image_of, real_path, root_of, shown, shown_bytes};
 
 pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let image = quell_stack::load_index(&args.file)?;
@@ -25,7 +25,7 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         quiet: quiet || args.json,
     }
     .read()?;
-    let now = Image::parse(encode(&tree)?).map_err(|damage| Failure::cannot(damage.to_string()))?;
+    let now = image_of(&tree)?;
     let mut count = 0u64;
     let mut found = Vec::new();
     compare(&image, &now, &mut |difference| {

@@ -1,0 +1,86 @@
+//! The kernel's table of mounts, read without asking any file system.
+
+use std::path::{Path, PathBuf};
+
+/// What the source of our mounts begins with; the index follows.
+const OURS: &str = "quell:";
+
+/// One line of the table.
+#[derive(Debug)]
+pub struct Mount {
+    pub point: PathBuf,
+    pub kind: String,
+    pub source: String,
+}
+
+impl Mount {
+    pub fn is_ours(&self) -> bool {
+        self.source.starts_with(OURS)
+    }
+}
+
+/// The source that a mount of ours shows.
+pub fn source_of(index: &Path) -> String {
+    format!("{OURS}{}", index.display())
+}
+
+/// All mounts that this process sees; of several at one place the last covers the others.
+pub fn table() -> std::io::Result<Vec<Mount>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(table.split(|b| *b == b'\n').filter_map(parse).collect())
+}
+
+/// The type of the file system that holds `path`.
+pub fn file_system_of(path: &Path) -> Option<String> {
+    let above = table().ok()?.into_iter().filter(|mount| path.starts_with(&mount.point));
+    // Of equals this takes the last.
+    above.max_by_key(|mount| mount.point.components().count()).map(|mount| mount.kind)
+}
+
+fn parse(line: &[u8]) -> Option<Mount> {
+    use std::os::unix::ffi::OsStringExt;
+    let mut fields = line.split(|b| *b == b' ');
+    let point = unescape(fields.nth(4)?);
+    let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8_lossy(rest.next()?).into_owned();
+    let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
+    Some(Mount { point: std::ffi::OsString::from_vec(point).into(), kind, source })
+}
+
+/// The mount table writes blanks and backslashes as three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after
+            .get(..3)
+            .filter(|_| *first == b'\\')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        match octal {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_table_line_is_read_with_its_escapes() {
+        let line =
+            br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw";
+        let mount = parse(line).unwrap();
+        assert_eq!(mount.point, Path::new("/mnt two"));
+        assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.quell", r"quell:/a\b"));
+        assert!(parse(b"").is_none());
+    }
+}
