@@ -34,6 +34,7 @@ pub enum Command {
     Verify(VerifyArgs),
     Show(ShowArgs),
     Stats(StatsArgs),
+    Probe(ProbeArgs),
     Doctor(DoctorArgs),
     #[command(hide = true)]
     Generate(GenerateArgs),
@@ -280,6 +281,47 @@ pub struct StatsArgs {
     /// Write the counters to FILE in Prometheus' text format (`-`: print them).
     #[arg(long, value_name = "FILE")]
     pub prometheus: Option<PathBuf>,
+}
+
+/// Measure, gently, how many metadata operations a second a file system sustains.
+///
+/// Makes a small tree of its own in DIR, asks for names, attributes and listings with 1, 2, 4, ... threads until more
+/// threads bring no more, and removes the tree. Says what it will do and asks first. What one node gets is a
+/// lower bound of what the file system can do.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell probe /shared/project
+  quell probe --yes -o capacity.json /shared/project
+  quell probe --clean /shared/project     (removes what a killed probe left there)
+
+Exit code 1: no rate could be told. It does not begin where one may not write, where there is no
+room, where the file system is busy (50 ms for a question), or where another probe is at work.")]
+pub struct ProbeArgs {
+    /// A directory on the file system, in which you may write.
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Ask for no more than this in all; making and removing the tree is counted too.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    pub operations: u64,
+    /// Measure no longer than this.
+    #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
+    pub seconds: u64,
+    /// Ask with no more threads than this.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub max_parallel: u32,
+    /// Begin without asking.
+    #[arg(long)]
+    pub yes: bool,
+    /// Remove what killed probes of yours left in DIR, and measure nothing.
+    #[arg(long, conflicts_with_all = ["output", "json"])]
+    pub clean: bool,
+    /// Write the result to FILE as JSON, for `quell profile --capacity`.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Tell what this machine allows, which view would be taken and why, and how to allow a better one.

@@ -5,6 +5,7 @@ pub mod generate;
 pub mod holder;
 pub mod index;
 pub mod mount;
+pub mod probe;
 pub mod run;
 pub mod show;
 pub mod stats;

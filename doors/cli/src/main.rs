@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => commands::verify::run(args, quiet),
         Command::Show(args) => commands::show::run(args),
         Command::Stats(args) => commands::stats::run(args),
+        Command::Probe(args) => commands::probe::run(args, quiet),
         Command::Doctor(args) => commands::doctor::run(args),
         Command::Generate(args) => commands::generate::run(args),
         Command::Holder(args) => commands::holder::run(args, quiet),

@@ -33,6 +33,22 @@ pub fn watch<T: Send>(
     unwanted: &dyn Fn() -> bool,
     work: impl FnOnce() -> T + Send,
 ) -> T {
+    let line = |elapsed| format!("{what}: {}", state(progress, expected, elapsed));
+    let look = || {
+        if unwanted() {
+            progress.stop();
+        }
+    };
+    watch_line(&line, quiet, &look, work)
+}
+
+/// Runs `work`, showing a line about it, made anew from the time that has passed. `look` is called now and then.
+pub fn watch_line<T: Send>(
+    line: &dyn Fn(Duration) -> String,
+    quiet: bool,
+    look: &dyn Fn(),
+    work: impl FnOnce() -> T + Send,
+) -> T {
     let terminal = std::io::stderr().is_terminal();
     let bar = if quiet || !terminal { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
     bar.set_style(ProgressStyle::with_template("{spinner} {wide_msg}").expect("a constant template"));
@@ -46,15 +62,12 @@ pub fn watch<T: Send>(
             } else {
                 BAR_INTERVAL
             });
-            if unwanted() {
-                progress.stop();
-            }
-            let line = || format!("{what}: {}", state(progress, expected, begun.elapsed()));
+            look();
             if terminal {
-                bar.set_message(line());
+                bar.set_message(line(begun.elapsed()));
                 bar.tick();
             } else if !quiet && begun.elapsed() > next_line {
-                eprintln!("quell: {}", line());
+                eprintln!("quell: {}", line(begun.elapsed()));
                 next_line += LOG_INTERVAL;
             }
         }

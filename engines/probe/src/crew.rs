@@ -1,0 +1,286 @@
+//! The threads of a probe. All that asks the file system runs on them, so that whoever waits can see a call that takes
+//! too long, end the measuring, and in the end give a call up that never comes back. They must never be joined.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::kind::Kind;
+use crate::progress::Progress;
+
+/// A call that takes longer shows a file system that suffers already.
+const SLOW: Duration = Duration::from_secs(1);
+/// How long calls under way are waited for when nothing more is to be asked.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks at the threads.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What one piece of work may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Orders {
+    pub threads: u32,
+    pub operations: u64,
+    pub until: Instant,
+    /// Removing goes on when measuring is to stop, and is not counted against an allotment: that was set aside.
+    pub removing: bool,
+}
+
+/// One call that came back.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub kind: Kind,
+    pub took: Duration,
+}
+
+/// A piece of work that is done.
+#[derive(Debug)]
+pub struct Done<T> {
+    /// What each thread returned.
+    pub results: Vec<T>,
+    pub calls: Vec<Call>,
+    /// From the first thread's beginning to the last one's end.
+    pub seconds: f64,
+}
+
+#[derive(Debug)]
+pub enum Trouble {
+    /// A call was given up.
+    Hung,
+    /// This node lets no more threads start.
+    NoThreads,
+}
+
+/// No more calls are to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Enough;
+
+#[derive(Debug)]
+pub struct Crew {
+    progress: Arc<Progress>,
+    slow: Arc<AtomicBool>,
+}
+
+/// What the threads of one piece of work share.
+struct Work {
+    orders: Orders,
+    left: AtomicU64,
+    progress: Arc<Progress>,
+    slow: Arc<AtomicBool>,
+    epoch: Instant,
+    /// For each thread, when the call that is under way began, in nanoseconds after the epoch; 0: none is.
+    desks: Vec<AtomicU64>,
+}
+
+/// One thread, as the work sees it.
+pub struct Hand {
+    work: Arc<Work>,
+    number: usize,
+    calls: Vec<Call>,
+}
+
+impl Hand {
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Makes one call, if it may still be made; counts it and takes its time.
+    pub fn call<T>(
+        &mut self,
+        kind: Kind,
+        ask: impl FnOnce() -> rustix::io::Result<T>,
+    ) -> Result<rustix::io::Result<T>, Enough> {
+        let orders = self.work.orders;
+        if Instant::now() >= orders.until || (!orders.removing && !self.work.goes_on(kind.operations())) {
+            return Err(Enough);
+        }
+        Ok(self.must_call(kind, ask))
+    }
+
+    /// The same for the few calls that are made whatever was allotted.
+    pub fn must_call<T>(
+        &mut self,
+        kind: Kind,
+        ask: impl FnOnce() -> rustix::io::Result<T>,
+    ) -> rustix::io::Result<T> {
+        let work = &self.work;
+        let begun = Instant::now();
+        work.progress.asked(kind.operations());
+        let since = begun.duration_since(work.epoch).as_nanos() as u64;
+        work.desks[self.number].store(since.max(1), Ordering::Relaxed);
+        let answer = ask();
+        let took = begun.elapsed();
+        work.desks[self.number].store(0, Ordering::Relaxed);
+        if took > SLOW {
+            work.slow.store(true, Ordering::Relaxed);
+        }
+        self.calls.push(Call { kind, took });
+        answer
+    }
+}
+
+impl Work {
+    /// Takes operations from the allotment, unless all is to stop.
+    fn goes_on(&self, operations: u64) -> bool {
+        !self.is_stopped()
+            && self
+                .left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(operations))
+                .is_ok()
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.progress.is_stopped() || self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Whether a call has been under way for too long.
+    fn is_slow(&self) -> bool {
+        let now = self.epoch.elapsed().as_nanos() as u64;
+        self.desks.iter().any(|desk| match desk.load(Ordering::Relaxed) {
+            0 => false,
+            since => now.saturating_sub(since) > SLOW.as_nanos() as u64,
+        })
+    }
+}
+
+impl Crew {
+    pub fn new(progress: Arc<Progress>) -> Crew {
+        Crew { progress, slow: Arc::default() }
+    }
+
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Whether a call took too long.
+    pub fn met_slow(&self) -> bool {
+        self.slow.load(Ordering::Relaxed)
+    }
+
+    /// Has each of the threads do `job` once, and waits for all.
+    pub fn run<T: Send + 'static>(
+        &self,
+        orders: Orders,
+        job: impl Fn(&mut Hand) -> T + Send + Sync + 'static,
+    ) -> Result<Done<T>, Trouble> {
+        let work = Arc::new(Work {
+            orders,
+            left: AtomicU64::new(orders.operations),
+            progress: self.progress.clone(),
+            slow: self.slow.clone(),
+            epoch: Instant::now(),
+            desks: (0..orders.threads).map(|_| AtomicU64::new(0)).collect(),
+        });
+        let job = Arc::new(job);
+        // Held until all are there: they begin together.
+        let gate = Arc::new(Mutex::new(()));
+        let closed = gate.lock();
+        let (report, reports) = mpsc::channel();
+        for number in 0..orders.threads as usize {
+            let (its, job, gate, report) = (work.clone(), job.clone(), gate.clone(), report.clone());
+            let thread = move || {
+                drop(gate.lock());
+                let mut hand = Hand { work: its, number, calls: Vec::new() };
+                let result = job(&mut hand);
+                // Nobody listens any more to a thread that was given up.
+                let _ = report.send((result, hand.calls, Instant::now()));
+            };
+            if std::thread::Builder::new().spawn(thread).is_err() {
+                // Those that were started find nothing to do.
+                work.left.store(0, Ordering::Relaxed);
+                return Err(Trouble::NoThreads);
+            }
+        }
+        drop(report);
+        let begun = Instant::now();
+        drop(closed);
+        let mut done = Done { results: Vec::new(), calls: Vec::new(), seconds: 0.0 };
+        let mut ended = begun;
+        let mut give_up = None;
+        while done.results.len() < orders.threads as usize {
+            match reports.recv_timeout(LOOK) {
+                Ok((result, calls, at)) => {
+                    done.results.push(result);
+                    done.calls.extend(calls);
+                    ended = ended.max(at);
+                }
+                Err(RecvTimeoutError::Disconnected) => panic!("a thread of the probe panicked"),
+                Err(RecvTimeoutError::Timeout) => {
+                    if work.is_slow() {
+                        self.slow.store(true, Ordering::Relaxed);
+                    }
+                    let over = Instant::now() >= orders.until || (!orders.removing && work.is_stopped());
+                    if over && Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + PATIENCE) {
+                        return Err(Trouble::Hung);
+                    }
+                }
+            }
+        }
+        done.seconds = ended.duration_since(begun).as_secs_f64();
+        Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn orders(threads: u32, operations: u64, milliseconds: u64) -> Orders {
+        let until = Instant::now() + Duration::from_millis(milliseconds);
+        Orders { threads, operations, until, removing: false }
+    }
+
+    fn as_often_as_allowed(hand: &mut Hand) {
+        while hand.call(Kind::List, || Ok(())).is_ok() {}
+    }
+
+    #[test]
+    fn threads_together_ask_no_more_than_was_allotted() {
+        let crew = Crew::new(Arc::default());
+        let done = crew.run(orders(8, 1_001, 60_000), as_often_as_allowed).unwrap();
+        // A listing is two operations.
+        assert_eq!((done.results.len(), done.calls.len()), (8, 500));
+        assert_eq!(crew.progress().operations(), 1_000);
+        assert!(!crew.met_slow());
+    }
+
+    #[test]
+    fn time_ends_the_work() {
+        let crew = Crew::new(Arc::default());
+        let done = crew.run(orders(2, u64::MAX, 30), as_often_as_allowed).unwrap();
+        assert!(!done.calls.is_empty() && done.seconds >= 0.02);
+    }
+
+    #[test]
+    fn a_slow_call_ends_the_work_of_all() {
+        let crew = Crew::new(Arc::default());
+        let job = |hand: &mut Hand| match hand.number() {
+            0 => drop(hand.call(Kind::LookUp, || {
+                std::thread::sleep(SLOW + Duration::from_millis(200));
+                Ok(())
+            })),
+            _ => as_often_as_allowed(hand),
+        };
+        let begun = Instant::now();
+        crew.run(orders(3, u64::MAX, 60_000), job).unwrap();
+        assert!(crew.met_slow() && begun.elapsed() < Duration::from_secs(30));
+        // Measuring is over, removing is not.
+        let removing = Orders { removing: true, ..orders(1, 0, 60_000) };
+        let done = crew.run(removing, |hand| hand.call(Kind::Remove, || Ok(())).is_ok()).unwrap();
+        assert_eq!(done.results, [true]);
+        let done = crew.run(orders(1, 10, 60_000), |hand| hand.call(Kind::List, || Ok(())).is_ok()).unwrap();
+        assert_eq!(done.results, [false]);
+    }
+
+    #[test]
+    fn the_word_to_stop_ends_the_work() {
+        let progress = Arc::new(Progress::default());
+        let crew = Crew::new(progress.clone());
+        let stopper = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            progress.stop();
+        });
+        crew.run(orders(2, u64::MAX, 600_000), as_often_as_allowed).unwrap();
+        stopper.join().unwrap();
+    }
+}

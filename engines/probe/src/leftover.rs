@@ -1,0 +1,131 @@
+//! Directories of other probes: whether one is in use, judged from what can be seen of it. Touches nothing.
+
+use std::fmt;
+
+/// What names a probe's directory; six letters or digits follow.
+pub const PREFIX: &str = ".quell-probe-";
+/// Longer than any probe lasts, clocks that disagree a little included.
+const LIFE_SECONDS_MAX: u64 = 15 * 60;
+
+/// Whether a name is one that a probe gives to its directory.
+pub fn is_probes(name: &[u8]) -> bool {
+    name.strip_prefix(PREFIX.as_bytes())
+        .is_some_and(|rest| rest.len() == 6 && rest.iter().all(u8::is_ascii_alphanumeric))
+}
+
+/// What a probe writes into its directory: who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    pub host: String,
+    pub process: u32,
+    /// Seconds since 1970.
+    pub started: u64,
+}
+
+impl Owner {
+    /// `None` for anything that a probe did not write, or not to the end.
+    pub fn parse(text: &str) -> Option<Owner> {
+        let mut words = text.strip_suffix('\n')?.split(' ');
+        let owner = Owner {
+            host: words.next().filter(|host| !host.is_empty())?.into(),
+            process: words.next()?.parse().ok()?,
+            started: words.next()?.parse().ok()?,
+        };
+        words.next().is_none().then_some(owner)
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.host, self.process, self.started)
+    }
+}
+
+/// A directory of another probe, as it was seen.
+#[derive(Debug, Clone)]
+pub struct Leftover {
+    pub name: String,
+    /// Its user.
+    pub uid: u32,
+    pub owner: Option<Owner>,
+    /// Whether somebody holds its lock; unknown where it may not be asked for, or there are no locks.
+    pub locked: Option<bool>,
+    /// When something was last made in it, in seconds since 1970.
+    pub modified: u64,
+}
+
+impl Leftover {
+    /// Whether its probe may still be at work.
+    pub fn is_live(&self, here: &str, now: u64) -> bool {
+        match (self.locked, &self.owner) {
+            (Some(true), _) => true,
+            // The kernel gave the lock back when the process ended.
+            (Some(false), Some(owner)) if owner.host == here => false,
+            // Locks may not reach from node to node; time does.
+            (_, Some(owner)) => now < owner.started.saturating_add(LIFE_SECONDS_MAX),
+            (_, None) => now < self.modified.saturating_add(LIFE_SECONDS_MAX),
+        }
+    }
+
+    /// Whose it is, in words.
+    pub fn who(&self) -> String {
+        match &self.owner {
+            Some(owner) => format!("process {} on {}", owner.process, owner.host),
+            None => format!("user {}", self.uid),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_a_probe_gives_are_a_probes() {
+        for (name, yes) in [
+            (".quell-probe-aB3xYz", true),
+            (".quell-probe-aB3xY", false),
+            (".quell-probe-aB3xYz7", false),
+            (".quell-probe-../../", false),
+            (".quell-probe-", false),
+            ("quell-probe-aB3xYz", false),
+        ] {
+            assert_eq!(is_probes(name.as_bytes()), yes, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_owner_is_read_as_it_was_written() {
+        let owner = Owner { host: "node7".into(), process: 123, started: 1_764_000_000 };
+        assert_eq!(Owner::parse(&format!("{owner}\n")), Some(owner));
+        for text in ["", "\n", "node7 123 17", "node7 123\n", "node7 x 17\n", " 1 2\n", "a 1 2 3\n"] {
+            assert_eq!(Owner::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_probe_is_live_while_it_holds_its_lock_or_could() {
+        let minutes = 60;
+        let cases = [
+            // locked, host and age of the owner, age of the directory, live
+            (Some(true), Some(("here", 0)), 0, true),
+            (Some(true), Some(("here", 99 * minutes)), 99 * minutes, true),
+            (Some(false), Some(("here", 0)), 0, false),
+            (Some(false), Some(("there", minutes)), minutes, true),
+            (Some(false), Some(("there", 16 * minutes)), 0, false),
+            (None, Some(("here", minutes)), minutes, true),
+            (None, Some(("here", 16 * minutes)), minutes, false),
+            // Another user's, or killed before it could say who it is.
+            (None, None, minutes, true),
+            (Some(false), None, minutes, true),
+            (None, None, 16 * minutes, false),
+        ];
+        let now = 1_764_000_000;
+        for (locked, owner, age, live) in cases {
+            let owner = owner.map(|(host, age)| Owner { host: host.into(), process: 1, started: now - age });
+            let leftover =
+                Leftover { name: format!("{PREFIX}aaaaaa"), uid: 0, owner, locked, modified: now - age };
+            assert_eq!(leftover.is_live("here", now), live, "{leftover:?}");
+        }
+    }
+}

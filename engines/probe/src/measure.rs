@@ -1,0 +1,496 @@
+//! The order of events: look, make, measure each kind, raise the number of threads, remove. What comes next is decided
+//! elsewhere; here it is done.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use quell_fs::Error;
+use rustix::fs::{Access, AtFlags, Mode, OFlags, RawDir, StatxFlags};
+use rustix::io::Errno;
+
+use crate::budget::{Budget, Limits};
+use crate::crew::{Call, Crew, Done, Hand, Orders, Trouble};
+use crate::curve::{self, End, Left, Next, Step};
+use crate::home::{self, Home, REMOVING_MAX, Stopped, failed};
+use crate::kind::{Answerer, Kind, QUESTIONS, round};
+use crate::leftover::Leftover;
+use crate::progress::{Progress, Stage};
+use crate::refusal::Refusal;
+
+/// Questions that tell whether the file system is busy, and what their median may be.
+const TRIAL_QUESTIONS: usize = 9;
+const TRIAL_MEDIAN_MAX: Duration = Duration::from_millis(50);
+/// For looking round.
+const LOOKING_MAX: Duration = Duration::from_secs(10);
+const LOOKING_OPERATIONS_MAX: u64 = 200;
+/// Stats that the kernel answers by itself, to compare with.
+const CACHED_STATS: usize = 200;
+/// Bytes that a listing may fill with names: a directory of the tree takes two reads, the last of nothing.
+const NAMES_BUFFER_BYTES: usize = 8 << 10;
+/// Free space below this is none.
+const FREE_BYTES_MIN: u64 = 1 << 20;
+/// Names that must be free for others when ours are made: a probe makes three hundred.
+const FREE_NAMES_MIN: u64 = 400;
+
+/// A directory that was looked at and may be probed.
+#[derive(Debug)]
+pub struct Survey {
+    directory: Arc<OwnedFd>,
+    /// What killed probes left there.
+    pub leftovers: Vec<Leftover>,
+    /// What looking took.
+    operations: u64,
+}
+
+/// One kind, asked one at a time.
+#[derive(Debug, Clone)]
+pub struct KindRate {
+    pub kind: Kind,
+    pub calls: u64,
+    pub operations: u64,
+    /// Spent in these calls.
+    pub seconds: f64,
+    pub p50: Duration,
+    pub p99: Duration,
+    pub answered_by: Answerer,
+}
+
+impl KindRate {
+    pub fn rate(&self) -> f64 {
+        curve::rate(self.operations, self.seconds)
+    }
+}
+
+/// What a probe found.
+#[derive(Debug)]
+pub struct Outcome {
+    pub started: SystemTime,
+    pub kinds: Vec<KindRate>,
+    pub steps: Vec<Step>,
+    pub end: End,
+    /// Everything that was asked, from the first look to the last removal.
+    pub operations: u64,
+    /// The probe's directory, where it could not be removed.
+    pub left: Option<String>,
+}
+
+impl Outcome {
+    /// Operations a second, if any can be told.
+    pub fn sustained(&self) -> Option<f64> {
+        curve::sustained(&self.steps)
+    }
+
+    /// Whether a step is one of the plateau.
+    pub fn is_on_plateau(&self, step: &Step) -> bool {
+        curve::plateau(&self.steps).any(|other| other == step)
+    }
+}
+
+/// Looks whether the directory may be probed; changes nothing.
+pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refusal> {
+    progress.enter(Stage::Looking);
+    let path = directory.to_owned();
+    let orders = Orders {
+        threads: 1,
+        operations: LOOKING_OPERATIONS_MAX,
+        until: Instant::now() + LOOKING_MAX,
+        removing: false,
+    };
+    let crew = Crew::new(progress.clone());
+    let looked = only(crew.run(orders, move |hand| look(&path, hand)))?;
+    let (directory, leftovers) = looked?;
+    if crew.met_slow() {
+        return Err(Refusal::Unanswered);
+    }
+    match home::at_work(&leftovers) {
+        Some(other) => Err(Refusal::InUse { name: other.name.clone(), who: other.who() }),
+        None => Ok(Survey { directory: Arc::new(directory), leftovers, operations: progress.operations() }),
+    }
+}
+
+/// What one thread returned.
+fn only<T>(done: Result<Done<T>, Trouble>) -> Result<T, Refusal> {
+    done.ok().and_then(|mut done| done.results.pop()).ok_or(Refusal::Unanswered)
+}
+
+impl From<Stopped> for Refusal {
+    fn from(stopped: Stopped) -> Refusal {
+        match stopped {
+            Stopped::Enough => Refusal::Unanswered,
+            Stopped::Failed(error) => Refusal::Failed(error),
+        }
+    }
+}
+
+impl From<crate::crew::Enough> for Refusal {
+    fn from(_: crate::crew::Enough) -> Refusal {
+        Refusal::Unanswered
+    }
+}
+
+fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusal> {
+    let subject = path.as_os_str().as_encoded_bytes();
+    let directory = home::open(path, hand)?;
+    let mut took = Vec::new();
+    for _ in 0..TRIAL_QUESTIONS {
+        let begun = Instant::now();
+        hand.call(Kind::Attributes, || fetch_attributes(&directory))?
+            .map_err(|e| Refusal::Failed(failed(e, "stat", subject)))?;
+        took.push(begun.elapsed());
+    }
+    let median = curve::percentile(&mut took, 0.5);
+    if median > TRIAL_MEDIAN_MAX {
+        return Err(Refusal::Busy(median));
+    }
+    // As this process may, not as its real user.
+    let may = Access::WRITE_OK | Access::EXEC_OK;
+    hand.call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
+        .map_err(|e| Refusal::NotWritable(failed(e, "write to", subject)))?;
+    let room = hand.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
+    // Some count no inodes, some answer nothing at all.
+    if let Ok(room) = room {
+        if room.f_files > 0 && room.f_favail < FREE_NAMES_MIN {
+            return Err(Refusal::NoRoom("inodes"));
+        }
+        if room.f_blocks > 0 && room.f_bavail.saturating_mul(room.f_frsize) < FREE_BYTES_MIN {
+            return Err(Refusal::NoRoom("blocks"));
+        }
+    }
+    let leftovers = home::leftovers(&directory, hand)?;
+    Ok((directory, leftovers))
+}
+
+/// Measures, and removes what was made for it. `local`: the file system is this node's own.
+pub fn measure(
+    survey: Survey,
+    limits: &Limits,
+    local: bool,
+    progress: &Arc<Progress>,
+) -> Result<Outcome, Refusal> {
+    let mut budget = Budget::new(limits.operations);
+    budget.spend(survey.operations);
+    let started = SystemTime::now();
+    let mut probe = Probe {
+        crew: Crew::new(progress.clone()),
+        limits: *limits,
+        local,
+        budget,
+        until: Instant::now() + limits.duration,
+        cached_stat: Duration::ZERO,
+        kinds: Vec::new(),
+        steps: Vec::new(),
+    };
+    let mut made = Vec::new();
+    let (home, mut result) = match probe.make(&survey.directory, &mut made) {
+        (Some(home), Ok(())) => {
+            let home = Arc::new(home);
+            let result = probe.rise(&home);
+            (Some(home), result)
+        }
+        (home, result) => (home.map(Arc::new), result.map(|()| End::Interrupted)),
+    };
+    let left = match &home {
+        Some(home) => probe.remove(home, &mut made),
+        None => None,
+    };
+    if progress.is_stopped() {
+        result = Ok(End::Interrupted);
+    }
+    let end = match (result, &left) {
+        (Ok(end), _) => end,
+        // What was left is to be told whatever else went wrong.
+        (Err(Refusal::Unanswered), Some(_)) => End::Slow,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    Ok(Outcome {
+        started,
+        kinds: probe.kinds,
+        steps: probe.steps,
+        end,
+        operations: progress.operations(),
+        left,
+    })
+}
+
+/// A probe under way.
+struct Probe {
+    crew: Crew,
+    limits: Limits,
+    local: bool,
+    budget: Budget,
+    until: Instant,
+    /// What a stat takes that the kernel answers by itself.
+    cached_stat: Duration,
+    kinds: Vec<KindRate>,
+    steps: Vec<Step>,
+}
+
+impl Probe {
+    /// Has threads do a piece of work, and counts what it took.
+    fn work<T: Send + 'static>(
+        &mut self,
+        orders: Orders,
+        job: impl Fn(&mut Hand) -> T + Send + Sync + 'static,
+    ) -> Result<Done<T>, Trouble> {
+        let before = self.crew.progress().operations();
+        let done = self.crew.run(orders, job);
+        self.budget.spend(self.crew.progress().operations() - before);
+        done
+    }
+
+    fn orders(&self, threads: u32, operations: u64, at_most: Duration) -> Orders {
+        Orders { threads, operations, until: self.until.min(Instant::now() + at_most), removing: false }
+    }
+
+    /// Makes the probe's directory and its tree. What was made comes back whatever went wrong.
+    fn make(
+        &mut self,
+        directory: &Arc<OwnedFd>,
+        made: &mut Vec<Call>,
+    ) -> (Option<Home>, Result<(), Refusal>) {
+        self.crew.progress().enter(Stage::Making);
+        let (directories, files) = self.limits.shape();
+        // What removing all of it will take is kept back.
+        let removing = (2 + u64::from(directories * (1 + files))) * Kind::Remove.operations();
+        let operations = self.budget.free().saturating_sub(removing);
+        let orders = self.orders(1, operations, self.limits.making_duration());
+        let directory = directory.clone();
+        let done = self.work(orders, move |hand| {
+            let mut home = match Home::make(&directory, hand) {
+                Ok(home) => home,
+                Err(stopped) => return (None, Err(stopped.into())),
+            };
+            let result = begin(&directory, &mut home, directories, files, hand);
+            (Some(home), result)
+        });
+        match done {
+            Ok(mut done) => {
+                made.extend(done.calls);
+                let (home, result) = done.results.pop().expect("one thread was asked for");
+                self.budget.reserve_removal(home.as_ref().map_or(0, Home::names));
+                (home, result.map_err(not_writable))
+            }
+            Err(_) => (None, Err(Refusal::Unanswered)),
+        }
+    }
+
+    /// Each kind alone, then the mix with more and more threads.
+    fn rise(&mut self, home: &Arc<Home>) -> Result<End, Refusal> {
+        if home.places().next().is_none() {
+            return Ok(if self.crew.met_slow() { End::Slow } else { End::Seconds });
+        }
+        self.crew.progress().enter(Stage::Kinds);
+        self.cached_stat = self.take_cached_stat(home)?;
+        let names = Arc::new(AtomicU64::new(0));
+        for kind in QUESTIONS {
+            let operations = self.limits.kind_operations().min(self.budget.free());
+            let orders = self.orders(1, operations, self.limits.kind_duration());
+            let Some(done) = self.ask(orders, home, &names, vec![kind])? else {
+                return Err(Refusal::Unanswered);
+            };
+            self.kinds.extend(kind_rate(kind, &done.calls, self.cached_stat, self.local));
+        }
+        let answered = |kind| self.kinds.iter().any(|k| k.kind == kind && k.answered_by != Answerer::Cache);
+        let mix = round(answered);
+        loop {
+            if self.crew.met_slow() {
+                return Ok(End::Slow);
+            }
+            if mix.is_empty() {
+                let nothing_asked = self.kinds.is_empty();
+                return Ok(if nothing_asked { End::Operations } else { End::Cached });
+            }
+            let seconds = self.until.saturating_duration_since(Instant::now()).as_secs_f64();
+            let left = Left { operations: self.budget.free(), seconds };
+            let (parallelism, orders) = match curve::next(&self.steps, self.limits.parallelism, left) {
+                Next::Done(end) => return Ok(end),
+                Next::Measure { parallelism, operations, seconds } => {
+                    (parallelism, self.orders(parallelism, operations, Duration::from_secs_f64(seconds)))
+                }
+            };
+            self.crew.progress().enter(Stage::Mix(parallelism));
+            // A node that lets no more threads start has shown its highest.
+            let Some(done) = self.ask(orders, home, &names, mix.clone())? else { return Ok(End::Highest) };
+            if self.crew.progress().is_stopped() {
+                return Ok(End::Interrupted);
+            }
+            // A step that was cut short says nothing.
+            if !self.crew.met_slow() {
+                self.steps.push(step(parallelism, &done));
+            }
+        }
+    }
+
+    /// Asks as often as the orders allow, in the order of the mix, one place after the other. `None`: this node
+    /// lets not so many threads start.
+    fn ask(
+        &mut self,
+        orders: Orders,
+        home: &Arc<Home>,
+        names: &Arc<AtomicU64>,
+        mix: Vec<Kind>,
+    ) -> Result<Option<Done<()>>, Refusal> {
+        let (home, names) = (home.clone(), names.clone());
+        // All threads walk through one mix, so that its proportions hold also where each asks little.
+        let turn = AtomicU64::new(0);
+        let wrong = AtomicBool::new(false);
+        let done = self.work(orders, move |hand| {
+            let places: Vec<&OwnedFd> = home.places().collect();
+            while !wrong.load(Ordering::Relaxed) {
+                let turn = turn.fetch_add(1, Ordering::Relaxed) as usize;
+                // Threads stay apart: some clients ask one at a time in a directory.
+                let place = places[(hand.number() + turn / mix.len()) % places.len()];
+                let kind = mix[turn % mix.len()];
+                let answer = match kind {
+                    Kind::LookUp => {
+                        let name = format!("q{:08x}", names.fetch_add(1, Ordering::Relaxed));
+                        hand.call(kind, || look_up(place, &name))
+                    }
+                    Kind::Attributes => hand.call(kind, || fetch_attributes(place)),
+                    _ => hand.call(kind, || list(place)),
+                };
+                match answer {
+                    Err(_) => break,
+                    Ok(Ok(()) | Err(Errno::INTR)) => {}
+                    Ok(Err(e)) => {
+                        wrong.store(true, Ordering::Relaxed);
+                        return Err(failed(e, kind.name(), "in the probe's own directory"));
+                    }
+                }
+            }
+            Ok::<(), Error>(())
+        });
+        match done {
+            Ok(Done { results, calls, seconds }) => {
+                let results = results.into_iter().collect::<Result<Vec<()>, Error>>()?;
+                Ok(Some(Done { results, calls, seconds }))
+            }
+            Err(Trouble::NoThreads) => Ok(None),
+            Err(Trouble::Hung) => Err(Refusal::Unanswered),
+        }
+    }
+
+    /// The median of a stat that the kernel answers without asking anybody.
+    fn take_cached_stat(&mut self, home: &Arc<Home>) -> Result<Duration, Refusal> {
+        let home = home.clone();
+        let orders = self.orders(1, 0, self.limits.kind_duration());
+        only(self.work(orders, move |_| {
+            let Some(place) = home.places().next() else { return Duration::ZERO };
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let mut took: Vec<Duration> = (0..CACHED_STATS)
+                .map(|_| {
+                    let begun = Instant::now();
+                    let _ = rustix::fs::statx(place, "", flags, StatxFlags::TYPE);
+                    begun.elapsed()
+                })
+                .collect();
+            curve::percentile(&mut took, 0.5)
+        }))
+    }
+
+    /// Removes what was made, whatever happened; the name of what could not be.
+    fn remove(&mut self, home: &Arc<Home>, made: &mut [Call]) -> Option<String> {
+        self.crew.progress().enter(Stage::Removing);
+        let orders =
+            Orders { threads: 1, operations: 0, until: Instant::now() + REMOVING_MAX, removing: true };
+        let last = home.clone();
+        let done = self.work(orders, move |hand| last.remove(hand));
+        let (gone, removed) = match done {
+            Ok(done) => (done.results == [true], done.calls),
+            Err(_) => (false, Vec::new()),
+        };
+        for (kind, calls) in [(Kind::Create, &*made), (Kind::Remove, &removed)] {
+            self.kinds.extend(kind_rate(kind, calls, self.cached_stat, self.local));
+        }
+        (!gone).then(|| home.name.clone())
+    }
+}
+
+/// The probe's directory is made: says whose it is, looks again for others, and fills it.
+fn begin(
+    directory: &OwnedFd,
+    home: &mut Home,
+    directories: u32,
+    files: u32,
+    hand: &mut Hand,
+) -> Result<(), Refusal> {
+    // Enough asked, or told to stop: what is there has to do, and is removed.
+    let go_on = |result: Result<(), Stopped>| match result {
+        Ok(()) | Err(Stopped::Enough) => Ok(()),
+        Err(Stopped::Failed(error)) => Err(Refusal::Failed(error)),
+    };
+    go_on(home.sign(hand))?;
+    // Two that began together see each other here, and both withdraw.
+    match home::leftovers(directory, hand) {
+        Ok(mut others) => {
+            others.retain(|other| other.name != home.name);
+            if let Some(other) = home::at_work(&others) {
+                return Err(Refusal::InUse { name: other.name.clone(), who: other.who() });
+            }
+        }
+        Err(stopped) => go_on(Err(stopped))?,
+    }
+    go_on(home.fill(directories, files, hand))
+}
+
+/// What making a name fails with says that a probe cannot be made here.
+fn not_writable(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::Failed(error) => Refusal::NotWritable(error),
+        other => other,
+    }
+}
+
+fn fetch_attributes(directory: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    rustix::fs::statx(directory, "", flags, StatxFlags::BASIC_STATS).map(drop)
+}
+
+/// Asks for a name that is not there.
+fn look_up(directory: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    match rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS) {
+        Err(Errno::NOENT) => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
+fn list(directory: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
+    let mut entries = RawDir::new(fd, &mut buffer);
+    while let Some(entry) = entries.next() {
+        entry?;
+    }
+    Ok(())
+}
+
+/// What the calls of one kind say; `None` if there were none.
+fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> Option<KindRate> {
+    let mut took: Vec<Duration> = calls.iter().filter(|c| c.kind == kind).map(|c| c.took).collect();
+    let p50 = curve::percentile(&mut took, 0.5);
+    (!took.is_empty()).then(|| KindRate {
+        kind,
+        calls: took.len() as u64,
+        operations: took.len() as u64 * kind.operations(),
+        seconds: took.iter().sum::<Duration>().as_secs_f64(),
+        p50,
+        p99: curve::percentile(&mut took, 0.99),
+        answered_by: Answerer::judge(p50, cached_stat, local),
+    })
+}
+
+fn step(parallelism: u32, done: &Done<()>) -> Step {
+    let mut took: Vec<Duration> = done.calls.iter().map(|call| call.took).collect();
+    Step {
+        parallelism,
+        operations: done.calls.iter().map(|call| call.kind.operations()).sum(),
+        seconds: done.seconds,
+        p50: curve::percentile(&mut took, 0.5),
+        p99: curve::percentile(&mut took, 0.99),
+    }
+}

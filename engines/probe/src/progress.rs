@@ -1,0 +1,66 @@
+//! What a probe is doing just now, to be shown; and the word that ends it early.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Looking,
+    Making,
+    /// Each kind alone.
+    Kinds,
+    /// The mix with so many threads.
+    Mix(u32),
+    Removing,
+}
+
+/// Shared between the one who shows and those who ask.
+#[derive(Debug, Default)]
+pub struct Progress {
+    operations: AtomicU64,
+    stage: AtomicU32,
+    stop: AtomicBool,
+}
+
+// A stage as a number: those without threads come first.
+const MIX: u32 = 4;
+
+impl Progress {
+    /// Ends measuring; what was made is removed all the same.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Asked so far.
+    pub fn operations(&self) -> u64 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn asked(&self, operations: u64) {
+        self.operations.fetch_add(operations, Ordering::Relaxed);
+    }
+
+    pub fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Relaxed) {
+            0 => Stage::Looking,
+            1 => Stage::Making,
+            2 => Stage::Kinds,
+            3 => Stage::Removing,
+            threads => Stage::Mix(threads - MIX),
+        }
+    }
+
+    pub(crate) fn enter(&self, stage: Stage) {
+        let number = match stage {
+            Stage::Looking => 0,
+            Stage::Making => 1,
+            Stage::Kinds => 2,
+            Stage::Removing => 3,
+            Stage::Mix(threads) => threads + MIX,
+        };
+        self.stage.store(number, Ordering::Relaxed);
+    }
+}
