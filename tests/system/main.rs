@@ -17,6 +17,7 @@ mod freshness;
 mod index_command;
 mod model;
 mod moosefs;
+mod probe_command;
 mod process;
 mod readonly;
 mod several;

@@ -16,13 +16,13 @@ const FILES_IN_EACH: u64 = 20;
 const FILES: u64 = DIRECTORIES * FILES_IN_EACH;
 
 /// A MooseFS with two nodes, taken down when this goes.
-struct Bed {
+pub struct Bed {
     script: PathBuf,
     directory: PathBuf,
 }
 
 impl Bed {
-    fn up(stage: &Stage) -> Bed {
+    pub fn up(stage: &Stage) -> Bed {
         let checkout = std::env::var_os("QUELL_SOURCE")
             .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from);
         let bed = Bed { script: checkout.join("testbed/moosefs"), directory: stage.path("bed") };
@@ -37,8 +37,14 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
-    fn node(&self, number: &str) -> PathBuf {
+    pub fn node(&self, number: &str) -> PathBuf {
         self.call(&["node", number]).into()
+    }
+
+    /// The messages that this node's client has sent to the metadata server so far.
+    pub fn sent(&self, node: &str) -> u64 {
+        let counts = self.call(&["ops", node]);
+        counts.split(' ').next().and_then(|count| count.parse().ok()).expect("two numbers")
     }
 
     /// What programs asked this node's client, by name.

@@ -21,6 +21,8 @@ pub struct Step {
     /// Of a call.
     pub p50: Duration,
     pub p99: Duration,
+    /// The share of the time that this node's processors were busy, whoever kept them so.
+    pub node_busy: Option<f64>,
 }
 
 impl Step {
@@ -128,7 +130,7 @@ mod tests {
 
     fn step(parallelism: u32, rate: u64) -> Step {
         let latency = Duration::from_micros(100);
-        Step { parallelism, operations: rate, seconds: 1.0, p50: latency, p99: latency }
+        Step { parallelism, operations: rate, seconds: 1.0, p50: latency, p99: latency, node_busy: None }
     }
 
     fn steps(of: &[(u32, u64)]) -> Vec<Step> {

@@ -193,19 +193,21 @@ impl Home {
         self.places.iter().filter_map(|place| place.fd.as_ref())
     }
 
-    /// Removes what was made; says whether all of it is gone.
+    /// Removes what was made; says whether all of it is gone. The owner's file goes last: while anything is left, it
+    /// tells the next probe that this one has ended.
     pub fn remove(&self, hand: &mut Hand) -> bool {
+        let mut gone = true;
         for place in self.places.iter().rev() {
             for number in (0..place.files).rev() {
                 if let Some(fd) = &place.fd {
-                    unlink(fd, &file_name(number), AtFlags::empty(), hand);
+                    gone &= unlink(fd, &file_name(number), AtFlags::empty(), hand);
                 }
             }
-            unlink(&self.fd, &place.name, AtFlags::REMOVEDIR, hand);
+            gone &= unlink(&self.fd, &place.name, AtFlags::REMOVEDIR, hand);
         }
         drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
-        unlink(&self.fd, OWNER, AtFlags::empty(), hand);
-        unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, hand)
+        gone && unlink(&self.fd, OWNER, AtFlags::empty(), hand)
+            && unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, hand)
     }
 
     /// Names that are to be removed.
@@ -234,8 +236,8 @@ pub fn open(path: &Path, hand: &mut Hand) -> Result<OwnedFd, Stopped> {
     opened.map_err(|e| Stopped::Failed(failed(e, "open", path.as_os_str().as_encoded_bytes())))
 }
 
-/// The directories of other probes in this one; of a very large directory only the first part is searched.
-pub fn leftovers(parent: &OwnedFd, hand: &mut Hand) -> Result<Vec<Leftover>, Stopped> {
+/// The directories of other probes than `own` in this one; of a very large directory only the first part is searched.
+pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result<Vec<Leftover>, Stopped> {
     let open = || rustix::fs::openat(parent, ".", READ, Mode::empty());
     let fd = hand.call(Kind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
     let mut names = Vec::new();
@@ -255,7 +257,7 @@ pub fn leftovers(parent: &OwnedFd, hand: &mut Hand) -> Result<Vec<Leftover>, Sto
                 names.push(entry.file_name().to_bytes().to_vec());
             }
         }
-        names.retain(|name| is_probes(name));
+        names.retain(|name| is_probes(name) && own.is_none_or(|own| own.as_bytes() != name));
     }
     names.sort();
     names.truncate(LEFTOVERS_MAX);
@@ -324,7 +326,7 @@ pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refu
     let done = Crew::new(progress.clone()).run(orders, move |hand| {
         let parent = open(&path, hand)?;
         let mut cleaned = Cleaned::default();
-        for leftover in leftovers(&parent, hand)? {
+        for leftover in leftovers(&parent, None, hand)? {
             let name = leftover.name.clone();
             match clean_one(&parent, leftover, hand)? {
                 None => cleaned.removed.push(name),
@@ -338,6 +340,22 @@ pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refu
         Ok(Some(Err(Stopped::Failed(error)))) => Err(error.into()),
         _ => Err(Refusal::Unanswered),
     }
+}
+
+fn is_empty_but_for_owner(fd: &OwnedFd, hand: &mut Hand) -> Result<bool, Stopped> {
+    let opened = hand.call(Kind::Other, || rustix::fs::openat(fd, ".", READ, Mode::empty()))?;
+    let Ok(listed) = opened else { return Ok(false) };
+    let answer = hand.call(Kind::Other, || {
+        let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
+        let mut entries = RawDir::new(&listed, &mut buffer);
+        while let Some(entry) = entries.next() {
+            if ![&b"."[..], b"..", OWNER.as_bytes()].contains(&entry?.file_name().to_bytes()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(answer == Ok(true))
 }
 
 /// Removes one, or says why not.
@@ -360,7 +378,9 @@ fn clean_one(parent: &OwnedFd, leftover: Leftover, hand: &mut Hand) -> Result<Op
         unlink(&fd, &name, AtFlags::REMOVEDIR, hand);
     }
     drop(owner);
-    unlink(&fd, OWNER, AtFlags::empty(), hand);
-    let gone = unlink(parent, &leftover.name, AtFlags::REMOVEDIR, hand);
+    // With something of somebody's in it, it keeps the word that its probe has ended.
+    let gone = is_empty_but_for_owner(&fd, hand)?
+        && unlink(&fd, OWNER, AtFlags::empty(), hand)
+        && unlink(parent, &leftover.name, AtFlags::REMOVEDIR, hand);
     Ok((!gone).then(|| "something in it was not made by a probe, or could not be removed".into()))
 }

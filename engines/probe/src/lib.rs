@@ -1,6 +1,6 @@
 //! Measures how many metadata operations a second a file system sustains, within hard caps, and leaves nothing behind.
-//! It decides in `budget`, `curve`, `kind` and `leftover`, which touch nothing, and acts in `crew`, `home` and
-//! `measure`. It never follows a link and never removes what a probe did not make. What is asked and why:
+//! It decides in `budget`, `curve`, `kind` and `leftover`, which touch nothing, and acts in `crew`, `home`,
+//! `measure` and `node`. It never follows a link and never removes what a probe did not make. What is asked and why:
 //! docs/techniques/probe.md.
 
 mod budget;
@@ -10,6 +10,7 @@ mod home;
 mod kind;
 mod leftover;
 mod measure;
+mod node;
 mod progress;
 mod refusal;
 

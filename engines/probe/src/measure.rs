@@ -17,6 +17,7 @@ use crate::curve::{self, End, Left, Next, Step};
 use crate::home::{self, Home, REMOVING_MAX, Stopped, failed};
 use crate::kind::{Answerer, Kind, QUESTIONS, round};
 use crate::leftover::Leftover;
+use crate::node::Ticks;
 use crate::progress::{Progress, Stage};
 use crate::refusal::Refusal;
 
@@ -81,6 +82,11 @@ impl Outcome {
     /// Operations a second, if any can be told.
     pub fn sustained(&self) -> Option<f64> {
         curve::sustained(&self.steps)
+    }
+
+    /// How busy this node's processors were on the plateau, at their busiest.
+    pub fn node_busy(&self) -> Option<f64> {
+        curve::plateau(&self.steps).filter_map(|step| step.node_busy).reduce(f64::max)
     }
 
     /// Whether a step is one of the plateau.
@@ -159,7 +165,7 @@ fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusa
             return Err(Refusal::NoRoom("blocks"));
         }
     }
-    let leftovers = home::leftovers(&directory, hand)?;
+    let leftovers = home::leftovers(&directory, None, hand)?;
     Ok((directory, leftovers))
 }
 
@@ -312,6 +318,7 @@ impl Probe {
                 }
             };
             self.crew.progress().enter(Stage::Mix(parallelism));
+            let before = Ticks::now();
             // A node that lets no more threads start has shown its highest.
             let Some(done) = self.ask(orders, home, &names, mix.clone())? else { return Ok(End::Highest) };
             if self.crew.progress().is_stopped() {
@@ -319,7 +326,8 @@ impl Probe {
             }
             // A step that was cut short says nothing.
             if !self.crew.met_slow() {
-                self.steps.push(step(parallelism, &done));
+                let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
+                self.steps.push(step(parallelism, &done, node_busy));
             }
         }
     }
@@ -424,9 +432,8 @@ fn begin(
     };
     go_on(home.sign(hand))?;
     // Two that began together see each other here, and both withdraw.
-    match home::leftovers(directory, hand) {
-        Ok(mut others) => {
-            others.retain(|other| other.name != home.name);
+    match home::leftovers(directory, Some(&home.name), hand) {
+        Ok(others) => {
             if let Some(other) = home::at_work(&others) {
                 return Err(Refusal::InUse { name: other.name.clone(), who: other.who() });
             }
@@ -484,7 +491,7 @@ fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> 
     })
 }
 
-fn step(parallelism: u32, done: &Done<()>) -> Step {
+fn step(parallelism: u32, done: &Done<()>, node_busy: Option<f64>) -> Step {
     let mut took: Vec<Duration> = done.calls.iter().map(|call| call.took).collect();
     Step {
         parallelism,
@@ -492,5 +499,6 @@ fn step(parallelism: u32, done: &Done<()>) -> Step {
         seconds: done.seconds,
         p50: curve::percentile(&mut took, 0.5),
         p99: curve::percentile(&mut took, 0.99),
+        node_busy,
     }
 }

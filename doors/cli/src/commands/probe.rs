@@ -40,6 +40,10 @@ const LOCAL: [&str; 19] = [
     "xfs",
     "zfs",
 ];
+/// What is true of every result: said in its own words where a curve is drawn.
+const LOWER_BOUND: &str = "one node alone: a lower bound of what the file system sustains";
+/// Processors as busy as this may be what keeps the rate from rising.
+const NODE_BUSY: f64 = 0.85;
 /// Characters of the longest bar.
 const BAR: f64 = 30.0;
 
@@ -242,9 +246,10 @@ impl Task<'_> {
         };
         format!(
             "a probe of {} ({}) will\n  \
-             make a directory .quell-probe-XXXXXX there, in it {} of {}, and remove it all at the end;\n  \
-             ask for names, attributes and listings {threads};\n  \
-             ask for no more than {} operations in all, and measure no longer than {} s.",
+             make a directory .quell-probe-XXXXXX there, in it {} of {},\n  \
+             ask for names, attributes and listings {threads},\n  \
+             ask for no more than {} operations in all, measure no longer than {} s,\n  \
+             and remove it all at the end.",
             shown(self.directory),
             self.kind.as_deref().unwrap_or("file system unknown"),
             counted(directories, "directory", "directories"),
@@ -261,7 +266,13 @@ impl Task<'_> {
         if self.local {
             notes.push(format!("{kind} is a file system of this node: no server answered"));
         } else if outcome.sustained().is_some() {
-            notes.push("one node alone: a lower bound of what the file system sustains".into());
+            notes.push(LOWER_BOUND.into());
+        }
+        if let Some(busy) = outcome.node_busy().filter(|busy| *busy >= NODE_BUSY) {
+            notes.push(format!(
+                "this node's processors were {:.0} % busy: they may be the limit, not the file system",
+                busy * 100.0
+            ));
         }
         if kind.starts_with("fuse") {
             notes.push(
@@ -306,6 +317,7 @@ impl Task<'_> {
                     "parallelism": s.parallelism, "operations": s.operations,
                     "seconds": rounded(s.seconds, 4), "rate": rounded(s.rate(), 1),
                     "p50_us": rounded(micros(s.p50), 1), "p99_us": rounded(micros(s.p99), 1),
+                    "node_busy": s.node_busy.map(|busy| rounded(busy, 2)),
                 })
             })
             .collect();
@@ -379,13 +391,13 @@ impl Task<'_> {
                 println!("This node alone sustains about {} metadata operations a second.", about(rate));
                 if !self.local {
                     println!(
-                        "A file system serves more from many nodes, unless this node already has all it can give: for the\n\
-                         whole, probe on several nodes at once, each in a directory of its own, and add."
+                        "That is a lower bound of what the file system sustains: it may serve more from more nodes.\n\
+                         For the whole, probe on several nodes at once, each in a directory of its own, and add."
                     );
                 }
             }
         }
-        for note in notes {
+        for note in notes.iter().filter(|note| *note != LOWER_BOUND) {
             println!("note: {note}");
         }
     }

@@ -1,0 +1,488 @@
+//! `quell probe`: its caps are hard, it refuses where it would disturb, and whatever ends it, nothing of it is left and
+//! nothing of others is touched. strace makes slow, failing and full file systems out of this machine's own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::moosefs::Bed;
+use crate::skip;
+use crate::stage::{Running, Stage, eventually, has, is_root, quell};
+
+/// A probe that begins without asking.
+fn probe(stage: &Stage, directory: &Path, options: &[&str]) -> Command {
+    let mut command = stage.quell();
+    command.args(["probe", "--yes"]).args(options).arg(directory);
+    command
+}
+
+/// The same with strace's injections. The probe stays our own child: -D puts strace aside.
+fn disturbed(stage: &Stage, directory: &Path, injections: &[&str], options: &[&str]) -> Command {
+    let mut command = stage.command("strace");
+    command.args(["-D", "-f", "-qq", "-o"]).arg(stage.path("trace"));
+    for injection in injections {
+        command.args(["-e", &format!("inject={injection}")]);
+    }
+    command.arg(quell()).args(["probe", "--yes"]).args(options).arg(directory);
+    command
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// A file system of root's, taken away when this goes.
+struct Tmpfs<'a>(&'a Stage, &'a Path);
+
+impl<'a> Tmpfs<'a> {
+    fn mount(stage: &'a Stage, point: &'a Path, options: &str) -> Tmpfs<'a> {
+        stage.sh(&format!(r#"mount -t tmpfs -o {options} quell-test "$1""#), &[point]).expect(0);
+        Tmpfs(stage, point)
+    }
+}
+
+impl Drop for Tmpfs<'_> {
+    fn drop(&mut self) {
+        self.0.sh(r#"umount "$1""#, &[self.1]);
+    }
+}
+
+/// The directory of a probe that is at work.
+fn its_directory(directory: &Path) -> Option<PathBuf> {
+    let name = names(directory).into_iter().find(|name| name.starts_with(".quell-probe-"))?;
+    Some(directory.join(name))
+}
+
+#[track_caller]
+fn expect_empty(directory: &Path) {
+    assert_eq!(names(directory), BTreeSet::new());
+}
+
+/// Waits until the probe has made this much below its directory.
+#[track_caller]
+fn wait_for(running: &mut Running, directory: &Path, below: &str) {
+    let there = || its_directory(directory).is_some_and(|own| own.join(below).exists());
+    let came = eventually(|| there() || !running.is_running());
+    assert!(came && running.is_running(), "it ended before it made {below}:\n{}", running.err());
+}
+
+#[test]
+fn the_result_is_as_documented_and_nothing_stays() {
+    let stage = Stage::new();
+    let (directory, output) = (stage.dir("d"), stage.path("result.json"));
+    let options = ["--json", "--max-parallel", "4", "-o", output.to_str().unwrap()];
+    let result = stage.run(&mut probe(&stage, &directory, &options)).expect(0).json();
+    let written: Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
+    assert_eq!(result, written);
+    expect_empty(&directory);
+
+    assert_eq!(result["schema"], "quell-probe/1");
+    assert!(result["made_by"].as_str().unwrap().starts_with("quell "));
+    assert_eq!(result["directory"], directory.to_str().unwrap());
+    assert!(result["started"].as_u64().unwrap() > 1_700_000_000);
+    assert!(result["sustained"].as_f64().unwrap() > 0.0);
+    assert!(result["saturated"].is_boolean() && result["capped_by"].is_null());
+    assert!(result["operations_total"].as_u64().unwrap() <= 20_000);
+    assert!(!result["notes"].as_array().unwrap().is_empty());
+    let kinds = result["kinds"].as_array().unwrap();
+    let of_kinds: Vec<_> = kinds.iter().map(|kind| kind["kind"].as_str().unwrap()).collect();
+    assert_eq!(of_kinds, ["lookup", "attributes", "list", "create", "remove"]);
+    for kind in kinds {
+        assert!(["server", "cache", "local"].contains(&kind["answered_by"].as_str().unwrap()), "{kind}");
+        assert!(kind["calls"].as_u64() > Some(0) && kind["operations"].as_u64() >= kind["calls"].as_u64());
+    }
+    let steps = result["steps"].as_array().unwrap();
+    assert_eq!(steps[0]["parallelism"], 1);
+    for measured in kinds.iter().chain(steps) {
+        let number = |name: &str| measured[name].as_f64().unwrap_or_else(|| panic!("{name}: {measured}"));
+        assert!(number("operations") > 0.0 && number("rate") > 0.0 && number("seconds") >= 0.0);
+        assert!(number("p50_us") <= number("p99_us"), "{measured}");
+    }
+    assert!(steps.iter().all(|step| step["parallelism"].as_u64() <= Some(4)));
+}
+
+#[test]
+fn people_get_a_curve_and_quiet_gets_none() {
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let text = stage.run(&mut probe(&stage, &directory, &[])).expect(0).text();
+    for words in ["answered by", "threads", "##", "plateau", "This node alone sustains about"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let output = stage.path("result.json");
+    let quiet = ["-q", "-o", output.to_str().unwrap()];
+    let ended = stage.run(&mut probe(&stage, &directory, &quiet)).expect(0);
+    assert_eq!((ended.text(), ended.err), (String::new(), String::new()));
+    assert!(output.is_file());
+}
+
+#[test]
+fn where_nobody_can_be_asked_it_wants_yes_and_touches_nothing() {
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let before = fs::metadata(&directory).unwrap().modified().unwrap();
+    let mut command = stage.quell();
+    let ended = stage.run(command.args(["probe", "--seconds", "7"]).arg(&directory)).expect(2);
+    // What it would do.
+    let ended = ended.says("--yes").says("20,000 operations").says("7 s").says(".quell-probe-XXXXXX");
+    ended.says("16 directories of 17 empty files").says("remove it all");
+    expect_empty(&directory);
+    assert_eq!(fs::metadata(&directory).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn somebody_at_a_terminal_is_asked() {
+    if !has("script") {
+        skip!("script(1) is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    for (answer, code, words) in
+        [("n", 1, "nothing was done"), ("", 1, "nothing was done"), ("y", 0, "sustains")]
+    {
+        let line = format!(
+            "printf '{answer}\\n' | script -q -e -c \"'{}' probe '{}'\" /dev/null",
+            quell().display(),
+            directory.display()
+        );
+        let text = stage.sh(&line, &[]).expect(code).text();
+        assert!(text.contains("Begin? [y/N]") && text.contains(words), "{answer}: {text}");
+        expect_empty(&directory);
+    }
+}
+
+#[test]
+fn wrong_directories_and_numbers_are_wrong_usage() {
+    let stage = Stage::new();
+    let (directory, file) = (stage.dir("d"), stage.file("file", "x"));
+    stage.run(&mut probe(&stage, &file, &[])).expect(2).says("is not a directory");
+    stage.run(&mut probe(&stage, &stage.path("missing"), &[])).expect(2);
+    let nowhere = stage.path("missing/result");
+    stage.run(&mut probe(&stage, &directory, &["-o", nowhere.to_str().unwrap()])).expect(2);
+    for options in [["--operations", "99"], ["--seconds", "0"], ["--max-parallel", "0"]] {
+        stage.run(&mut probe(&stage, &directory, &options)).expect(2).says(options[0]);
+    }
+    expect_empty(&directory);
+}
+
+/// Operations as docs/techniques/probe.md counts them, of the lines of `strace -f -y` that are about the directory.
+fn traced_operations(trace: &str, directory: &Path) -> u64 {
+    let of_it = format!("<{}", directory.display());
+    let mut halves = 0;
+    for line in trace.lines() {
+        let Some((call, arguments)) = line.split_once(' ').and_then(|(_, rest)| rest.trim().split_once('('))
+        else {
+            continue;
+        };
+        // A call on an open directory or file below it, or one that opens it.
+        let about = arguments.split(", ").next().is_some_and(|first| first.contains(&of_it));
+        let opens = call == "openat" && arguments.contains(&format!("\"{}\"", directory.display()));
+        if !about && !opens {
+            continue;
+        }
+        halves += match call {
+            "mkdirat" | "mknodat" | "unlinkat" => 4,
+            "openat" if arguments.contains("O_CREAT") => 4,
+            "close" | "fcntl" => 0,
+            "statx" if arguments.contains("AT_STATX_DONT_SYNC") => 0,
+            // Half of them only say that there is no more.
+            "getdents64" => 1,
+            _ => 2,
+        };
+    }
+    halves / 2
+}
+
+#[test]
+fn the_cap_on_operations_holds_for_everything_it_asks() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    for cap in ["100", "500", "3000"] {
+        let trace = stage.path("trace");
+        let mut command = stage.command("strace");
+        command.args(["-f", "-y", "-qq", "-o"]).arg(&trace).arg(quell());
+        command.args(["probe", "--yes", "--json", "--operations", cap]).arg(&directory);
+        let ended = stage.run(&mut command);
+        // A hundred are too few to tell a rate.
+        let result = ended.expect(if cap == "100" { 1 } else { 0 }).json();
+        let said = result["operations_total"].as_u64().unwrap();
+        let traced = traced_operations(&fs::read_to_string(&trace).unwrap(), &directory);
+        assert!(said <= cap.parse().unwrap() && traced <= cap.parse().unwrap(), "{cap}: {said} {traced}");
+        assert!(said.abs_diff(traced) <= 5 + said / 50, "{cap}: said {said}, traced {traced}");
+        expect_empty(&directory);
+    }
+}
+
+#[test]
+fn the_cap_on_time_cuts_a_step_short() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    // Listings take a tenth of a second each: a million operations would take hours.
+    let options = ["--json", "--operations", "1000000", "--seconds", "1"];
+    let slow = ["getdents64:delay_enter=100000:when=9+"];
+    let result = stage.run(&mut disturbed(&stage, &directory, &slow, &options));
+    let result = result.expect(0).json();
+    let seconds: f64 =
+        result["steps"].as_array().unwrap().iter().map(|step| step["seconds"].as_f64().unwrap()).sum();
+    // Calls under way at the end of each step come on top; there are no more than nine steps.
+    assert!(seconds < 1.0 + 9.0, "{result}");
+    expect_empty(&directory);
+}
+
+#[test]
+fn what_ends_it_early_leaves_nothing_behind() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    for signal in [Signal::INT, Signal::TERM] {
+        // In the middle of making the tree, of measuring, of removing.
+        for (slow, below) in
+            [("mknodat:delay_enter=50000", "d00/f03"), ("getdents64:delay_enter=50000:when=9+", "d15/f16")]
+        {
+            let directory = stage.dir("d");
+            let mut running = stage.start(&mut disturbed(&stage, &directory, &[slow], &[]));
+            wait_for(&mut running, &directory, below);
+            running.signal(signal);
+            running.wait().expect(130).says("what the probe had made is removed");
+            expect_empty(&directory);
+        }
+        let directory = stage.dir("d");
+        let slow = ["unlinkat:delay_enter=20000"];
+        let mut running = stage.start(&mut disturbed(&stage, &directory, &slow, &["--operations", "2000"]));
+        wait_for(&mut running, &directory, "d01/f16");
+        let own = its_directory(&directory).unwrap();
+        assert!(eventually(|| !own.join("d01/f16").exists()));
+        running.signal(signal);
+        running.wait().expect(130);
+        expect_empty(&directory);
+    }
+}
+
+#[test]
+fn a_killed_probe_leaves_its_directory_and_the_next_one_says_so() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let slow = ["mknodat:delay_enter=20000"];
+    let mut running = stage.start(&mut disturbed(&stage, &directory, &slow, &[]));
+    wait_for(&mut running, &directory, "d00/f03");
+    let own = its_directory(&directory).unwrap();
+    assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
+
+    // Alive, it has the directory to itself.
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is at work");
+    let clean = || stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory));
+    clean().expect(1).says("may be at work");
+    assert!(running.is_running());
+
+    running.signal(Signal::KILL);
+    running.wait();
+    let text = stage.run(&mut probe(&stage, &directory, &[])).expect(0).text();
+    assert!(text.contains("left by a probe that was killed") && text.contains("--clean"), "{text}");
+    // What a probe did not make stays, and its directory with it.
+    fs::write(own.join("precious"), "mine").unwrap();
+    fs::write(own.join("d00/precious"), "mine").unwrap();
+    clean().expect(1).says("not made by a probe");
+    assert_eq!(names(&own), BTreeSet::from(["d00".into(), "owner".into(), "precious".into()]));
+    assert_eq!(names(&own.join("d00")), BTreeSet::from(["precious".into()]));
+    fs::remove_file(own.join("precious")).unwrap();
+    fs::remove_file(own.join("d00/precious")).unwrap();
+    clean().expect(0);
+    expect_empty(&directory);
+    assert!(clean().expect(0).text().contains("no probe left anything"));
+}
+
+#[test]
+fn a_directory_that_does_not_say_whose_it_is_counts_as_in_use_until_it_is_old() {
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let own = directory.join(".quell-probe-aaaaaa");
+    fs::create_dir(&own).unwrap();
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is at work");
+    stage.sh(r#"touch -d '1 hour ago' "$1""#, &[&own]).expect(0);
+    stage.run(&mut probe(&stage, &directory, &[])).expect(0);
+    stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory)).expect(0);
+    expect_empty(&directory);
+}
+
+#[test]
+fn what_others_have_there_is_left_alone() {
+    let stage = Stage::new();
+    let (directory, elsewhere) = (stage.dir("d"), stage.dir("elsewhere"));
+    fs::create_dir(elsewhere.join("d00")).unwrap();
+    fs::write(elsewhere.join("d00/f00"), "mine").unwrap();
+    fs::write(elsewhere.join("owner"), "vm 1 1\n").unwrap();
+    // Links that look like a probe's directory, or lie in one.
+    symlink(&elsewhere, directory.join(".quell-probe-aaaaaa")).unwrap();
+    let old = directory.join(".quell-probe-bbbbbb");
+    fs::create_dir(&old).unwrap();
+    symlink(elsewhere.join("d00"), old.join("d00")).unwrap();
+    symlink(elsewhere.join("owner"), old.join("owner")).unwrap();
+    // Names that only resemble one, and other things.
+    fs::create_dir(directory.join(".quell-probe-")).unwrap();
+    fs::write(directory.join(".quell-probe-cccccc"), "mine").unwrap();
+    fs::write(directory.join("q00000000"), "mine").unwrap();
+    stage.sh(r#"touch -h -d '1 hour ago' "$1""#, &[&old]).expect(0);
+    let before = names(&directory);
+    stage.run(&mut probe(&stage, &directory, &["--operations", "1000"])).expect(0);
+    stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory)).expect(1);
+    assert_eq!(names(&directory), before);
+    assert_eq!(fs::read_to_string(elsewhere.join("d00/f00")).unwrap(), "mine");
+    assert_eq!(names(&elsewhere), BTreeSet::from(["d00".into(), "owner".into()]));
+    assert_eq!(names(&old), BTreeSet::from(["d00".into(), "owner".into()]));
+}
+
+#[test]
+fn a_directory_that_may_not_be_written_to_is_refused() {
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let _mounted = is_root().then(|| Tmpfs::mount(&stage, &directory, "ro"));
+    if !is_root() {
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o555)).unwrap();
+    }
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("is not probed").says("makes names");
+    expect_empty(&directory);
+}
+
+#[test]
+fn a_full_file_system_is_refused() {
+    if !is_root() {
+        skip!("only root mounts a tmpfs of its own outside a namespace");
+    }
+    let stage = Stage::new();
+    for (options, words) in [("nr_inodes=100", "free inodes"), ("size=512k", "free blocks")] {
+        let directory = stage.dir(words);
+        let _mounted = Tmpfs::mount(&stage, &directory, options);
+        stage.run(&mut probe(&stage, &directory, &[])).expect(3).says(words);
+        expect_empty(&directory);
+    }
+    let directory = stage.dir("roomy");
+    let _mounted = Tmpfs::mount(&stage, &directory, "nr_inodes=1000");
+    let text = stage.run(&mut probe(&stage, &directory, &[])).expect(0).text();
+    assert!(text.contains("a file system of this node"), "{text}");
+    expect_empty(&directory);
+}
+
+#[test]
+fn what_cannot_be_made_is_said_and_the_rest_removed() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    for error in ["ENOSPC", "EDQUOT", "EROFS"] {
+        let fails = format!("mknodat:error={error}:when=20");
+        stage.run(&mut disturbed(&stage, &directory, &[&fails], &[])).expect(3).says("make f");
+        expect_empty(&directory);
+    }
+    // A question that fails ends it, too.
+    let fails = ["getdents64:error=EIO:when=30"];
+    stage.run(&mut disturbed(&stage, &directory, &fails, &[])).expect(3).says("list");
+    expect_empty(&directory);
+}
+
+#[test]
+fn what_cannot_be_removed_is_named() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let fails = ["unlinkat:error=EIO:when=50"];
+    let ended = stage.run(&mut disturbed(&stage, &directory, &fails, &[])).expect(3);
+    let own = its_directory(&directory).unwrap();
+    // The rate is told all the same.
+    assert!(ended.text().contains("sustains"), "{}", ended.text());
+    ended.says(own.to_str().unwrap()).says("quell probe --clean");
+    stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory)).expect(0);
+    expect_empty(&directory);
+}
+
+#[test]
+fn a_busy_file_system_is_left_alone() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let slow = ["statx:delay_enter=70000"];
+    stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
+    expect_empty(&directory);
+}
+
+#[test]
+fn a_call_that_takes_a_second_ends_it() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    // Each thread counts for itself: the thirtieth listing belongs to a step, or to the listings alone.
+    let slow = ["getdents64:delay_enter=1500000:when=450"];
+    let ended = stage.run(&mut disturbed(&stage, &directory, &slow, &["--json", "--operations", "200000"]));
+    let result = ended.json();
+    assert_eq!(result["capped_by"], "slow", "{result}");
+    assert!(result["notes"].to_string().contains("longer than a second"), "{result}");
+    assert_eq!(ended.code(), Some(if result["sustained"].is_null() { 1 } else { 0 }));
+    expect_empty(&directory);
+}
+
+#[test]
+fn a_call_that_never_comes_back_is_given_up() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
+    let stage = Stage::new();
+    let directory = stage.dir("d");
+    let hangs = ["getdents64:delay_enter=16000000:when=40"];
+    stage.run(&mut disturbed(&stage, &directory, &hangs, &[])).expect(3).says("stopped answering");
+    expect_empty(&directory);
+}
+
+#[test]
+fn on_moosefs_it_asks_what_it_says() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let stage = Stage::new();
+    let bed = Bed::up(&stage);
+    let directory = bed.node("1").join("probed");
+    fs::create_dir(&directory).unwrap();
+    for cap in ["1000", "20000"] {
+        let before = bed.sent("1");
+        let result =
+            stage.run(&mut probe(&stage, &directory, &["--json", "--operations", cap])).expect(0).json();
+        let sent = bed.sent("1") - before;
+        let said = result["operations_total"].as_u64().unwrap();
+        assert!(said <= cap.parse().unwrap(), "{cap}: {result}");
+        // Beside them an idle client sends a message every two or three seconds.
+        assert!(said.abs_diff(sent) <= said / 20 + 5, "{cap}: said {said}, sent {sent}");
+        for kind in result["kinds"].as_array().unwrap() {
+            assert_eq!(kind["answered_by"], "server", "{result}");
+        }
+        let notes = result["notes"].to_string();
+        assert!(notes.contains("lower bound") && notes.contains("FUSE"), "{notes}");
+        expect_empty(&directory);
+    }
+    // The other node's client sees nothing left either, nor anything in use.
+    let other = bed.node("2").join("probed");
+    stage.run(&mut probe(&stage, &other, &["--operations", "1000"])).expect(0);
+    expect_empty(&other);
+    drop(bed);
+    stage.expect_nothing_left();
+}
