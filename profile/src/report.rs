@@ -19,7 +19,8 @@ pub struct Report {
     pub traces: Vec<String>,
     /// Time of the first call, in seconds since 1970 (0: the traces have no dates).
     pub started_s: f64,
-    /// From the first call to the end of the last one.
+    /// From the first call to the end of the last one, without what tracing added: `tracing.slow_down` times as long in
+    /// the trace. So are all times and rates below.
     pub duration_s: f64,
     /// How the trace was made; absent where existing traces were read.
     pub tracing: Option<Tracing>,
@@ -260,6 +261,8 @@ pub struct Directory {
     pub data: u64,
     pub bytes_read: u64,
     pub bytes_written: u64,
+    /// Metadata operations that would reach a shared file system for this directory.
+    pub remaining: Scenarios<u64>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

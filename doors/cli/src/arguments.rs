@@ -36,10 +36,13 @@ pub enum Command {
     Stats(StatsArgs),
     Probe(ProbeArgs),
     Doctor(DoctorArgs),
+    Profile(ProfileArgs),
     #[command(hide = true)]
     Generate(GenerateArgs),
     #[command(hide = true)]
     Holder(HolderArgs),
+    #[command(hide = true)]
+    Calibrate(CalibrateArgs),
 }
 
 /// Index a directory tree, once, on any node.
@@ -117,11 +120,15 @@ pub enum XattrsArg {
 Example:
   quell run -i /shared/env.quell -- /shared/env/bin/python program.py
   mpirun -n 64 quell run -i /shared/env -- ./program       (one view for all ranks of a node)
-  quell run -i /shared/env --scratch -- pip install six    (written to memory, thrown away)")]
+  quell run -i /shared/env --scratch -- pip install six    (written to memory, thrown away)
+  quell run --config quell.toml -- ./program               (the trees that `quell profile` proposed)")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and made first if there is none). May be given again.
-    #[arg(short, long = "index", value_name = "FILE", required = true)]
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present = "config")]
     pub index: Vec<PathBuf>,
+    /// Take the trees from a quell.toml, as `quell profile` writes it; an index that is missing is made first.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "at"])]
+    pub config: Option<PathBuf>,
     #[command(flatten)]
     pub cover: CoverArgs,
     /// The program and its arguments.
@@ -332,6 +339,57 @@ pub struct DoctorArgs {
     pub directory: Option<PathBuf>,
     #[arg(long)]
     pub json: bool,
+}
+
+/// Find the storms of a program: trace it, show what it asks of shared file systems, and what Quell would absorb.
+///
+/// Runs CMD under strace with all its children, and writes a report to DIR: report.html and report.json, the table of
+/// operations, charts, the trace, and a quell.toml for `quell run --config`. A summary is printed. Ends with CMD's own exit
+/// code. Tracing makes a program slower; the report says by how much.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell profile -- python train.py
+  quell profile -o report --shared /data --capacity 32000 -- ./pipeline.sh
+  quell profile --capacity probe.json -- python train.py      (after: quell probe /shared -o probe.json)
+  quell profile --import trace.*                              (made by: strace -f -ttt -y -o trace.0 CMD)
+
+A directory lies on a shared file system if its mount is Lustre, GPFS, NFS, BeeGFS, Ceph, Gluster, MooseFS
+or another FUSE; --shared DIR says so of any other.")]
+pub struct ProfileArgs {
+    /// The directory to write to [default: quell-profile, or the next free quell-profile.N].
+    #[arg(short, long, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Read existing traces of `strace -f -ttt -y` instead (also one for each rank, and those of `strace -ff`).
+    #[arg(long, value_name = "TRACE", num_args = 1.., conflicts_with = "command")]
+    pub import: Vec<PathBuf>,
+    /// Treat DIR as if it lay on a shared file system; may be given again.
+    #[arg(long, value_name = "DIR")]
+    pub shared: Vec<PathBuf>,
+    /// What the file system sustains: metadata operations a second, or the file that `quell probe -o` wrote.
+    #[arg(long, value_name = "OPS_PER_S|FILE")]
+    pub capacity: Option<String>,
+    /// Run CMD once more without tracing, first, to measure the slow-down instead of estimating it.
+    #[arg(long, requires = "command")]
+    pub compare: bool,
+    /// The working directory of imported traces [default: this one, until the trace tells].
+    #[arg(long, value_name = "DIR", requires = "import")]
+    pub cwd: Option<PathBuf>,
+    /// The mount table of imported traces, a copy of /proc/self/mountinfo [default: this machine's].
+    #[arg(long, value_name = "FILE", requires = "import")]
+    pub mounts: Option<PathBuf>,
+    /// Print the report as JSON instead of the summary.
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required_unless_present = "import", value_name = "CMD")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Time calls to the file system; run by `profile`, with and without a tracer.
+#[derive(Debug, Args)]
+pub struct CalibrateArgs {
+    pub calls: u32,
 }
 
 /// Write man pages or shell completions.

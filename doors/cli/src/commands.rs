@@ -6,6 +6,7 @@ pub mod holder;
 pub mod index;
 pub mod mount;
 pub mod probe;
+pub mod profile;
 pub mod run;
 pub mod show;
 pub mod stats;

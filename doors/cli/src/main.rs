@@ -2,12 +2,15 @@
 
 mod arguments;
 mod commands;
+mod config;
 mod failure;
 mod inputs;
 mod mounts;
 mod plan;
 mod progress;
 mod runtime;
+mod tracer;
+mod traces;
 mod views;
 
 use std::process::ExitCode;
@@ -30,6 +33,8 @@ fn main() -> ExitCode {
         Command::Stats(args) => commands::stats::run(args),
         Command::Probe(args) => commands::probe::run(args, quiet),
         Command::Doctor(args) => commands::doctor::run(args),
+        Command::Profile(args) => commands::profile::run(args, quiet),
+        Command::Calibrate(args) => Ok(tracer::calibrate(args.calls)),
         Command::Generate(args) => commands::generate::run(args),
         Command::Holder(args) => commands::holder::run(args, quiet),
     };

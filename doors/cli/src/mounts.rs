@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 /// What the source of our mounts begins with; the index follows.
 const OURS: &str = "quell:";
 
+/// The table itself.
+pub const TABLE: &str = "/proc/self/mountinfo";
+
 /// One line of the table.
 #[derive(Debug)]
 pub struct Mount {
@@ -26,8 +29,12 @@ pub fn source_of(index: &Path) -> String {
 
 /// All mounts that this process sees; of several at one place the last covers the others.
 pub fn table() -> std::io::Result<Vec<Mount>> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(table.split(|b| *b == b'\n').filter_map(parse).collect())
+    Ok(read(&std::fs::read(TABLE)?))
+}
+
+/// The mounts in a copy of the table; lines of another form are passed over.
+pub fn read(table: &[u8]) -> Vec<Mount> {
+    table.split(|b| *b == b'\n').filter_map(parse).collect()
 }
 
 /// The type of the file system that holds `path`.

@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use crate::arguments::{IndexArgs, RunArgs, XattrsArg};
 use crate::commands::index::Voice;
 use crate::commands::{holder, index};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::plan::{Place, Plan, Refusal, TreePlan};
@@ -43,6 +44,12 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
     }
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
     let mut trees = Vec::new();
+    if let Some(file) = &args.config {
+        for tree in Config::read(file)?.trees {
+            let index = index_at(&tree.path, &tree.index, quiet)?;
+            trees.push(TreePlan { index, source: None, at: None });
+        }
+    }
     for path in &args.index {
         trees.push(TreePlan {
             index: index_of(path, quiet)?,
@@ -64,13 +71,17 @@ fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
     if !path.is_dir() {
         return real_path(path);
     }
-    let file = quell_stack::default_index_path(path);
+    index_at(path, &quell_stack::default_index_path(path), quiet)
+}
+
+/// The index of a directory in this file, made if there is none.
+fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<PathBuf, Failure> {
     if !file.exists() {
-        eprintln!("quell: {} has no index yet; making {}", shown(path), shown(&file));
+        eprintln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
         index::run(
             IndexArgs {
-                path: path.into(),
-                output: None,
+                path: directory.into(),
+                output: Some(file.into()),
                 update: None,
                 exclude: Vec::new(),
                 one_file_system: false,
@@ -85,7 +96,7 @@ fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
             Voice::Aside,
         )?;
     }
-    real_path(&file)
+    real_path(file)
 }
 
 /// Moves this process into the view.

@@ -1,0 +1,234 @@
+//! Runs a program under strace, which needs no privilege, and finds out what that costs.
+//!
+//! Each traced call stops the program and wakes the tracer, and back: two sleeping processors are woken, which on
+//! virtual machines costs more than all else. While a program is traced, threads of the lowest priority keep processors
+//! awake (docs/decisions/0007-tracing.md has the measurements).
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::failure::Failure;
+use crate::inputs::shown;
+
+/// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
+const CALIBRATION_CALLS: u32 = 2_000;
+/// The tracer and the program each sleep and wake on a processor.
+const WATCHERS: usize = 2;
+const POLL: Duration = Duration::from_millis(20);
+
+/// A strace that works here.
+#[derive(Debug)]
+pub struct Tracer {
+    program: PathBuf,
+    pub version: String,
+    /// It stops only at the calls that are asked for (strace 5.3 and later).
+    filters: bool,
+}
+
+impl Tracer {
+    pub fn find() -> Result<Tracer, Failure> {
+        let missing = || {
+            Failure::cannot(
+                "strace is needed to trace a program and is not on PATH: install it (apt install strace), \
+                 or read a trace made elsewhere with --import",
+            )
+        };
+        let output = Command::new("strace").arg("-V").output().map_err(|_| missing())?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text.lines().next().and_then(|line| line.rsplit(' ').next()).unwrap_or("?").to_owned();
+        let mut tracer = Tracer { program: "strace".into(), version, filters: true };
+        // Older ones do not know the option, and some kernels refuse the filter.
+        tracer.filters = tracer.works()?;
+        Ok(tracer)
+    }
+
+    pub fn name(&self) -> String {
+        let filter = if self.filters { " --seccomp-bpf" } else { "" };
+        format!("strace {}{filter}", self.version)
+    }
+
+    /// Whether the filter works; an error if tracing does not work at all.
+    fn works(&self) -> Result<bool, Failure> {
+        let mut last = String::new();
+        for filters in [true, false] {
+            let tracer = Tracer { program: self.program.clone(), version: String::new(), filters };
+            let output = tracer.command(Path::new("/dev/null")).arg("true").stdin(Stdio::null()).output();
+            match output {
+                Ok(output) if output.status.success() => return Ok(filters),
+                Ok(output) => last = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; "),
+                Err(e) => last = e.to_string(),
+            }
+        }
+        Err(Failure::cannot(format!(
+            "strace cannot trace here: {last}; containers may need the capability SYS_PTRACE, and \
+             /proc/sys/kernel/yama/ptrace_scope must be below 3"
+        )))
+    }
+
+    /// What all traces here are made with. Structures and what is read and written are not looked at: that is private,
+    /// and costs time.
+    fn command(&self, output: &Path) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args([
+            "-f",
+            "-q",
+            "-ttt",
+            "-T",
+            "-y",
+            "-s",
+            "0",
+            "-e",
+            "signal=none",
+            "-e",
+            "verbose=clone3,openat2",
+        ]);
+        if self.filters {
+            command.arg("--seccomp-bpf");
+        }
+        // A `?` allows calls that this processor or this strace does not have.
+        let calls: Vec<String> = quell_profile::TRACED.iter().map(|call| format!("?{call}")).collect();
+        command.args(["-e", &format!("trace={}", calls.join(","))]).arg("-o").arg(output).arg("--");
+        command
+    }
+
+    /// Runs a program to its end, writing the trace to `output`. The first Ctrl-C is the program's.
+    pub fn run(
+        &self,
+        command: &[OsString],
+        output: &Path,
+        interrupted: &AtomicBool,
+    ) -> Result<(ExitStatus, Duration), Failure> {
+        let _awake = Awake::begin();
+        let begun = Instant::now();
+        let child = self
+            .command(output)
+            .args(command)
+            .spawn()
+            .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&self.program))))?;
+        let status = wait(child, interrupted)?;
+        Ok((status, begun.elapsed()))
+    }
+
+    /// What tracing adds to one call.
+    pub fn cost_of_a_call(&self) -> Option<Duration> {
+        let _awake = Awake::begin();
+        let own = std::env::current_exe().ok()?;
+        let time = |mut command: Command| -> Option<u64> {
+            let mut child = command
+                .arg("calibrate")
+                .arg(CALIBRATION_CALLS.to_string())
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .spawn()
+                .ok()?;
+            let mut text = String::new();
+            child.stdout.take()?.read_to_string(&mut text).ok()?;
+            child.wait().ok()?;
+            text.trim().parse().ok()
+        };
+        let plain = time(Command::new(&own))?;
+        let mut command = self.command(Path::new("/dev/null"));
+        command.arg(&own);
+        let traced = time(command)?;
+        Some(Duration::from_nanos(traced.saturating_sub(plain) / u64::from(CALIBRATION_CALLS)))
+    }
+}
+
+/// Runs a program without tracing.
+pub fn run_plainly(
+    command: &[OsString],
+    interrupted: &AtomicBool,
+) -> Result<(ExitStatus, Duration), Failure> {
+    let (program, arguments) = command.split_first().expect("clap asks for one");
+    let begun = Instant::now();
+    let child = Command::new(program)
+        .args(arguments)
+        .spawn()
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(program))))?;
+    let status = wait(child, interrupted)?;
+    Ok((status, begun.elapsed()))
+}
+
+/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone is passed on: to what strace
+/// started, as strace itself lets none end it.
+fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
+    let failed = |e: std::io::Error| Failure::cannot(format!("cannot wait for the program: {e}"));
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok(status);
+        }
+        if interrupted.load(Ordering::Relaxed) && !told {
+            told = true;
+            for pid in children_of(child.id()).into_iter().chain([child.id() as i32]) {
+                let _ = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::TERM));
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn children_of(pid: u32) -> Vec<i32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+/// The exit code of a program as shells tell it.
+pub fn code_of(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => (128 + signal) as u8,
+        (None, None) => crate::failure::CANNOT,
+    }
+}
+
+/// Keeps processors from sleeping until it goes.
+#[derive(Debug)]
+struct Awake {
+    enough: Arc<AtomicBool>,
+}
+
+impl Awake {
+    fn begin() -> Awake {
+        let enough = Arc::new(AtomicBool::new(false));
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+        for _ in 0..WATCHERS.min(processors) {
+            let enough = enough.clone();
+            // If there can be no thread it is only slower.
+            let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
+                // On Linux this is the thread's own.
+                if rustix::process::setpriority_process(None, 19).is_err() {
+                    return;
+                }
+                while !enough.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Awake { enough }
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Prints the nanoseconds that this number of calls took.
+pub fn calibrate(calls: u32) -> ExitCode {
+    let begun = Instant::now();
+    for _ in 0..calls {
+        let _ = std::hint::black_box(rustix::fs::stat("/"));
+    }
+    println!("{}", begun.elapsed().as_nanos());
+    ExitCode::SUCCESS
+}

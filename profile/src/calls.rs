@@ -1,0 +1,224 @@
+//! The one table of system calls: which concern a file system, to which class each belongs, what it names and what
+//! it does. docs/formats/profile.md lists the same for readers.
+
+/// The paper's two kinds of operations (section 3.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Class {
+    Metadata,
+    Data,
+}
+
+impl Class {
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Metadata => "metadata",
+            Class::Data => "data",
+        }
+    }
+}
+
+/// What a call names; the numbers are positions of arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    Path(usize),
+    /// A path, relative to a descriptor. An empty or absent path means what the descriptor is.
+    At(usize, usize),
+    Descriptor(usize),
+}
+
+/// What a call does beyond asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Asks for attributes or the like.
+    Look,
+    /// Opens, with the flags in this argument.
+    Open(usize),
+    /// `creat`: opens for writing.
+    Create,
+    Close,
+    /// Reads names of a directory.
+    List,
+    /// Moves bytes from the file; the result is their number.
+    Read,
+    /// Moves bytes to the file.
+    Write,
+    /// Moves bytes from one descriptor to another (the second).
+    Copy(usize, usize),
+    /// Maps this many bytes of a file.
+    Map(usize),
+    /// Forces what was written out, or prepares for reading: data, without bytes of its own.
+    Hint,
+    /// Changes the subject.
+    Change,
+    /// Changes the subject and another name.
+    Rename(Subject),
+    ChangeDirectory,
+    Execute,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileCall {
+    pub class: Class,
+    pub subject: Subject,
+    pub effect: Effect,
+    /// Whether a symbolic link at the end of the path is followed.
+    pub follows: bool,
+}
+
+/// What concerns no file system itself, but must be known to follow descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bookkeeping {
+    /// The result is a copy of the first argument's descriptor.
+    Duplicate,
+    /// The same, if the second argument begins with F_DUPFD.
+    Control,
+    /// Both ends come back in an array.
+    Pair(usize),
+    /// The result is a descriptor of no file.
+    NoFile,
+    CloseRange,
+    /// A child, with the flags in this argument; none: it shares nothing.
+    Fork(Option<usize>),
+    Unshare,
+    /// Does what the trace does not show.
+    Hidden,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spec {
+    File(FileCall),
+    Bookkeeping(Bookkeeping),
+}
+
+/// `None`: it concerns no file system.
+pub fn spec(name: &[u8]) -> Option<Spec> {
+    use Bookkeeping::*;
+    use Class::{Data, Metadata};
+    use Effect::*;
+    use Subject::{At, Descriptor, Path};
+    let metadata = |subject, effect| (Metadata, subject, effect, true);
+    let link = |subject, effect| (Metadata, subject, effect, false);
+    let data = |subject, effect| (Data, subject, effect, true);
+    let (class, subject, effect, follows) = match name {
+        b"stat" | b"stat64" | b"access" | b"statfs" | b"statfs64" | b"getxattr" | b"listxattr" => {
+            metadata(Path(0), Look)
+        }
+        b"oldstat" | b"umount2" | b"umount" | b"chroot" | b"acct" => metadata(Path(0), Look),
+        b"lstat" | b"lstat64" | b"oldlstat" | b"readlink" | b"lgetxattr" | b"llistxattr" => {
+            link(Path(0), Look)
+        }
+        b"newfstatat" | b"fstatat64" | b"statx" | b"faccessat" | b"faccessat2" | b"name_to_handle_at" => {
+            metadata(At(0, 1), Look)
+        }
+        b"readlinkat" => link(At(0, 1), Look),
+        b"inotify_add_watch" => metadata(Path(1), Look),
+        b"fstat" | b"fstat64" | b"fstatfs" | b"fstatfs64" | b"fgetxattr" | b"flistxattr" | b"flock" => {
+            metadata(Descriptor(0), Look)
+        }
+        b"open" => metadata(Path(0), Open(1)),
+        b"openat" | b"openat2" => metadata(At(0, 1), Open(2)),
+        b"creat" => metadata(Path(0), Create),
+        b"close" => metadata(Descriptor(0), Close),
+        b"getdents" | b"getdents64" | b"readdir" => metadata(Descriptor(0), List),
+        b"chdir" => metadata(Path(0), ChangeDirectory),
+        b"fchdir" => metadata(Descriptor(0), ChangeDirectory),
+        b"execve" => metadata(Path(0), Execute),
+        b"execveat" => metadata(At(0, 1), Execute),
+        b"mkdir" | b"rmdir" | b"unlink" | b"mknod" | b"lchown" | b"lchown32" | b"lsetxattr"
+        | b"lremovexattr" => link(Path(0), Change),
+        b"chmod" | b"chown" | b"chown32" | b"utime" | b"utimes" | b"truncate" | b"truncate64"
+        | b"setxattr" | b"removexattr" => metadata(Path(0), Change),
+        b"mkdirat" | b"unlinkat" | b"mknodat" | b"fchownat" => link(At(0, 1), Change),
+        b"fchmodat" | b"fchmodat2" | b"utimensat" | b"utimensat_time64" | b"futimesat" => {
+            metadata(At(0, 1), Change)
+        }
+        b"fchmod" | b"fchown" | b"fchown32" | b"ftruncate" | b"ftruncate64" | b"fsetxattr"
+        | b"fremovexattr" | b"fallocate" => metadata(Descriptor(0), Change),
+        b"rename" => link(Path(1), Rename(Path(0))),
+        b"renameat" | b"renameat2" => link(At(2, 3), Rename(At(0, 1))),
+        b"link" | b"symlink" => link(Path(1), Change),
+        b"linkat" => link(At(2, 3), Change),
+        b"symlinkat" => link(At(1, 2), Change),
+        b"read" | b"readv" | b"pread64" | b"pread" | b"preadv" | b"preadv2" => data(Descriptor(0), Read),
+        b"write" | b"writev" | b"pwrite64" | b"pwrite" | b"pwritev" | b"pwritev2" => {
+            data(Descriptor(0), Write)
+        }
+        b"sendfile" | b"sendfile64" => data(Descriptor(1), Copy(1, 0)),
+        b"copy_file_range" => data(Descriptor(0), Copy(0, 2)),
+        b"splice" => data(Descriptor(0), Copy(0, 2)),
+        b"mmap" | b"mmap2" => data(Descriptor(4), Map(1)),
+        b"fsync" | b"fdatasync" | b"sync_file_range" | b"syncfs" | b"readahead" | b"fadvise64"
+        | b"fadvise64_64" => data(Descriptor(0), Hint),
+        other => {
+            return Some(Spec::Bookkeeping(match other {
+                b"dup" | b"dup2" | b"dup3" => Duplicate,
+                b"fcntl" | b"fcntl64" => Control,
+                b"pipe" | b"pipe2" => Pair(0),
+                b"socketpair" => Pair(3),
+                b"socket" | b"accept" | b"accept4" | b"epoll_create" | b"epoll_create1" | b"eventfd"
+                | b"eventfd2" | b"signalfd" | b"signalfd4" | b"timerfd_create" | b"memfd_create"
+                | b"inotify_init" | b"inotify_init1" | b"pidfd_open" | b"userfaultfd"
+                | b"perf_event_open" => NoFile,
+                b"close_range" => CloseRange,
+                b"fork" | b"vfork" => Fork(None),
+                b"clone" => Fork(Some(1)),
+                b"clone3" => Fork(Some(0)),
+                b"unshare" => Unshare,
+                b"io_uring_setup" | b"io_uring_enter" | b"io_submit" => Hidden,
+                _ => return None,
+            }));
+        }
+    };
+    Some(Spec::File(FileCall { class, subject, effect, follows }))
+}
+
+/// What a tracer must be told to trace: every call of the table that Linux has today, and the end of processes.
+pub const TRACED: &[&str] = &[
+    "%file",
+    "read",
+    "readv",
+    "pread64",
+    "preadv",
+    "preadv2",
+    "write",
+    "writev",
+    "pwrite64",
+    "pwritev",
+    "pwritev2",
+    "close",
+    "fstat",
+    "fstatfs",
+    "fgetxattr",
+    "flistxattr",
+    "fsetxattr",
+    "fremovexattr",
+    "flock",
+    "getdents",
+    "getdents64",
+    "fchdir",
+    "fchmod",
+    "fchown",
+    "ftruncate",
+    "fallocate",
+    "sendfile",
+    "copy_file_range",
+    "splice",
+    "mmap",
+    "fsync",
+    "fdatasync",
+    "sync_file_range",
+    "syncfs",
+    "readahead",
+    "fadvise64",
+    "dup",
+    "dup2",
+    "dup3",
+    "close_range",
+    "clone",
+    "clone3",
+    "fork",
+    "vfork",
+    "unshare",
+    "io_uring_setup",
+    "io_submit",
+];

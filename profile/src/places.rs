@@ -1,0 +1,350 @@
+//! Where a path lies: working directory, temporary, shared or local. Decided by the longest of the known directories
+//! that a path is in: what the caller names, the working directory, the temporary ones, and the mount points.
+
+use crate::paths::{PathId, Paths};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    Cwd,
+    Tmp,
+    Shared,
+    Local,
+}
+
+impl Place {
+    pub const ALL: [Place; 4] = [Place::Cwd, Place::Tmp, Place::Shared, Place::Local];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Cwd => "cwd",
+            Place::Tmp => "tmp",
+            Place::Shared => "shared",
+            Place::Local => "local",
+        }
+    }
+}
+
+/// A line of the mount table; of two for one directory the later hides the earlier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    pub point: Vec<u8>,
+    pub file_system: String,
+}
+
+/// File systems whose files are on other machines. FUSE in general counts as shared: on clusters it is MooseFS,
+/// ceph-fuse, BeeGFS clients, CVMFS and the like; those below are local.
+pub fn is_shared(file_system: &str) -> bool {
+    const SHARED: [&str; 20] = [
+        "lustre",
+        "lustre_lite",
+        "gpfs",
+        "nfs",
+        "nfs4",
+        "beegfs",
+        "fhgfs",
+        "ceph",
+        "cifs",
+        "smb3",
+        "afs",
+        "9p",
+        "orangefs",
+        "pvfs2",
+        "panfs",
+        "glusterfs",
+        "virtiofs",
+        "weka",
+        "wekafs",
+        "daos",
+    ];
+    const LOCAL_FUSE: [&str; 8] = [
+        "fuse.squashfuse",
+        "fuse.squashfuse_ll",
+        "fuse.lxcfs",
+        "fuse.erofs",
+        "fuse.portal",
+        "fuse.gvfsd-fuse",
+        "fuse.fuse-overlayfs",
+        "fuse.appimage",
+    ];
+    SHARED.contains(&file_system)
+        || (file_system == "fuse" || file_system.starts_with("fuse.")) && !LOCAL_FUSE.contains(&file_system)
+}
+
+/// What decides where paths lie, before the first path is known.
+#[derive(Debug, Clone, Default)]
+pub struct Geography {
+    pub mounts: Vec<Mount>,
+    /// Directories that count as shared whatever they lie on.
+    pub shared: Vec<Vec<u8>>,
+    pub temporary: Vec<Vec<u8>>,
+    pub working: Option<Vec<u8>>,
+}
+
+/// What symbolic links point to; `None`: it is none, or cannot be told. Asked once for each path outside shared file
+/// systems, so that `/apps/x` is known to lie where `/apps` points to.
+pub trait Links {
+    fn target(&mut self, path: &[u8]) -> Option<Vec<u8>>;
+}
+
+/// No link is followed: for traces of another machine.
+#[derive(Debug)]
+pub struct NoLinks;
+
+impl Links for NoLinks {
+    fn target(&mut self, _path: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// A directory that decides for what is in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root {
+    pub path: PathId,
+    pub place: Place,
+    pub on_shared: bool,
+    pub file_system: String,
+}
+
+/// The index of a `Root`.
+pub type RootId = u16;
+
+/// Paths together with where each lies.
+pub struct Map<'l> {
+    pub paths: Paths,
+    roots: Vec<Root>,
+    /// For each path: its root, and what it stands for if it is a symbolic link.
+    root_of: Vec<RootId>,
+    alias_of: Vec<Option<PathId>>,
+    links: &'l mut dyn Links,
+}
+
+impl std::fmt::Debug for Map<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map").field("paths", &self.paths.len()).field("roots", &self.roots).finish()
+    }
+}
+
+/// As the kernel: more links than this on one path are a loop.
+const LINKS_MAX: u32 = 40;
+
+/// Who names a root; of two for one directory the later wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Namer {
+    Mount,
+    Temporary,
+    Working,
+    Caller,
+}
+
+impl<'l> Map<'l> {
+    pub fn new(geography: &Geography, links: &'l mut dyn Links) -> Map<'l> {
+        let root =
+            Root { path: PathId::ROOT, place: Place::Local, on_shared: false, file_system: String::new() };
+        let mut map =
+            Map { paths: Paths::default(), roots: vec![root], root_of: vec![0], alias_of: vec![None], links };
+        let mut named: Vec<(Vec<&[u8]>, Namer, &str)> = Vec::new();
+        for mount in &geography.mounts {
+            named.push((components(&mount.point), Namer::Mount, &mount.file_system));
+        }
+        named.extend(geography.temporary.iter().map(|p| (components(p), Namer::Temporary, "")));
+        // Everything is below the root directory: working in it says nothing.
+        let working = geography.working.iter().filter(|p| !components(p).is_empty());
+        named.extend(working.map(|p| (components(p), Namer::Working, "")));
+        named.extend(geography.shared.iter().map(|p| (components(p), Namer::Caller, "")));
+        // A directory before what is in it, so that each path takes its root from the directory it is in.
+        named.sort_by(|a, b| (a.0.len(), &a.0, a.1).cmp(&(b.0.len(), &b.0, b.1)));
+        let called: Vec<Vec<&[u8]>> = geography.shared.iter().map(|p| components(p)).collect();
+        for (path, namer, file_system) in named {
+            let by_caller = called.iter().any(|c| path.starts_with(c));
+            map.add_root(&path, namer, file_system, by_caller);
+        }
+        map
+    }
+
+    fn add_root(&mut self, path: &[&[u8]], namer: Namer, file_system: &str, by_caller: bool) {
+        let id = path.iter().fold(PathId::ROOT, |at, name| self.child(at, name));
+        let around = self.root(id).clone();
+        let Ok(next) = RootId::try_from(self.roots.len()) else { return };
+        let root = match namer {
+            Namer::Mount => {
+                let on_shared = by_caller || is_shared(file_system);
+                let place = if on_shared { Place::Shared } else { Place::Local };
+                Root { path: id, place, on_shared, file_system: file_system.to_owned() }
+            }
+            Namer::Temporary => Root { path: id, place: Place::Tmp, ..around },
+            Namer::Working => Root { path: id, place: Place::Cwd, ..around },
+            Namer::Caller => Root { path: id, place: Place::Shared, on_shared: true, ..around },
+        };
+        self.roots.push(root);
+        self.root_of[id.index()] = next;
+    }
+
+    pub fn roots(&self) -> &[Root] {
+        &self.roots
+    }
+
+    pub fn root_id(&self, path: PathId) -> RootId {
+        self.root_of[path.index()]
+    }
+
+    pub fn root(&self, path: PathId) -> &Root {
+        &self.roots[usize::from(self.root_id(path))]
+    }
+
+    fn child(&mut self, parent: PathId, name: &[u8]) -> PathId {
+        let id = self.paths.child(parent, name);
+        if id.index() == self.root_of.len() {
+            self.root_of.push(self.root_of[parent.index()]);
+            self.alias_of.push(None);
+        }
+        id
+    }
+
+    /// The path that `text` names, seen from `base`: without `.` and `..`, through links outside shared file systems.
+    pub fn resolve(&mut self, base: PathId, text: &[u8], follow_last: bool) -> PathId {
+        self.walk(base, text, follow_last, &mut LINKS_MAX.clone())
+    }
+
+    fn walk(&mut self, base: PathId, text: &[u8], follow_last: bool, links_left: &mut u32) -> PathId {
+        let mut at = if text.starts_with(b"/") { PathId::ROOT } else { base };
+        let mut names = text.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".").peekable();
+        while let Some(name) = names.next() {
+            if name == b".." {
+                at = self.paths.parent(at);
+                continue;
+            }
+            let known = self.paths.len();
+            let next = self.child(at, name);
+            if next.index() == known && !self.root(next).on_shared && *links_left > 0 {
+                *links_left -= 1;
+                if let Some(target) = self.links.target(&self.paths.bytes(next)) {
+                    let target = self.walk(at, &target, true, links_left);
+                    self.alias_of[next.index()] = Some(target).filter(|t| *t != next);
+                } else {
+                    *links_left += 1;
+                }
+            }
+            let is_last = names.peek().is_none();
+            at = match self.alias_of[next.index()] {
+                Some(target) if !is_last || follow_last => target,
+                _ => next,
+            };
+        }
+        at
+    }
+}
+
+/// The names of a path, without `.`; `..` is taken as written, which in a mount table does not occur.
+fn components(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".").collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: [(&str, &str); 7] = [
+        ("/", "ext4"),
+        ("/proc", "proc"),
+        ("/mnt/lustre one", "lustre"),
+        ("/home", "nfs4"),
+        ("/home/local", "xfs"),
+        ("/tmp", "tmpfs"),
+        ("/mfs", "fuse.mfs"),
+    ];
+
+    struct Table(Vec<(&'static str, &'static str)>);
+
+    impl Links for Table {
+        fn target(&mut self, path: &[u8]) -> Option<Vec<u8>> {
+            let found = self.0.iter().find(|(from, _)| from.as_bytes() == path)?;
+            Some(found.1.as_bytes().to_vec())
+        }
+    }
+
+    fn geography() -> Geography {
+        Geography {
+            mounts: MOUNTS
+                .map(|(point, kind)| Mount { point: point.into(), file_system: kind.into() })
+                .to_vec(),
+            shared: vec![b"/opt/sw".to_vec()],
+            temporary: vec![b"/tmp".to_vec()],
+            working: Some(b"/home/u/job".to_vec()),
+        }
+    }
+
+    fn place(map: &mut Map, path: &str) -> (Place, bool, String) {
+        let id = map.resolve(PathId::ROOT, path.as_bytes(), true);
+        let root = map.root(id);
+        (root.place, root.on_shared, root.file_system.clone())
+    }
+
+    #[test]
+    fn the_longest_directory_decides() {
+        let (geography, mut links) = (geography(), NoLinks);
+        let mut map = Map::new(&geography, &mut links);
+        for (path, expected, on_shared) in [
+            ("/usr/lib", Place::Local, false),
+            ("/mnt/lustre one/x", Place::Shared, true),
+            ("/mnt/lustre onex", Place::Local, false),
+            ("/home/other", Place::Shared, true),
+            ("/home/u/job/out", Place::Cwd, true),
+            ("/home/u/job/../x", Place::Shared, true),
+            ("/home/local/x", Place::Local, false),
+            ("/tmp/x", Place::Tmp, false),
+            ("/opt/sw/bin", Place::Shared, true),
+            ("/mfs/env", Place::Shared, true),
+            ("/", Place::Local, false),
+        ] {
+            let (place, shared, _) = place(&mut map, path);
+            assert_eq!((place, shared), (expected, on_shared), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_caller_decides_before_all_others() {
+        let mut geography = geography();
+        geography.shared = vec![b"/tmp".to_vec(), b"/home/local".to_vec(), b"/".to_vec()];
+        geography.working = Some(b"/".to_vec());
+        let mut links = NoLinks;
+        let mut map = Map::new(&geography, &mut links);
+        for path in ["/tmp/x", "/home/local/x", "/usr", "/proc/1"] {
+            assert_eq!(place(&mut map, path).0, Place::Shared, "{path}");
+        }
+        assert_eq!(place(&mut map, "/home/local").2, "xfs");
+    }
+
+    #[test]
+    fn links_lead_to_where_things_lie() {
+        let geography = geography();
+        let mut links = Table(vec![
+            ("/apps", "/mfs/apps"),
+            ("/usr/bin/python", "../../mfs/env/bin/python"),
+            ("/loop", "/loop2"),
+            ("/loop2", "/loop"),
+            ("/self", "self"),
+        ]);
+        let mut map = Map::new(&geography, &mut links);
+        assert_eq!(place(&mut map, "/apps/x").0, Place::Shared);
+        assert_eq!(place(&mut map, "/apps/x").0, Place::Shared, "a second time");
+        assert_eq!(place(&mut map, "/usr/bin/python").0, Place::Shared);
+        let link = map.resolve(PathId::ROOT, b"/usr/bin/python", false);
+        assert_eq!(map.root(link).place, Place::Local, "the link itself");
+        for path in ["/loop/x", "/self/self/x"] {
+            place(&mut map, path);
+        }
+    }
+
+    #[test]
+    fn fuse_is_shared_but_for_what_is_known_to_be_local() {
+        for (kind, shared) in [
+            ("fuse.mfs", true),
+            ("fuse", true),
+            ("fuse.squashfuse", false),
+            ("fuseblk", false),
+            ("overlay", false),
+        ] {
+            assert_eq!(is_shared(kind), shared, "{kind}");
+        }
+    }
+}

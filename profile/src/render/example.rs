@@ -1,0 +1,391 @@
+//! Reports to draw in tests: the paper's MAKER, one that is empty, one that is huge, and one whose names are hostile.
+
+use crate::{
+    AccessMode, Directory, Elsewhere, MetadataRates, Nodes, NotProposed, Operation, Place, Places, Program,
+    Rate, RatePoint, Remaining, Report, Reread, SCHEMA, Scenarios, Search, SearchDirectory, SharedWrite,
+    Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
+};
+
+/// MAKER as the paper measured it. Calls of each place and their bytes are those of its figure 2, rates and nodes
+/// those of its text; how they divide (metadata and data, read and written, directories, programs) is made up.
+pub fn maker() -> Report {
+    let place = |roots: &[&str], metadata, data, bytes_read, bytes_written, missing, on_shared, mode| Place {
+        roots: roots.iter().map(|root| (*root).to_owned()).collect(),
+        metadata,
+        data,
+        bytes_read,
+        bytes_written,
+        missing,
+        on_shared,
+        mode,
+    };
+    let (read_write, read_only) = (AccessMode::ReadWrite, AccessMode::ReadOnly);
+    let sw = "/shared/sw/maker";
+    let rates = Scenarios {
+        direct: Rate { average: 483.0, peak: 10_454.0, peak_at_s: 42.0 },
+        index: Rate { average: 6.2, peak: 104.0, peak_at_s: 41.0 },
+        boot: Rate { average: 0.4, peak: 12.0, peak_at_s: 0.0 },
+    };
+    let remaining = Scenarios {
+        direct: Remaining { metadata: 1_142_781, bytes_read: 2_807_495_139 },
+        index: Remaining { metadata: 14_726, bytes_read: 2_809_395_139 },
+        boot: Remaining { metadata: 948, bytes_read: 611_203_944 },
+    };
+    Report {
+        schema: SCHEMA.to_owned(),
+        made_by: "quell 0.1.0".to_owned(),
+        command: ["mpiexec", "-n", "8", "maker", "-genome", "e coli.fasta", "maker_opts.ctl"]
+            .map(str::to_owned)
+            .to_vec(),
+        traces: (1..=24).map(|n| format!("trace/maker.{}", 4000 + n)).collect(),
+        started_s: 1_793_318_399.0,
+        duration_s: 2366.0,
+        tracing: Some(Tracing {
+            tracer: "strace 6.13".to_owned(),
+            traced_s: 2366.0,
+            direct_s: 1012.0,
+            slow_down: 2.34,
+            how: SlowDown::Measured,
+            exit_code: Some(0),
+        }),
+        totals: Totals {
+            lines: 5_120_933,
+            calls: 4_001_288,
+            metadata: 2_412_019,
+            data: 1_427_624,
+            elsewhere: Elsewhere { no_file: 151_220, unknown: 10_311, bad: 114 },
+            failed: 1_067_990,
+            missing: 1_052_114,
+            bytes_read: 5_010_998_112,
+            bytes_written: 1_763_990_649,
+            processes: 18_244,
+            paths: 96_312,
+            by_call: [
+                ("openat", 1_280_114),
+                ("newfstatat", 811_902),
+                ("read", 1_001_420),
+                ("write", 301_774),
+                ("access", 166_220),
+                ("readlink", 81_004),
+                ("getdents64", 30_112),
+                ("execve", 18_244),
+            ]
+            .map(|(call, calls)| (call.to_owned(), calls))
+            .into_iter()
+            .collect(),
+            skipped: Skipped {
+                other_calls: 1_098_221,
+                events: 19_004,
+                resumed: 2_420,
+                truncated: 2,
+                unfinished: 1,
+                examples: vec!["trace/maker.4007:88123: 1793318.221 openat(AT_FDCWD, \"/shar".to_owned()],
+                ..Skipped::default()
+            },
+        },
+        places: Places {
+            cwd: place(
+                &["/shared/home/ann/ecoli (panfs)"],
+                97_060,
+                160_000,
+                402_117_004,
+                1_033_111_804,
+                4_410,
+                257_060,
+                read_write,
+            ),
+            tmp: place(&["/tmp (xfs)"], 402_711, 761_000, 1_733_228_112, 730_107_030, 20_114, 0, read_write),
+            shared: place(
+                &["/shared/sw (panfs)"],
+                1_142_781,
+                369_764,
+                2_807_495_139,
+                0,
+                861_220,
+                1_512_545,
+                read_only,
+            ),
+            local: place(&["/usr", "/lib", "/etc"], 769_467, 136_860, 68_929_672, 0, 166_370, 0, read_only),
+        },
+        operations: [
+            ("cwd", "metadata", "openat", 51_220, 4_410, 4_410, 0, 0, 3.25),
+            ("cwd", "data", "write", 121_004, 0, 0, 0, 1_033_111_804, 9.5),
+            ("tmp", "metadata", "unlink", 110_220, 3, 3, 0, 0, 1.125),
+            ("shared", "metadata", "openat", 912_114, 861_220, 861_220, 0, 0, 88.5),
+            ("shared", "data", "read", 369_764, 0, 0, 2_807_495_139, 0, 21.75),
+            ("local", "metadata", "newfstatat", 511_902, 166_370, 166_370, 0, 0, 4.0),
+            ("elsewhere", "data", "read", 151_220, 0, 0, 1_220_114, 0, 0.5),
+        ]
+        .map(|(place, class, call, calls, failed, missing, bytes_read, bytes_written, seconds)| Operation {
+            place: place.to_owned(),
+            class: class.to_owned(),
+            call: call.to_owned(),
+            calls,
+            failed,
+            missing,
+            bytes_read,
+            bytes_written,
+            seconds,
+        })
+        .to_vec(),
+        rate: bursts(2366),
+        metadata_rate: MetadataRates { step_s: 1.0, window_s: 1.0, scenarios: rates },
+        directories: [
+            ("/perl5/lib/site_perl/5.16.3", 241_022, 229_877),
+            ("/perl5/lib/site_perl/5.16.3/x86_64-linux-thread-multi", 198_410, 187_004),
+            ("/RepeatMasker/Libraries", 122_311, 21_004),
+            ("/openmpi/lib/openmpi", 90_227, 55_120),
+            ("/blast/bin", 88_004, 80_911),
+            ("/python2.7/lib/python2.7/site-packages", 71_300, 68_200),
+            ("/exonerate/lib", 40_020, 33_100),
+            ("/lib", 22_114, 9_220),
+            ("/data/te_proteins", 10_880, 0),
+            ("/snap/HMM", 6_204, 102),
+            ("/bin", 2_214, 1_100),
+        ]
+        .map(|(below, metadata, missing)| Directory {
+            path: format!("{sw}{below}"),
+            place: "shared".to_owned(),
+            metadata,
+            missing,
+            data: metadata / 7,
+            bytes_read: metadata * 2210,
+            ..Directory::default()
+        })
+        .to_vec(),
+        programs: [
+            ("/perl5/bin/perl", 1204, 801_220, 611_004, 511_220),
+            ("/blast/bin/blastx", 9021, 411_007, 260_114, 180_440),
+            ("/RepeatMasker/RepeatMasker", 410, 190_012, 120_449, 80_224),
+            ("/exonerate/bin/exonerate", 2207, 120_660, 71_020, 60_114),
+        ]
+        .map(|(below, processes, metadata, shared, missing)| Program {
+            path: format!("{sw}{below}"),
+            processes,
+            metadata,
+            shared,
+            missing,
+            data: metadata / 3,
+        })
+        .to_vec(),
+        searches: vec![
+            Search {
+                variable: "PERL5LIB".to_owned(),
+                how: "environment".to_owned(),
+                missing: 511_220,
+                shared: 508_114,
+                found: 61_300,
+                directories: vec![
+                    SearchDirectory {
+                        path: format!("{sw}/perl5/lib/site_perl/5.16.3"),
+                        missing: 229_877,
+                        found: 11_145,
+                    },
+                    SearchDirectory {
+                        path: format!("{sw}/perl5/lib/5.16.3"),
+                        missing: 187_004,
+                        found: 50_155,
+                    },
+                ],
+            },
+            Search {
+                variable: "LD_LIBRARY_PATH or RPATH".to_owned(),
+                how: "names".to_owned(),
+                missing: 210_004,
+                shared: 188_220,
+                found: 71_300,
+                directories: vec![SearchDirectory {
+                    path: format!("{sw}/openmpi/lib"),
+                    missing: 55_120,
+                    found: 35_107,
+                }],
+            },
+        ],
+        rereads: vec![Reread {
+            path: format!("{sw}/data/te_proteins/te_proteins.fasta"),
+            place: "shared".to_owned(),
+            opens: 4402,
+            processes: 2201,
+            bytes_read: 1_940_221_004,
+            times: 212.4,
+        }],
+        shared_writes: vec![SharedWrite {
+            path: "/shared/home/ann/ecoli/ecoli.maker.output/datastore_index.log".to_owned(),
+            place: "cwd".to_owned(),
+            writers: 8,
+            writes: 41_220,
+            bytes_written: 3_110_448,
+            record: 75,
+        }],
+        small_files: vec![SmallFiles {
+            directory: "/shared/home/ann/ecoli/ecoli.maker.output/theVoid".to_owned(),
+            place: "cwd".to_owned(),
+            files: 11_022,
+            bytes_written: 90_221_004,
+        }],
+        trees: vec![Tree {
+            path: sw.to_owned(),
+            file_system: "panfs".to_owned(),
+            metadata: 1_130_022,
+            missing: 861_220,
+            opens: 50_894,
+            files_opened: 2_118,
+            remaining,
+        }],
+        not_proposed: vec![
+            NotProposed {
+                path: "/shared/home/ann/ecoli".to_owned(),
+                metadata: 97_060,
+                why: "the program writes in it: 51,220 files were created or opened for writing".to_owned(),
+            },
+            NotProposed {
+                path: "/tmp".to_owned(),
+                metadata: 402_711,
+                why: "it is local to each node".to_owned(),
+            },
+        ],
+        remaining,
+        nodes: Some(Nodes {
+            direct: Some(66),
+            index: Some(5000),
+            boot: None,
+            by_peak: Scenarios { direct: Some(3), index: Some(307), boot: Some(2600) },
+            capacity: 32_000.0,
+            capacity_from: "--capacity 32000".to_owned(),
+            leaves_out: vec![
+                "what other users of the file system ask of it".to_owned(),
+                "that bursts of several nodes rarely coincide, and sometimes do".to_owned(),
+            ],
+        }),
+        next: vec![
+            format!("quell index {sw}"),
+            format!("quell run -i {sw}.quell -- mpiexec -n 8 maker -genome 'e coli.fasta' maker_opts.ctl"),
+        ],
+        notes: vec![
+            "Times were lengthened by tracing: rates without it are about 2.34 times as high.".to_owned(),
+            "10,311 calls concerned descriptors that the trace does not explain.".to_owned(),
+        ],
+    }
+}
+
+/// Bursts at the begin, in the middle and at the end over a quiet ground, as in the paper's figure 1.
+fn bursts(steps: usize) -> Vec<RatePoint> {
+    let step = |n: usize| {
+        let part = n as f64 / steps as f64;
+        // Uneven without chance, so that a drawing of it is the same every time.
+        let uneven = (n * 7919 % 101) as f64 / 101.0;
+        let burst = match part {
+            p if p < 0.025 => 8000.0,
+            p if (0.4..0.47).contains(&p) => 2400.0,
+            p if p > 0.93 => 1500.0,
+            p if (p * 40.0).fract() < 0.12 => 900.0,
+            _ => 60.0,
+        };
+        let metadata = if n == 42 { 10_454.0 } else { burst * (0.25 + uneven) };
+        let index = if metadata > 3000.0 { metadata / 100.0 } else { (metadata / 90.0).floor() };
+        RatePoint {
+            t: n as f64,
+            metadata,
+            data: metadata / 3.0,
+            index,
+            boot: if n < 8 { 12.0 - n as f64 } else { (index / 20.0).floor() },
+            elsewhere: 400.0 * uneven,
+        }
+    };
+    (0..steps).map(step).collect()
+}
+
+/// More of everything than anybody has.
+pub fn huge() -> Report {
+    let mut report = maker();
+    report.rate = bursts(100_000);
+    report.duration_s = 1e9;
+    for (repeat, list) in [(3000, &mut report.notes), (400, &mut report.next), (5000, &mut report.traces)] {
+        *list = list.iter().cycle().take(repeat).enumerate().map(|(n, text)| format!("{text} {n}")).collect();
+    }
+    report.directories = report.directories.iter().cycle().take(20_000).cloned().collect();
+    report.programs = report.programs.iter().cycle().take(20_000).cloned().collect();
+    report.searches = report.searches.iter().cycle().take(2000).cloned().collect();
+    for search in &mut report.searches {
+        search.directories = search.directories.iter().cycle().take(300).cloned().collect();
+    }
+    report.rereads = report.rereads.iter().cycle().take(20_000).cloned().collect();
+    report.shared_writes = report.shared_writes.iter().cycle().take(20_000).cloned().collect();
+    report.small_files = report.small_files.iter().cycle().take(20_000).cloned().collect();
+    report.trees = report.trees.iter().cycle().take(2000).cloned().collect();
+    report.not_proposed = report.not_proposed.iter().cycle().take(2000).cloned().collect();
+    report.totals.by_call = (0..500).map(|n| (format!("call{n}"), u64::MAX - n)).collect();
+    report.totals.skipped.examples = vec!["x".repeat(4000); 2000];
+    report.command = vec!["argument".to_owned(); 50_000];
+    for place in [&mut report.places.cwd, &mut report.places.shared] {
+        (place.metadata, place.data) = (u64::MAX, u64::MAX - 1);
+        (place.bytes_read, place.bytes_written) = (u64::MAX, u64::MAX);
+        place.roots = (0..3000).map(|n| format!("/shared/{n} (lustre)")).collect();
+    }
+    report.remaining.direct.metadata = u64::MAX;
+    report.metadata_rate.scenarios.direct = Rate { average: 1e15, peak: 1e18, peak_at_s: 1e9 };
+    report.nodes.as_mut().expect("it has some").leaves_out = vec!["something".repeat(300); 500];
+    report
+}
+
+/// Text that a page, a terminal or a reader could fall for.
+pub const HOSTILE: [&str; 9] = [
+    "</title><script>alert(1)</script>",
+    "\"><img src=x onerror=alert(2)>",
+    "'; alert(3); '",
+    "{{ 7 * 7 }}{% raw %}&amp;&lt;",
+    "\x1b[2J\x1b]0;title\x07\0\x08\r\n<b>bold",
+    "\u{202e}txt.exe\u{2066}\u{200f}\u{feff}\u{2028}",
+    "]]></style></svg><script>alert(4)</script><!--",
+    "javascript:alert(5)",
+    "z\u{0335}\u{0321}\u{0322}a\u{0334}\u{0315}l\u{0337}g\u{0335}o 模型 نموذج",
+];
+
+/// `maker`, with every text that a trace or a command line had a say in replaced by hostile ones, one in ten of 4,000
+/// bytes.
+pub fn hostile() -> Report {
+    let mut report = maker();
+    let mut at = 0;
+    let mut next = || {
+        at += 1;
+        match at % 10 {
+            0 => format!("/{}", "<x-\u{202e}>".repeat(500)),
+            n => format!("/shared/{}", HOSTILE[n - 1]),
+        }
+    };
+    report.made_by = next();
+    report.command = (0..20).map(|_| next()).collect();
+    report.traces = (0..20).map(|_| next()).collect();
+    report.next = (0..20).map(|_| next()).collect();
+    report.notes = (0..20).map(|_| next()).collect();
+    report.totals.skipped.examples = (0..20).map(|_| next()).collect();
+    report.totals.by_call = (0..20).map(|n| (next(), n)).collect();
+    report.tracing.as_mut().expect("it was traced").tracer = next();
+    for place in [&mut report.places.cwd, &mut report.places.tmp, &mut report.places.shared] {
+        place.roots = (0..10).map(|_| next()).collect();
+    }
+    report.directories.extend_from_within(..);
+    report.directories.iter_mut().for_each(|d| (d.path, d.place) = (next(), next()));
+    report.programs = vec![report.programs[0].clone(); 12];
+    report.programs.iter_mut().for_each(|p| p.path = next());
+    report.searches = vec![report.searches[0].clone(); 12];
+    for search in &mut report.searches {
+        (search.variable, search.how) = (next(), next());
+        search.directories.iter_mut().for_each(|d| d.path = next());
+    }
+    report.rereads = vec![report.rereads[0].clone(); 12];
+    report.rereads.iter_mut().for_each(|r| (r.path, r.place) = (next(), next()));
+    report.shared_writes = vec![report.shared_writes[0].clone(); 12];
+    report.shared_writes.iter_mut().for_each(|w| (w.path, w.place) = (next(), next()));
+    report.small_files = vec![report.small_files[0].clone(); 12];
+    report.small_files.iter_mut().for_each(|s| (s.directory, s.place) = (next(), next()));
+    report.trees = vec![report.trees[0].clone(); 12];
+    report.trees.iter_mut().for_each(|t| (t.path, t.file_system) = (next(), next()));
+    report.not_proposed = vec![report.not_proposed[0].clone(); 12];
+    report.not_proposed.iter_mut().for_each(|n| (n.path, n.why) = (next(), next()));
+    let nodes = report.nodes.as_mut().expect("it has some");
+    nodes.capacity_from = next();
+    nodes.leaves_out = (0..12).map(|_| next()).collect();
+    report.operations.iter_mut().for_each(|o| o.call = next());
+    report
+}

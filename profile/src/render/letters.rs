@@ -1,0 +1,102 @@
+//! Words as outlines, for pictures. The font is brought along: what a login node has installed must not change a
+//! picture, and nothing is read from its disks. Letters stand one after the other, without kerning or ligatures,
+//! which labels of a chart do without (docs/decisions/0008-drawing-the-report.md has what a library for more would weigh).
+
+use std::fmt::Write;
+
+use ttf_parser::{Face, GlyphId, OutlineBuilder};
+
+use super::drawing::Anchor;
+
+/// profile/fonts/README.md says what is in it, and how it was made.
+static FONT: &[u8] = include_bytes!("../../fonts/Roboto-subset.ttf");
+
+/// The path of `text` with its base line at `at`.
+pub fn outline(text: &str, at: (f64, f64), anchor: Anchor, size: f64) -> String {
+    let font = Face::parse(FONT, 0).expect("the font that is part of the program is a font");
+    let scale = size / f64::from(font.units_per_em());
+    let unknown = font.glyph_index(char::REPLACEMENT_CHARACTER).unwrap_or_default();
+    let glyphs: Vec<GlyphId> = text.chars().map(|c| font.glyph_index(c).unwrap_or(unknown)).collect();
+    let advance = |glyph: &GlyphId| f64::from(font.glyph_hor_advance(*glyph).unwrap_or_default()) * scale;
+    let width: f64 = glyphs.iter().map(advance).sum();
+    let begin = match anchor {
+        Anchor::Start => 0.0,
+        Anchor::Middle => width / 2.0,
+        Anchor::End => width,
+    };
+    let mut pen = Pen { path: String::new(), x: at.0 - begin, y: at.1, scale };
+    for glyph in glyphs {
+        font.outline_glyph(glyph, &mut pen);
+        pen.x += advance(&glyph);
+    }
+    pen.path
+}
+
+/// Writes the outlines of one glyph after another; a font's y grows upwards, a drawing's downwards.
+struct Pen {
+    path: String,
+    x: f64,
+    y: f64,
+    scale: f64,
+}
+
+impl Pen {
+    fn draw(&mut self, verb: char, points: &[(f32, f32)]) {
+        self.path.push(verb);
+        for (x, y) in points {
+            let (x, y) = (self.x + f64::from(*x) * self.scale, self.y - f64::from(*y) * self.scale);
+            write!(self.path, "{x:.2} {y:.2} ").expect("a string takes everything");
+        }
+    }
+}
+
+impl OutlineBuilder for Pen {
+    fn move_to(&mut self, x: f32, y: f32) {
+        self.draw('M', &[(x, y)]);
+    }
+
+    fn line_to(&mut self, x: f32, y: f32) {
+        self.draw('L', &[(x, y)]);
+    }
+
+    fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
+        self.draw('Q', &[(x1, y1), (x, y)]);
+    }
+
+    fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
+        self.draw('C', &[(x1, y1), (x2, y2), (x, y)]);
+    }
+
+    fn close(&mut self) {
+        self.path.push('Z');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_letter_of_our_own_words_is_in_the_font() {
+        let font = Face::parse(FONT, 0).unwrap();
+        for letter in (' '..='~').chain("…·–×äöüßéñŁΩжЖ\u{fffd}".chars()) {
+            assert!(font.glyph_index(letter).is_some(), "{letter:?}");
+        }
+    }
+
+    #[test]
+    fn words_end_where_they_are_told_to() {
+        let x_of = |path: &str| path[1..].split(' ').next().unwrap().parse::<f64>().unwrap();
+        let [start, middle, end] = [Anchor::Start, Anchor::Middle, Anchor::End].map(|anchor| {
+            let path = outline("10,454", (100.0, 50.0), anchor, 13.0);
+            x_of(&path)
+        });
+        assert!((100.0..105.0).contains(&start), "{start}");
+        assert!((start - middle - (middle - end)).abs() < 0.1, "{start} {middle} {end}");
+        assert_eq!(outline("", (0.0, 0.0), Anchor::End, 13.0), "");
+        assert_eq!(
+            outline("模型", (0.0, 9.0), Anchor::Start, 9.0),
+            outline("\u{fffd}\u{fffd}", (0.0, 9.0), Anchor::Start, 9.0)
+        );
+    }
+}

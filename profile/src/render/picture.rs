@@ -1,0 +1,37 @@
+//! A drawing as PNG, for mails and slides.
+
+use std::error::Error;
+use std::fmt;
+
+use resvg::tiny_skia::{Pixmap, Transform};
+use resvg::usvg::{Options, Tree};
+
+/// Twice the size of the drawing: legible on screens of high density and on paper.
+pub const PIXELS_PER_UNIT: f32 = 2.0;
+
+/// A drawing of ours that cannot be made a picture of; its numbers are in the report all the same.
+#[derive(Debug)]
+pub struct PictureError {
+    chart: &'static str,
+    what: String,
+}
+
+impl fmt::Display for PictureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the chart {} cannot be made a picture of: {}", self.chart, self.what)
+    }
+}
+
+impl Error for PictureError {}
+
+/// The picture of a drawing whose words are outlines: the library is linked without its part for text.
+pub fn png(chart: &'static str, svg: &str) -> Result<Vec<u8>, PictureError> {
+    let wrong = |what: String| PictureError { chart, what };
+    let tree = Tree::from_str(svg, &Options::default()).map_err(|e| wrong(e.to_string()))?;
+    let size =
+        tree.size().to_int_size().scale_by(PIXELS_PER_UNIT).ok_or_else(|| wrong("no size".to_owned()))?;
+    let mut pixels =
+        Pixmap::new(size.width(), size.height()).ok_or_else(|| wrong(format!("{size:?} is too large")))?;
+    resvg::render(&tree, Transform::from_scale(PIXELS_PER_UNIT, PIXELS_PER_UNIT), &mut pixels.as_mut());
+    pixels.encode_png().map_err(|e| wrong(e.to_string()))
+}

@@ -1,0 +1,269 @@
+//! Numbers and names in the words of people: thousands apart, units that fit, and names that cannot do harm.
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::{AccessMode, Rate};
+
+/// `1234567` as `1,234,567`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Three digits and a unit, in powers of a thousand as disks and networks are sold: `1.44 GB`.
+pub fn bytes(number: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+    let mut value = number as f64;
+    let mut unit = 0;
+    // 999.5 would be written as 1000.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let decimals = if unit == 0 || value >= 99.95 { 0 } else { 1 + usize::from(value < 9.995) };
+    format!("{value:.decimals$} {}", UNITS[unit])
+}
+
+/// A number that need not be whole; decimals only where they say something.
+pub fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "?".to_owned();
+    }
+    let size = value.abs();
+    if size == 0.0 {
+        "0".to_owned()
+    } else if size < 0.005 {
+        "< 0.01".to_owned()
+    } else if size < 9.95 {
+        let text = format!("{value:.*}", if size < 0.995 { 2 } else { 1 });
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        count(size.round() as u64)
+    }
+}
+
+/// A length of time, or a moment counted from the first call.
+pub fn time(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return "?".to_owned();
+    }
+    // What would be rounded up to the next unit is written in that unit.
+    if seconds == 0.0 {
+        return "0 s".to_owned();
+    } else if seconds < 0.0995 {
+        return format!("{} ms", number(seconds * 1000.0));
+    } else if seconds < 9.995 {
+        let text = format!("{seconds:.2}");
+        return format!("{} s", text.trim_end_matches('0').trim_end_matches('.'));
+    } else if seconds < 59.95 {
+        let text = format!("{seconds:.1}");
+        return format!("{} s", text.strip_suffix(".0").unwrap_or(&text));
+    }
+    let whole = seconds.round() as u64;
+    let parts =
+        [(whole / 86_400, "d"), (whole / 3600 % 24, "h"), (whole / 60 % 60, "min"), (whole % 60, "s")];
+    let first = parts.iter().position(|(value, _)| *value > 0).unwrap_or(3);
+    let two = &parts[first..parts.len().min(first + 2)];
+    let words: Vec<_> = two
+        .iter()
+        .filter(|(value, _)| *value > 0)
+        .map(|(value, unit)| format!("{} {unit}", count(*value)))
+        .collect();
+    words.join(" ")
+}
+
+/// Day and minute of a moment in seconds since 1970, in universal time; nothing for a trace without dates.
+pub fn date(since_1970_s: f64) -> Option<String> {
+    // Up to the year 9999; also false for what is not a number.
+    if !(1.0..253_402_300_800.0).contains(&since_1970_s) {
+        return None;
+    }
+    let minutes = (since_1970_s / 60.0).floor() as u64;
+    let mut days = minutes / 1440;
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute) = (minutes / 60 % 24, minutes % 60);
+    Some(format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", days + 1))
+}
+
+/// A part of a whole in percent, as precise as it must be to differ from nothing and from everything.
+pub fn share(part: u64, whole: u64) -> String {
+    if whole == 0 {
+        return "0 %".to_owned();
+    }
+    let percent = part as f64 * 100.0 / whole as f64;
+    if part == 0 {
+        "0 %".to_owned()
+    } else if percent < 0.01 {
+        "< 0.01 %".to_owned()
+    } else if percent < 0.995 {
+        format!("{percent:.2} %")
+    } else if percent < 9.95 {
+        format!("{percent:.1} %")
+    } else if part < whole && percent >= 99.5 {
+        "> 99 %".to_owned()
+    } else {
+        format!("{percent:.0} %")
+    }
+}
+
+/// One thing or several: `1 file`, `12 files`.
+pub fn several(number: u64, one: &str, more: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { more })
+}
+
+/// The paper's words for how a place is used.
+pub fn mode(mode: AccessMode) -> &'static str {
+    match mode {
+        AccessMode::Unused => "–",
+        AccessMode::ReadOnly => "RO",
+        AccessMode::ReadWrite => "RW",
+    }
+}
+
+/// `no limit` where nothing remains that would set one.
+pub fn nodes(number: Option<u64>) -> String {
+    number.map_or_else(|| "no limit".to_owned(), count)
+}
+
+/// Average and peak in one phrase, both a second.
+pub fn rates(rate: &Rate) -> String {
+    format!("average {}, peak {}", number(rate.average), number(rate.peak))
+}
+
+/// Text of a trace with everything made visible that a terminal would obey or a reader be deceived by: control
+/// characters, marks that turn the direction of writing, and other characters without a shape are written as
+/// `\u{202e}`; a backslash as two, so that nothing else looks like that.
+pub fn shown(text: &str) -> String {
+    // The library's rule for debugging output is the right one, but for quotes, which harm nobody here.
+    text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
+}
+
+/// `shown`, and from the middle as much left out as is needed to take `columns` columns of a terminal at most. Begin
+/// and end of a path tell more than its middle.
+pub fn name(text: &str, columns: usize) -> String {
+    let text = shown(text);
+    if text.width() <= columns {
+        return text;
+    }
+    let room = columns.saturating_sub(1);
+    let begin = fitting(text.chars(), room / 3);
+    let end: Vec<char> = fitting(text.chars().rev(), room - room / 3).chars().collect();
+    format!("{begin}…{}", end.into_iter().rev().collect::<String>())
+}
+
+/// `text`, cut at its end to take `columns` columns at most.
+pub fn cut(text: &str, columns: usize) -> String {
+    if text.width() <= columns {
+        return text.to_owned();
+    }
+    format!("{}…", fitting(text.chars(), columns.saturating_sub(1)))
+}
+
+fn fitting(characters: impl Iterator<Item = char>, columns: usize) -> String {
+    let mut taken = 0;
+    let fits = |c: &char| {
+        taken += c.width().unwrap_or(0);
+        taken <= columns
+    };
+    characters.take_while(fits).collect()
+}
+
+/// A command and its arguments as a shell would take them, shown.
+pub fn command(words: &[String]) -> String {
+    let quoter = shlex::Quoter::new().allow_nul(true);
+    let line = quoter.join(words.iter().map(String::as_str));
+    command_line(&line.expect("only NUL cannot be quoted, and it may be there"))
+}
+
+/// A command to be copied: `shown`, but for backslashes, which a shell reads as they are.
+pub fn command_line(text: &str) -> String {
+    text.split('\\').map(shown).collect::<Vec<_>>().join("\\")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_at_a_glance() {
+        assert_eq!([count(0), count(999), count(1000), count(1_512_545)], ["0", "999", "1,000", "1,512,545"]);
+        assert_eq!(count(u64::MAX), "18,446,744,073,709,551,615");
+        assert_eq!([bytes(0), bytes(999), bytes(1_435_228_808)], ["0 B", "999 B", "1.44 GB"]);
+        assert_eq!([bytes(68_929_672), bytes(999_999), bytes(u64::MAX)], ["68.9 MB", "1.00 MB", "18.4 EB"]);
+        assert_eq!([number(0.0), number(0.004), number(0.4), number(6.0)], ["0", "< 0.01", "0.4", "6"]);
+        assert_eq!([number(0.37), number(0.996), number(9.94)], ["0.37", "1", "9.9"]);
+        assert_eq!([number(9.96), number(10_454.4), number(f64::NAN)], ["10", "10,454", "?"]);
+        assert_eq!(
+            [share(0, 0), share(1, 1_000_000), share(14_726, 1_142_781)],
+            ["0 %", "< 0.01 %", "1.3 %"]
+        );
+        assert_eq!([share(999, 1000), share(1000, 1000), share(1, 2)], ["> 99 %", "100 %", "50 %"]);
+    }
+
+    #[test]
+    fn times_are_told_in_two_units_at_most() {
+        assert_eq!([time(0.0), time(0.0123), time(0.35), time(42.0)], ["0 s", "12 ms", "0.35 s", "42 s"]);
+        assert_eq!([time(59.96), time(3163.0), time(7380.0)], ["1 min", "52 min 43 s", "2 h 3 min"]);
+        assert_eq!([time(864_000.0), time(f64::INFINITY), time(-1.0)], ["10 d", "?", "?"]);
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0.0), None);
+        assert_eq!(date(f64::NAN), None);
+        assert_eq!(date(951_827_696.0).as_deref(), Some("2000-02-29 12:34 UTC"));
+        assert_eq!(date(1_793_318_399.9).as_deref(), Some("2026-10-29 23:59 UTC"));
+        assert_eq!(date(4_107_542_400.0).as_deref(), Some("2100-03-01 00:00 UTC"));
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_written_out() {
+        assert_eq!(
+            shown("a\x1b[31mb\r\n\t\u{202e}c\u{200b}\u{feff}"),
+            r"a\u{1b}[31mb\r\n\t\u{202e}c\u{200b}\u{feff}"
+        );
+        assert_eq!(shown(r#"it's "so" ü 模型"#), r#"it's "so" ü 模型"#);
+        assert_eq!(shown(r"back\slash\'"), r"back\\slash\\'");
+    }
+
+    #[test]
+    fn names_keep_begin_and_end_and_take_no_more_room_than_they_may() {
+        assert_eq!(name("/shared/sw/lib/python3/site-packages/x.py", 20), "/share…packages/x.py");
+        assert_eq!(name("short", 5), "short");
+        for columns in 0..40 {
+            assert!(name(&"模型/".repeat(500), columns).width() <= columns.max(1));
+            assert!(cut(&"模型/".repeat(500), columns).width() <= columns.max(1));
+        }
+    }
+
+    #[test]
+    fn commands_can_be_given_to_a_shell() {
+        let words = ["maker", "-x", "two words", "it's", r"back\slash", ""].map(str::to_owned);
+        let line = command(&words);
+        assert!(line.starts_with("maker -x 'two words' "), "{line}");
+        assert_eq!(shlex::split(&line).unwrap(), words);
+        assert_eq!(command_line(&line), line);
+        assert_eq!(command(&["a\0\x1b".to_owned()]), r"'a\0\u{1b}'");
+    }
+}

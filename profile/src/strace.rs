@@ -1,0 +1,552 @@
+//! Reads one line of strace's output. Pure: it knows what a line says, not what it means. Lines may come from
+//! anybody: nothing is indexed unchecked, and whatever is not understood is `Foreign`, never an error.
+//!
+//! ```text
+//! 18212 1503501245.079960 openat(AT_FDCWD</home/u>, "x", O_RDONLY) = 3</home/u/x> <0.000021>
+//! pid   time              name   arguments                           result       time spent
+//! ```
+
+/// Calls have at most six arguments; what is beyond is not kept.
+const ARGUMENTS_MAX: usize = 8;
+
+/// One line, taken apart as far as it goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line<'a> {
+    /// Absent in the files of `strace -ff`, which carry it in their name.
+    pub pid: Option<u32>,
+    pub time: Time,
+    pub what: What<'a>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Time {
+    /// Without `-t`.
+    None,
+    /// `-ttt`: microseconds since 1970.
+    Epoch(u64),
+    /// `-t`, `-tt`: microseconds since midnight.
+    Clock(u64),
+    /// `-r`: microseconds since the line before.
+    Relative(u64),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum What<'a> {
+    /// `name(arguments) = result`
+    Call { name: &'a [u8], text: &'a [u8] },
+    /// `name(arguments <unfinished ...>`; the text is what was before the remark.
+    Begun { name: &'a [u8], text: &'a [u8] },
+    /// `<... name resumed>rest) = result`
+    Resumed { name: &'a [u8], rest: &'a [u8] },
+    /// The process ended or was killed.
+    Exited,
+    /// A signal, or a remark of the tracer.
+    Event,
+    /// Begins like a call, and ends too soon.
+    Truncated,
+    /// Nothing that strace writes.
+    Foreign,
+}
+
+/// Takes a line (without its end) apart.
+pub fn line(text: &[u8]) -> Line<'_> {
+    let (pid, rest) = pid(text);
+    let (time, rest) = time(rest);
+    let what = what(rest);
+    Line { pid, time, what }
+}
+
+/// Only the time of a line, comparable within one trace: where there is no date it is 0.
+pub fn time_of(text: &[u8]) -> u64 {
+    match time(pid(text).1).0 {
+        Time::Epoch(micros) | Time::Clock(micros) => micros,
+        Time::None | Time::Relative(_) => 0,
+    }
+}
+
+/// Whether a line begins with the number of a process.
+pub fn has_pid(text: &[u8]) -> bool {
+    pid(text).0.is_some()
+}
+
+fn skip_spaces(text: &[u8]) -> &[u8] {
+    &text[text.iter().take_while(|b| matches!(b, b' ' | b'\t')).count()..]
+}
+
+fn digits(text: &[u8]) -> usize {
+    text.iter().take_while(|b| b.is_ascii_digit()).count()
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    if text.is_empty() {
+        return None;
+    }
+    text.iter().try_fold(0u64, |sum, b| {
+        let digit = b.is_ascii_digit().then(|| u64::from(b - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+/// `1234 `, `1234<comm> ` or `[pid  1234] `.
+fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
+    let text = skip_spaces(text);
+    let bracket = text.strip_prefix(b"[pid ").map(skip_spaces);
+    let begin = bracket.unwrap_or(text);
+    let length = digits(begin);
+    let Some(pid) = number(&begin[..length]).and_then(|n| u32::try_from(n).ok()) else { return (None, text) };
+    let mut rest = &begin[length..];
+    if let Some(comm) = rest.strip_prefix(b"<") {
+        // The name of a program may hold anything but it ends before the next space that follows a `>`.
+        let Some(end) = comm.iter().position(|b| *b == b'>') else { return (None, text) };
+        rest = &comm[end + 1..];
+    }
+    if bracket.is_some() {
+        return match rest.strip_prefix(b"]") {
+            Some(rest) => (Some(pid), skip_spaces(rest)),
+            None => (None, text),
+        };
+    }
+    match rest.first() {
+        Some(b' ' | b'\t') => (Some(pid), skip_spaces(rest)),
+        _ => (None, text),
+    }
+}
+
+/// Six digits after the point at most; fewer are filled up.
+fn fraction(text: &[u8]) -> (u64, &[u8]) {
+    let length = digits(text);
+    let kept = &text[..length.min(6)];
+    let value = number(kept).unwrap_or(0) * 10u64.pow(6 - kept.len() as u32);
+    (value, &text[length..])
+}
+
+/// Below this a number of seconds is not a date of this age but the time since the line before.
+const EPOCH_MIN_S: u64 = 100_000_000;
+/// The year 5138: beyond, it is no time.
+const EPOCH_MAX_S: u64 = 100_000_000_000;
+
+fn time(text: &[u8]) -> (Time, &[u8]) {
+    let none = (Time::None, text);
+    let length = digits(text);
+    let Some(first) = number(&text[..length]).filter(|n| *n < EPOCH_MAX_S) else { return none };
+    let rest = &text[length..];
+    if let Some(rest) = rest.strip_prefix(b".") {
+        let (micros, rest) = fraction(rest);
+        let value = first * 1_000_000 + micros;
+        let time = if first < EPOCH_MIN_S { Time::Relative(value) } else { Time::Epoch(value) };
+        return (time, skip_spaces(rest));
+    }
+    // 12:34:56.123456
+    let two = |text: &[u8]| (text.first() == Some(&b':')).then(|| number(text.get(1..3)?)).flatten();
+    if let (Some(minutes), Some(seconds)) = (two(rest), rest.get(3..).and_then(two))
+        && first < 24
+    {
+        let rest = &rest[6..];
+        let (micros, rest) = rest.strip_prefix(b".").map_or((0, rest), fraction);
+        return (
+            Time::Clock(((first * 60 + minutes) * 60 + seconds) * 1_000_000 + micros),
+            skip_spaces(rest),
+        );
+    }
+    // Whole seconds: `strace --absolute-timestamps=unix`.
+    match rest.first() {
+        Some(b' ') if first >= EPOCH_MIN_S => (Time::Epoch(first * 1_000_000), skip_spaces(rest)),
+        _ => none,
+    }
+}
+
+const UNFINISHED: &[u8] = b"<unfinished ...>";
+
+fn what(text: &[u8]) -> What<'_> {
+    if text.starts_with(b"+++ ") {
+        let ended = [b"+++ exited".as_slice(), b"+++ killed", b"+++ superseded"];
+        return if ended.iter().any(|e| text.starts_with(e)) { What::Exited } else { What::Event };
+    }
+    if text.starts_with(b"--- ") || text.starts_with(b"strace: ") {
+        return What::Event;
+    }
+    if let Some(rest) = text.strip_prefix(b"<... ") {
+        let name = &rest[..identifier(rest)];
+        return match rest[name.len()..].strip_prefix(b" resumed>") {
+            Some(rest) if !name.is_empty() && (is_call(name) || ends(rest)) => What::Resumed { name, rest },
+            _ => What::Truncated,
+        };
+    }
+    let name = &text[..identifier(text)];
+    if name.is_empty() {
+        return What::Foreign;
+    }
+    if text.get(name.len()) != Some(&b'(') {
+        // `????(`, or the beginning of a call that was cut off. A word alone may be anything.
+        return if name.len() == text.len() && is_call(name) { What::Truncated } else { What::Foreign };
+    }
+    let trimmed = text.trim_ascii_end();
+    if let Some(begun) = trimmed.strip_suffix(UNFINISHED) {
+        return What::Begun { name, text: begun.trim_ascii_end() };
+    }
+    // Of the calls that are counted, `call` tells later whether all is there.
+    if is_call(name) || ends(text) { What::Call { name, text } } else { What::Truncated }
+}
+
+fn identifier(text: &[u8]) -> usize {
+    let first = text.first().is_some_and(|b| b.is_ascii_lowercase() || *b == b'_');
+    if !first {
+        return 0;
+    }
+    text.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count()
+}
+
+fn is_call(name: &[u8]) -> bool {
+    crate::calls::spec(name).is_some()
+}
+
+/// Whether a result seems to follow the arguments; asked of calls that are not looked into.
+fn ends(text: &[u8]) -> bool {
+    let Some(at) = find_last(text, b" = ") else { return false };
+    text[..at].trim_ascii_end().ends_with(b")") && at + 3 < text.len()
+}
+
+fn find_last(text: &[u8], what: &[u8]) -> Option<usize> {
+    text.windows(what.len()).rposition(|window| window == what)
+}
+
+/// The arguments and the result of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Call<'a> {
+    arguments: [&'a [u8]; ARGUMENTS_MAX],
+    count: usize,
+    pub result: Outcome<'a>,
+    /// Microseconds, with `-T`.
+    pub spent: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outcome<'a> {
+    /// The value, and with `-y` what it is a descriptor of.
+    Value(i64, Option<&'a [u8]>),
+    /// The name of the error.
+    Failed(&'a [u8]),
+    /// The call did not return, or the log does not say.
+    Unknown,
+}
+
+impl<'a> Call<'a> {
+    pub fn argument(&self, index: usize) -> Option<&'a [u8]> {
+        self.arguments[..self.count].get(index).copied()
+    }
+
+    /// A descriptor with what `-y` says of it: `3</path>`, `AT_FDCWD</home/u>`.
+    pub fn descriptor(&self, index: usize) -> Option<Descriptor<'a>> {
+        descriptor(self.argument(index)?)
+    }
+
+    pub fn number(&self, index: usize) -> Option<i64> {
+        signed(self.argument(index)?)
+    }
+
+    /// Whether one of the flags `A|B|C` is this.
+    pub fn has_flag(&self, index: usize, flag: &[u8]) -> bool {
+        self.argument(index).is_some_and(|text| has_flag(text, flag))
+    }
+}
+
+/// Whether `flag` is among names joined by `|`, also within a structure (`{flags=A|B, ...}`).
+pub fn has_flag(text: &[u8], flag: &[u8]) -> bool {
+    text.split(|b| matches!(b, b'|' | b'=' | b',' | b'{' | b'}' | b' ')).any(|word| word == flag)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Descriptor<'a> {
+    /// `None` is AT_FDCWD.
+    pub number: Option<i32>,
+    pub annotation: Option<&'a [u8]>,
+}
+
+fn descriptor(text: &[u8]) -> Option<Descriptor<'_>> {
+    let open = text.iter().position(|b| *b == b'<');
+    let annotation = open.and_then(|at| text[at + 1..].strip_suffix(b">"));
+    let value = &text[..open.unwrap_or(text.len())];
+    let number = match value {
+        b"AT_FDCWD" => None,
+        _ => Some(i32::try_from(signed(value)?).ok()?),
+    };
+    Some(Descriptor { number, annotation })
+}
+
+fn signed(text: &[u8]) -> Option<i64> {
+    match text.strip_prefix(b"-") {
+        Some(rest) => number(rest).and_then(|n| i64::try_from(n).ok()).map(|n| -n),
+        None => match text.strip_prefix(b"0x") {
+            Some(hex) => i64::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok().or(Some(i64::MAX)),
+            None => number(text).and_then(|n| i64::try_from(n).ok()),
+        },
+    }
+}
+
+/// Takes `name(arguments) = result <time>` apart; `None` if it is not that after all.
+pub fn call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
+    let after_name = text.get(name.len() + 1..)?;
+    let (arguments, count, end) = arguments(after_name);
+    let rest = skip_spaces(&after_name[end? + 1..]).strip_prefix(b"= ")?;
+    let (result, rest) = outcome(rest)?;
+    Some(Call { arguments, count, result, spent: spent(rest) })
+}
+
+/// The same of a call that has not ended: `name(arguments`. Its result is not known.
+pub fn begun<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
+    let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
+    Some(Call { arguments, count, result: Outcome::Unknown, spent: None })
+}
+
+type Arguments<'a> = ([&'a [u8]; ARGUMENTS_MAX], usize, Option<usize>);
+
+/// Splits at the commas between arguments, up to the closing bracket, whose position comes back if there is one.
+fn arguments(text: &[u8]) -> Arguments<'_> {
+    let mut arguments: [&[u8]; ARGUMENTS_MAX] = [b""; ARGUMENTS_MAX];
+    let mut count = 0;
+    let (mut at, mut begin, mut depth) = (0, 0, 0usize);
+    let mut end = None;
+    while let Some(byte) = text.get(at) {
+        match byte {
+            b'"' => at = closing_quote(text, at).unwrap_or(text.len()),
+            b'<' if is_descriptor(&text[begin..at]) => {
+                at = text[at..].iter().position(|b| *b == b'>').map_or(text.len(), |length| at + length);
+            }
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' if depth == 0 => {
+                end = Some(at);
+                break;
+            }
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            b',' if depth == 0 => {
+                put(&mut arguments, &mut count, &text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    put(&mut arguments, &mut count, &text[begin.min(text.len())..end.unwrap_or(text.len())]);
+    (arguments, count, end)
+}
+
+fn put<'a>(arguments: &mut [&'a [u8]; ARGUMENTS_MAX], count: &mut usize, argument: &'a [u8]) {
+    let argument = argument.trim_ascii();
+    if !argument.is_empty() && *count < ARGUMENTS_MAX {
+        arguments[*count] = argument;
+        *count += 1;
+    }
+}
+
+/// Only after a number or AT_FDCWD is `<` the begin of what `-y` tells.
+fn is_descriptor(before: &[u8]) -> bool {
+    let word = before.trim_ascii_start();
+    let word = word.rsplit(|b| matches!(b, b'[' | b'{' | b'=' | b' ')).next().unwrap_or(word);
+    word == b"AT_FDCWD" || (!word.is_empty() && word.iter().all(u8::is_ascii_digit))
+}
+
+/// The position of the closing quote.
+fn closing_quote(text: &[u8], open: usize) -> Option<usize> {
+    let mut at = open + 1;
+    loop {
+        match *text.get(at)? {
+            b'"' => return Some(at),
+            b'\\' => at += 2,
+            _ => at += 1,
+        }
+    }
+}
+
+fn outcome(text: &[u8]) -> Option<(Outcome<'_>, &[u8])> {
+    if let Some(rest) = text.strip_prefix(b"?") {
+        return Some((Outcome::Unknown, rest));
+    }
+    let length = text.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'-').count();
+    let value = signed(&text[..length])?;
+    let rest = &text[length..];
+    if let Some(annotated) = rest.strip_prefix(b"<") {
+        let end = annotated.iter().position(|b| *b == b'>')?;
+        return Some((Outcome::Value(value, Some(&annotated[..end])), &annotated[end + 1..]));
+    }
+    if value == -1
+        && let Some(error) = rest.strip_prefix(b" E")
+    {
+        let length = error.iter().take_while(|b| b.is_ascii_alphanumeric()).count();
+        let name = &rest[1..length + 2];
+        return Some((Outcome::Failed(name), &error[length..]));
+    }
+    Some((Outcome::Value(value, None), rest))
+}
+
+/// ` <0.000021>` at the end of the line.
+fn spent(text: &[u8]) -> Option<u64> {
+    let inner = text.trim_ascii_end().strip_suffix(b">")?;
+    let begin = inner.iter().rposition(|b| *b == b'<')? + 1;
+    let (seconds, rest) = inner[begin..].split_at(digits(&inner[begin..]));
+    let (micros, rest) = fraction(rest.strip_prefix(b".")?);
+    (rest.is_empty()).then_some(number(seconds)?.checked_mul(1_000_000)?.checked_add(micros)?)
+}
+
+/// The bytes of a quoted string; `None` if the argument is none, and `complete` tells whether strace printed all.
+pub fn string(argument: &[u8]) -> Option<(Vec<u8>, bool)> {
+    let inner = argument.strip_prefix(b"\"")?;
+    let close = closing_quote(argument, 0)? - 1;
+    let complete = !inner[close + 1..].starts_with(b"...");
+    Some((unescape(&inner[..close]), complete))
+}
+
+/// C escapes as strace writes them, in strings and in what `-y` tells.
+pub fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'\\' {
+            bytes.push(byte);
+            continue;
+        }
+        let Some((&kind, tail)) = rest.split_first() else { break };
+        rest = tail;
+        match kind {
+            b'n' => bytes.push(b'\n'),
+            b't' => bytes.push(b'\t'),
+            b'r' => bytes.push(b'\r'),
+            b'v' => bytes.push(0x0b),
+            b'f' => bytes.push(0x0c),
+            b'x' => {
+                let length = rest.iter().take(2).take_while(|b| b.is_ascii_hexdigit()).count();
+                let text = std::str::from_utf8(&rest[..length]).unwrap_or_default();
+                bytes.extend(u8::from_str_radix(text, 16).ok());
+                rest = &rest[length..];
+            }
+            b'0'..=b'7' => {
+                let length = rest.iter().take(2).take_while(|b| matches!(b, b'0'..=b'7')).count();
+                let octal =
+                    rest[..length].iter().fold(u32::from(kind - b'0'), |v, b| v * 8 + u32::from(b - b'0'));
+                bytes.push(octal as u8);
+                rest = &rest[length..];
+            }
+            other => bytes.push(other),
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken_apart(text: &str) -> (Vec<&[u8]>, Outcome<'_>, Option<u64>) {
+        let What::Call { name, text } = line(text.as_bytes()).what else { panic!("{text}") };
+        let call = call(name, text).expect("a call");
+        ((0..call.count).map(|i| call.argument(i).unwrap()).collect(), call.result, call.spent)
+    }
+
+    #[test]
+    fn the_papers_own_line_is_read() {
+        let text =
+            r#"18212 1503501245.079960 read(3</lib64/libpthread-2.12.so>, "\x7f\x45\x4c"... , 832) = 832"#;
+        let read = line(text.as_bytes());
+        assert_eq!((read.pid, read.time), (Some(18212), Time::Epoch(1_503_501_245_079_960)));
+        let (arguments, result, spent) = taken_apart(text);
+        assert_eq!(arguments, [b"3</lib64/libpthread-2.12.so>".as_slice(), br#""\x7f\x45\x4c"..."#, b"832"]);
+        assert_eq!((result, spent), (Outcome::Value(832, None), None));
+    }
+
+    #[test]
+    fn times_and_pids_of_every_option_are_read() {
+        for (text, pid, time) in [
+            ("close(3) = 0", None, Time::None),
+            ("7 close(3) = 0", Some(7), Time::None),
+            ("7<bash> close(3) = 0", Some(7), Time::None),
+            ("[pid  12] close(3) = 0", Some(12), Time::None),
+            ("[pid 12] 10:20:30.5 close(3) = 0", Some(12), Time::Clock(37_230_500_000)),
+            ("10:20:30 close(3) = 0", None, Time::Clock(37_230_000_000)),
+            ("12 1700000000.000001 close(3) = 0", Some(12), Time::Epoch(1_700_000_000_000_001)),
+            ("1700000000.000001 close(3) = 0", None, Time::Epoch(1_700_000_000_000_001)),
+            ("     0.000045 close(3) = 0", None, Time::Relative(45)),
+            ("12      0.000045 close(3) = 0", Some(12), Time::Relative(45)),
+        ] {
+            let read = line(text.as_bytes());
+            assert_eq!((read.pid, read.time), (pid, time), "{text}");
+            assert!(matches!(read.what, What::Call { name: b"close", .. }), "{text}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_split_where_strace_joins_them() {
+        let text = r#"1 openat(AT_FDCWD</a, b>, "x, \"y\") = 3", O_RDONLY|O_CLOEXEC) = -1 ENOENT (No such file) <0.000021>"#;
+        let (arguments, result, spent) = taken_apart(text);
+        assert_eq!(arguments, [b"AT_FDCWD</a, b>".as_slice(), br#""x, \"y\") = 3""#, b"O_RDONLY|O_CLOEXEC"]);
+        assert_eq!((result, spent), (Outcome::Failed(b"ENOENT"), Some(21)));
+        let text = r#"1 clone3({flags=CLONE_VM|CLONE_FILES, exit_signal=0} => {parent_tid=[9]}, 88) = 9"#;
+        let (arguments, result, _) = taken_apart(text);
+        assert_eq!((arguments.len(), result), (2, Outcome::Value(9, None)));
+        assert!(has_flag(arguments[0], b"CLONE_FILES") && !has_flag(arguments[0], b"CLONE_FS"));
+    }
+
+    #[test]
+    fn descriptors_come_with_what_they_are() {
+        let What::Call { name, text } = line(br#"1 dup(3</x\76y>) = 4</x\76y>"#).what else { panic!() };
+        let call = call(name, text).unwrap();
+        let descriptor = call.descriptor(0).unwrap();
+        assert_eq!((descriptor.number, descriptor.annotation), (Some(3), Some(br"/x\76y".as_slice())));
+        assert_eq!(call.result, Outcome::Value(4, Some(br"/x\76y")));
+        assert_eq!(unescape(br"/x\76y"), b"/x>y");
+    }
+
+    #[test]
+    fn strings_are_unescaped() {
+        assert_eq!(string(br#""a\tb\"\\\1234\xff""#), Some((b"a\tb\"\\S4\xff".to_vec(), true)));
+        assert_eq!(string(br#""cut"..."#), Some((b"cut".to_vec(), false)));
+        assert_eq!(string(b"NULL"), None);
+        assert_eq!(string(b"\"open"), None);
+    }
+
+    #[test]
+    fn what_is_no_call_is_told_apart() {
+        for (text, what) in [
+            ("1 +++ exited with 0 +++", What::Exited),
+            ("1 +++ killed by SIGKILL +++", What::Exited),
+            ("1 --- SIGCHLD {si_signo=SIGCHLD} ---", What::Event),
+            ("strace: Process 12 attached", What::Event),
+            ("1 futex(0x7f, FUTEX_WAIT_PRI", What::Truncated),
+            ("1 opena", What::Foreign),
+            ("1 openat", What::Truncated),
+            ("1 <... openat resumed", What::Truncated),
+            ("", What::Foreign),
+            ("hello, world", What::Foreign),
+            ("\u{1f600}", What::Foreign),
+            ("#!/bin/sh", What::Foreign),
+            ("2026-01-01 INFO open(x) done", What::Foreign),
+            ("1 read(3,  <unfinished ...>", What::Begun { name: b"read", text: b"read(3," }),
+            ("1 <... read resumed>\"\", 5) = 0", What::Resumed { name: b"read", rest: b"\"\", 5) = 0" }),
+        ] {
+            assert_eq!(line(text.as_bytes()).what, what, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_is_none() {
+        for text in [
+            "openat(AT_FDCWD, \"/etc/ld.so",
+            "openat(AT_FDCWD, \"/etc\", O_RDONLY) =",
+            "openat(3</a, \"x\") = 3",
+        ] {
+            assert_eq!(call(b"openat", text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn cut_anywhere_a_line_is_never_fatal() {
+        let text =
+            br#"18 1503501245.07 openat(AT_FDCWD</a>, "/l\"ib", O_RDONLY|O_CLOEXEC) = 3</l\76> <0.000021>"#;
+        for end in 0..text.len() {
+            if let What::Call { name, text } | What::Begun { name, text } = line(&text[..end]).what {
+                let _ = call(name, text);
+                let _ = begun(name, text);
+            }
+            let _ = line(&text[end..]);
+        }
+    }
+}
