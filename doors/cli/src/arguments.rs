@@ -309,7 +309,7 @@ pub struct ProbeArgs {
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
     /// Ask for no more than this in all; making and removing the tree is counted too.
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(200..=1_000_000))]
     pub operations: u64,
     /// Measure no longer than this.
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]

@@ -10,7 +10,7 @@ use crate::kind::Kind;
 use crate::progress::Progress;
 
 /// A call that takes longer shows a file system that suffers already.
-const SLOW: Duration = Duration::from_secs(1);
+pub const SLOW: Duration = Duration::from_secs(1);
 /// How long calls under way are waited for when nothing more is to be asked.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at the threads.

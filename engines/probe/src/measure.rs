@@ -12,7 +12,7 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, RawDir, StatxFlags};
 use rustix::io::Errno;
 
 use crate::budget::{Budget, Limits};
-use crate::crew::{Call, Crew, Done, Hand, Orders, Trouble};
+use crate::crew::{Call, Crew, Done, Enough, Hand, Orders, SLOW, Trouble};
 use crate::curve::{self, End, Left, Next, Step};
 use crate::home::{self, Home, REMOVING_MAX, Stopped, failed};
 use crate::kind::{Answerer, Kind, QUESTIONS, round};
@@ -26,7 +26,8 @@ const TRIAL_QUESTIONS: usize = 9;
 const TRIAL_MEDIAN_MAX: Duration = Duration::from_millis(50);
 /// For looking round.
 const LOOKING_MAX: Duration = Duration::from_secs(10);
-const LOOKING_OPERATIONS_MAX: u64 = 200;
+/// More than it can take: some twenty questions, and six for each leftover.
+const LOOKING_OPERATIONS_MAX: u64 = 130;
 /// Stats that the kernel answers by itself, to compare with.
 const CACHED_STATS: usize = 200;
 /// Bytes that a listing may fill with names: a directory of the tree takes two reads, the last of nothing.
@@ -107,10 +108,10 @@ pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refu
     };
     let crew = Crew::new(progress.clone());
     let looked = only(crew.run(orders, move |hand| look(&path, hand)))?;
-    let (directory, leftovers) = looked?;
     if crew.met_slow() {
-        return Err(Refusal::Unanswered);
+        return Err(Refusal::Busy(SLOW));
     }
+    let (directory, leftovers) = looked?;
     match home::at_work(&leftovers) {
         Some(other) => Err(Refusal::InUse { name: other.name.clone(), who: other.who() }),
         None => Ok(Survey { directory: Arc::new(directory), leftovers, operations: progress.operations() }),
@@ -131,8 +132,8 @@ impl From<Stopped> for Refusal {
     }
 }
 
-impl From<crate::crew::Enough> for Refusal {
-    fn from(_: crate::crew::Enough) -> Refusal {
+impl From<Enough> for Refusal {
+    fn from(_: Enough) -> Refusal {
         Refusal::Unanswered
     }
 }
