@@ -65,6 +65,12 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if was_interrupted {
         report.notes.insert(0, "the program was interrupted: this is what it did until then".into());
     }
+    if traces.len() > 1 {
+        report.notes.push(format!(
+            "{} traces are counted together, as one node: rates and nodes are right if all are of one node",
+            traces.len()
+        ));
+    }
     let config = config(&report);
     report.next = next(&report, &args, &output.directory, &config);
     output.save(&report, &config)?;
