@@ -85,7 +85,7 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
         drawing.words("", (x + 38.0, y), Anchor::Start, text);
     }
 
-    let peak = scenarios[0];
+    let of_direct = scenarios[0];
     let greatest = report.rate.iter().flat_map(|p| [p.metadata, p.index, p.boot]).map(scale::finite);
     let greatest = greatest.chain(scenarios.iter().map(|r| scale::finite(r.peak))).fold(0.0, f64::max);
     let matter: Vec<f64> = scenarios.iter().flat_map(|r| [r.average, r.peak]).collect();
@@ -123,12 +123,12 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
     drawing.path("boot-line", outline(|point| point.boot));
     drawing.line("axis", (left, bottom), (right, bottom));
 
-    drawing.line("average", (left, y(peak.average)), (right, y(peak.average)));
-    let words = format!("direct, average {}", number(peak.average));
-    drawing.words("over", (right - 4.0, y(peak.average) - 5.0), Anchor::End, words);
-    let at = (x(peak.peak_at_s + report.metadata_rate.window_s / 2.0), y(peak.peak));
+    drawing.line("average", (left, y(of_direct.average)), (right, y(of_direct.average)));
+    let words = format!("direct, average {}", number(of_direct.average));
+    drawing.words("over", (right - 4.0, y(of_direct.average) - 5.0), Anchor::End, words);
+    let at = (x(of_direct.peak_at_s + report.metadata_rate.window_s / 2.0), y(of_direct.peak));
     drawing.path("peak", diamond(at, 5.0));
-    let words = format!("peak {} at {}", number(peak.peak), time(peak.peak_at_s));
+    let words = format!("peak {} at {}", number(of_direct.peak), time(of_direct.peak_at_s));
     let beside = at.0 + 10.0 + drawing.width_of(&words) <= right;
     let (anchor, x) = if beside { (Anchor::Start, at.0 + 10.0) } else { (Anchor::End, at.0 - 10.0) };
     drawing.words("over strong", (x, at.1 - 2.0), anchor, words);
@@ -219,7 +219,8 @@ pub fn places(report: &Report, width: Width) -> Drawing {
     let mut drawing = Drawing::new("places", width, "Calls in each place", description);
     let letters = width.letters();
     let entries = [("metadata-bar", false, "metadata calls"), ("data-bar", true, "data calls")];
-    let mut y = key(&mut drawing, width, &entries, "linear scale");
+    let top = key(&mut drawing, width, &entries, "linear scale");
+    let mut y = top;
     let greatest = places.iter().flat_map(|(_, _, place)| [place.metadata, place.data]).max().unwrap_or(0);
     let scale = Scale::linear(greatest as f64);
     // Names stand left of their bars, or above them.
@@ -252,7 +253,7 @@ pub fn places(report: &Report, width: Width) -> Drawing {
         }
         y += letters * 1.1;
     }
-    drawing.line("axis", (left, letters * 2.0), (left, y - letters * 0.9));
+    drawing.line("axis", (left, top - 3.0), (left, y - letters * 0.9));
     drawing.set_height(y - letters * 0.6);
     drawing
 }

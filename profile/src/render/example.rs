@@ -150,7 +150,8 @@ pub fn maker() -> Report {
             missing,
             data: metadata / 7,
             bytes_read: metadata * 2210,
-            ..Directory::default()
+            bytes_written: 0,
+            remaining: Scenarios { direct: metadata, index: metadata / 80, boot: metadata / 1200 },
         })
         .to_vec(),
         programs: [
