@@ -380,7 +380,7 @@ impl Task<'_> {
                     grouped(step.rate().round() as u64),
                     latency(step.p50),
                     latency(step.p99),
-                    if outcome.is_on_plateau(step) { " plateau" } else { "" },
+                    if outcome.end == End::Plateau && outcome.is_on_plateau(step) { " plateau" } else { "" },
                 );
             }
         }
