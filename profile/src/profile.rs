@@ -2,6 +2,7 @@
 //! would cover, the second replays what would then remain.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use crate::calls::Class;
 use crate::nodes::{LEAVES_OUT, nodes};
@@ -60,11 +61,11 @@ impl<'l> FirstReading<'l> {
         self.reader.line(source, text, &mut self.map, place, &mut |event, map| tally.count(event, map));
     }
 
-    /// The end of the traces. Gives the number of file-system calls.
-    pub fn end(&mut self) -> u64 {
+    /// The end of the traces. Gives the number of file-system calls, and the time from the first to the last.
+    pub fn end(&mut self) -> (u64, Duration) {
         let tally = &mut self.tally;
         self.reader.finish(&mut self.map, &mut |event, map| tally.count(event, map));
-        self.tally.calls()
+        (self.tally.calls(), Duration::from_micros(self.tally.span_us()))
     }
 
     /// Chooses the trees to cover. Everything took `slow_down` times as long as it does without a tracer: all times
@@ -127,7 +128,7 @@ impl SecondReading<'_> {
     pub fn report(mut self, capacity: Option<&Capacity>) -> Report {
         let replay = &mut self.replay;
         self.reader.finish(&mut self.map, &mut |event, map| replay.count(event, map));
-        let traced_us = self.traced_us();
+        let traced_us = self.tally.span_us();
         let duration_s = traced_us as f64 / SECOND_US as f64 / self.slow_down;
         let remaining = self.remaining(duration_s);
         let (rate, metadata_rate) = self.rates(traced_us, &remaining);
@@ -156,16 +157,6 @@ impl SecondReading<'_> {
         report.nodes = capacity.filter(|_| reaches_shared && traced_us > 0).map(|c| saturation(&report, c));
         report.notes = self.notes(&report, reaches_shared);
         report
-    }
-
-    /// From the first call to the end of the last one; without `-T` the last one is given the mean time between two.
-    fn traced_us(&self) -> u64 {
-        let span = self.tally.end.saturating_sub(self.tally.begin.unwrap_or(self.tally.end));
-        let calls = self.tally.calls();
-        match self.tally.has_spent || calls < 2 {
-            true => span,
-            false => (span as u128 * u128::from(calls) / u128::from(calls - 1)) as u64,
-        }
     }
 
     fn metadata_on_shared(&self) -> u64 {

@@ -424,7 +424,11 @@ impl Reader {
             }
             _ => 0,
         };
-        let program = self.processes.program(pid);
+        let program = match (file.effect, result, concerns) {
+            // What a program costs begins with finding it.
+            (Effect::Execute, Ended::Well, Concerns::File(path)) => self.programs.number(path),
+            _ => self.processes.program(pid),
+        };
         let process = self.processes.group(pid);
         let open = opened(file.effect, call);
         Event {

@@ -133,6 +133,16 @@ impl Tally {
         self.cells.values().map(|cell| cell.calls).sum::<u64>() + no_file + unknown + bad
     }
 
+    /// From the first call to the end of the last one; without `-T` the last one is given the mean time between two.
+    pub fn span_us(&self) -> u64 {
+        let span = self.end.saturating_sub(self.begin.unwrap_or(self.end));
+        let calls = self.calls();
+        match self.has_spent || calls < 2 {
+            true => span,
+            false => (u128::from(span) * u128::from(calls) / u128::from(calls - 1)) as u64,
+        }
+    }
+
     pub fn search_name(&self, kind: &Kind) -> (&str, &'static str) {
         self.search.name(kind)
     }

@@ -14,13 +14,14 @@ use quell_profile::{Capacity, FirstReading, Geography, Links, Mount, Report, Slo
 
 use crate::arguments::ProfileArgs;
 use crate::config::{Config, TreeConfig};
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::{Failure, INTERRUPTED, NO};
 use crate::inputs::{real_path, shown};
 use crate::tracer::Tracer;
 use crate::traces::Traces;
 use crate::{mounts, progress, tracer};
 
 const TRACE: &str = "trace.strace";
+const MOUNTINFO: &str = "mountinfo";
 const CONFIG: &str = "quell.toml";
 /// Where temporary files are, besides TMPDIR.
 const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
@@ -45,8 +46,9 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some(tracer) => {
             let trace = output.path(TRACE);
             let table = std::fs::read(mounts::TABLE).unwrap_or_default();
-            output.write("mountinfo", &table)?;
-            let traced = trace_program(tracer, &args, &trace, &interrupted, quiet)?;
+            output.write(MOUNTINFO, &table)?;
+            let traced = trace_program(tracer, &args, &trace, &interrupted, quiet)
+                .inspect_err(|_| output.discard())?;
             (vec![trace], Some(traced))
         }
     };
@@ -86,6 +88,10 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
             eprint!("{text}");
         }
         eprintln!("quell: the report is {}", shown(output.path("report.html")));
+    }
+    if imports && report.totals.calls == 0 {
+        eprintln!("quell: no file-system call of strace's is in there");
+        return Ok(ExitCode::from(NO));
     }
     Ok(ExitCode::from(if was_interrupted { INTERRUPTED } else { code.unwrap_or(0) }))
 }
@@ -176,9 +182,10 @@ struct Traced {
 }
 
 impl Traced {
-    /// `calls`: how many were traced.
-    fn tracing(&self, calls: u64) -> Tracing {
-        let traced_s = self.time.as_secs_f64();
+    /// `calls`: how many were traced; `span`: from the first to the last.
+    fn tracing(&self, calls: u64, span: Duration) -> Tracing {
+        // Two runs are compared as they were started; an estimate leaves out the start of the tracer.
+        let traced_s = if self.plain.is_some() { self.time } else { span }.as_secs_f64();
         let calls = calls as f64;
         let (direct_s, how) = match (self.plain, self.cost_of_a_call) {
             (Some(plain), _) => (plain.as_secs_f64(), SlowDown::Measured),
@@ -192,7 +199,7 @@ impl Traced {
             tracer: self.tracer.clone(),
             traced_s,
             direct_s,
-            slow_down: traced_s / direct_s.max(1e-6),
+            slow_down: if direct_s > 0.0 { traced_s / direct_s } else { 1.0 },
             how,
             exit_code: self.exit_code,
         }
@@ -270,8 +277,8 @@ impl Reading<'_> {
             bar.advance("reading the trace", line.text.len(), self.interrupted)
         })?;
         stop_if(self.interrupted)?;
-        let calls = first.end();
-        let tracing = traced.map(|traced| traced.tracing(calls));
+        let (calls, span) = first.end();
+        let tracing = traced.map(|traced| traced.tracing(calls, span));
         let mut second = first.choose(tracing.as_ref().map_or(1.0, |t| t.slow_down));
         traces.read(&mut |line| {
             second.line(line.source, line.text);
@@ -346,6 +353,8 @@ impl Bar {
 /// The directory of the report.
 struct Output {
     directory: PathBuf,
+    /// It was not there before.
+    made: bool,
 }
 
 impl Output {
@@ -358,10 +367,10 @@ impl Output {
         if let Some(directory) = asked {
             return match make(directory) {
                 Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(failed(directory, e)),
-                _ => {
+                result => {
                     let directory = real_path(directory)?;
                     match directory.is_dir() {
-                        true => Ok(Output { directory }),
+                        true => Ok(Output { directory, made: result.is_ok() }),
                         false => {
                             Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))))
                         }
@@ -373,7 +382,7 @@ impl Output {
             let name =
                 if number == 1 { "quell-profile".to_owned() } else { format!("quell-profile.{number}") };
             match make(Path::new(&name)) {
-                Ok(()) => return Ok(Output { directory: real_path(Path::new(&name))? }),
+                Ok(()) => return Ok(Output { directory: real_path(Path::new(&name))?, made: true }),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(failed(Path::new(&name), e)),
             }
@@ -387,6 +396,16 @@ impl Output {
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
         Ok(quell_stack::replace_file(&self.path(name), content, |_| Ok(()))?)
+    }
+
+    /// Nothing came of it: no trace of it is left, but in a directory that was there before.
+    fn discard(&self) {
+        if self.made {
+            for name in [TRACE, MOUNTINFO] {
+                let _ = std::fs::remove_file(self.path(name));
+            }
+            let _ = std::fs::remove_dir(&self.directory);
+        }
     }
 
     fn save(&self, report: &Report, config: &Config) -> Result<(), Failure> {
