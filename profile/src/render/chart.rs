@@ -126,15 +126,51 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
     drawing.line("average", (left, y(of_direct.average)), (right, y(of_direct.average)));
     let words = format!("direct, average {}", number(of_direct.average));
     drawing.words("over", (right - 4.0, y(of_direct.average) - 5.0), Anchor::End, words);
-    let at = (x(of_direct.peak_at_s + report.metadata_rate.window_s / 2.0), y(of_direct.peak));
-    drawing.path("peak", diamond(at, 5.0));
-    let words = format!("peak {} at {}", number(of_direct.peak), time(of_direct.peak_at_s));
-    let beside = at.0 + 10.0 + drawing.width_of(&words) <= right;
-    let (anchor, x) = if beside { (Anchor::Start, at.0 + 10.0) } else { (Anchor::End, at.0 - 10.0) };
-    drawing.words("over strong", (x, at.1 - 2.0), anchor, words);
+    mark_peak(&mut drawing, report, right, x, y);
 
     drawing.set_height(bottom + letters * 2.2);
     drawing
+}
+
+/// The busiest stretch: a bar as long as it is, as single steps in it may be higher, or a point if it is short.
+fn mark_peak(
+    drawing: &mut Drawing,
+    report: &Report,
+    right: f64,
+    x: impl Fn(f64) -> f64,
+    y: impl Fn(f64) -> f64,
+) {
+    let (peak, window) = (report.metadata_rate.scenarios.direct, report.metadata_rate.window_s);
+    let (from, to, level) = (x(peak.peak_at_s), x(peak.peak_at_s + scale::finite(window)), y(peak.peak));
+    let words = if to - from < 12.0 {
+        drawing.path("peak", diamond(((from + to) / 2.0, level), 5.0));
+        format!("peak {} at {}", number(peak.peak), time(peak.peak_at_s))
+    } else {
+        let ends = format!(
+            "M{from:.1} {:.1}V{:.1}M{to:.1} {:.1}V{:.1}",
+            level - 5.0,
+            level + 5.0,
+            level - 5.0,
+            level + 5.0
+        );
+        drawing.path("stretch", format!("{ends}M{from:.1} {level:.1}H{to:.1}"));
+        format!("peak {} over {}", number(peak.peak), time(window))
+    };
+    let beside = from.max(to - 12.0) + 16.0 + drawing.width_of(&words) <= right;
+    match (to - from < 12.0, beside) {
+        (true, true) => drawing.words("over strong", (to + 10.0, level - 2.0), Anchor::Start, words),
+        (true, false) => drawing.words("over strong", (from - 10.0, level - 2.0), Anchor::End, words),
+        (false, _) => {
+            // Below the bar, and begun where it ends in time.
+            let begin = from.min(right - drawing.width_of(&words) * 1.08).max(0.0);
+            drawing.words(
+                "over strong",
+                (begin + 6.0, level + drawing.letters() * 1.3),
+                Anchor::Start,
+                words,
+            );
+        }
+    }
 }
 
 /// From the begin of the first step to the end of the last one.

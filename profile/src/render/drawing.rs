@@ -196,6 +196,10 @@ impl Drawing {
         self.marks.push(Mark::Words { class, x: at.0, y: at.1, anchor, size, text: text.into() });
     }
 
+    pub fn letters(&self) -> f64 {
+        self.letters
+    }
+
     /// About as wide as these words are drawn, with letters of the wider sort: a page takes the reader's own font.
     pub fn width_of(&self, text: &str) -> f64 {
         text.width() as f64 * self.letters * 0.6

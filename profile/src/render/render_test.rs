@@ -344,3 +344,14 @@ fn charts_say_in_words_what_they_show() {
     assert!(told[2].contains("95 % for missing names"), "{}", told[2]);
     assert!(told[3].contains("direct 1,142,781, index 14,726, boot image 948"), "{}", told[3]);
 }
+
+#[test]
+fn a_peak_is_marked_as_long_as_it_is() {
+    let mut report = example::maker();
+    let drawn = |report: &Report| drawings(report)[0].1.within_a_page();
+    let point = drawn(&report);
+    assert!(point.contains("peak 10,454 at 42 s") && !point.contains("class=\"stretch\""), "{point}");
+    report.metadata_rate.window_s = 600.0;
+    let stretch = drawn(&report);
+    assert!(stretch.contains("peak 10,454 over 10 min") && stretch.contains("class=\"stretch\""), "{stretch}");
+}

@@ -196,7 +196,7 @@ fn what_quell_does(report: &Report, screen: &mut Screen) {
 fn next(report: &Report, screen: &mut Screen) {
     let mut shown = 0;
     for line in &report.next {
-        let lines = folded(&command_line(line), COLUMNS_MAX - LABEL);
+        let lines = folded(&command_line(line));
         // A line is kept to say that there are more.
         let keep = usize::from(shown + 1 < report.next.len());
         if lines.len() + keep > screen.room() && shown > 0 {
@@ -204,7 +204,11 @@ fn next(report: &Report, screen: &mut Screen) {
         }
         let room = screen.room().saturating_sub(keep);
         for (at, line) in lines.iter().take(room).enumerate() {
-            screen.row(if shown + at == 0 { "run next" } else { "" }, line);
+            match (shown, at) {
+                (0, 0) => screen.row("run next", line),
+                (_, 0) => screen.row("", line),
+                _ => screen.lines.push(cut(line, COLUMNS_MAX)),
+            }
         }
         shown += 1;
     }
@@ -216,7 +220,7 @@ fn next(report: &Report, screen: &mut Screen) {
 
 /// A command on several lines, as a shell takes them: broken at spaces outside of quotes, with a backslash at the end
 /// of all lines but the last. A single word that is too long is left as it is, to be cut; the report has it whole.
-fn folded(command: &str, columns: usize) -> Vec<String> {
+fn folded(command: &str) -> Vec<String> {
     let (mut quote, mut literal) = (None, false);
     let words = command.split(|c| {
         if std::mem::take(&mut literal) {
@@ -230,17 +234,20 @@ fn folded(command: &str, columns: usize) -> Vec<String> {
         }
         c == ' ' && quote.is_none()
     });
+    // The first line stands behind the label, the others have the whole width.
+    let mut room = COLUMNS_MAX - LABEL;
     let mut lines: Vec<String> = Vec::new();
     for word in words {
         match lines.last_mut() {
             // Two columns for " \\".
-            Some(line) if line.width() + 1 + word.width() + 2 <= columns => {
+            Some(line) if line.width() + 1 + word.width() + 2 <= room => {
                 line.push(' ');
                 line.push_str(word);
             }
             Some(line) => {
                 line.push_str(" \\");
-                lines.push(format!("  {word}"));
+                lines.push(format!("    {word}"));
+                room = COLUMNS_MAX;
             }
             None => lines.push(word.to_owned()),
         }
