@@ -353,5 +353,8 @@ fn a_peak_is_marked_as_long_as_it_is() {
     assert!(point.contains("peak 10,454 at 42 s") && !point.contains("class=\"stretch\""), "{point}");
     report.metadata_rate.window_s = 600.0;
     let stretch = drawn(&report);
-    assert!(stretch.contains("peak 10,454 over 10 min") && stretch.contains("class=\"stretch\""), "{stretch}");
+    assert!(
+        stretch.contains("peak 10,454 over 10 min") && stretch.contains("class=\"stretch\""),
+        "{stretch}"
+    );
 }
