@@ -5,7 +5,9 @@
 //! awake (docs/decisions/0007-tracing.md has the measurements).
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -13,16 +15,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::buffer::spare_capacity;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use crate::failure::Failure;
 use crate::inputs::shown;
+use crate::runtime;
 
 /// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
 const CALIBRATION_CALLS: u32 = 2_000;
 /// The tracer and the program each sleep and wake on a processor.
 const WATCHERS: usize = 2;
 const POLL: Duration = Duration::from_millis(20);
+/// The most that Linux lets a user's pipe hold.
+const PIPE_BYTES: usize = 1 << 20;
+/// A tracer that writes 20,000 lines a second fills the pipe in a third of a second.
+const PIPE_POLL: Duration = Duration::from_millis(5);
 
 /// A strace that works here.
 #[derive(Debug)]
@@ -106,15 +116,32 @@ impl Tracer {
         output: &Path,
         interrupted: &AtomicBool,
     ) -> Result<(ExitStatus, Duration), Failure> {
+        let pipe = Pipe::make(&runtime::directory()?)?;
+        let mut options = std::fs::File::options();
+        let mut file = options
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(output)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(output))))?;
         let _awake = Awake::begin();
         let begun = Instant::now();
         let child = self
-            .command(output)
+            .command(&pipe.path)
             .args(command)
             .spawn()
             .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&self.program))))?;
-        let status = wait(child, interrupted)?;
-        Ok((status, begun.elapsed()))
+        let ended = AtomicBool::new(false);
+        let (status, copied) = std::thread::scope(|scope| {
+            let copy = scope.spawn(|| pipe.copy_to(&mut file, &ended));
+            let status = wait(child, interrupted);
+            ended.store(true, Ordering::Release);
+            (status, copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let time = begun.elapsed();
+        copied.map_err(|e| Failure::cannot(format!("{}: {e}; the trace is not whole", shown(output))))?;
+        Ok((status?, time))
     }
 
     /// What tracing adds to one call.
@@ -139,6 +166,59 @@ impl Tracer {
         command.arg(&own);
         let traced = time(command)?;
         Some(Duration::from_nanos(traced.saturating_sub(plain) / u64::from(CALIBRATION_CALLS)))
+    }
+}
+
+/// What strace writes to. It writes each line by itself; the file, which may lie on a shared file system, gets large
+/// pieces instead.
+#[derive(Debug)]
+struct Pipe {
+    path: PathBuf,
+    end: OwnedFd,
+}
+
+impl Pipe {
+    /// In a directory that is this user's alone.
+    fn make(directory: &Path) -> Result<Pipe, Failure> {
+        let path = directory.join(format!("trace-{}", std::process::id()));
+        let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
+        // Of a process that had this number before and was killed.
+        let _ = std::fs::remove_file(&path);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
+        let end = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+        let pipe = Pipe { end: end.map_err(failed)?, path: path.clone() };
+        // As much as a user may have; with less the tracer waits more often.
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.end, PIPE_BYTES);
+        Ok(pipe)
+    }
+
+    /// Until everything is there. Looks now and then instead of being woken by each line.
+    fn copy_to(&self, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
+        let mut piece = Vec::with_capacity(PIPE_BYTES);
+        let mut result = Ok(());
+        loop {
+            // Asked before reading: what was written before the end is read after it.
+            let was_ended = ended.load(Ordering::Acquire);
+            let read = rustix::io::read(&self.end, spare_capacity(&mut piece));
+            match read {
+                Ok(0) | Err(Errno::AGAIN) if was_ended => break,
+                Ok(0) | Err(Errno::AGAIN) => std::thread::sleep(PIPE_POLL),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            if piece.len() > PIPE_BYTES / 2 {
+                // With a full disk the rest is read and dropped, so that the program goes on.
+                result = result.and_then(|()| file.write_all(&piece));
+                piece.clear();
+            }
+        }
+        result.and_then(|()| file.write_all(&piece))
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
