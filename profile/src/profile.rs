@@ -65,7 +65,7 @@ impl<'l> FirstReading<'l> {
     pub fn end(&mut self) -> (u64, Duration) {
         let tally = &mut self.tally;
         self.reader.finish(&mut self.map, &mut |event, map| tally.count(event, map));
-        (self.tally.calls(), Duration::from_micros(self.tally.span_us()))
+        (self.tally.calls(), Duration::from_micros(self.tally.span_us(self.reader.last_exit)))
     }
 
     /// Chooses the trees to cover. Everything took `slow_down` times as long as it does without a tracer: all times
@@ -128,7 +128,7 @@ impl SecondReading<'_> {
     pub fn report(mut self, capacity: Option<&Capacity>) -> Report {
         let replay = &mut self.replay;
         self.reader.finish(&mut self.map, &mut |event, map| replay.count(event, map));
-        let traced_us = self.tally.span_us();
+        let traced_us = self.tally.span_us(self.first.last_exit);
         let duration_s = traced_us as f64 / SECOND_US as f64 / self.slow_down;
         let remaining = self.remaining(duration_s);
         let (rate, metadata_rate) = self.rates(traced_us, &remaining);

@@ -101,6 +101,8 @@ pub struct Reader {
     /// Calls that do what the trace does not show (io_uring).
     pub hidden: u64,
     pub has_times: bool,
+    /// When the last process ended, as far as the trace says.
+    pub last_exit: u64,
 }
 
 /// How the times of one source continue.
@@ -142,6 +144,7 @@ impl Reader {
             skipped: Skipped::default(),
             hidden: 0,
             has_times: false,
+            last_exit: 0,
         }
     }
 
@@ -177,6 +180,7 @@ impl Reader {
             What::Resumed { name, rest } => self.resume(pid, name, rest, text, map, &place, listen),
             What::Exited => {
                 self.skipped.events += 1;
+                self.last_exit = self.last_exit.max(time);
                 self.end(pid, map, listen);
             }
             What::Event => self.skipped.events += 1,

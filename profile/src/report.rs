@@ -19,7 +19,7 @@ pub struct Report {
     pub traces: Vec<String>,
     /// Time of the first call, in seconds since 1970 (0: the traces have no dates).
     pub started_s: f64,
-    /// From the first call to the end of the last one, without what tracing added: `tracing.slow_down` times as long in
+    /// From the first call to the end of the last process, without what tracing added: `tracing.slow_down` times as long in
     /// the trace. So are all times and rates below.
     pub duration_s: f64,
     /// How the trace was made; absent where existing traces were read.

@@ -133,9 +133,14 @@ impl Tally {
         self.cells.values().map(|cell| cell.calls).sum::<u64>() + no_file + unknown + bad
     }
 
-    /// From the first call to the end of the last one; without `-T` the last one is given the mean time between two.
-    pub fn span_us(&self) -> u64 {
-        let span = self.end.saturating_sub(self.begin.unwrap_or(self.end));
+    /// From the first call to the end of the last process, or of the last call if the traces end before; without `-T` the
+    /// last call is given the mean time between two.
+    pub fn span_us(&self, last_exit: u64) -> u64 {
+        let begin = self.begin.unwrap_or(self.end);
+        if last_exit > self.end {
+            return last_exit - begin;
+        }
+        let span = self.end.saturating_sub(begin);
         let calls = self.calls();
         match self.has_spent || calls < 2 {
             true => span,
