@@ -1,0 +1,429 @@
+//! A boot image's bytes, checked before they are used. Pure: from bytes to answers, no file, no clock, no lock. The
+//! bytes are drawn in docs/formats/boot.md; nothing here trusts them.
+
+use std::fmt;
+use std::ops::Range;
+
+use quell_fs::{Time, check_name};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::format::{
+    BLOCK_BYTES, ContentId, FILE_BYTES_MAX, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_BYTES_MAX, FRAME_ROW_BYTES,
+    HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, ZERO_FROM, ZEROS,
+};
+
+/// Why bytes are not a boot image, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// `header`, `FILES`, `NAMES`, `RUNS`, `FRAMES` or `frame`.
+    pub section: &'static str,
+    /// Row within a table, number of a frame, or byte of the header.
+    pub at: u64,
+    pub what: String,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}: {}", self.section, self.at, self.what)
+    }
+}
+
+impl std::error::Error for Damage {}
+
+fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Result<T, Damage> {
+    Err(Damage { section, at: at as u64, what: what.into() })
+}
+
+/// What the blocks are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Files of the tree whose index has this generation.
+    Tree(u128),
+    Disk,
+}
+
+/// A file of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BootFile<'a> {
+    pub name: &'a [u8],
+    pub size_bytes: u64,
+    pub modified: Time,
+    first_run: u32,
+    runs: u32,
+}
+
+impl BootFile<'_> {
+    pub fn blocks(&self) -> u32 {
+        blocks_of(self.size_bytes)
+    }
+}
+
+/// Consecutive blocks with consecutive contents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    pub first_block: u32,
+    pub blocks: u32,
+    /// `ZEROS`, or that of the first block.
+    pub content: ContentId,
+    pub recordings: u32,
+}
+
+/// Blocks of a file of this size; a larger file than an image can describe has 2^32 - 1.
+pub(crate) fn blocks_of(size_bytes: u64) -> u32 {
+    u32::try_from(size_bytes.div_ceil(BLOCK_BYTES as u64)).unwrap_or(u32::MAX)
+}
+
+/// A whole image, with its frames still compressed.
+pub struct BootImage {
+    bytes: Vec<u8>,
+    kind: Kind,
+    recordings: u32,
+    contents: u32,
+    files: Range<usize>,
+    names: Range<usize>,
+    runs: Range<usize>,
+    frames: Range<usize>,
+}
+
+impl fmt::Debug for BootImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BootImage")
+            .field("kind", &self.kind)
+            .field("files", &self.files())
+            .finish_non_exhaustive()
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// The checksum of the header but for its own place.
+pub(crate) fn header_checksum(header: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(&header[..HEADER_CHECKSUM_AT]);
+    hash.update(&header[HEADER_CHECKED_FROM..HEADER_BYTES]);
+    hash.digest()
+}
+
+impl BootImage {
+    /// Takes a file's bytes after checking all but the frames, which are checked as they are decoded.
+    pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+        if bytes.len() < HEADER_BYTES {
+            return damage("header", bytes.len(), "the file ends here");
+        }
+        if bytes[..8] != MAGIC {
+            return damage("header", 0, "this is not a boot image");
+        }
+        let version = u32_at(&bytes, 8);
+        if version != VERSION {
+            return damage("header", 8, format!("format version {version}; this program reads {VERSION}"));
+        }
+        if header_checksum(&bytes) != u64_at(&bytes, HEADER_CHECKSUM_AT) {
+            return damage("header", HEADER_CHECKSUM_AT, "the checksum is wrong");
+        }
+        let file_bytes = u64_at(&bytes, 16);
+        if file_bytes != bytes.len() as u64 || file_bytes > FILE_BYTES_MAX {
+            return damage("header", 16, format!("{file_bytes} bytes are said, {} are here", bytes.len()));
+        }
+        let image = BootImage::place(bytes)?;
+        let tables = &image.bytes[HEADER_BYTES..image.frames.end];
+        if xxh3_64(tables) != u64_at(&image.bytes, 32) {
+            return damage("header", 32, "the checksum of the tables is wrong");
+        }
+        image.check_files()?;
+        image.check_runs()?;
+        image.check_frames()?;
+        Ok(image)
+    }
+
+    /// Finds the tables.
+    fn place(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+        let generation = u128::from_le_bytes(bytes[40..56].try_into().expect("sixteen bytes"));
+        let kind = match u32_at(&bytes, 12) {
+            0 => Kind::Tree(generation),
+            1 if generation == 0 => Kind::Disk,
+            1 => return damage("header", 40, "a disk image belongs to no index"),
+            other => return damage("header", 12, format!("kind {other}")),
+        };
+        if bytes[ZERO_FROM..HEADER_BYTES].iter().any(|b| *b != 0) {
+            return damage("header", ZERO_FROM, "not zero");
+        }
+        let [files, runs, contents, frames] = [56, 60, 64, 68].map(|at| u32_at(&bytes, at));
+        let recordings = u32_at(&bytes, 80);
+        if recordings == 0 {
+            return damage("header", 80, "no recording");
+        }
+        if contents == ZEROS || frames != contents.div_ceil(FRAME_BLOCKS as u32) {
+            return damage("header", 68, format!("{frames} frames for {contents} contents"));
+        }
+        let mut end = HEADER_BYTES as u64;
+        let mut table = |rows: u64, row_bytes: usize, title: &'static str| {
+            let begin = end;
+            let length = rows.checked_mul(row_bytes as u64).and_then(|l| l.checked_next_multiple_of(8));
+            end = length.and_then(|l| begin.checked_add(l)).unwrap_or(u64::MAX);
+            match end > bytes.len() as u64 {
+                true => damage(title, 0, "the file ends before this table does"),
+                false => Ok(begin as usize..end as usize),
+            }
+        };
+        let files = table(files.into(), FILE_ROW_BYTES, "FILES")?;
+        let names_bytes = u64_at(&bytes, 72);
+        let padded = table(names_bytes, 1, "NAMES")?;
+        let runs = table(runs.into(), RUN_ROW_BYTES, "RUNS")?;
+        let frames = table(frames.into(), FRAME_ROW_BYTES, "FRAMES")?;
+        let names = padded.start..padded.start + names_bytes as usize;
+        if bytes[names.end..padded.end].iter().any(|b| *b != 0) {
+            return damage("NAMES", names_bytes as usize, "what fills it up is not zero");
+        }
+        Ok(BootImage { kind, recordings, contents, files, names, runs, frames, bytes })
+    }
+
+    fn check_files(&self) -> Result<(), Damage> {
+        let names_bytes = self.names.len() as u64;
+        let mut next_run = 0u64;
+        let mut last: Option<&[u8]> = None;
+        for number in 0..self.files() {
+            let row = self.files.start + number as usize * FILE_ROW_BYTES;
+            let at = number as usize;
+            let (begin, length) = (u32_at(&self.bytes, row + 20), u32_at(&self.bytes, row + 24));
+            if u64::from(begin) + u64::from(length) > names_bytes {
+                return damage("FILES", at, "its name is not in NAMES");
+            }
+            let file = self.file(number);
+            if file.modified.nanoseconds >= 1_000_000_000 {
+                return damage("FILES", at, "more than a second of nanoseconds");
+            }
+            if u32_at(&self.bytes, row + 36) != 0 {
+                return damage("FILES", at, "not zero");
+            }
+            if file.runs == 0 || u64::from(file.first_run) != next_run {
+                return damage("FILES", at, "its runs do not follow those of the file before");
+            }
+            next_run += u64::from(file.runs);
+            if last.is_some_and(|last| last >= file.name) {
+                return damage("FILES", at, "the names are not in order");
+            }
+            last = Some(file.name);
+            let named = match self.kind {
+                Kind::Disk => file.name.is_empty(),
+                Kind::Tree(_) => file.name.split(|b| *b == b'/').all(|name| check_name(name).is_ok()),
+            };
+            if !named {
+                return damage("FILES", at, "its name is no path below the tree");
+            }
+        }
+        if next_run != u64::from(self.run_count()) {
+            return damage("RUNS", next_run as usize, "a run of no file");
+        }
+        if self.kind == Kind::Disk && self.files() > 1 {
+            return damage("FILES", 1, "a disk image has one file");
+        }
+        Ok(())
+    }
+
+    fn check_runs(&self) -> Result<(), Damage> {
+        for number in 0..self.files() {
+            let file = self.file(number);
+            let blocks = file.size_bytes.div_ceil(BLOCK_BYTES as u64);
+            let mut free = 0u64;
+            for (at, run) in (file.first_run as usize..).zip(self.runs_of(&file)) {
+                let end = u64::from(run.first_block) + u64::from(run.blocks);
+                if run.blocks == 0 || u64::from(run.first_block) < free || end > blocks {
+                    return damage("RUNS", at, "its blocks are not after the run before, or beyond the file");
+                }
+                free = end;
+                let last = u64::from(run.content) + u64::from(run.blocks);
+                if run.content != ZEROS && last > u64::from(self.contents) {
+                    return damage("RUNS", at, "contents that are not there");
+                }
+                if run.recordings == 0 || run.recordings > self.recordings {
+                    return damage("RUNS", at, "read in more recordings than there are, or in none");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_frames(&self) -> Result<(), Damage> {
+        let mut next = self.frames.end as u64;
+        for number in 0..self.frame_count() {
+            let row = self.frames.start + number * FRAME_ROW_BYTES;
+            let (offset, length) = (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8));
+            if offset != next || length as usize > FRAME_BYTES_MAX || u32_at(&self.bytes, row + 12) != 0 {
+                return damage("FRAMES", number, "it does not follow the frame before");
+            }
+            next += u64::from(length);
+            if next > self.bytes.len() as u64 {
+                return damage("FRAMES", number, "the file ends before this frame does");
+            }
+        }
+        if next != self.bytes.len() as u64 {
+            return damage("FRAMES", self.frame_count(), "bytes after the last frame");
+        }
+        Ok(())
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub fn recordings(&self) -> u32 {
+        self.recordings
+    }
+
+    pub fn file_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Different blocks, and what they take in memory when decoded.
+    pub fn contents(&self) -> u32 {
+        self.contents
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.contents) * BLOCK_BYTES as u64
+    }
+
+    pub fn files(&self) -> u32 {
+        (self.files.len() / FILE_ROW_BYTES) as u32
+    }
+
+    fn run_count(&self) -> u32 {
+        (self.runs.len() / RUN_ROW_BYTES) as u32
+    }
+
+    fn frame_count(&self) -> usize {
+        self.frames.len() / FRAME_ROW_BYTES
+    }
+
+    /// `number` is below `files()`.
+    pub fn file(&self, number: u32) -> BootFile<'_> {
+        let row = self.files.start + number as usize * FILE_ROW_BYTES;
+        let field = |at| u32_at(&self.bytes, row + at);
+        let begin = self.names.start + field(20) as usize;
+        BootFile {
+            name: &self.bytes[begin..begin + field(24) as usize],
+            size_bytes: u64_at(&self.bytes, row),
+            modified: Time { seconds: u64_at(&self.bytes, row + 8).cast_signed(), nanoseconds: field(16) },
+            first_run: field(28),
+            runs: field(32),
+        }
+    }
+
+    /// The number of the file of this name.
+    pub fn find(&self, name: &[u8]) -> Option<u32> {
+        let (mut low, mut high) = (0, self.files());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match self.file(middle).name.cmp(name) {
+                std::cmp::Ordering::Equal => return Some(middle),
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    fn run(&self, number: u32) -> Run {
+        let row = self.runs.start + number as usize * RUN_ROW_BYTES;
+        let [first_block, blocks, content, recordings] =
+            [0, 4, 8, 12].map(|at| u32_at(&self.bytes, row + at));
+        Run { first_block, blocks, content, recordings }
+    }
+
+    pub fn runs_of(&self, file: &BootFile) -> impl ExactSizeIterator<Item = Run> {
+        (file.first_run..file.first_run + file.runs).map(|number| self.run(number))
+    }
+
+    /// Whether all of a file is here.
+    pub fn is_whole(&self, file: &BootFile) -> bool {
+        let here: u64 = self.runs_of(file).map(|run| u64::from(run.blocks)).sum();
+        here == file.size_bytes.div_ceil(BLOCK_BYTES as u64)
+    }
+
+    /// What is in a block of a file, if it is here.
+    pub fn content(&self, file: &BootFile, block: u32) -> Option<ContentId> {
+        let (mut low, mut high) = (file.first_run, file.first_run + file.runs);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let run = self.run(middle);
+            if block < run.first_block {
+                high = middle;
+            } else if block - run.first_block >= run.blocks {
+                low = middle + 1;
+            } else {
+                return Some(if run.content == ZEROS {
+                    ZEROS
+                } else {
+                    run.content + (block - run.first_block)
+                });
+            }
+        }
+        None
+    }
+
+    fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), Damage> {
+        let row = self.frames.start + number * FRAME_ROW_BYTES;
+        let begin = u64_at(&self.bytes, row) as usize;
+        let frame = &self.bytes[begin..begin + u32_at(&self.bytes, row + 8) as usize];
+        if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
+            return damage("frame", number, "the checksum is wrong");
+        }
+        match zstd::bulk::decompress_to_buffer(frame, into) {
+            Ok(length) if length == into.len() => Ok(()),
+            Ok(length) => damage("frame", number, format!("{length} bytes where {} are due", into.len())),
+            Err(e) => damage("frame", number, e.to_string()),
+        }
+    }
+
+    /// Decodes everything, with so many threads. Takes `memory_bytes`: ask before.
+    pub fn decode(&self, threads: usize) -> Result<Contents, Damage> {
+        let mut bytes = vec![0; self.contents as usize * BLOCK_BYTES];
+        let next = std::sync::Mutex::new(bytes.chunks_mut(FRAME_BLOCKS * BLOCK_BYTES).enumerate());
+        let take = || next.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
+        let work = || {
+            while let Some((number, into)) = take() {
+                self.decode_frame(number, into)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            let theirs = workers
+                .into_iter()
+                .map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            theirs.fold(own, |result, theirs| result.and(theirs))
+        })?;
+        Ok(Contents { bytes })
+    }
+}
+
+/// All contents of an image, in memory.
+pub struct Contents {
+    bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Contents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Contents").field("bytes", &self.bytes.len()).finish()
+    }
+}
+
+const BLOCK_OF_ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+
+impl Contents {
+    /// `content` is one that the same image named.
+    pub fn block(&self, content: ContentId) -> &[u8] {
+        if content == ZEROS {
+            return &BLOCK_OF_ZEROS;
+        }
+        let begin = content as usize * BLOCK_BYTES;
+        &self.bytes[begin..begin + BLOCK_BYTES]
+    }
+}

@@ -1,0 +1,210 @@
+//! What was packed is found again; what was damaged is refused, with the place, and never panics.
+
+use quell_fs::{Result, Time};
+
+use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
+use crate::image::{BootImage, Damage, Kind, header_checksum};
+use crate::pack::{Packer, ReadBlock};
+use crate::recording::Recording;
+
+const WHEN: Time = Time { seconds: -5, nanoseconds: 7 };
+
+/// Files in memory.
+struct Files(Vec<Option<Vec<u8>>>);
+
+impl ReadBlock for Files {
+    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
+        let Some(bytes) = &self.0[file as usize] else { return Ok(false) };
+        let begin = block as usize * BLOCK_BYTES;
+        let piece = &bytes[begin..bytes.len().min(begin + BLOCK_BYTES)];
+        into[..piece.len()].copy_from_slice(piece);
+        into[piece.len()..].fill(0);
+        Ok(true)
+    }
+}
+
+/// Bytes that do not compress to nothing, different for each seed.
+fn noise(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+struct Packed {
+    files: Vec<Vec<u8>>,
+    recording: Recording,
+    packer: Packer,
+}
+
+fn packed() -> Packed {
+    let mut files = vec![
+        noise(3 * BLOCK_BYTES + 5, 1),
+        noise(10, 2),
+        noise(300 * BLOCK_BYTES, 3),
+        vec![0; 5 * BLOCK_BYTES],
+    ];
+    // The same library under another name.
+    files.push(files[0].clone());
+    let mut packer = Packer::default();
+    let mut recording = Recording::new();
+    for (name, file) in ["lib/b.so", "a.py", "data/large", "zeros", "lib/c.so"].iter().zip(&files) {
+        packer.add(name.as_bytes(), file.len() as u64, WHEN);
+    }
+    recording.add(2, 270..299);
+    recording.add(0, 0..4);
+    recording.add(2, 0..260);
+    recording.add(1, 0..1);
+    recording.add(3, 1..4);
+    recording.add(4, 0..4);
+    Packed { files, recording, packer }
+}
+
+fn pack(from: &Packed, threads: usize) -> Vec<u8> {
+    let mut files = Files(from.files.iter().cloned().map(Some).collect());
+    from.packer.pack(Kind::Tree(77), &from.recording, &mut files, threads).unwrap()
+}
+
+#[test]
+fn every_recorded_block_is_found_again_and_no_other() {
+    let from = packed();
+    let image = BootImage::parse(pack(&from, 2)).unwrap();
+    assert_eq!((image.kind(), image.files(), image.recordings()), (Kind::Tree(77), 5, 1));
+    let contents = image.decode(2).unwrap();
+    let recorded: std::collections::HashSet<(u32, u32)> =
+        from.recording.all().map(|r| (r.file, r.block)).collect();
+    for (number, (name, bytes)) in
+        ["lib/b.so", "a.py", "data/large", "zeros", "lib/c.so"].iter().zip(&from.files).enumerate()
+    {
+        let file = image.file(image.find(name.as_bytes()).expect(name));
+        assert_eq!((file.size_bytes, file.modified), (bytes.len() as u64, WHEN));
+        for (block, piece) in (0u32..).zip(bytes.chunks(BLOCK_BYTES)) {
+            let content = image.content(&file, block);
+            assert_eq!(content.is_some(), recorded.contains(&(number as u32, block)), "{name} {block}");
+            if let Some(content) = content {
+                assert_eq!(&contents.block(content)[..piece.len()], piece, "{name} {block}");
+            }
+        }
+        assert_eq!(image.content(&file, file.blocks()), None);
+    }
+    let is_whole = |name: &[u8]| image.is_whole(&image.file(image.find(name).unwrap()));
+    assert!(is_whole(b"a.py") && is_whole(b"lib/b.so") && !is_whole(b"data/large") && !is_whole(b"zeros"));
+    assert_eq!(image.find(b"lib"), None);
+}
+
+#[test]
+fn equal_blocks_are_kept_once_and_zeros_not_at_all() {
+    let from = packed();
+    let image = BootImage::parse(pack(&from, 1)).unwrap();
+    assert_eq!(image.contents(), 289 + 4 + 1);
+    let zeros = image.file(image.find(b"zeros").unwrap());
+    assert_eq!(image.content(&zeros, 2), Some(ZEROS));
+    let (b, c) = (image.file(image.find(b"lib/b.so").unwrap()), image.file(image.find(b"lib/c.so").unwrap()));
+    assert_eq!(image.content(&b, 3), image.content(&c, 3));
+}
+
+#[test]
+fn the_bytes_do_not_depend_on_threads() {
+    let from = packed();
+    assert_eq!(pack(&from, 1), pack(&from, 7));
+}
+
+#[test]
+fn contents_are_in_the_order_of_first_use() {
+    let from = packed();
+    let image = BootImage::parse(pack(&from, 1)).unwrap();
+    let large = image.file(image.find(b"data/large").unwrap());
+    assert_eq!((image.content(&large, 270), image.content(&large, 0)), (Some(0), Some(29 + 4)));
+}
+
+#[test]
+fn a_file_that_changed_meanwhile_is_left_out() {
+    let from = packed();
+    let mut files: Vec<_> = from.files.iter().cloned().map(Some).collect();
+    files[2] = None;
+    let bytes = from.packer.pack(Kind::Tree(77), &from.recording, &mut Files(files), 1).unwrap();
+    let image = BootImage::parse(bytes).unwrap();
+    assert_eq!((image.find(b"data/large"), image.files()), (None, 4));
+}
+
+#[test]
+fn nothing_recorded_is_an_image_too() {
+    let bytes = Packer::default().pack(Kind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
+    let image = BootImage::parse(bytes).unwrap();
+    assert_eq!((image.files(), image.contents(), image.decode(4).unwrap().block(ZEROS)[0]), (0, 0, 0));
+}
+
+fn refused(bytes: Vec<u8>) -> Option<Damage> {
+    match BootImage::parse(bytes) {
+        Err(damage) => Some(damage),
+        Ok(image) => image.decode(1).err(),
+    }
+}
+
+#[test]
+fn a_truncated_image_is_refused_wherever_it_ends() {
+    let whole = pack(&packed(), 1);
+    for end in (0..600).chain((600..whole.len()).step_by(4099)) {
+        assert!(refused(whole[..end].to_vec()).is_some(), "{end} bytes");
+    }
+    let mut longer = whole;
+    longer.push(0);
+    assert!(refused(longer).is_some());
+}
+
+#[test]
+fn a_flipped_bit_is_refused_wherever_it_is() {
+    let whole = pack(&packed(), 1);
+    for at in (0..600).chain((600..whole.len()).step_by(997)) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (at % 8);
+        assert!(refused(bytes).is_some(), "byte {at}");
+    }
+}
+
+/// What a forger does: checksums are right again after the change.
+fn reseal(bytes: &mut [u8]) {
+    let frames_end = {
+        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+        let names = u64::from_le_bytes(bytes[72..80].try_into().unwrap()) as usize;
+        128 + 40 * u32_at(56) + names.next_multiple_of(8) + 16 * u32_at(60) + 24 * u32_at(68)
+    };
+    if let Some(tables) = bytes.get(128..frames_end) {
+        let checksum = xxhash_rust::xxh3::xxh3_64(tables);
+        bytes[32..40].copy_from_slice(&checksum.to_le_bytes());
+    }
+    let checksum = header_checksum(bytes);
+    bytes[24..32].copy_from_slice(&checksum.to_le_bytes());
+}
+
+#[test]
+fn a_forged_table_is_refused_or_harmless() {
+    let whole = pack(&packed(), 1);
+    let tables = 128 + 5 * 40 + 40 + 16 * 8 + 24 * 2;
+    for at in 8..tables {
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            if (24..40).contains(&at) {
+                continue;
+            }
+            reseal(&mut bytes);
+            let Ok(image) = BootImage::parse(bytes) else { continue };
+            // What is accepted can be asked anything.
+            assert!(image.memory_bytes() <= 2 * FRAME_BLOCKS as u64 * BLOCK_BYTES as u64, "byte {at}");
+            let contents = image.decode(1);
+            for number in 0..image.files() {
+                let file = image.file(number);
+                for block in (0..file.blocks().min(400)).chain([u32::MAX]) {
+                    if let (Some(content), Ok(contents)) = (image.content(&file, block), &contents) {
+                        contents.block(content);
+                    }
+                }
+            }
+        }
+    }
+}

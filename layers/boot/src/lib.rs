@@ -1,0 +1,16 @@
+//! The boot layer (YOLO, part 1 of the paper): the blocks that a start reads, recorded once, kept in one file that is
+//! read from start to end, and served from memory that no page cache evicts.
+//!
+//! The file is drawn in docs/formats/boot.md.
+
+mod format;
+mod image;
+#[cfg(test)]
+mod image_test;
+mod pack;
+mod recording;
+
+pub use format::{BLOCK_BYTES, ContentId, ZEROS};
+pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
+pub use pack::{Packer, ReadBlock};
+pub use recording::{Recorded, Recording};

@@ -1,0 +1,205 @@
+//! Makes a boot image of a recording: reads each block once, keeps equal ones once, compresses, writes the tables.
+
+use std::collections::HashMap;
+
+use quell_fs::{Result, Time};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::{
+    BLOCK_BYTES, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES, HEADER_CHECKSUM_AT,
+    MAGIC, RUN_ROW_BYTES, VERSION, ZEROS,
+};
+use crate::image::{Kind, Run, blocks_of, header_checksum};
+use crate::recording::Recording;
+
+/// Of 115 MB of a Python environment 9 makes 34.2 MB in 1.5 s, 3 makes 36.7 MB in 0.5 s, and 15 makes 33.9 MB in 7.3 s.
+const LEVEL: i32 = 9;
+
+/// Where blocks are read from.
+pub trait ReadBlock {
+    /// Fills a block, with zeros behind the end of the file. `false`: the file is no longer as it was recorded.
+    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool>;
+}
+
+/// A file of a recording.
+#[derive(Debug, Clone)]
+struct Described {
+    name: Vec<u8>,
+    size_bytes: u64,
+    modified: Time,
+}
+
+/// Files by the numbers that the recording has.
+#[derive(Debug, Default)]
+pub struct Packer {
+    files: Vec<Described>,
+}
+
+#[derive(Debug, Default)]
+struct Store {
+    bytes: Vec<u8>,
+    /// By hash; equal hashes are compared.
+    known: HashMap<u64, Vec<ContentId>>,
+}
+
+impl Store {
+    fn content(&mut self, block: &[u8; BLOCK_BYTES]) -> ContentId {
+        if block.iter().all(|b| *b == 0) {
+            return ZEROS;
+        }
+        let same = self.known.entry(xxh3_64(block)).or_default();
+        let at = |content: ContentId| content as usize * BLOCK_BYTES;
+        if let Some(known) = same.iter().find(|c| self.bytes[at(**c)..at(**c) + BLOCK_BYTES] == block[..]) {
+            return *known;
+        }
+        let content = (self.bytes.len() / BLOCK_BYTES) as ContentId;
+        self.bytes.extend_from_slice(block);
+        same.push(content);
+        content
+    }
+}
+
+impl Packer {
+    /// The number of the file, for the recording.
+    pub fn add(&mut self, name: &[u8], size_bytes: u64, modified: Time) -> u32 {
+        self.files.push(Described { name: name.to_vec(), size_bytes, modified });
+        (self.files.len() - 1) as u32
+    }
+
+    /// The bytes of the image. What is no longer as recorded is left out.
+    pub fn pack(
+        &self,
+        kind: Kind,
+        recording: &Recording,
+        source: &mut dyn ReadBlock,
+        threads: usize,
+    ) -> Result<Vec<u8>> {
+        let mut store = Store::default();
+        let mut blocks: Vec<Vec<(u32, ContentId, u32)>> = vec![Vec::new(); self.files.len()];
+        let mut gone = vec![false; self.files.len()];
+        let mut block = [0; BLOCK_BYTES];
+        for recorded in recording.all() {
+            let number = recorded.file as usize;
+            let Some(file) = self.files.get(number).filter(|_| !gone[number]) else { continue };
+            if recorded.block >= blocks_of(file.size_bytes) {
+                continue;
+            }
+            if source.read(recorded.file, recorded.block, &mut block)? {
+                blocks[number].push((recorded.block, store.content(&block), recorded.recordings));
+            } else {
+                // Never old blocks beside new ones.
+                gone[number] = true;
+                blocks[number].clear();
+            }
+        }
+        let mut order: Vec<usize> = (0..self.files.len()).filter(|n| !blocks[*n].is_empty()).collect();
+        order.sort_by(|a, b| self.files[*a].name.cmp(&self.files[*b].name));
+        order.dedup_by(|a, b| self.files[*a].name == self.files[*b].name);
+        let (mut files, mut names, mut runs) = (Vec::new(), Vec::new(), Vec::new());
+        for number in &order {
+            let own = runs_of(&mut blocks[*number]);
+            let file = &self.files[*number];
+            let mut row = [0; FILE_ROW_BYTES];
+            row[..8].copy_from_slice(&file.size_bytes.to_le_bytes());
+            row[8..16].copy_from_slice(&file.modified.seconds.to_le_bytes());
+            put(&mut row, 16, file.modified.nanoseconds);
+            put(&mut row, 20, names.len() as u32);
+            put(&mut row, 24, file.name.len() as u32);
+            put(&mut row, 28, (runs.len() / RUN_ROW_BYTES) as u32);
+            put(&mut row, 32, own.len() as u32);
+            files.extend_from_slice(&row);
+            names.extend_from_slice(&file.name);
+            for run in own {
+                let mut row = [0; RUN_ROW_BYTES];
+                for (at, value) in
+                    [(0, run.first_block), (4, run.blocks), (8, run.content), (12, run.recordings)]
+                {
+                    put(&mut row, at, value);
+                }
+                runs.extend_from_slice(&row);
+            }
+        }
+        let frames = compress(&store.bytes, threads)?;
+        let mut header = [0; HEADER_BYTES];
+        header[..8].copy_from_slice(&MAGIC);
+        put(&mut header, 8, VERSION);
+        if let Kind::Tree(generation) = kind {
+            header[40..56].copy_from_slice(&generation.to_le_bytes());
+        } else {
+            put(&mut header, 12, 1);
+        }
+        put(&mut header, 56, order.len() as u32);
+        put(&mut header, 60, (runs.len() / RUN_ROW_BYTES) as u32);
+        put(&mut header, 64, (store.bytes.len() / BLOCK_BYTES) as u32);
+        put(&mut header, 68, frames.len() as u32);
+        header[72..80].copy_from_slice(&(names.len() as u64).to_le_bytes());
+        put(&mut header, 80, recording.recordings().max(1));
+        names.resize(names.len().next_multiple_of(8), 0);
+        let mut tables = [files, names, runs].concat();
+        let mut offset = (HEADER_BYTES + tables.len() + frames.len() * FRAME_ROW_BYTES) as u64;
+        for frame in &frames {
+            let mut row = [0; FRAME_ROW_BYTES];
+            row[..8].copy_from_slice(&offset.to_le_bytes());
+            put(&mut row, 8, frame.len() as u32);
+            row[16..].copy_from_slice(&xxh3_64(frame).to_le_bytes());
+            tables.extend_from_slice(&row);
+            offset += frame.len() as u64;
+        }
+        header[16..24].copy_from_slice(&offset.to_le_bytes());
+        header[32..40].copy_from_slice(&xxh3_64(&tables).to_le_bytes());
+        let checksum = header_checksum(&header);
+        header[HEADER_CHECKSUM_AT..HEADER_CHECKSUM_AT + 8].copy_from_slice(&checksum.to_le_bytes());
+        let mut image = Vec::with_capacity(offset as usize);
+        image.extend_from_slice(&header);
+        image.extend_from_slice(&tables);
+        frames.iter().for_each(|frame| image.extend_from_slice(frame));
+        Ok(image)
+    }
+}
+
+fn put(row: &mut [u8], at: usize, value: u32) {
+    row[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Joins blocks that follow one another as their contents do.
+fn runs_of(blocks: &mut [(u32, ContentId, u32)]) -> Vec<Run> {
+    blocks.sort_by_key(|(block, ..)| *block);
+    let mut runs: Vec<Run> = Vec::new();
+    for (block, content, recordings) in blocks.iter().copied() {
+        if let Some(run) = runs.last_mut() {
+            let next = if run.content == ZEROS { Some(ZEROS) } else { run.content.checked_add(run.blocks) };
+            let follows = run.first_block + run.blocks == block && next == Some(content);
+            if follows && run.recordings == recordings {
+                run.blocks += 1;
+                continue;
+            }
+        }
+        runs.push(Run { first_block: block, blocks: 1, content, recordings });
+    }
+    runs
+}
+
+/// One frame after the other, by so many threads.
+fn compress(bytes: &[u8], threads: usize) -> Result<Vec<Vec<u8>>> {
+    let pieces: Vec<&[u8]> = bytes.chunks(FRAME_BLOCKS * BLOCK_BYTES).collect();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(piece) = pieces.get(number) else { return done };
+            done.push((number, zstd::bulk::compress(piece, LEVEL)));
+        }
+    };
+    let mut frames: Vec<(usize, std::io::Result<Vec<u8>>)> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let mut all = work();
+        for worker in workers {
+            all.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    frames.sort_by_key(|(number, _)| *number);
+    let failed = |e: std::io::Error| quell_fs::Error::from_io(e, "compress", "a frame");
+    frames.into_iter().map(|(_, frame)| frame.map_err(failed)).collect()
+}

@@ -1,0 +1,125 @@
+//! What a start read: a set of blocks for each file, in the order of first use, with how many recordings saw each.
+//! Sets repeat from run to run, their order does not, so recordings join as sets.
+
+use std::collections::HashMap;
+
+/// Blocks by number of file and block.
+#[derive(Debug, Clone, Default)]
+pub struct Recording {
+    order: Vec<(u32, u32)>,
+    seen: HashMap<(u32, u32), u32>,
+    recordings: u32,
+}
+
+/// One block of a recording.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recorded {
+    pub file: u32,
+    pub block: u32,
+    /// In how many recordings.
+    pub recordings: u32,
+}
+
+impl Recording {
+    /// A start that has read nothing yet.
+    pub fn new() -> Recording {
+        Recording { recordings: 1, ..Recording::default() }
+    }
+
+    /// A read of the start.
+    pub fn add(&mut self, file: u32, blocks: std::ops::Range<u32>) {
+        for block in blocks {
+            self.seen.entry((file, block)).or_insert_with(|| {
+                self.order.push((file, block));
+                1
+            });
+        }
+    }
+
+    /// Joins another start. `file` gives this recording's number of the other one's file; `None`: the file is another
+    /// now, and what was read of it counts no more.
+    pub fn join(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
+        self.recordings += other.recordings;
+        for (their_file, block) in &other.order {
+            let Some(own_file) = file(*their_file) else { continue };
+            let times = other.seen[&(*their_file, *block)];
+            match self.seen.entry((own_file, *block)) {
+                std::collections::hash_map::Entry::Occupied(mut seen) => *seen.get_mut() += times,
+                std::collections::hash_map::Entry::Vacant(free) => {
+                    free.insert(times);
+                    self.order.push((own_file, *block));
+                }
+            }
+        }
+    }
+
+    pub fn recordings(&self) -> u32 {
+        self.recordings
+    }
+
+    pub fn blocks(&self) -> usize {
+        self.order.len()
+    }
+
+    /// In the order of first use.
+    pub fn all(&self) -> impl Iterator<Item = Recorded> {
+        self.order.iter().map(|key| Recorded { file: key.0, block: key.1, recordings: self.seen[key] })
+    }
+
+    /// Only the blocks seen in at least `least` recordings, and of those the hottest that fit into `blocks`; in their
+    /// old order.
+    pub fn chosen(&self, least: u32, blocks: usize) -> Recording {
+        let mut hottest: Vec<(u32, usize)> = self
+            .order
+            .iter()
+            .enumerate()
+            .filter(|(_, key)| self.seen[*key] >= least)
+            .map(|(at, key)| (self.seen[key], at))
+            .collect();
+        hottest.sort_by_key(|(times, at)| (std::cmp::Reverse(*times), *at));
+        hottest.truncate(blocks);
+        hottest.sort_by_key(|(_, at)| *at);
+        let order: Vec<_> = hottest.into_iter().map(|(_, at)| self.order[at]).collect();
+        let seen = order.iter().map(|key| (*key, self.seen[key])).collect();
+        Recording { order, seen, recordings: self.recordings }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(recording: &Recording) -> Vec<(u32, u32, u32)> {
+        recording.all().map(|r| (r.file, r.block, r.recordings)).collect()
+    }
+
+    #[test]
+    fn a_block_is_recorded_once_where_it_was_first_read() {
+        let mut recording = Recording::new();
+        recording.add(1, 5..7);
+        recording.add(0, 0..1);
+        recording.add(1, 4..6);
+        assert_eq!(blocks(&recording), [(1, 5, 1), (1, 6, 1), (0, 0, 1), (1, 4, 1)]);
+    }
+
+    #[test]
+    fn recordings_join_as_sets_with_counts() {
+        let (mut one, mut two) = (Recording::new(), Recording::new());
+        one.add(0, 0..2);
+        two.add(7, 1..3);
+        two.add(8, 0..1);
+        one.join(&two, |file| (file == 7).then_some(0));
+        assert_eq!((one.recordings(), blocks(&one)), (2, vec![(0, 0, 1), (0, 1, 2), (0, 2, 1)]));
+    }
+
+    #[test]
+    fn the_hottest_are_chosen_and_keep_their_order() {
+        let mut one = Recording::new();
+        one.add(0, 0..4);
+        let mut two = Recording::new();
+        two.add(0, 2..5);
+        one.join(&two, Some);
+        assert_eq!(blocks(&one.chosen(2, 10)), [(0, 2, 2), (0, 3, 2)]);
+        assert_eq!(blocks(&one.chosen(1, 3)), [(0, 0, 1), (0, 2, 2), (0, 3, 2)]);
+    }
+}
