@@ -3,14 +3,20 @@
 //!
 //! The file is drawn in docs/formats/boot.md.
 
+mod file_system;
 mod format;
 mod image;
 #[cfg(test)]
 mod image_test;
+mod over;
 mod pack;
+mod recorder;
 mod recording;
 
+pub use file_system::{BootFs, Hot, Served};
 pub use format::{BLOCK_BYTES, ContentId, ZEROS};
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
+pub use over::{Open, Over};
 pub use pack::{Packer, ReadBlock};
+pub use recorder::{Recorder, RecorderFs};
 pub use recording::{Recorded, Recording};

@@ -1,0 +1,74 @@
+//! A file system whose names and attributes are another's and whose files are opened in a way of its own.
+
+use std::fmt;
+use std::sync::Arc;
+
+use quell_fs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, NodeId, Result};
+
+/// How files are opened.
+pub trait Open: Send + Sync {
+    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>>;
+}
+
+pub struct Over<O> {
+    inner: Arc<dyn FileSystem>,
+    opens: O,
+}
+
+impl<O: fmt::Debug> fmt::Debug for Over<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Over").field(&self.opens).finish()
+    }
+}
+
+impl<O: Open> Over<O> {
+    pub fn new(inner: Arc<dyn FileSystem>, opens: O) -> Over<O> {
+        Over { inner, opens }
+    }
+}
+
+impl<O: Open> FileSystem for Over<O> {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn root(&self) -> NodeId {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        self.inner.lookup(dir, name)
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(node)
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        self.inner.parent(node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.path(node)
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.inner.list(dir, after, visit)
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(node)
+    }
+
+    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.xattr(node, name)
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.inner.xattr_names(node)
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        self.opens.open(&self.inner, node)
+    }
+}

@@ -1,0 +1,132 @@
+//! Records what is read of a file system while it is served: every read that a program or the kernel for it (mmap, exec)
+//! asks for, to the block. What the kernel keeps it asks for once, which is all that a set needs.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result};
+
+use crate::format::BLOCK_BYTES;
+use crate::image::Kind;
+use crate::over::{Open, Over};
+use crate::pack::{Packer, ReadBlock};
+use crate::recording::Recording;
+
+/// A file system that records. `Recorder` is asked at the end.
+pub type RecorderFs = Over<Arc<Recorder>>;
+
+#[derive(Debug, Default)]
+struct State {
+    files: HashMap<NodeId, u32>,
+    /// By number.
+    nodes: Vec<NodeId>,
+    recording: Recording,
+}
+
+/// What was read so far.
+#[derive(Default)]
+pub struct Recorder {
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("files", &self.files()).finish()
+    }
+}
+
+impl Recorder {
+    pub fn new() -> Arc<Recorder> {
+        let state = State { recording: Recording::new(), ..State::default() };
+        Arc::new(Recorder { state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Different files that were opened.
+    pub fn files(&self) -> usize {
+        self.state().nodes.len()
+    }
+
+    /// Different blocks that were read.
+    pub fn blocks(&self) -> usize {
+        self.state().recording.blocks()
+    }
+
+    fn opened(&self, node: NodeId) -> u32 {
+        let mut state = self.state();
+        let next = state.nodes.len() as u32;
+        let number = *state.files.entry(node).or_insert(next);
+        if number == next {
+            state.nodes.push(node);
+        }
+        number
+    }
+
+    /// The image of what was read of `fs`, which is bound to this generation.
+    pub fn pack(&self, fs: &dyn FileSystem, generation: u128, threads: usize) -> Result<Vec<u8>> {
+        let state = self.state();
+        let mut packer = Packer::default();
+        let mut recording = state.recording.clone();
+        for (number, node) in (0..).zip(&state.nodes) {
+            let attributes = fs.attributes(*node)?;
+            packer.add(&fs.path(*node)?, attributes.size_bytes, attributes.modified);
+            // A file that was opened and not read: with a block of it in the image the open needs no other source.
+            recording.add(number, 0..1);
+        }
+        let mut source = Source { fs, nodes: &state.nodes, open: None };
+        packer.pack(Kind::Tree(generation), &recording, &mut source, threads)
+    }
+}
+
+impl Open for Arc<Recorder> {
+    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
+        let file = inner.open(node)?;
+        Ok(Box::new(RecordedFile { file, number: self.opened(node), recorder: self.clone() }))
+    }
+}
+
+struct RecordedFile {
+    file: Box<dyn File>,
+    number: u32,
+    recorder: Arc<Recorder>,
+}
+
+impl File for RecordedFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let length = self.file.read_at(into, offset)?;
+        let block = BLOCK_BYTES as u64;
+        let (first, end) = (offset / block, (offset + length as u64).div_ceil(block));
+        // Nothing of a file is recorded that an image could not name: 16 TiB and more from its begin.
+        if let (Ok(first), Ok(end), 1..) = (u32::try_from(first), u32::try_from(end), length) {
+            self.recorder.state().recording.add(self.number, first..end);
+        }
+        Ok(length)
+    }
+}
+
+/// Blocks of a file system's files, of one file after the other.
+struct Source<'a> {
+    fs: &'a dyn FileSystem,
+    nodes: &'a [NodeId],
+    open: Option<(u32, Box<dyn File>)>,
+}
+
+impl ReadBlock for Source<'_> {
+    fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
+            match self.fs.open(self.nodes[number as usize]) {
+                Ok(file) => self.open = Some((number, file)),
+                Err(e) if e.kind == ErrorKind::Stale => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        let Some((_, file)) = &self.open else { return Ok(false) };
+        let length = file.read_at(into, u64::from(block) * BLOCK_BYTES as u64)?;
+        into[length..].fill(0);
+        Ok(true)
+    }
+}
