@@ -53,6 +53,8 @@ pub enum Effect {
     /// Changes the subject and another name.
     Rename(Subject),
     ChangeDirectory,
+    /// From here on paths begin there.
+    ChangeRoot,
     Execute,
 }
 
@@ -70,12 +72,14 @@ pub struct FileCall {
 pub enum Bookkeeping {
     /// The result is a copy of the first argument's descriptor.
     Duplicate,
-    /// The same, if the second argument begins with F_DUPFD.
+    /// The same, if the second argument is F_DUPFD; or what an exec does to it.
     Control,
     /// Both ends come back in an array.
     Pair(usize),
     /// The result is a descriptor of no file.
     NoFile,
+    /// The result is a descriptor of what the trace does not name.
+    Nameless,
     CloseRange,
     /// A child, with the flags in this argument; none: it shares nothing.
     Fork(Option<usize>),
@@ -103,14 +107,12 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
         b"stat" | b"stat64" | b"access" | b"statfs" | b"statfs64" | b"getxattr" | b"listxattr" => {
             metadata(Path(0), Look)
         }
-        b"oldstat" | b"umount2" | b"umount" | b"chroot" | b"acct" => metadata(Path(0), Look),
+        b"oldstat" | b"umount2" | b"umount" | b"acct" => metadata(Path(0), Look),
         b"lstat" | b"lstat64" | b"oldlstat" | b"readlink" | b"lgetxattr" | b"llistxattr" => {
             link(Path(0), Look)
         }
-        b"newfstatat" | b"fstatat64" | b"statx" | b"faccessat" | b"faccessat2" | b"name_to_handle_at" => {
-            metadata(At(0, 1), Look)
-        }
-        b"readlinkat" => link(At(0, 1), Look),
+        b"newfstatat" | b"fstatat64" | b"statx" | b"faccessat" | b"faccessat2" => metadata(At(0, 1), Look),
+        b"readlinkat" | b"name_to_handle_at" => link(At(0, 1), Look),
         b"inotify_add_watch" => metadata(Path(1), Look),
         b"fstat" | b"fstat64" | b"fstatfs" | b"fstatfs64" | b"fgetxattr" | b"flistxattr" | b"flock" => {
             metadata(Descriptor(0), Look)
@@ -121,6 +123,7 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
         b"close" => metadata(Descriptor(0), Close),
         b"getdents" | b"getdents64" | b"readdir" => metadata(Descriptor(0), List),
         b"chdir" => metadata(Path(0), ChangeDirectory),
+        b"chroot" => metadata(Path(0), ChangeRoot),
         b"fchdir" => metadata(Descriptor(0), ChangeDirectory),
         b"execve" => metadata(Path(0), Execute),
         b"execveat" => metadata(At(0, 1), Execute),
@@ -128,8 +131,8 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
         | b"lremovexattr" => link(Path(0), Change),
         b"chmod" | b"chown" | b"chown32" | b"utime" | b"utimes" | b"truncate" | b"truncate64"
         | b"setxattr" | b"removexattr" => metadata(Path(0), Change),
-        b"mkdirat" | b"unlinkat" | b"mknodat" | b"fchownat" => link(At(0, 1), Change),
-        b"fchmodat" | b"fchmodat2" | b"utimensat" | b"utimensat_time64" | b"futimesat" => {
+        b"mkdirat" | b"unlinkat" | b"mknodat" => link(At(0, 1), Change),
+        b"fchmodat" | b"fchmodat2" | b"fchownat" | b"utimensat" | b"utimensat_time64" | b"futimesat" => {
             metadata(At(0, 1), Change)
         }
         b"fchmod" | b"fchown" | b"fchown32" | b"ftruncate" | b"ftruncate64" | b"fsetxattr"
@@ -152,13 +155,16 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
         other => {
             return Some(Spec::Bookkeeping(match other {
                 b"dup" | b"dup2" | b"dup3" => Duplicate,
-                b"fcntl" | b"fcntl64" => Control,
+                b"fcntl" | b"fcntl64" | b"ioctl" => Control,
                 b"pipe" | b"pipe2" => Pair(0),
                 b"socketpair" => Pair(3),
                 b"socket" | b"accept" | b"accept4" | b"epoll_create" | b"epoll_create1" | b"eventfd"
                 | b"eventfd2" | b"signalfd" | b"signalfd4" | b"timerfd_create" | b"memfd_create"
                 | b"inotify_init" | b"inotify_init1" | b"pidfd_open" | b"userfaultfd"
-                | b"perf_event_open" => NoFile,
+                | b"perf_event_open" | b"fanotify_init" | b"memfd_secret" | b"fsopen" | b"fspick"
+                | b"bpf" => NoFile,
+                // Files that have no path here.
+                b"open_by_handle_at" | b"open_tree" | b"fsmount" | b"pidfd_getfd" => Nameless,
                 b"close_range" => CloseRange,
                 b"fork" | b"vfork" => Fork(None),
                 b"clone" => Fork(Some(1)),

@@ -3,6 +3,7 @@
 //! what is written in docs/formats/profile.md.
 
 mod calls;
+mod descriptors;
 mod nodes;
 mod paths;
 mod places;

@@ -1,10 +1,12 @@
 //! Who runs, from which directory, with which descriptors: followed through fork, exec, dup and chdir, so that a
 //! descriptor means a path also where the tracer did not say which.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
+use crate::descriptors::{Descriptors, Open};
+pub use crate::descriptors::{OpenFile, Target};
 use crate::paths::PathId;
 
 /// A process as the trace numbers it: pids of two traces have nothing to do with each other.
@@ -14,28 +16,22 @@ pub struct Pid {
     pub number: u32,
 }
 
-/// What a descriptor is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    File(PathId),
-    /// A pipe, a socket, memory.
-    NoFile,
-    Unknown,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Open {
-    target: Target,
-    close_on_exec: bool,
-}
-
 /// A program that was started, by number; 0 is the one that nobody saw start.
 pub type ProgramId = u32;
 
+/// Where paths begin.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin {
+    /// The working directory, if it is known.
+    pub working: Option<PathId>,
+    /// `/`, unless it was changed (chroot).
+    pub root: PathId,
+}
+
 #[derive(Debug, Clone)]
 struct Process {
-    files: Rc<RefCell<HashMap<i32, Open>>>,
-    working: Rc<RefCell<Option<PathId>>>,
+    files: Rc<RefCell<Descriptors>>,
+    origin: Rc<Cell<Origin>>,
     program: ProgramId,
     /// Threads of a process share this number.
     group: u32,
@@ -45,40 +41,62 @@ struct Process {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Shares {
     pub files: bool,
-    pub working: bool,
+    pub origin: bool,
     pub group: bool,
 }
 
-/// Processes that were begun and whose number is not known yet.
+/// A process that is being made and whose number is not known yet.
 #[derive(Debug)]
-struct Pending {
-    parent: Pid,
+struct Fork {
+    number: u64,
     shares: Shares,
+    /// Who is taken for the child, as it was not there before.
+    seen: Option<Pid>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Processes {
     running: HashMap<Pid, Process>,
-    pending: Vec<Pending>,
+    /// The same by trace.
+    of_space: HashMap<u32, BTreeSet<u32>>,
+    /// In the order of their begin; those that ended may still be in it.
+    order: VecDeque<Pid>,
+    forks: HashMap<Pid, Fork>,
+    /// For each trace the parents of forks whose child was not seen, in the order of their calls.
+    awaited: HashMap<u32, BTreeMap<u64, Pid>>,
+    last_fork: u64,
+    /// Since it was last asked: whose child one is may be known now.
+    settled: bool,
     /// Different processes so far; threads are not counted.
     pub groups: u32,
     /// Where processes begin whose parent is not in the trace.
     first_working: Option<PathId>,
 }
 
-/// No process has more descriptors open at once here; a hostile trace could open without end.
-const DESCRIPTORS_MAX: usize = 1 << 20;
+/// As many are followed at once: of a trace without ends of processes the oldest are forgotten.
+const RUNNING_MAX: usize = 1 << 17;
 
 impl Processes {
     pub fn new(first_working: Option<PathId>) -> Processes {
-        Processes { first_working, ..Processes::default() }
+        Processes {
+            running: HashMap::new(),
+            of_space: HashMap::new(),
+            order: VecDeque::new(),
+            forks: HashMap::new(),
+            awaited: HashMap::new(),
+            last_fork: 0,
+            settled: false,
+            groups: 0,
+            first_working,
+        }
     }
 
-    fn root(&mut self) -> Process {
+    /// A process whose begin is not in the trace.
+    fn first(&mut self) -> Process {
         self.groups += 1;
         Process {
             files: Rc::default(),
-            working: Rc::new(RefCell::new(self.first_working)),
+            origin: Rc::new(Cell::new(Origin { working: self.first_working, root: PathId::ROOT })),
             program: 0,
             group: self.groups,
         }
@@ -87,7 +105,6 @@ impl Processes {
     /// A child of `parent`, as fork makes it.
     fn child(&mut self, parent: Pid, shares: Shares) -> Process {
         let of = self.process(parent).clone();
-        let copy = |files: &Rc<RefCell<HashMap<i32, Open>>>| Rc::new(RefCell::new(files.borrow().clone()));
         let group = if shares.group {
             of.group
         } else {
@@ -95,30 +112,65 @@ impl Processes {
             self.groups
         };
         Process {
-            files: if shares.files { of.files.clone() } else { copy(&of.files) },
-            working: match shares.working {
-                true => of.working.clone(),
-                false => Rc::new(RefCell::new(*of.working.borrow())),
-            },
+            files: if shares.files { of.files } else { Rc::new(RefCell::new(of.files.borrow().clone())) },
+            origin: if shares.origin { of.origin } else { Rc::new(Cell::new(of.origin.get())) },
             program: of.program,
             group,
         }
     }
 
+    fn insert(&mut self, pid: Pid, process: Process) {
+        if self.running.insert(pid, process).is_some() {
+            return;
+        }
+        self.of_space.entry(pid.space).or_default().insert(pid.number);
+        self.order.push_back(pid);
+        while self.running.len() > RUNNING_MAX {
+            match self.order.pop_front() {
+                // One of this number that ended long ago.
+                Some(oldest) if oldest == pid => {}
+                Some(oldest) => self.exit(oldest),
+                None => break,
+            }
+        }
+        if self.order.len() > 2 * RUNNING_MAX {
+            self.order.retain(|pid| self.running.contains_key(pid));
+        }
+    }
+
     fn process(&mut self, pid: Pid) -> &mut Process {
         if !self.running.contains_key(&pid) {
-            // It runs before its parent's call returned: the latest one of the same trace that is waiting for a child.
-            let begun = self.pending.iter().rposition(|p| p.parent.space == pid.space && p.parent != pid);
-            let process = match begun {
-                Some(at) => {
-                    let Pending { parent, shares } = self.pending.remove(at);
+            // It runs before its parent's call returned: the latest one of the same trace that awaits a child.
+            let parent = self.awaited.get(&pid.space).and_then(|a| a.values().next_back().copied());
+            let process = match parent {
+                Some(parent) => {
+                    self.not_awaited(parent);
+                    let shares = self.forks.get_mut(&parent).map_or(Shares::default(), |fork| {
+                        fork.seen = Some(pid);
+                        fork.shares
+                    });
                     self.child(parent, shares)
                 }
-                None => self.root(),
+                None => self.first(),
             };
-            self.running.insert(pid, process);
+            self.insert(pid, process);
         }
         self.running.get_mut(&pid).expect("just put there")
+    }
+
+    pub fn is_running(&self, pid: Pid) -> bool {
+        self.running.contains_key(&pid)
+    }
+
+    /// How many forks await a child.
+    pub fn awaited(&self, space: u32) -> usize {
+        self.awaited.get(&space).map_or(0, BTreeMap::len)
+    }
+
+    /// Of those that run in a trace the one with the smallest number.
+    pub fn any_of(&self, space: u32) -> Option<Pid> {
+        let number = *self.of_space.get(&space)?.first()?;
+        Some(Pid { space, number })
     }
 
     pub fn group(&mut self, pid: Pid) -> u32 {
@@ -129,71 +181,121 @@ impl Processes {
         self.process(pid).program
     }
 
-    pub fn working(&mut self, pid: Pid) -> Option<PathId> {
-        *self.process(pid).working.borrow()
+    pub fn origin(&mut self, pid: Pid) -> Origin {
+        self.process(pid).origin.get()
     }
 
-    pub fn set_working(&mut self, pid: Pid, path: Option<PathId>) {
-        *self.process(pid).working.borrow_mut() = path;
+    pub fn set_working(&mut self, pid: Pid, working: Option<PathId>) {
+        let origin = &self.process(pid).origin;
+        origin.set(Origin { working, ..origin.get() });
+    }
+
+    pub fn set_root(&mut self, pid: Pid, root: PathId) {
+        let origin = &self.process(pid).origin;
+        origin.set(Origin { root, ..origin.get() });
+    }
+
+    pub fn descriptor(&mut self, pid: Pid, descriptor: i32) -> Option<Open> {
+        self.process(pid).files.borrow().get(descriptor).cloned()
     }
 
     pub fn target(&mut self, pid: Pid, descriptor: i32) -> Target {
-        self.process(pid).files.borrow().get(&descriptor).map_or(Target::Unknown, |open| open.target)
+        self.process(pid).files.borrow().get(descriptor).map_or(Target::Unknown, |open| open.target)
+    }
+
+    #[allow(dead_code)]
+    pub fn open_file(&mut self, pid: Pid, descriptor: i32) -> Option<OpenFile> {
+        self.process(pid).files.borrow().get(descriptor).map(Open::open_file)
+    }
+
+    pub fn set(&mut self, pid: Pid, descriptor: i32, open: Open) {
+        self.process(pid).files.borrow_mut().set(descriptor, open);
     }
 
     pub fn open(&mut self, pid: Pid, descriptor: i32, target: Target, close_on_exec: bool) {
-        let mut files = self.process(pid).files.borrow_mut();
-        if files.len() < DESCRIPTORS_MAX {
-            files.insert(descriptor, Open { target, close_on_exec });
-        }
+        self.set(pid, descriptor, Open::new(target, close_on_exec));
     }
 
     pub fn duplicate(&mut self, pid: Pid, from: i32, to: i32, close_on_exec: bool) {
-        let target = self.target(pid, from);
-        self.open(pid, to, target, close_on_exec);
+        // Upon itself, dup2 changes nothing.
+        if from == to {
+            return;
+        }
+        match self.descriptor(pid, from) {
+            Some(open) => self.set(pid, to, open.copy(close_on_exec)),
+            None => self.open(pid, to, Target::Unknown, close_on_exec),
+        }
+    }
+
+    pub fn set_close_on_exec(&mut self, pid: Pid, descriptor: i32, close_on_exec: bool) {
+        if let Some(open) = self.descriptor(pid, descriptor) {
+            self.set(pid, descriptor, open.copy(close_on_exec));
+        }
     }
 
     pub fn close(&mut self, pid: Pid, descriptor: i32) {
-        self.process(pid).files.borrow_mut().remove(&descriptor);
+        self.process(pid).files.borrow_mut().close(descriptor);
     }
 
     pub fn close_range(&mut self, pid: Pid, first: i64, last: i64, on_exec: bool) {
         let mut files = self.process(pid).files.borrow_mut();
-        let within = |descriptor: &i32| (first..=last).contains(&i64::from(*descriptor));
-        if on_exec {
-            files.iter_mut().filter(|(d, _)| within(d)).for_each(|(_, open)| open.close_on_exec = true);
-        } else {
-            files.retain(|d, _| !within(d));
+        match on_exec {
+            true => files.mark_range(first, last),
+            false => files.close_range(first, last),
         }
     }
 
     /// A child is being made; it may run before its number is known.
     pub fn begin_fork(&mut self, parent: Pid, shares: Shares) {
         self.process(parent);
-        self.pending.push(Pending { parent, shares });
+        self.forget_fork(parent);
+        self.last_fork += 1;
+        self.forks.insert(parent, Fork { number: self.last_fork, shares, seen: None });
+        self.awaited.entry(parent.space).or_default().insert(self.last_fork, parent);
+    }
+
+    fn not_awaited(&mut self, parent: Pid) {
+        let (Some(fork), Some(awaited)) = (self.forks.get(&parent), self.awaited.get_mut(&parent.space))
+        else {
+            return;
+        };
+        self.settled |= awaited.remove(&fork.number).is_some();
+        if awaited.is_empty() {
+            self.awaited.remove(&parent.space);
+        }
+    }
+
+    fn forget_fork(&mut self, parent: Pid) -> Option<Fork> {
+        self.not_awaited(parent);
+        self.forks.remove(&parent)
     }
 
     /// The child's number is known, or there is none.
     pub fn end_fork(&mut self, parent: Pid, child: Option<u32>, shares: Shares) {
-        let begun = self.pending.iter().position(|p| p.parent == parent).map(|at| self.pending.remove(at));
+        let fork = self.forget_fork(parent);
         let Some(number) = child else { return };
         let pid = Pid { space: parent.space, number };
-        // If the call had begun and is pending no more, the child has been seen already.
-        if begun.is_some() || !self.running.contains_key(&pid) {
+        // It may have been seen already, and be gone again.
+        if fork.is_none_or(|fork| fork.seen != Some(pid)) {
             let process = self.child(parent, shares);
-            self.running.insert(pid, process);
+            self.insert(pid, process);
+            self.settled = true;
         }
     }
 
-    pub fn unshare(&mut self, pid: Pid, files: bool, working: bool) {
+    /// Whether since the last question more is known of whose child one is.
+    pub fn has_settled(&mut self) -> bool {
+        std::mem::take(&mut self.settled)
+    }
+
+    pub fn unshare(&mut self, pid: Pid, files: bool, origin: bool) {
         let process = self.process(pid);
         if files {
             let own = process.files.borrow().clone();
             process.files = Rc::new(RefCell::new(own));
         }
-        if working {
-            let own = *process.working.borrow();
-            process.working = Rc::new(RefCell::new(own));
+        if origin {
+            process.origin = Rc::new(Cell::new(process.origin.get()));
         }
     }
 
@@ -201,12 +303,34 @@ impl Processes {
         self.unshare(pid, true, true);
         let process = self.process(pid);
         process.program = program;
-        process.files.borrow_mut().retain(|_, open| !open.close_on_exec);
+        process.files.borrow_mut().exec();
     }
 
     pub fn exit(&mut self, pid: Pid) {
-        self.running.remove(&pid);
-        self.pending.retain(|p| p.parent != pid);
+        self.forget_fork(pid);
+        if self.running.remove(&pid).is_some()
+            && let Some(numbers) = self.of_space.get_mut(&pid.space)
+        {
+            numbers.remove(&pid.number);
+            if numbers.is_empty() {
+                self.of_space.remove(&pid.space);
+            }
+        }
+    }
+
+    /// From here on the trace calls `from` by the number `to`, whose process is gone.
+    pub fn rename(&mut self, from: Pid, to: Pid) {
+        let process = self.process(from).clone();
+        let fork = self.forget_fork(from);
+        self.exit(from);
+        self.exit(to);
+        self.insert(to, process);
+        if let Some(fork) = fork {
+            if fork.seen.is_none() {
+                self.awaited.entry(to.space).or_default().insert(fork.number, to);
+            }
+            self.forks.insert(to, fork);
+        }
     }
 }
 
@@ -227,11 +351,11 @@ mod tests {
 
     #[test]
     fn a_child_has_copies_and_a_thread_has_the_same() {
-        let mut processes = Processes::default();
+        let mut processes = Processes::new(None);
         processes.open(A, 3, file(1), false);
         processes.end_fork(A, Some(2), Shares::default());
         let thread = Pid { number: 3, ..A };
-        processes.end_fork(A, Some(3), Shares { files: true, working: true, group: true });
+        processes.end_fork(A, Some(3), Shares { files: true, origin: true, group: true });
         processes.open(A, 4, file(2), false);
         assert_eq!((processes.target(B, 3), processes.target(B, 4)), (file(1), Target::Unknown));
         assert_eq!(processes.target(thread, 4), file(2));
@@ -243,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_child_that_runs_before_its_number_is_known_has_its_parents_files() {
-        let mut processes = Processes::default();
+        let mut processes = Processes::new(None);
         processes.open(A, 3, file(1), false);
         processes.begin_fork(A, Shares::default());
         assert_eq!(processes.target(B, 3), file(1));
@@ -256,15 +380,42 @@ mod tests {
     }
 
     #[test]
+    fn a_child_that_is_gone_when_its_number_is_known_counts_once() {
+        let mut processes = Processes::new(None);
+        processes.begin_fork(A, Shares::default());
+        processes.program(B);
+        processes.exit(B);
+        processes.end_fork(A, Some(2), Shares::default());
+        assert_eq!((processes.groups, processes.is_running(B)), (2, false));
+        processes.end_fork(A, Some(2), Shares::default());
+        assert_eq!(processes.groups, 3, "the number was given again");
+    }
+
+    #[test]
     fn exec_closes_what_was_to_be_closed() {
-        let mut processes = Processes::default();
+        let mut processes = Processes::new(None);
         processes.open(A, 3, file(1), true);
         processes.open(A, 4, file(2), false);
         processes.duplicate(A, 3, 5, false);
+        processes.duplicate(A, 3, 3, false);
         processes.close_range(A, 4, i64::MAX, true);
         processes.duplicate(A, 4, 0, false);
         processes.execute(A, 7);
         let left: Vec<_> = (0..6).filter(|d| processes.target(A, *d) != Target::Unknown).collect();
         assert_eq!((left, processes.program(A)), (vec![0], 7));
+    }
+
+    #[test]
+    fn of_endlessly_many_processes_the_oldest_are_forgotten() {
+        let mut processes = Processes::new(None);
+        processes.open(A, 3, file(1), false);
+        for number in 2..300_000 {
+            let child = Pid { space: 0, number };
+            processes.begin_fork(Pid { number: number - 1, ..A }, Shares::default());
+            processes.open(child, 4, file(2), false);
+        }
+        assert_eq!((processes.running.len(), processes.groups), (RUNNING_MAX, 299_999));
+        assert!(processes.order.len() <= 2 * RUNNING_MAX && processes.forks.len() <= RUNNING_MAX);
+        assert_eq!(processes.target(Pid { number: 299_999, ..A }, 3), file(1));
     }
 }

@@ -291,10 +291,7 @@ impl SecondReading<'_> {
         let together = steps.div_ceil(POINTS_MAX);
         let step_s = (step * together as u64) as f64 / second_us;
         let point = |number: usize| {
-            let of = |series: &Series| {
-                (number * together..(number + 1) * together).map(|i| f64::from(series.count(i))).sum::<f64>()
-                    / step_s
-            };
+            let of = |series: &Series| series.sum(number * together, together) as f64 / step_s;
             report::RatePoint {
                 t: number as f64 * step_s,
                 metadata: of(&metadata),
@@ -314,7 +311,7 @@ impl SecondReading<'_> {
         let bytes_read = self
             .on_shared()
             .map(|(path, tally)| extents.get(&path).copied().unwrap_or(0).max(tally.mapped))
-            .sum();
+            .fold(0, u64::saturating_add);
         let trees = self.chosen.len() as u64;
         let looks = if trees > 0 { (duration_s * LOOKS_A_SECOND) as u64 } else { 0 };
         let of = |calls: u64, own: u64| report::Remaining { metadata: calls + own, bytes_read };
@@ -482,13 +479,18 @@ impl SecondReading<'_> {
     fn trees(&self, duration_s: f64) -> Vec<report::Tree> {
         let looks = (duration_s * LOOKS_A_SECOND) as u64;
         let extents = self.tally.extents();
+        let mut bytes_of_tree = vec![0u64; self.chosen.len()];
+        let mut files_of_tree = vec![0u64; self.chosen.len()];
+        for (path, tally) in self.map.paths.all().zip(&self.tally.paths) {
+            if let Some(tree) = self.replay.tree(path) {
+                let extent = extents.get(&path).copied().unwrap_or(0).max(tally.mapped);
+                bytes_of_tree[tree] = bytes_of_tree[tree].saturating_add(extent);
+                files_of_tree[tree] += u64::from(tally.opens > 0);
+            }
+        }
         let row = |(number, chosen): (usize, &Chosen)| {
-            let below = || {
-                let paths = self.map.paths.all().zip(&self.tally.paths);
-                paths.filter(|(path, _)| self.map.paths.is_below(*path, chosen.path))
-            };
             let calls = self.replay.of_tree[number];
-            let bytes_read = below().map(|(p, t)| extents.get(&p).copied().unwrap_or(0).max(t.mapped)).sum();
+            let bytes_read = bytes_of_tree[number];
             let of = |calls: u64, own: u64| report::Remaining { metadata: calls + own, bytes_read };
             report::Tree {
                 path: self.map.paths.text(chosen.path),
@@ -496,7 +498,7 @@ impl SecondReading<'_> {
                 metadata: chosen.metadata,
                 missing: chosen.missing,
                 opens: self.replay.opens_of_tree[number],
-                files_opened: below().filter(|(_, t)| t.opens > 0).count() as u64,
+                files_opened: files_of_tree[number],
                 remaining: Scenarios {
                     direct: of(calls.direct, 0),
                     index: of(calls.index, OPERATIONS_OF_AN_INDEX + looks),

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use crate::calls::{self, Bookkeeping, Effect, FileCall, Spec, Subject};
+use crate::descriptors::Open;
 use crate::paths::PathId;
 use crate::places::Map;
 use crate::processes::{Pid, Processes, ProgramId, Shares, Target};
@@ -16,7 +17,15 @@ pub const LINE_BYTES_MAX: usize = 64 << 10;
 /// Examples of lines that could not be read.
 const EXAMPLES_MAX: usize = 5;
 const EXAMPLE_CHARACTERS_MAX: usize = 80;
-const MIDNIGHT: u64 = 24 * 3600 * 1_000_000;
+const HOUR: u64 = 3600 * 1_000_000;
+const MIDNIGHT: u64 = 24 * HOUR;
+/// Linux moves no more bytes with one call.
+const BYTES_MAX: u64 = 0x7fff_f000;
+/// Calls that have begun are kept until they end, up to this many bytes; what else begins counts as never ended.
+const BEGUN_BYTES_MAX: usize = 32 << 20;
+/// Lines of processes whose parent is not known yet.
+const WAITING_BYTES_MAX: usize = 1 << 20;
+const WAITING_PROCESSES_MAX: usize = 256;
 
 /// What a call concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +43,8 @@ pub struct Event<'a> {
     pub call: FileCall,
     /// Begin, in microseconds; the first line of the trace is not zero.
     pub time: u64,
+    /// When the first call of all began.
+    pub first: u64,
     pub spent: Option<u64>,
     /// Number of the process; threads have that of their process.
     pub process: u32,
@@ -87,7 +98,14 @@ struct Begun {
     time: u64,
     forked: bool,
     /// The descriptor that is being closed, and what it was.
-    closing: Option<(i32, Target)>,
+    closing: Option<(i32, Open)>,
+}
+
+/// Lines of a process that waits until it is known whose child it is.
+#[derive(Debug)]
+struct Waiting {
+    pid: Pid,
+    lines: Vec<(u64, Vec<u8>, String)>,
 }
 
 #[derive(Debug)]
@@ -95,7 +113,16 @@ pub struct Reader {
     pub processes: Processes,
     programs: Programs,
     begun: HashMap<Pid, Begun>,
+    begun_bytes: usize,
     clocks: HashMap<u32, Clock>,
+    /// For each trace what came before a remark that cut its line in two.
+    halves: HashMap<u32, Vec<u8>>,
+    /// For each trace whose lines do not all have pids: whose those without are.
+    nameless: HashMap<u32, u32>,
+    waiting: Vec<Waiting>,
+    waiting_bytes: usize,
+    /// When the first call of all began.
+    began: Option<u64>,
     pub lines: u64,
     pub skipped: Skipped,
     /// Calls that do what the trace does not show (io_uring).
@@ -139,7 +166,13 @@ impl Reader {
             processes: Processes::new(working),
             programs: Programs::default(),
             begun: HashMap::new(),
+            begun_bytes: 0,
             clocks: HashMap::new(),
+            halves: HashMap::new(),
+            nameless: HashMap::new(),
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            began: None,
             lines: 0,
             skipped: Skipped::default(),
             hidden: 0,
@@ -162,38 +195,174 @@ impl Reader {
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
         self.lines += 1;
+        if let Some(before) = strace::before_remark(text) {
+            self.skipped.events += 1;
+            self.halves.insert(source.space, before.to_vec());
+            return;
+        }
+        if !self.halves.is_empty()
+            && let Some(mut whole) = self.halves.remove(&source.space)
+            && strace::is_rest(text)
+        {
+            whole.extend_from_slice(text);
+            return self.whole_line(source, &whole, map, place, listen);
+        }
+        self.whole_line(source, text, map, place, listen);
+    }
+
+    fn whole_line(
+        &mut self,
+        source: Source,
+        text: &[u8],
+        map: &mut Map,
+        place: impl Fn() -> String,
+        listen: &mut impl FnMut(&Event, &mut Map),
+    ) {
         if text.len() > LINE_BYTES_MAX {
             return self.skip_truncated(text, &place);
         }
         let line = strace::line(text);
-        let pid = Pid { space: source.space, number: line.pid.unwrap_or(source.pid) };
         let time = self.time(source, line.time);
-        match line.what {
+        if line.what == What::Foreign {
+            self.skipped.foreign += 1;
+            return self.example("not written by strace", text, &place);
+        }
+        let pid = self.pid(source, &line);
+        if self.must_wait(pid) {
+            self.wait(pid, time, text, place());
+            if self.waiting_bytes > WAITING_BYTES_MAX || self.waiting.len() > WAITING_PROCESSES_MAX {
+                self.release(true, map, listen);
+            }
+            return;
+        }
+        self.known_line(pid, time, line.what, text, map, &place, listen);
+        if self.processes.has_settled() && !self.waiting.is_empty() {
+            self.release(false, map, listen);
+        }
+    }
+
+    /// A line of a process whose parent is known.
+    #[allow(clippy::too_many_arguments)]
+    fn known_line(
+        &mut self,
+        pid: Pid,
+        time: u64,
+        what: What,
+        text: &[u8],
+        map: &mut Map,
+        place: &dyn Fn() -> String,
+        listen: &mut impl FnMut(&Event, &mut Map),
+    ) {
+        // A process makes one call after the other: the end of what had begun is not in the trace.
+        if matches!(what, What::Call { .. } | What::Begun { .. }) && self.begun.contains_key(&pid) {
+            self.finish_begun(pid, map, listen);
+        }
+        match what {
             What::Call { name, text: call } => match calls::spec(name) {
                 None => self.skipped.other_calls += 1,
                 Some(spec) => match strace::call(name, call) {
                     Some(parsed) => self.call(pid, time, name, spec, &parsed, map, false, listen),
-                    None => self.skip_truncated(text, &place),
+                    None => self.skip_truncated(text, place),
                 },
             },
             What::Begun { name, text } => self.begin(pid, time, name, text, map, listen),
-            What::Resumed { name, rest } => self.resume(pid, name, rest, text, map, &place, listen),
+            What::Resumed { name, rest } => self.resume(pid, name, rest, text, map, place, listen),
             What::Exited => {
                 self.skipped.events += 1;
                 self.last_exit = self.last_exit.max(time);
                 self.end(pid, map, listen);
             }
+            What::Superseded(by) => {
+                self.skipped.events += 1;
+                self.end(pid, map, listen);
+                self.rename(Pid { number: by, ..pid }, pid);
+            }
             What::Event => self.skipped.events += 1,
-            What::Truncated => self.skip_truncated(text, &place),
-            What::Foreign => {
-                self.skipped.foreign += 1;
-                self.example("not written by strace", text, &place);
+            What::Truncated => self.skip_truncated(text, place),
+            What::Foreign => self.skipped.foreign += 1,
+        }
+    }
+
+    fn rename(&mut self, from: Pid, to: Pid) {
+        if from == to || !self.processes.is_running(from) {
+            return;
+        }
+        self.processes.rename(from, to);
+        if let Some(begun) = self.begun.remove(&from) {
+            self.begun.insert(to, begun);
+        }
+    }
+
+    /// Whose line it is. As long as a trace to a terminal (without `-o`) is of one process, its lines have no pid.
+    fn pid(&mut self, source: Source, line: &strace::Line) -> Pid {
+        let of = |number| Pid { space: source.space, number };
+        let nameless = of(0);
+        match line.pid {
+            Some(number) => {
+                let pid = of(number);
+                if source.pid == 0 && !self.processes.is_running(pid) && self.processes.is_running(nameless) {
+                    // Is it a child, or the one that had no pid until now?
+                    let goes_on = match line.what {
+                        What::Resumed { name, .. } => {
+                            self.begun.get(&nameless).is_some_and(|begun| begun.name == name)
+                        }
+                        _ => false,
+                    };
+                    if goes_on || self.processes.awaited(source.space) == 0 {
+                        self.rename(nameless, pid);
+                    }
+                }
+                pid
+            }
+            None if source.pid != 0 => of(source.pid),
+            None => {
+                let last = of(self.nameless.get(&source.space).copied().unwrap_or(0));
+                if self.processes.is_running(last) {
+                    return last;
+                }
+                match self.processes.any_of(source.space) {
+                    Some(only) => {
+                        self.nameless.insert(source.space, only.number);
+                        only
+                    }
+                    None => last,
+                }
+            }
+        }
+    }
+
+    /// Several processes are being made, and it is not known which of them this is.
+    fn must_wait(&self, pid: Pid) -> bool {
+        self.processes.awaited(pid.space) > 1 && !self.processes.is_running(pid)
+            || !self.waiting.is_empty() && self.waiting.iter().any(|w| w.pid == pid)
+    }
+
+    fn wait(&mut self, pid: Pid, time: u64, text: &[u8], place: String) {
+        self.waiting_bytes += text.len() + place.len() + size_of::<(u64, Vec<u8>, String)>();
+        let line = (time, text.to_vec(), place);
+        match self.waiting.iter_mut().find(|w| w.pid == pid) {
+            Some(waiting) => waiting.lines.push(line),
+            None => self.waiting.push(Waiting { pid, lines: vec![line] }),
+        }
+    }
+
+    /// Reads the lines of those that wait no more; `all`: of those too whose parent must be guessed.
+    fn release(&mut self, all: bool, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
+        loop {
+            let known = self.waiting.iter().position(|w| self.processes.is_running(w.pid));
+            let single = || self.waiting.iter().position(|w| all || self.processes.awaited(w.pid.space) < 2);
+            let Some(at) = known.or_else(single) else { return };
+            let Waiting { pid, lines } = self.waiting.remove(at);
+            for (time, text, place) in lines {
+                self.waiting_bytes -= text.len() + place.len() + size_of::<(u64, Vec<u8>, String)>();
+                self.known_line(pid, time, strace::line(&text).what, &text, map, &|| place.clone(), listen);
             }
         }
     }
 
     /// The trace ends: what had begun is told without a result.
     pub fn finish(&mut self, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
+        self.release(true, map, listen);
         let mut left: Vec<Pid> = self.begun.keys().copied().collect();
         left.sort();
         for pid in left {
@@ -201,12 +370,12 @@ impl Reader {
         }
     }
 
-    fn skip_truncated(&mut self, text: &[u8], place: &impl Fn() -> String) {
+    fn skip_truncated(&mut self, text: &[u8], place: &dyn Fn() -> String) {
         self.skipped.truncated += 1;
         self.example("cut off", text, place);
     }
 
-    fn example(&mut self, what: &str, text: &[u8], place: &impl Fn() -> String) {
+    fn example(&mut self, what: &str, text: &[u8], place: &dyn Fn() -> String) {
         if self.skipped.examples.len() < EXAMPLES_MAX {
             let text: String = String::from_utf8_lossy(&text[..text.len().min(4 * EXAMPLE_CHARACTERS_MAX)])
                 .chars()
@@ -224,11 +393,13 @@ impl Reader {
             Time::Epoch(micros) => clock.last = micros,
             Time::Relative(micros) => clock.last = clock.last.saturating_add(micros),
             Time::Clock(micros) => {
-                let mut now = clock.days * MIDNIGHT + micros;
-                // Lines may be a little out of order; half a day back is the next day.
-                if now + MIDNIGHT / 2 < clock.last {
-                    clock.days += 1;
-                    now += MIDNIGHT;
+                let mut now = clock.days.saturating_mul(MIDNIGHT).saturating_add(micros);
+                // Half a day back is the next day. Lines may be a little out of order, also around midnight.
+                if now.saturating_add(MIDNIGHT / 2) < clock.last {
+                    clock.days = clock.days.saturating_add(1);
+                    now = now.saturating_add(MIDNIGHT);
+                } else if clock.days > 0 && now > clock.last.saturating_add(MIDNIGHT - HOUR) {
+                    now -= MIDNIGHT;
                 }
                 clock.last = now;
             }
@@ -248,23 +419,17 @@ impl Reader {
         let Some(spec) = calls::spec(name) else {
             self.skipped.other_calls += 1;
             // Remembered, so that its second half is none without a first.
-            self.begun.insert(
-                pid,
-                Begun { name: name.to_vec(), text: Vec::new(), time, forked: false, closing: None },
-            );
+            let begun = Begun { name: name.to_vec(), text: Vec::new(), time, forked: false, closing: None };
+            self.keep_begun(pid, begun, map, listen);
             return;
         };
-        // A call of this process that was never resumed: it cannot have two at once.
-        if self.begun.contains_key(&pid) {
-            self.finish_begun(pid, map, listen);
-        }
         let (mut forked, mut closing) = (false, None);
         if let Some(call) = strace::begun(name, text) {
             match spec {
                 // From here on the number may be given again, before this call's end is in the log.
                 Spec::File(FileCall { effect: Effect::Close, .. }) => {
                     if let Some(number) = call.descriptor(0).and_then(|d| d.number) {
-                        closing = Some((number, self.processes.target(pid, number)));
+                        closing = self.processes.descriptor(pid, number).map(|was| (number, was));
                         self.processes.close(pid, number);
                     }
                 }
@@ -275,7 +440,31 @@ impl Reader {
                 _ => {}
             }
         }
-        self.begun.insert(pid, Begun { name: name.to_vec(), text: text.to_vec(), time, forked, closing });
+        if matches!(spec, Spec::File(_)) {
+            self.began.get_or_insert(time);
+        }
+        let begun = Begun { name: name.to_vec(), text: text.to_vec(), time, forked, closing };
+        self.keep_begun(pid, begun, map, listen);
+    }
+
+    fn keep_begun(
+        &mut self,
+        pid: Pid,
+        begun: Begun,
+        map: &mut Map,
+        listen: &mut impl FnMut(&Event, &mut Map),
+    ) {
+        self.begun_bytes += begun.bytes();
+        self.begun.insert(pid, begun);
+        if self.begun_bytes > BEGUN_BYTES_MAX {
+            self.finish_begun(pid, map, listen);
+        }
+    }
+
+    fn take_begun(&mut self, pid: Pid) -> Option<Begun> {
+        let begun = self.begun.remove(&pid)?;
+        self.begun_bytes -= begun.bytes();
+        Some(begun)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -286,25 +475,28 @@ impl Reader {
         rest: &[u8],
         line: &[u8],
         map: &mut Map,
-        place: &impl Fn() -> String,
+        place: &dyn Fn() -> String,
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
-        let Some(mut begun) = self.begun.remove(&pid).filter(|b| b.name == name) else {
+        let is_its = self.begun.get(&pid).is_some_and(|begun| begun.name == name);
+        let Some(mut begun) = is_its.then(|| self.take_begun(pid)).flatten() else {
             self.skipped.orphans += 1;
             return;
         };
-        self.skipped.resumed += 1;
-        let Some(spec) = calls::spec(name) else { return };
+        let Some(spec) = calls::spec(name) else {
+            self.skipped.resumed += 1;
+            return;
+        };
+        let first_half = begun.text.len();
         begun.text.extend_from_slice(rest);
-        match strace::call(name, &begun.text) {
-            Some(call) => self.call_again(pid, &begun, spec, &call, map, listen),
-            None => {
-                self.skip_truncated(line, place);
-                if begun.forked {
-                    self.processes.end_fork(pid, None, Shares::default());
-                }
-            }
+        if let Some(call) = strace::call(name, &begun.text) {
+            self.skipped.resumed += 1;
+            return self.call_again(pid, &begun, spec, &call, map, listen);
         }
+        // It was made; how it ended is cut off.
+        self.skip_truncated(line, place);
+        begun.text.truncate(first_half);
+        self.never_ended(pid, &begun, spec, map, listen);
     }
 
     /// The process is gone, or the trace ends.
@@ -317,11 +509,23 @@ impl Reader {
 
     /// Tells a call that never returned.
     fn finish_begun(&mut self, pid: Pid, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
-        let Some(begun) = self.begun.remove(&pid) else { return };
-        let Some(spec) = calls::spec(&begun.name) else { return };
+        let Some(begun) = self.take_begun(pid) else { return };
+        if let Some(spec) = calls::spec(&begun.name) {
+            self.never_ended(pid, &begun, spec, map, listen);
+        }
+    }
+
+    fn never_ended(
+        &mut self,
+        pid: Pid,
+        begun: &Begun,
+        spec: Spec,
+        map: &mut Map,
+        listen: &mut impl FnMut(&Event, &mut Map),
+    ) {
         if let Some(call) = strace::begun(&begun.name, &begun.text) {
             self.skipped.unfinished += u64::from(matches!(spec, Spec::File(_)));
-            self.call_again(pid, &begun, spec, &call, map, listen);
+            self.call_again(pid, begun, spec, &call, map, listen);
         }
     }
 
@@ -335,14 +539,14 @@ impl Reader {
         map: &mut Map,
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
-        let now = begun.closing.map(|(number, was)| {
-            let now = self.processes.target(pid, number);
-            self.processes.open(pid, number, was, false);
-            (number, now)
+        let now = begun.closing.as_ref().map(|(number, was)| {
+            let now = self.processes.descriptor(pid, *number);
+            self.processes.set(pid, *number, was.clone());
+            (*number, now)
         });
         self.call(pid, begun.time, &begun.name, spec, call, map, begun.forked, listen);
-        if let Some((number, now)) = now.filter(|(_, now)| *now != Target::Unknown) {
-            self.processes.open(pid, number, now, false);
+        if let Some((number, Some(now))) = now {
+            self.processes.set(pid, number, now);
         }
     }
 
@@ -421,7 +625,7 @@ impl Reader {
         }
         let bytes = match (file.effect, call.result) {
             (Effect::Read | Effect::Write | Effect::Copy(..), Outcome::Value(value, _)) => {
-                u64::try_from(value).unwrap_or(0)
+                u64::try_from(value).unwrap_or(0).min(BYTES_MAX)
             }
             (Effect::Map(length), Outcome::Value(..)) => {
                 call.number(length).and_then(|n| u64::try_from(n).ok()).unwrap_or(0)
@@ -439,6 +643,7 @@ impl Reader {
             name,
             call: file,
             time,
+            first: *self.began.get_or_insert(time),
             spent: call.spent,
             process,
             program,
@@ -474,19 +679,36 @@ impl Reader {
         if let (Some(base), true) = (base, path.is_empty()) {
             return (self.descriptor(pid, base, call, map), None);
         }
-        let base = if path.starts_with(b"/") {
-            PathId::ROOT
+        let follows = follows && !call.has_any_flag(&[b"AT_SYMLINK_NOFOLLOW", b"O_NOFOLLOW"]);
+        let mut path = path.as_slice();
+        let base = if path.starts_with(b"/") && !call.has_any_flag(&[b"RESOLVE_IN_ROOT"]) {
+            if let Some((number, below)) = own_descriptor(path)
+                && (follows || !below.is_empty())
+            {
+                // The kernel goes on from the file itself.
+                match self.processes.target(pid, number) {
+                    Target::File(file) if below.is_empty() => return (Concerns::File(file), None),
+                    Target::NoFile => return (Concerns::NoFile, None),
+                    Target::File(file) => {
+                        path = below;
+                        file
+                    }
+                    Target::Unknown => PathId::ROOT,
+                }
+            } else {
+                self.processes.origin(pid).root
+            }
         } else {
             let base = match base {
                 Some(base) => self.descriptor(pid, base, call, map),
-                None => self.processes.working(pid).map_or(Concerns::Unknown, Concerns::File),
+                None => self.processes.origin(pid).working.map_or(Concerns::Unknown, Concerns::File),
             };
             match base {
                 Concerns::File(path) => path,
                 other => return (other, None),
             }
         };
-        let asked = map.resolve(base, &path, follows);
+        let asked = map.resolve(base, strip_slashes(path), follows);
         (Concerns::File(asked), Some(asked))
     }
 
@@ -505,7 +727,7 @@ impl Reader {
                 }
                 target
             }
-            (None, None) => self.processes.working(pid).map_or(Target::Unknown, Target::File),
+            (None, None) => self.processes.origin(pid).working.map_or(Target::Unknown, Target::File),
             (None, Some(number)) => self.processes.target(pid, number),
         };
         match target {
@@ -547,6 +769,11 @@ impl Reader {
                 let path = if let Target::File(path) = path { Some(path) } else { None };
                 self.processes.set_working(pid, path);
             }
+            Effect::ChangeRoot if event.result == Ended::Well => {
+                if let Target::File(path) = path {
+                    self.processes.set_root(pid, path);
+                }
+            }
             // An exec that does not return has happened.
             Effect::Execute if event.result == Ended::Well => {
                 if let Target::File(path) = path {
@@ -573,13 +800,18 @@ impl Reader {
             Bookkeeping::Control => {
                 let command = call.argument(1).unwrap_or_default();
                 match (first, value) {
-                    (Some(from), Some(to)) if command.starts_with(b"F_DUPFD") => {
+                    (Some(from), Some(to)) if matches!(command, b"F_DUPFD" | b"F_DUPFD_CLOEXEC") => {
                         self.processes.duplicate(pid, from, to, command == b"F_DUPFD_CLOEXEC");
                     }
-                    (Some(number), Some(_)) if command == b"F_SETFD" => {
-                        let target = self.processes.target(pid, number);
-                        self.processes.open(pid, number, target, call.has_flag(2, b"FD_CLOEXEC"));
-                    }
+                    (Some(number), Some(_)) => match command {
+                        b"F_SETFD" => {
+                            self.processes.set_close_on_exec(pid, number, call.has_flag(2, b"FD_CLOEXEC"));
+                        }
+                        b"FIOCLEX" | b"FIONCLEX" => {
+                            self.processes.set_close_on_exec(pid, number, command == b"FIOCLEX");
+                        }
+                        _ => {}
+                    },
                     _ => {}
                 }
             }
@@ -602,14 +834,22 @@ impl Reader {
                     self.processes.open(pid, number, Target::NoFile, false);
                 }
             }
+            Bookkeeping::Nameless => {
+                if let Some(number) = value {
+                    self.processes.close(pid, number);
+                }
+            }
             Bookkeeping::CloseRange => {
                 if let (Some(first), Some(last), Some(0)) = (call.number(0), call.number(1), value) {
                     let on_exec = call.has_flag(2, b"CLOSE_RANGE_CLOEXEC");
+                    if call.has_flag(2, b"CLOSE_RANGE_UNSHARE") {
+                        self.processes.unshare(pid, true, false);
+                    }
                     self.processes.close_range(pid, first, last, on_exec);
                 }
             }
             Bookkeeping::Fork(flags) => {
-                let child = value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0);
+                let child = call.outer.or(value.and_then(|v| u32::try_from(v).ok())).filter(|v| *v > 0);
                 let shares = shares(call, flags);
                 if !forked {
                     self.processes.begin_fork(pid, shares);
@@ -632,7 +872,8 @@ fn is_address(effect: Effect) -> bool {
 
 impl Effect {
     fn is_map_of_nothing(self, call: &Call) -> bool {
-        is_address(self) && call.argument(4).is_none_or(|fd| fd.starts_with(b"-1"))
+        is_address(self)
+            && (call.argument(4).is_none_or(|fd| fd.starts_with(b"-1")) || call.has_flag(3, b"MAP_ANONYMOUS"))
     }
 }
 
@@ -640,7 +881,7 @@ fn shares(call: &Call, flags: Option<usize>) -> Shares {
     let has = |flag: &[u8]| {
         flags.is_some() && (0..8).any(|i| call.argument(i).is_some_and(|a| strace::has_flag(a, flag)))
     };
-    Shares { files: has(b"CLONE_FILES"), working: has(b"CLONE_FS"), group: has(b"CLONE_THREAD") }
+    Shares { files: has(b"CLONE_FILES"), origin: has(b"CLONE_FS"), group: has(b"CLONE_THREAD") }
 }
 
 fn opened(effect: Effect, call: &Call) -> Opened {
@@ -658,15 +899,40 @@ fn opened(effect: Effect, call: &Call) -> Opened {
     }
 }
 
+/// The number in `/proc/self/fd/3/below`, and what follows it.
+fn own_descriptor(path: &[u8]) -> Option<(i32, &[u8])> {
+    let rest = path.strip_prefix(b"/proc/self/fd/").or_else(|| path.strip_prefix(b"/dev/fd/"))?;
+    let length = rest.iter().take_while(|b| b.is_ascii_digit()).count();
+    let number = std::str::from_utf8(&rest[..length]).ok()?.parse().ok()?;
+    match rest[length..].split_first() {
+        None => Some((number, b"")),
+        Some((b'/', below)) => Some((number, below)),
+        Some(_) => None,
+    }
+}
+
+/// So that it is looked for from the directory it is given with.
+fn strip_slashes(path: &[u8]) -> &[u8] {
+    &path[path.iter().take_while(|b| **b == b'/').count()..]
+}
+
 /// What `-y` tells: a path, or something that is no file (`pipe:[5]`, `socket:[7]`, `anon_inode:[eventfd]`).
 fn annotated(annotation: &[u8], map: &mut Map) -> Target {
-    if !annotation.starts_with(b"/") {
+    // With `-yy` the kind of a device follows.
+    let path = annotation.split(|b| *b == b'<').next().unwrap_or(annotation);
+    let path = strace::unescape(path);
+    if !path.starts_with(b"/") {
         return Target::NoFile;
     }
-    let path = strace::unescape(annotation);
     let path = path.strip_suffix(b" (deleted)").unwrap_or(&path);
     if path.starts_with(b"/memfd:") {
         return Target::NoFile;
     }
     Target::File(map.resolve(PathId::ROOT, path, false))
+}
+
+impl Begun {
+    fn bytes(&self) -> usize {
+        size_of::<Begun>() + self.name.len() + self.text.len()
+    }
 }

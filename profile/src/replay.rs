@@ -163,6 +163,11 @@ impl Replay {
         }
     }
 
+    /// The number of the tree that a path is in.
+    pub fn tree(&self, path: PathId) -> Option<usize> {
+        self.tree_of.get(path.index()).copied().flatten().map(usize::from)
+    }
+
     pub fn count(&mut self, event: &Event, map: &Map) {
         let Concerns::File(path) = event.concerns else { return };
         if event.call.class != Class::Metadata || !map.root(path).on_shared {
@@ -170,7 +175,7 @@ impl Replay {
         }
         let now = event.time;
         let is_directory = self.is_directory.get(path.index()).copied().unwrap_or(false);
-        let tree = self.tree_of.get(path.index()).copied().flatten().map(usize::from);
+        let tree = self.tree(path);
         let direct = self.direct.operations(map, event, path, is_directory);
         let opens_file = opens_file(event, is_directory);
         let (index, boot) = match tree {

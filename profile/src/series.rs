@@ -41,7 +41,8 @@ impl Series {
 
     fn double(&mut self) {
         self.step *= 2;
-        self.counts = self.counts.chunks(2).map(|pair| pair.iter().sum()).collect();
+        self.counts =
+            self.counts.chunks(2).map(|pair| pair.iter().fold(0, |a: u32, b| a.saturating_add(*b))).collect();
     }
 
     pub fn step(&self) -> u64 {
@@ -57,8 +58,10 @@ impl Series {
         series
     }
 
-    pub fn count(&self, step: usize) -> u32 {
-        self.counts.get(step).copied().unwrap_or(0)
+    /// Of so many steps, from this one on.
+    pub fn sum(&self, begin: usize, steps: usize) -> u64 {
+        let end = begin.saturating_add(steps).min(self.counts.len());
+        self.counts.get(begin..end).map_or(0, |counts| counts.iter().map(|c| u64::from(*c)).sum())
     }
 
     /// Within any stretch of this length, or of the whole duration if that is less.

@@ -40,6 +40,8 @@ pub enum What<'a> {
     Resumed { name: &'a [u8], rest: &'a [u8] },
     /// The process ended or was killed.
     Exited,
+    /// The thread of this number started a program, and from here on has the number of its process.
+    Superseded(u32),
     /// A signal, or a remark of the tracer.
     Event,
     /// Begins like a call, and ends too soon.
@@ -50,18 +52,41 @@ pub enum What<'a> {
 
 /// Takes a line (without its end) apart.
 pub fn line(text: &[u8]) -> Line<'_> {
+    // A line of `-k`: where in the program the call above was made.
+    if text.starts_with(b" > ") {
+        return Line { pid: None, time: Time::None, what: What::Event };
+    }
     let (pid, rest) = pid(text);
     let (time, rest) = time(rest);
-    let what = what(rest);
+    let (time, what) = match what(numbers(rest)) {
+        // Whatever such a line begins with is no time of the trace.
+        What::Foreign => (Time::None, What::Foreign),
+        what => (time, what),
+    };
     Line { pid, time, what }
 }
 
-/// Only the time of a line, comparable within one trace: where there is no date it is 0.
-pub fn time_of(text: &[u8]) -> u64 {
-    match time(pid(text).1).0 {
-        Time::Epoch(micros) | Time::Clock(micros) => micros,
-        Time::None | Time::Relative(_) => 0,
+/// Only the time of a line, comparable within one trace; `None` where there is no date.
+pub fn time_of(text: &[u8]) -> Option<u64> {
+    match line(text).time {
+        Time::Epoch(micros) | Time::Clock(micros) => Some(micros),
+        Time::None | Time::Relative(_) => None,
     }
+}
+
+/// Without `-o` the tracer's remark on a new process comes within the line of the call that made it: what is before it.
+/// The next line has the rest.
+pub fn before_remark(text: &[u8]) -> Option<&[u8]> {
+    const REMARK: &[u8] = b"strace: Process ";
+    let trimmed = text.trim_ascii_end().strip_suffix(b" attached")?;
+    let number = trimmed.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    let before = trimmed[..trimmed.len() - number].strip_suffix(REMARK)?;
+    (number > 0 && !before.is_empty()).then_some(before)
+}
+
+/// Whether this may be the rest of a line that a remark cut in two.
+pub fn is_rest(text: &[u8]) -> bool {
+    matches!(text.first(), Some(b' ' | b',' | b')'))
 }
 
 /// Whether a line begins with the number of a process.
@@ -77,15 +102,19 @@ fn digits(text: &[u8]) -> usize {
     text.iter().take_while(|b| b.is_ascii_digit()).count()
 }
 
+/// What is too large is the largest.
 fn number(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
     text.iter().try_fold(0u64, |sum, b| {
         let digit = b.is_ascii_digit().then(|| u64::from(b - b'0'))?;
-        sum.checked_mul(10)?.checked_add(digit)
+        Some(sum.saturating_mul(10).saturating_add(digit))
     })
 }
+
+/// Linux gives no greater number to a process: what is greater is a time.
+const PID_MAX: u64 = 1 << 22;
 
 /// `1234 `, `1234<comm> ` or `[pid  1234] `.
 fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
@@ -93,12 +122,22 @@ fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
     let bracket = text.strip_prefix(b"[pid ").map(skip_spaces);
     let begin = bracket.unwrap_or(text);
     let length = digits(begin);
-    let Some(pid) = number(&begin[..length]).and_then(|n| u32::try_from(n).ok()) else { return (None, text) };
+    let Some(pid) = number(&begin[..length]).filter(|n| *n <= PID_MAX).map(|n| n as u32) else {
+        return (None, text);
+    };
     let mut rest = &begin[length..];
     if let Some(comm) = rest.strip_prefix(b"<") {
-        // The name of a program may hold anything but it ends before the next space that follows a `>`.
+        // A `>` in the name of a program is escaped.
         let Some(end) = comm.iter().position(|b| *b == b'>') else { return (None, text) };
         rest = &comm[end + 1..];
+    }
+    // `--secontext`
+    if let Some(context) = rest.strip_prefix(b" [")
+        && let Some(end) = context.iter().position(|b| matches!(b, b']' | b'(' | b'"'))
+        && context[end] == b']'
+        && context[..end].contains(&b':')
+    {
+        rest = &context[end + 1..];
     }
     if bracket.is_some() {
         return match rest.strip_prefix(b"]") {
@@ -110,6 +149,25 @@ fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
         Some(b' ' | b'\t') => (Some(pid), skip_spaces(rest)),
         _ => (None, text),
     }
+}
+
+/// Past `(+     0.000021) ` of `-r` with another time, `[  59] ` of `-n`, `[00007f7ad89b6ad7] ` of `-i`.
+fn numbers(text: &[u8]) -> &[u8] {
+    let mut rest = text;
+    if let Some(relative) = rest.strip_prefix(b"(+") {
+        let length = relative.iter().take_while(|b| b.is_ascii_digit() || matches!(b, b' ' | b'.')).count();
+        match relative[length..].strip_prefix(b")") {
+            Some(after) => rest = skip_spaces(after),
+            None => return text,
+        }
+    }
+    for _ in 0..2 {
+        let Some(inner) = rest.strip_prefix(b"[") else { break };
+        let length = inner.iter().take_while(|b| b.is_ascii_hexdigit() || matches!(b, b' ' | b'?')).count();
+        let Some(after) = inner[length..].strip_prefix(b"] ") else { break };
+        rest = skip_spaces(after);
+    }
+    rest
 }
 
 /// Six digits after the point at most; fewer are filled up.
@@ -155,10 +213,13 @@ fn time(text: &[u8]) -> (Time, &[u8]) {
     }
 }
 
-const UNFINISHED: &[u8] = b"<unfinished ...>";
-
 fn what(text: &[u8]) -> What<'_> {
     if text.starts_with(b"+++ ") {
+        if let Some(rest) = text.strip_prefix(b"+++ superseded by execve in pid ") {
+            return number(&rest[..digits(rest)])
+                .filter(|n| *n <= PID_MAX)
+                .map_or(What::Exited, |n| What::Superseded(n as u32));
+        }
         let ended = [b"+++ exited".as_slice(), b"+++ killed", b"+++ superseded"];
         return if ended.iter().any(|e| text.starts_with(e)) { What::Exited } else { What::Event };
     }
@@ -180,15 +241,28 @@ fn what(text: &[u8]) -> What<'_> {
         // `????(`, or the beginning of a call that was cut off. A word alone may be anything.
         return if name.len() == text.len() && is_call(name) { What::Truncated } else { What::Foreign };
     }
-    let trimmed = text.trim_ascii_end();
-    if let Some(begun) = trimmed.strip_suffix(UNFINISHED) {
+    if let Some(begun) = unfinished(text.trim_ascii_end()) {
         return What::Begun { name, text: begun.trim_ascii_end() };
     }
     // Of the calls that are counted, `call` tells later whether all is there.
     if is_call(name) || ends(text) { What::Call { name, text } } else { What::Truncated }
 }
 
+/// `<unfinished ...>`, or of a thread that starts a program `<pid changed to 12 ...>`.
+fn unfinished(text: &[u8]) -> Option<&[u8]> {
+    let inner = text.strip_suffix(b" ...>")?;
+    if let Some(begun) = inner.strip_suffix(b"<unfinished") {
+        return Some(begun);
+    }
+    let number = inner.iter().rev().take_while(|b| b.is_ascii_digit()).count();
+    inner[..inner.len() - number].strip_suffix(b"<pid changed to ")
+}
+
 fn identifier(text: &[u8]) -> usize {
+    // A call that the tracer could not look at.
+    if text.starts_with(b"????") {
+        return 4;
+    }
     let first = text.first().is_some_and(|b| b.is_ascii_lowercase() || *b == b'_');
     if !first {
         return 0;
@@ -218,6 +292,8 @@ pub struct Call<'a> {
     pub result: Outcome<'a>,
     /// Microseconds, with `-T`.
     pub spent: Option<u64>,
+    /// The number of a new process as the tracer sees it, if its parent has another name for it.
+    pub outer: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -250,6 +326,14 @@ impl<'a> Call<'a> {
     }
 }
 
+impl Call<'_> {
+    /// Whether any argument that is no string has one of these flags.
+    pub fn has_any_flag(&self, flags: &[&[u8]]) -> bool {
+        let arguments = self.arguments[..self.count].iter().filter(|a| !a.starts_with(b"\""));
+        arguments.into_iter().any(|argument| flags.iter().any(|flag| has_flag(argument, flag)))
+    }
+}
+
 /// Whether `flag` is among names joined by `|`, also within a structure (`{flags=A|B, ...}`).
 pub fn has_flag(text: &[u8], flag: &[u8]) -> bool {
     text.split(|b| matches!(b, b'|' | b'=' | b',' | b'{' | b'}' | b' ')).any(|word| word == flag)
@@ -263,14 +347,39 @@ pub struct Descriptor<'a> {
 }
 
 fn descriptor(text: &[u8]) -> Option<Descriptor<'_>> {
-    let open = text.iter().position(|b| *b == b'<');
-    let annotation = open.and_then(|at| text[at + 1..].strip_suffix(b">"));
-    let value = &text[..open.unwrap_or(text.len())];
+    let length = text.iter().take_while(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_')).count();
+    let (value, rest) = text.split_at(length);
+    let annotation = rest.strip_prefix(b"<").and_then(|inner| Some(&inner[..annotation_end(inner)?]));
     let number = match value {
         b"AT_FDCWD" => None,
-        _ => Some(i32::try_from(signed(value)?).ok()?),
+        _ => match signed(value)? {
+            // `-X raw`
+            AT_FDCWD | AT_FDCWD_UNSIGNED => None,
+            number => Some(i32::try_from(number).ok()?),
+        },
     };
     Some(Descriptor { number, annotation })
+}
+
+const AT_FDCWD: i64 = -100;
+const AT_FDCWD_UNSIGNED: i64 = 0xffff_ff9c;
+
+/// The position of the `>` that ends what `-y` tells. In a path `<` and `>` are escaped, so that those not escaped belong
+/// together (`/dev/null<char 1:3>`); of a socket an arrow leads to the other end (`UNIX:[1->2,"/run/x"]`).
+fn annotation_end(text: &[u8]) -> Option<usize> {
+    let is_path = text.starts_with(b"/") || text.starts_with(b"\\x2f");
+    let (mut at, mut depth) = (0, 0usize);
+    loop {
+        match *text.get(at)? {
+            b'<' => depth += 1,
+            b'>' if !is_path && at > 0 && text[at - 1] == b'-' => {}
+            b'>' if depth == 0 => return Some(at),
+            b'>' => depth -= 1,
+            b'"' if !is_path => at = closing_quote(text, at)?,
+            _ => {}
+        }
+        at += 1;
+    }
 }
 
 fn signed(text: &[u8]) -> Option<i64> {
@@ -289,13 +398,13 @@ pub fn call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, end) = arguments(after_name);
     let rest = skip_spaces(&after_name[end? + 1..]).strip_prefix(b"= ")?;
     let (result, rest) = outcome(rest)?;
-    Some(Call { arguments, count, result, spent: spent(rest) })
+    Some(Call { arguments, count, result, spent: spent(rest), outer: outer(rest) })
 }
 
 /// The same of a call that has not ended: `name(arguments`. Its result is not known.
 pub fn begun<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
-    Some(Call { arguments, count, result: Outcome::Unknown, spent: None })
+    Some(Call { arguments, count, result: Outcome::Unknown, spent: None, outer: None })
 }
 
 type Arguments<'a> = ([&'a [u8]; ARGUMENTS_MAX], usize, Option<usize>);
@@ -310,7 +419,7 @@ fn arguments(text: &[u8]) -> Arguments<'_> {
         match byte {
             b'"' => at = closing_quote(text, at).unwrap_or(text.len()),
             b'<' if is_descriptor(&text[begin..at]) => {
-                at = text[at..].iter().position(|b| *b == b'>').map_or(text.len(), |length| at + length);
+                at = annotation_end(&text[at + 1..]).map_or(text.len(), |length| at + 1 + length);
             }
             b'(' | b'[' | b'{' => depth += 1,
             b')' if depth == 0 => {
@@ -338,9 +447,12 @@ fn put<'a>(arguments: &mut [&'a [u8]; ARGUMENTS_MAX], count: &mut usize, argumen
     }
 }
 
+/// No descriptor is written with more: so that looking back costs nothing.
+const LONGEST_DESCRIPTOR: usize = 16;
+
 /// Only after a number or AT_FDCWD is `<` the begin of what `-y` tells.
 fn is_descriptor(before: &[u8]) -> bool {
-    let word = before.trim_ascii_start();
+    let word = &before[before.len().saturating_sub(LONGEST_DESCRIPTOR)..];
     let word = word.rsplit(|b| matches!(b, b'[' | b'{' | b'=' | b' ')).next().unwrap_or(word);
     word == b"AT_FDCWD" || (!word.is_empty() && word.iter().all(u8::is_ascii_digit))
 }
@@ -365,7 +477,7 @@ fn outcome(text: &[u8]) -> Option<(Outcome<'_>, &[u8])> {
     let value = signed(&text[..length])?;
     let rest = &text[length..];
     if let Some(annotated) = rest.strip_prefix(b"<") {
-        let end = annotated.iter().position(|b| *b == b'>')?;
+        let end = annotation_end(annotated)?;
         return Some((Outcome::Value(value, Some(&annotated[..end])), &annotated[end + 1..]));
     }
     if value == -1
@@ -376,6 +488,14 @@ fn outcome(text: &[u8]) -> Option<(Outcome<'_>, &[u8])> {
         return Some((Outcome::Failed(name), &error[length..]));
     }
     Some((Outcome::Value(value, None), rest))
+}
+
+/// `2 /* 28917 in strace's PID NS */`
+fn outer(text: &[u8]) -> Option<u32> {
+    let inner = text.strip_prefix(b" /* ")?;
+    let length = digits(inner);
+    inner[length..].starts_with(b" in strace's PID NS").then_some(())?;
+    number(&inner[..length]).filter(|n| *n <= PID_MAX).map(|n| n as u32)
 }
 
 /// ` <0.000021>` at the end of the line.

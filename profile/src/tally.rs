@@ -136,7 +136,7 @@ impl Tally {
     /// From the first call to the end of the last process, or of the last call if the traces end before; without `-T` the
     /// last call is given the mean time between two.
     pub fn span_us(&self, last_exit: u64) -> u64 {
-        let begin = self.begin.unwrap_or(self.end);
+        let Some(begin) = self.begin else { return 0 };
         if last_exit > self.end {
             return last_exit - begin;
         }
@@ -165,8 +165,8 @@ impl Tally {
     }
 
     pub fn count(&mut self, event: &Event, map: &Map) {
-        self.begin.get_or_insert(event.time);
-        self.end = self.end.max(event.time + event.spent.unwrap_or(0));
+        self.begin.get_or_insert(event.first);
+        self.end = self.end.max(event.time.saturating_add(event.spent.unwrap_or(0)));
         self.has_spent |= event.spent.is_some();
         let missing = event.result.is_missing();
         self.failed += u64::from(matches!(event.result, Ended::Failed(_)));
@@ -242,7 +242,7 @@ impl Tally {
         }
         tally.exists = true;
         match event.call.effect {
-            Effect::List | Effect::ChangeDirectory => tally.directory = true,
+            Effect::List | Effect::ChangeDirectory | Effect::ChangeRoot => tally.directory = true,
             Effect::Open(_) | Effect::Create => {
                 tally.directory |= event.open.directory;
                 tally.changed |= event.open.for_writing || event.open.creates;

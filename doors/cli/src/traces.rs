@@ -53,6 +53,8 @@ impl Traces {
             }
             files.push((path.clone(), source));
         }
+        // Where times are equal or absent, parents come before their children.
+        files.sort_by_key(|(_, source)| (source.space, source.pid));
         Ok(Traces { files, bytes })
     }
 
@@ -69,6 +71,7 @@ impl Traces {
                 reader: BufReader::with_capacity(buffer, file),
                 text: Vec::new(),
                 number: 0,
+                time: 0,
             };
             if reader.advance()? {
                 next.push(Reverse((reader.time(), number)));
@@ -91,12 +94,11 @@ impl Traces {
                 if !reader.advance()? {
                     break;
                 }
-                if let Some(Reverse((earliest, _))) = next.peek() {
-                    let time = reader.time();
-                    if time > *earliest {
-                        next.push(Reverse((time, number)));
-                        break;
-                    }
+                if let Some(Reverse((earliest, _))) = next.peek()
+                    && reader.time() > *earliest
+                {
+                    next.push(Reverse((reader.time, number)));
+                    break;
                 }
             }
         }
@@ -111,6 +113,7 @@ struct Lines<'a> {
     reader: BufReader<File>,
     text: Vec<u8>,
     number: u64,
+    time: u64,
 }
 
 impl Lines<'_> {
@@ -139,8 +142,10 @@ impl Lines<'_> {
         Ok(any)
     }
 
-    fn time(&self) -> u64 {
-        quell_profile::time_of(&self.text)
+    /// A line that tells none (a remark, another program's output) belongs to the one before.
+    fn time(&mut self) -> u64 {
+        self.time = quell_profile::time_of(&self.text).unwrap_or(self.time);
+        self.time
     }
 }
 

@@ -1,0 +1,261 @@
+//! The descriptors of a process. A fork copies nothing: both tables share what neither has changed, so that a trace of
+//! many forks of a process with many descriptors costs no more than its lines.
+
+use std::rc::{Rc, Weak};
+
+use crate::paths::PathId;
+
+/// What a descriptor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    File(PathId),
+    /// A pipe, a socket, memory.
+    NoFile,
+    Unknown,
+}
+
+/// What one open made. Descriptors that were copied from each other (dup, fork) are of the same one.
+#[derive(Debug, Clone)]
+#[allow(dead_code)] // the replay is to follow listings by it
+pub struct OpenFile(Weak<()>);
+
+#[allow(dead_code)]
+impl OpenFile {
+    /// Whether any process still has it.
+    pub fn is_open(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+impl PartialEq for OpenFile {
+    fn eq(&self, other: &OpenFile) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+/// A descriptor.
+#[derive(Debug, Clone)]
+pub struct Open {
+    pub target: Target,
+    pub close_on_exec: bool,
+    /// Lives as long as any descriptor has it.
+    #[allow(dead_code)]
+    file: Rc<()>,
+}
+
+impl Open {
+    pub fn new(target: Target, close_on_exec: bool) -> Open {
+        Open { target, close_on_exec, file: Rc::default() }
+    }
+
+    pub fn copy(&self, close_on_exec: bool) -> Open {
+        Open { close_on_exec, ..self.clone() }
+    }
+
+    #[allow(dead_code)]
+    pub fn open_file(&self) -> OpenFile {
+        OpenFile(Rc::downgrade(&self.file))
+    }
+}
+
+const SLOTS: usize = 32;
+const LEAVES: usize = 32;
+const BRANCHES: usize = 64;
+/// Descriptors from here on are not followed; limits of systems are seldom higher.
+const DESCRIPTORS_MAX: usize = SLOTS * LEAVES * BRANCHES;
+
+#[derive(Debug, Clone, Default)]
+struct Leaf {
+    slots: [Option<Open>; SLOTS],
+    /// A bit for each that is open, and for each that an exec closes.
+    open: u32,
+    on_exec: u32,
+}
+
+type Branch = [Option<Rc<Leaf>>; LEAVES];
+
+#[derive(Debug, Clone)]
+pub struct Descriptors {
+    branches: Rc<[Option<Rc<Branch>>; BRANCHES]>,
+}
+
+impl Default for Descriptors {
+    fn default() -> Descriptors {
+        Descriptors { branches: Rc::new([const { None }; BRANCHES]) }
+    }
+}
+
+/// The positions of a descriptor on the way to it.
+fn way(descriptor: i32) -> Option<(usize, usize, usize)> {
+    let number = usize::try_from(descriptor).ok().filter(|n| *n < DESCRIPTORS_MAX)?;
+    Some((number / (SLOTS * LEAVES), number / SLOTS % LEAVES, number % SLOTS))
+}
+
+impl Descriptors {
+    pub fn get(&self, descriptor: i32) -> Option<&Open> {
+        let (branch, leaf, slot) = way(descriptor)?;
+        self.branches[branch].as_ref()?[leaf].as_ref()?.slots[slot].as_ref()
+    }
+
+    fn leaf(&mut self, branch: usize, leaf: usize) -> &mut Option<Rc<Leaf>> {
+        let branch = Rc::make_mut(&mut self.branches)[branch].get_or_insert_default();
+        &mut Rc::make_mut(branch)[leaf]
+    }
+
+    pub fn set(&mut self, descriptor: i32, open: Open) {
+        let Some((branch, leaf, slot)) = way(descriptor) else { return };
+        let leaf = Rc::make_mut(self.leaf(branch, leaf).get_or_insert_default());
+        leaf.open |= 1 << slot;
+        leaf.on_exec &= !(1 << slot);
+        leaf.on_exec |= u32::from(open.close_on_exec) << slot;
+        leaf.slots[slot] = Some(open);
+    }
+
+    pub fn close(&mut self, descriptor: i32) {
+        if self.get(descriptor).is_some() {
+            self.close_range(i64::from(descriptor), i64::from(descriptor));
+        }
+    }
+
+    pub fn close_range(&mut self, first: i64, last: i64) {
+        self.close_each(first, last, |leaf| leaf.open);
+    }
+
+    /// An exec will close all of `first..=last`.
+    pub fn mark_range(&mut self, first: i64, last: i64) {
+        for (number, mask) in leaves(first, last) {
+            let (branch, leaf) = (number / LEAVES, number % LEAVES);
+            if self.found(branch, leaf).is_some_and(|found| found.open & mask & !found.on_exec != 0)
+                && let Some(leaf) = self.leaf(branch, leaf)
+            {
+                let leaf = Rc::make_mut(leaf);
+                leaf.on_exec |= leaf.open & mask;
+                for (slot, open) in leaf.slots.iter_mut().enumerate() {
+                    if let Some(open) = open.as_mut().filter(|_| mask & (1 << slot) != 0) {
+                        open.close_on_exec = true;
+                    }
+                }
+            }
+        }
+    }
+
+    pub fn exec(&mut self) {
+        self.close_each(0, i64::MAX, |leaf| leaf.on_exec);
+    }
+
+    fn found(&self, branch: usize, leaf: usize) -> Option<&Leaf> {
+        self.branches[branch].as_ref()?[leaf].as_deref()
+    }
+
+    /// Closes those of `first..=last` that are in the mask that `which` gives.
+    fn close_each(&mut self, first: i64, last: i64, which: impl Fn(&Leaf) -> u32) {
+        for (number, within) in leaves(first, last) {
+            let (branch, leaf) = (number / LEAVES, number % LEAVES);
+            let Some(found) = self.found(branch, leaf) else { continue };
+            let mask = which(found) & within;
+            let is_all = mask == found.open;
+            if mask == 0 {
+                continue;
+            }
+            let place = self.leaf(branch, leaf);
+            if is_all {
+                *place = None;
+            } else if let Some(leaf) = place {
+                let leaf = Rc::make_mut(leaf);
+                leaf.open &= !mask;
+                leaf.on_exec &= !mask;
+                for slot in (0..SLOTS).filter(|slot| mask & (1 << slot) != 0) {
+                    leaf.slots[slot] = None;
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of the leaves with descriptors of a range, and a bit for each of these.
+fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, u32)> {
+    let first = first.clamp(0, DESCRIPTORS_MAX as i64) as usize;
+    let end = last.saturating_add(1).clamp(0, DESCRIPTORS_MAX as i64) as usize;
+    let numbers = if first < end { first / SLOTS..end.div_ceil(SLOTS) } else { 0..0 };
+    numbers.map(move |number| {
+        let begin = number * SLOTS;
+        let within = |slot: &usize| (first..end).contains(&(begin + slot));
+        (number, (0..SLOTS).filter(within).fold(0, |mask, slot| mask | 1 << slot))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(descriptors: &mut Descriptors, numbers: &[i32]) {
+        for number in numbers {
+            descriptors.set(*number, Open::new(Target::NoFile, false));
+        }
+    }
+
+    fn open(descriptors: &Descriptors) -> Vec<i32> {
+        (-2..70_000).filter(|d| descriptors.get(*d).is_some()).collect()
+    }
+
+    #[test]
+    fn copies_differ_only_in_what_is_changed() {
+        let mut one = Descriptors::default();
+        set(&mut one, &[0, 31, 32, 1_023, 1_024, 65_535]);
+        let mut other = one.clone();
+        other.close(32);
+        set(&mut other, &[33]);
+        assert_eq!(open(&one), [0, 31, 32, 1_023, 1_024, 65_535]);
+        assert_eq!(open(&other), [0, 31, 33, 1_023, 1_024, 65_535]);
+    }
+
+    #[test]
+    fn a_file_is_open_as_long_as_any_copy_is() {
+        let mut one = Descriptors::default();
+        set(&mut one, &[3, 4]);
+        let file = one.get(3).unwrap().open_file();
+        assert!(file != one.get(4).unwrap().open_file());
+        let copy = one.get(3).unwrap().clone();
+        one.set(5, copy);
+        let mut other = one.clone();
+        assert!(file == other.get(5).unwrap().open_file());
+        one.close_range(0, 100);
+        other.close(3);
+        assert!(file.is_open());
+        other.close(5);
+        assert!(!file.is_open());
+    }
+
+    #[test]
+    fn numbers_that_no_process_has_are_not_kept() {
+        let mut descriptors = Descriptors::default();
+        for descriptor in [-1, i32::MIN, 65_536, i32::MAX] {
+            set(&mut descriptors, &[descriptor]);
+            descriptors.close(descriptor);
+        }
+        assert!(open(&descriptors).is_empty());
+    }
+
+    #[test]
+    fn ranges_are_closed_from_end_to_end() {
+        for (first, last, left) in [
+            (0, i64::MAX, vec![]),
+            (3, 33, vec![0, 34]),
+            (32, 32, vec![0, 3, 33, 34]),
+            (-5, 2, vec![3, 32, 33, 34]),
+            (9, 1, vec![0, 3, 32, 33, 34]),
+            (i64::MAX, i64::MAX, vec![0, 3, 32, 33, 34]),
+            (0, i64::MIN, vec![0, 3, 32, 33, 34]),
+        ] {
+            let mut descriptors = Descriptors::default();
+            set(&mut descriptors, &[0, 3, 32, 33, 34]);
+            let mut marked = descriptors.clone();
+            descriptors.close_range(first, last);
+            assert_eq!(open(&descriptors), left, "{first} to {last}");
+            marked.mark_range(first, last);
+            assert_eq!(open(&marked).len(), 5);
+            marked.exec();
+            assert_eq!(open(&marked), left, "{first} to {last}, by exec");
+        }
+    }
+}
