@@ -216,6 +216,7 @@ pub const TRACED: &[&str] = &[
     "syncfs",
     "readahead",
     "fadvise64",
+    "fcntl",
     "dup",
     "dup2",
     "dup3",

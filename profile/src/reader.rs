@@ -3,6 +3,7 @@
 //! the paths of the first.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::calls::{self, Bookkeeping, Effect, FileCall, Spec, Subject};
 use crate::descriptors::Open;
@@ -14,6 +15,8 @@ use crate::strace::{self, Call, Outcome, Time, What};
 
 /// A line is read no further than this; a path has 4,096 bytes, which escaped are four times as many, twice in a line.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
+/// Copies beyond these are not followed.
+const COPIES_MAX: usize = 1 << 20;
 /// Examples of lines that could not be read.
 const EXAMPLES_MAX: usize = 5;
 const EXAMPLE_CHARACTERS_MAX: usize = 80;
@@ -52,6 +55,10 @@ pub struct Event<'a> {
     pub concerns: Concerns,
     /// The path as it was asked for, where it was asked for by path; the link where `concerns` is what it points to.
     pub asked: Option<PathId>,
+    /// Where the way to `asked` begins: the root directory, the working directory, or that of a descriptor.
+    pub base: PathId,
+    /// For a close: no copy of the descriptor is left in the process.
+    pub last: bool,
     /// The other file: what a rename takes from, what a copy writes to.
     pub other: Option<PathId>,
     pub result: Ended<'a>,
@@ -79,6 +86,13 @@ pub struct Opened {
     pub for_writing: bool,
     pub creates: bool,
     pub directory: bool,
+}
+
+/// A path as it was asked for, and where the way to it begins.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    from: PathId,
+    to: PathId,
 }
 
 /// Where lines come from: a file, and whose pids are in it.
@@ -123,6 +137,8 @@ pub struct Reader {
     waiting_bytes: usize,
     /// When the first call of all began.
     began: Option<u64>,
+    /// How many more descriptors than one a process has of a file, by copying them.
+    copies: HashMap<(u32, PathId), u32>,
     pub lines: u64,
     pub skipped: Skipped,
     /// Calls that do what the trace does not show (io_uring).
@@ -173,6 +189,7 @@ impl Reader {
             waiting: Vec::new(),
             waiting_bytes: 0,
             began: None,
+            copies: HashMap::new(),
             lines: 0,
             skipped: Skipped::default(),
             hidden: 0,
@@ -595,7 +612,7 @@ impl Reader {
             Outcome::Failed(error) => Ended::Failed(error),
             Outcome::Unknown => Ended::Unknown,
         };
-        let (mut concerns, asked) = self.subject(pid, file.subject, file.follows, call, map);
+        let (mut concerns, way) = self.subject(pid, file.subject, file.follows, call, map);
         let mut other = None;
         match file.effect {
             Effect::Rename(from) => {
@@ -639,6 +656,10 @@ impl Reader {
         };
         let process = self.processes.group(pid);
         let open = opened(file.effect, call);
+        let last = match (file.effect, concerns) {
+            (Effect::Close, Concerns::File(path)) => self.is_last(process, path),
+            _ => false,
+        };
         Event {
             name,
             call: file,
@@ -648,7 +669,9 @@ impl Reader {
             process,
             program,
             concerns,
-            asked,
+            asked: way.map(|way| way.to),
+            base: way.map_or(PathId::ROOT, |way| way.from),
+            last,
             other,
             result,
             bytes,
@@ -663,7 +686,7 @@ impl Reader {
         follows: bool,
         call: &Call,
         map: &mut Map,
-    ) -> (Concerns, Option<PathId>) {
+    ) -> (Concerns, Option<Way>) {
         let (base, path) = match subject {
             Subject::Descriptor(index) => return (self.descriptor(pid, index, call, map), None),
             Subject::Path(index) => (None, call.argument(index)),
@@ -709,7 +732,7 @@ impl Reader {
             }
         };
         let asked = map.resolve(base, strip_slashes(path), follows);
-        (Concerns::File(asked), Some(asked))
+        (Concerns::File(asked), Some(Way { from: base, to: asked }))
     }
 
     /// What the tracer says of a descriptor, or what is known of it.
@@ -785,6 +808,24 @@ impl Reader {
         }
     }
 
+    /// Remembers that a descriptor is a copy of another one: what is open stays so until both are closed.
+    fn copied(&mut self, pid: Pid, descriptor: i32) {
+        if let Target::File(path) = self.processes.target(pid, descriptor)
+            && self.copies.len() < COPIES_MAX
+        {
+            *self.copies.entry((self.processes.group(pid), path)).or_default() += 1;
+        }
+    }
+
+    fn is_last(&mut self, process: u32, path: PathId) -> bool {
+        let Entry::Occupied(mut copies) = self.copies.entry((process, path)) else { return true };
+        *copies.get_mut() -= 1;
+        if *copies.get() == 0 {
+            copies.remove();
+        }
+        false
+    }
+
     fn keep_books(&mut self, pid: Pid, what: Bookkeeping, call: &Call, forked: bool) {
         let value = match call.result {
             Outcome::Value(value, _) => i32::try_from(value).ok().filter(|v| *v >= 0),
@@ -795,6 +836,7 @@ impl Reader {
             Bookkeeping::Duplicate => {
                 if let (Some(from), Some(to)) = (first, value) {
                     self.processes.duplicate(pid, from, to, call.has_flag(2, b"O_CLOEXEC"));
+                    self.copied(pid, to);
                 }
             }
             Bookkeeping::Control => {
@@ -802,6 +844,7 @@ impl Reader {
                 match (first, value) {
                     (Some(from), Some(to)) if matches!(command, b"F_DUPFD" | b"F_DUPFD_CLOEXEC") => {
                         self.processes.duplicate(pid, from, to, command == b"F_DUPFD_CLOEXEC");
+                        self.copied(pid, to);
                     }
                     (Some(number), Some(_)) => match command {
                         b"F_SETFD" => {

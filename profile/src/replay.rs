@@ -1,7 +1,7 @@
 //! The second reading: what would reach the shared file systems of a cold node, call by call, if the chosen trees
 //! were covered by an index, or by an index and a boot image. The rules are those of the overlay view over a client
 //! that keeps directories and attributes for a second (MooseFS, FUSE in general), and are compared with what a real
-//! one counts in tests/system; docs/techniques/profile.md has the reasons.
+//! one counts in tests/system/profile_moosefs.rs; docs/techniques/profile.md has the reasons.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,88 +26,188 @@ pub const LOOKS_A_SECOND: f64 = 1.0;
 #[derive(Debug)]
 struct Client {
     kept_us: u64,
+    /// When each directory was looked up by name, and each path's attributes were brought.
     directories: HashMap<PathId, u64>,
     attributes: HashMap<PathId, u64>,
-    /// Open directories whose listing, which comes with attributes, is at hand.
-    listed: HashSet<PathId>,
+    /// When each directory was listed: that looks up the directories in it.
+    listed: HashMap<PathId, u64>,
+    /// Directories that a process has listed and not closed: it is answered from the listing.
+    at_hand: HashSet<(u32, PathId)>,
+    /// Links whose targets are known, files of which a first part was read.
+    links: HashSet<PathId>,
+    read: HashSet<PathId>,
 }
 
 impl Client {
     fn new(kept_us: u64) -> Client {
-        Client { kept_us, directories: HashMap::new(), attributes: HashMap::new(), listed: HashSet::new() }
+        Client {
+            kept_us,
+            directories: HashMap::new(),
+            attributes: HashMap::new(),
+            listed: HashMap::new(),
+            at_hand: HashSet::new(),
+            links: HashSet::new(),
+            read: HashSet::new(),
+        }
     }
 
     fn is_kept(&self, times: &HashMap<PathId, u64>, path: PathId, now: u64) -> bool {
         times.get(&path).is_some_and(|then| now.saturating_sub(*then) <= self.kept_us)
     }
 
-    /// Look-ups of a directory and those above it.
-    fn enter(&mut self, map: &Map, path: PathId, now: u64) -> u32 {
+    /// Look-ups of the directories on the way from `base` to this one.
+    fn enter(&mut self, map: &Map, base: PathId, path: PathId, process: u32, now: u64) -> u32 {
         let mut operations = 0;
         let mut at = path;
         // The top of a file system is known to its client.
-        while at != PathId::ROOT && map.root(map.paths.parent(at)).on_shared {
+        while at != base && at != PathId::ROOT && map.root(map.paths.parent(at)).on_shared {
+            let above = map.paths.parent(at);
             if !self.is_kept(&self.directories, at, now) {
+                let told = self.is_kept(&self.listed, above, now) || self.at_hand.contains(&(process, above));
+                operations += u32::from(!told);
                 self.directories.insert(at, now);
-                operations += 1;
+                self.attributes.insert(at, now);
             }
-            at = map.paths.parent(at);
+            at = above;
         }
         operations
     }
 
-    /// The look-up of a name that is no directory, or that is not there.
-    fn look_up(&mut self, map: &Map, path: PathId, now: u64) -> u32 {
+    /// The look-up of a file: its name is asked for each time.
+    fn look_up(&mut self, map: &Map, base: PathId, path: PathId, process: u32, now: u64) -> u32 {
         let directory = map.paths.parent(path);
-        self.enter(map, directory, now) + u32::from(!self.listed.contains(&directory))
-    }
-
-    fn look_up_file(&mut self, map: &Map, path: PathId, now: u64) -> u32 {
-        let operations = self.look_up(map, path, now);
         self.attributes.insert(path, now);
-        operations
+        let told = self.at_hand.contains(&(process, directory));
+        self.enter(map, base, directory, process, now) + u32::from(!told)
     }
 
     /// What the client asks its servers because of this call.
-    fn operations(&mut self, map: &Map, event: &Event, path: PathId, is_directory: bool) -> u32 {
-        let now = event.time;
-        if event.asked.is_none() {
-            return self.operations_by_descriptor(event, path, now);
+    fn operations(&mut self, map: &Map, event: &Event, path: PathId, is_directory: &[bool]) -> u32 {
+        let (now, process) = (event.time, event.process);
+        let directory = is_directory.get(path.index()).copied().unwrap_or(false);
+        let Some(asked) = event.asked else {
+            return self.operations_by_descriptor(map, event, path);
+        };
+        if event.result.is_missing() {
+            // The way ends at the first name that is not there. A listing does not tell what is not in it.
+            let mut at = path;
+            loop {
+                let above = map.paths.parent(at);
+                let known = is_directory.get(above.index()).copied().unwrap_or(false);
+                if at == PathId::ROOT || known || above == event.base || !map.root(above).on_shared {
+                    return self.enter(map, event.base, above, process, now) + u32::from(at != PathId::ROOT);
+                }
+                at = above;
+            }
         }
-        let above = match is_directory {
-            true => self.enter(map, path, now),
-            false if event.result.is_missing() => self.look_up(map, path, now),
-            false => self.look_up_file(map, path, now),
+        let mut operations = match directory {
+            true => self.enter(map, event.base, path, process, now),
+            false => self.look_up(map, event.base, path, process, now),
         };
-        let own = match event.call.effect {
-            Effect::Open(_) | Effect::Create | Effect::Execute => u32::from(opens_file(event, is_directory)),
-            Effect::Change | Effect::Rename(_) => 1,
-            _ => 0,
-        };
-        above + own
+        if is_link(map, asked, path) {
+            operations += self.look_up(map, event.base, asked, process, now) + self.read_link(asked);
+        }
+        operations
+            + match event.call.effect {
+                Effect::Open(_) | Effect::Create | Effect::Execute => u32::from(event.result == Ended::Well),
+                Effect::Change | Effect::Rename(_) => 1,
+                Effect::Look if event.name.starts_with(b"readlink") && event.result == Ended::Well => {
+                    self.read_link(path)
+                }
+                Effect::Look if asks_for_space(event) => 1,
+                Effect::Look if asks_attributes(event) => self.ask_attributes(path, now),
+                _ => 0,
+            }
     }
 
     /// Only attributes are asked, and what changes or lists.
-    fn operations_by_descriptor(&mut self, event: &Event, path: PathId, now: u64) -> u32 {
+    fn operations_by_descriptor(&mut self, map: &Map, event: &Event, path: PathId) -> u32 {
         match event.call.effect {
-            Effect::Look => {
-                let kept =
-                    self.is_kept(&self.attributes, path, now) || self.is_kept(&self.directories, path, now);
-                if !kept {
-                    self.attributes.insert(path, now);
-                }
-                u32::from(!kept)
+            Effect::Look if asks_for_space(event) => 1,
+            Effect::Look if asks_attributes(event) => {
+                let told = self.at_hand.contains(&(event.process, map.paths.parent(path)));
+                if told { 0 } else { self.ask_attributes(path, event.time) }
             }
             Effect::Change => 1,
-            // The first part of a listing brings all of it.
-            Effect::List => u32::from(self.listed.insert(path)),
-            Effect::Close => {
-                self.listed.remove(&path);
+            Effect::List => self.list(event, path),
+            Effect::Close if event.last => {
+                self.at_hand.remove(&(event.process, path));
                 0
             }
             _ => 0,
         }
     }
+
+    fn ask_attributes(&mut self, path: PathId, now: u64) -> u32 {
+        let kept = self.is_kept(&self.attributes, path, now);
+        if !kept {
+            self.attributes.insert(path, now);
+        }
+        u32::from(!kept)
+    }
+
+    fn read_link(&mut self, link: PathId) -> u32 {
+        u32::from(self.links.insert(link))
+    }
+
+    /// The first part of a listing brings all of it. The directory has another access time then.
+    fn list(&mut self, event: &Event, path: PathId) -> u32 {
+        let first = self.at_hand.insert((event.process, path));
+        if first {
+            self.listed.insert(path, event.time);
+            self.attributes.remove(&path);
+        }
+        u32::from(first)
+    }
+
+    /// Data that comes from the servers changes the access time, so attributes are asked again.
+    fn read(&mut self, path: PathId) {
+        if self.read.insert(path) {
+            self.attributes.remove(&path);
+        }
+    }
+
+    /// What the view asks for a file of a tree that it covers: the way from the top of the tree and an open, the
+    /// first time. Once it is open the kernel looks at the name below again whenever a program names the file, as
+    /// this client lets it keep no names of files.
+    fn covered(
+        &mut self,
+        map: &Map,
+        event: &Event,
+        top: PathId,
+        path: PathId,
+        seen: &mut HashSet<PathId>,
+    ) -> u32 {
+        let opens = u32::from(opens(event));
+        match (event.asked, seen.contains(&path)) {
+            (None, true) if asks_attributes(event) => self.ask_attributes(path, event.time),
+            (Some(_), true) => {
+                self.attributes.insert(path, event.time);
+                1 + opens
+            }
+            (Some(_), false) if opens > 0 => {
+                seen.insert(path);
+                self.look_up(map, top, path, event.process, event.time) + opens
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Whether what was asked for is a link to the path, and no path through links of directories.
+fn is_link(map: &Map, asked: PathId, path: PathId) -> bool {
+    asked != path
+        && map.root(asked).on_shared
+        && (map.paths.parent(asked) == map.paths.parent(path)
+            || map.paths.name(asked) != map.paths.name(path))
+}
+
+fn asks_for_space(event: &Event) -> bool {
+    event.name.windows(6).any(|part| part == b"statfs")
+}
+
+fn asks_attributes(event: &Event) -> bool {
+    event.call.effect == Effect::Look && event.name.windows(4).any(|part| part == b"stat")
 }
 
 #[derive(Debug)]
@@ -117,6 +217,9 @@ pub struct Replay {
     direct: Client,
     index: Client,
     boot: Client,
+    /// Files of covered trees that were opened through the view.
+    seen: HashSet<PathId>,
+    tops: Vec<PathId>,
     begin: u64,
     is_directory: Vec<bool>,
     pub total: Scenarios<u64>,
@@ -153,6 +256,8 @@ impl Replay {
             direct: Client::new(kept_us),
             index: Client::new(kept_us),
             boot: Client::new(kept_us),
+            seen: HashSet::new(),
+            tops: trees.to_vec(),
             begin,
             is_directory,
             total: Scenarios::default(),
@@ -170,22 +275,43 @@ impl Replay {
 
     pub fn count(&mut self, event: &Event, map: &Map) {
         let Concerns::File(path) = event.concerns else { return };
-        if event.call.class != Class::Metadata || !map.root(path).on_shared {
+        if !map.root(path).on_shared {
             return;
         }
         let now = event.time;
-        let is_directory = self.is_directory.get(path.index()).copied().unwrap_or(false);
         let tree = self.tree(path);
-        let direct = self.direct.operations(map, event, path, is_directory);
-        let opens_file = opens_file(event, is_directory);
+        if event.call.class != Class::Metadata {
+            if matches!(event.call.effect, Effect::Read) && event.bytes > 0 {
+                self.direct.read(path);
+                if tree.is_none() {
+                    self.index.read(path);
+                    self.boot.read(path);
+                }
+            }
+            return;
+        }
+        let is_directory = self.is_directory.get(path.index()).copied().unwrap_or(false);
+        let direct = self.direct.operations(map, event, path, &self.is_directory);
+        let opens_file = opens(event) && !is_directory;
         let (index, boot) = match tree {
             None => (
-                self.index.operations(map, event, path, is_directory),
-                self.boot.operations(map, event, path, is_directory),
+                self.index.operations(map, event, path, &self.is_directory),
+                self.boot.operations(map, event, path, &self.is_directory),
             ),
-            // The kernel finds the file from the top of the tree, and opens it; all else it knows.
-            Some(_) if opens_file => (self.index.look_up_file(map, path, now) + 1, 0),
-            Some(_) => (0, 0),
+            Some(tree) => {
+                let top = self.tops[tree];
+                let within = self.tree(event.base) == Some(tree);
+                let way = |client: &mut Client| match event.asked.is_some() && !within {
+                    true => client.enter(map, event.base, top, event.process, now),
+                    false => 0,
+                };
+                let (to_index, to_boot) = (way(&mut self.index), way(&mut self.boot));
+                let file = match is_directory || event.result != Ended::Well {
+                    true => 0,
+                    false => self.index.covered(map, event, top, path, &mut self.seen),
+                };
+                (to_index + file, to_boot)
+            }
         };
         let add = |to: &mut Scenarios<u64>| {
             to.direct += u64::from(direct);
@@ -205,12 +331,8 @@ impl Replay {
     }
 }
 
-fn opens_file(event: &Event, is_directory: bool) -> bool {
-    event.result == Ended::Well
-        && !is_directory
-        && match event.call.effect {
-            Effect::Open(_) | Effect::Create => !event.open.directory,
-            Effect::Execute => true,
-            _ => false,
-        }
+/// Whether it opens something, to read, to write or to list.
+fn opens(event: &Event) -> bool {
+    let opens = matches!(event.call.effect, Effect::Open(_) | Effect::Create | Effect::Execute);
+    opens && event.result == Ended::Well
 }
