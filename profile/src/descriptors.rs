@@ -121,26 +121,24 @@ impl Descriptors {
         self.close_each(first, last, |leaf| leaf.open);
     }
 
+    pub fn exec(&mut self) {
+        self.close_each(0, i64::MAX, |leaf| leaf.on_exec);
+    }
+
     /// An exec will close all of `first..=last`.
     pub fn mark_range(&mut self, first: i64, last: i64) {
-        for (number, mask) in leaves(first, last) {
-            let (branch, leaf) = (number / LEAVES, number % LEAVES);
-            if self.found(branch, leaf).is_some_and(|found| found.open & mask & !found.on_exec != 0)
+        for (branch, leaf, within) in leaves(first, last) {
+            let Some(found) = self.found(branch, leaf) else { continue };
+            if found.open & within & !found.on_exec != 0
                 && let Some(leaf) = self.leaf(branch, leaf)
             {
                 let leaf = Rc::make_mut(leaf);
-                leaf.on_exec |= leaf.open & mask;
-                for (slot, open) in leaf.slots.iter_mut().enumerate() {
-                    if let Some(open) = open.as_mut().filter(|_| mask & (1 << slot) != 0) {
-                        open.close_on_exec = true;
-                    }
+                leaf.on_exec |= leaf.open & within;
+                for slot in bits(within) {
+                    leaf.slots[slot].iter_mut().for_each(|open| open.close_on_exec = true);
                 }
             }
         }
-    }
-
-    pub fn exec(&mut self) {
-        self.close_each(0, i64::MAX, |leaf| leaf.on_exec);
     }
 
     fn found(&self, branch: usize, leaf: usize) -> Option<&Leaf> {
@@ -149,8 +147,7 @@ impl Descriptors {
 
     /// Closes those of `first..=last` that are in the mask that `which` gives.
     fn close_each(&mut self, first: i64, last: i64, which: impl Fn(&Leaf) -> u32) {
-        for (number, within) in leaves(first, last) {
-            let (branch, leaf) = (number / LEAVES, number % LEAVES);
+        for (branch, leaf, within) in leaves(first, last) {
             let Some(found) = self.found(branch, leaf) else { continue };
             let mask = which(found) & within;
             let is_all = mask == found.open;
@@ -164,23 +161,26 @@ impl Descriptors {
                 let leaf = Rc::make_mut(leaf);
                 leaf.open &= !mask;
                 leaf.on_exec &= !mask;
-                for slot in (0..SLOTS).filter(|slot| mask & (1 << slot) != 0) {
-                    leaf.slots[slot] = None;
-                }
+                bits(mask).for_each(|slot| leaf.slots[slot] = None);
             }
         }
     }
 }
 
-/// The numbers of the leaves with descriptors of a range, and a bit for each of these.
-fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, u32)> {
+fn bits(mask: u32) -> impl Iterator<Item = usize> {
+    (0..SLOTS).filter(move |slot| mask & (1 << slot) != 0)
+}
+
+/// The leaves with descriptors of a range, and a bit for each of these.
+fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, usize, u32)> {
     let first = first.clamp(0, DESCRIPTORS_MAX as i64) as usize;
     let end = last.saturating_add(1).clamp(0, DESCRIPTORS_MAX as i64) as usize;
     let numbers = if first < end { first / SLOTS..end.div_ceil(SLOTS) } else { 0..0 };
     numbers.map(move |number| {
         let begin = number * SLOTS;
-        let within = |slot: &usize| (first..end).contains(&(begin + slot));
-        (number, (0..SLOTS).filter(within).fold(0, |mask, slot| mask | 1 << slot))
+        let low = first.saturating_sub(begin);
+        let high = (end - begin).min(SLOTS);
+        (number / LEAVES, number % LEAVES, (u32::MAX << low) & (u32::MAX >> (SLOTS - high)))
     })
 }
 

@@ -4,6 +4,8 @@
 
 mod calls;
 mod descriptors;
+#[cfg(test)]
+mod histories_test;
 mod nodes;
 mod paths;
 mod places;

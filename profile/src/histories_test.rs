@@ -1,0 +1,692 @@
+//! Random histories of processes, told by a model that knows which file each descriptor is: the same history as strace
+//! would write it in several ways must give the model's own counts, and one report.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::calls::{Class, Spec, spec};
+use crate::places::{Geography, Map, Mount, NoLinks};
+use crate::reader::{Concerns, Reader, Source};
+use crate::{FirstReading, Report};
+
+/// Small and enough: the same seed gives the same history.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % sides
+    }
+
+    fn one_in(&mut self, sides: usize) -> bool {
+        self.roll(sides) == 0
+    }
+
+    fn of<'a>(&mut self, words: &[&'a str]) -> &'a str {
+        words[self.roll(words.len())]
+    }
+}
+
+#[derive(Clone, PartialEq)]
+enum Target {
+    File(String),
+    Pipe,
+}
+
+type Files = Rc<RefCell<BTreeMap<i32, (Target, bool)>>>;
+
+#[derive(Clone)]
+struct Process {
+    pid: u32,
+    files: Files,
+    working: Rc<RefCell<String>>,
+    /// Its call has begun, and ends at this step.
+    busy_until: usize,
+}
+
+/// A line as far as all ways to write it have in common; `{n}` stands for a descriptor, `@` for AT_FDCWD.
+struct Said {
+    pid: u32,
+    begin: usize,
+    /// At the same step if others did not interrupt it.
+    end: usize,
+    text: String,
+    /// What `{n}` and `@` are, in their order.
+    are: Vec<String>,
+    /// Where in `text` the tracer was interrupted.
+    cut: usize,
+}
+
+/// What the model knows of a call: its name, and the path that it concerned.
+type Truth = (String, String);
+
+struct History {
+    said: Vec<Said>,
+    truth: Vec<Truth>,
+    processes: usize,
+    reuses_pids: bool,
+}
+
+const DIRECTORIES: [&str; 6] = ["/sw/env/lib", "/sw/env/bin", "/home/u/job", "/tmp", "/usr/lib", "/data/in"];
+const NAMES: [&str; 6] = ["liba.so", "b.py", "c", "d.txt", "e>f", "g h"];
+
+struct Model {
+    dice: Dice,
+    running: Vec<Process>,
+    history: History,
+    step: usize,
+    next_pid: u32,
+    /// Children, and when the calls that made them end.
+    begun: Vec<(u32, usize)>,
+}
+
+/// As `-y` writes it.
+fn escaped(path: &str) -> String {
+    path.replace('>', "\\76").replace('<', "\\74")
+}
+
+impl Model {
+    fn history(seed: u64, steps: usize) -> History {
+        let first = Process {
+            pid: 100,
+            files: Rc::default(),
+            working: Rc::new(RefCell::new("/home/u/job".into())),
+            busy_until: 0,
+        };
+        let history = History {
+            said: Vec::new(),
+            truth: Vec::new(),
+            processes: 1,
+            reuses_pids: seed.is_multiple_of(2),
+        };
+        let dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut model = Model { dice, running: vec![first], history, step: 0, next_pid: 101, begun: vec![] };
+        // A program starts with three descriptors.
+        for _ in 0..3 {
+            model.step = model.running[0].busy_until + 1;
+            model.open(0);
+        }
+        for _ in 0..steps {
+            model.step += 1;
+            let free: Vec<usize> =
+                (0..model.running.len()).filter(|p| model.running[*p].busy_until < model.step).collect();
+            if !free.is_empty() {
+                let which = free[model.dice.roll(free.len())];
+                model.act(which);
+            }
+        }
+        model.history
+    }
+
+    fn is_shared(&self, which: usize) -> bool {
+        Rc::strong_count(&self.running[which].files) > 1 || Rc::strong_count(&self.running[which].working) > 1
+    }
+
+    /// Says one call; `concerned` is what it counts for, if it counts.
+    fn say(
+        &mut self,
+        which: usize,
+        text: String,
+        are: Vec<String>,
+        concerned: Option<String>,
+        may_wait: bool,
+    ) {
+        // With those that share its descriptors a process would have to agree on who is first.
+        let waits = may_wait && !self.is_shared(which) && self.dice.one_in(4);
+        let end = if waits { self.step + 1 + self.dice.roll(12) } else { self.step };
+        self.running[which].busy_until = end;
+        // The tracer has written the arguments that go in, or some of them.
+        let last = text.rfind(" = ").map_or(text.len(), |at| text[..at].rfind(')').unwrap_or(at));
+        let first = text.find('(').unwrap() + 1;
+        let commas: Vec<usize> =
+            text[first..last].match_indices(", ").map(|(at, _)| first + at + 1).chain([last]).collect();
+        // For descriptors to be followed all must be told where only the end is not.
+        let cut = *commas.last().unwrap();
+        if let Some(path) = concerned {
+            self.history.truth.push((text[..first - 1].to_owned(), path));
+        }
+        let pid = self.running[which].pid;
+        self.history.said.push(Said { pid, begin: self.step, end, text, are, cut });
+    }
+
+    fn path(&mut self) -> String {
+        format!("{}/{}", self.dice.of(&DIRECTORIES), self.dice.of(&NAMES))
+    }
+
+    /// A path as a program writes it, where it begins, and what it means.
+    fn written(&mut self, which: usize) -> (String, String) {
+        let path = self.path();
+        let working = self.running[which].working.borrow().clone();
+        match self.dice.roll(3) {
+            0 => {
+                let name = self.dice.of(&NAMES);
+                (format!("./{name}"), format!("{working}/{name}"))
+            }
+            1 => (format!("{}x/..//{}", "/", &path[1..]), path),
+            _ => (path.clone(), path),
+        }
+    }
+
+    /// What the process has open.
+    fn descriptor(&mut self, which: usize) -> Option<(i32, String)> {
+        let files = self.running[which].files.clone();
+        let files = files.borrow();
+        let (number, (target, _)) = files.iter().nth(self.dice.roll(files.len().max(1)))?;
+        Some((*number, shown(target)))
+    }
+
+    fn free_number(&self, which: usize) -> i32 {
+        let files = self.running[which].files.borrow();
+        (0..).find(|n| !files.contains_key(n)).unwrap()
+    }
+
+    fn set(&self, which: usize, number: i32, target: Target, on_exec: bool) {
+        self.running[which].files.borrow_mut().insert(number, (target, on_exec));
+    }
+
+    fn open(&mut self, which: usize) {
+        let (written, path) = self.written(which);
+        let working = self.running[which].working.borrow().clone();
+        if self.dice.one_in(4) {
+            let text = format!(r#"openat(@, "{written}", O_RDONLY) = -1 ENOENT (No such file or directory)"#);
+            return self.say(which, text, vec![working], Some(path), true);
+        }
+        let on_exec = self.dice.one_in(2);
+        let flags = if on_exec { "O_RDONLY|O_CLOEXEC" } else { "O_RDWR|O_CREAT, 0666" };
+        let number = self.free_number(which);
+        let text = format!(r#"openat(@, "{written}", {flags}) = {{{number}}}"#);
+        self.set(which, number, Target::File(path.clone()), on_exec);
+        self.say(which, text, vec![working, path.clone()], Some(path), true);
+    }
+
+    fn act(&mut self, which: usize) {
+        let descriptor = self.descriptor(which);
+        let kind = self.dice.roll(30);
+        match (kind, descriptor) {
+            (0..=4, _) => self.open(which),
+            (5..=8, _) => {
+                let (written, path) = self.written(which);
+                let text = match kind {
+                    5 => format!(r#"stat("{written}", {{st_mode=S_IFREG|0644, st_size=9, ...}}) = 0"#),
+                    6 => format!(r#"access("{written}", R_OK) = -1 ENOENT (No such file or directory)"#),
+                    7 => format!(r#"unlink("{written}") = 0"#),
+                    _ => format!(
+                        r#"readlink("{written}", 0x7ffd8d4a4068, 4095) = -1 EINVAL (Invalid argument)"#
+                    ),
+                };
+                self.say(which, text, vec![], Some(path), true);
+            }
+            (9, Some((number, what))) => {
+                let name = self.dice.of(&NAMES);
+                let concerned = if what == "-" { what.clone() } else { format!("{what}/{name}") };
+                let text = format!(r#"newfstatat({{{number}}}, "{name}", {{st_size=1}}, 0) = 0"#);
+                self.say(which, text, vec![what], Some(concerned), true);
+            }
+            (10 | 11, Some((number, what))) => {
+                let name = self.dice.of(&["read", "write", "pread64"]);
+                let offset = if name == "pread64" { ", 0" } else { "" };
+                let text = format!(r#"{name}({{{number}}}, "a) = 3, <\"...", 100{offset}) = 77"#);
+                self.say(which, text, vec![what.clone()], Some(what), true);
+            }
+            (12, Some((number, what))) => {
+                let text = format!("fstat({{{number}}}, {{st_mode=S_IFREG|0644, st_size=9, ...}}) = 0");
+                self.say(which, text, vec![what.clone()], Some(what), true);
+            }
+            (13, Some((number, what))) => {
+                let text =
+                    format!("mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, {{{number}}}, 0) = 0x7f6727514000");
+                self.say(which, text, vec![what.clone()], Some(what), true);
+            }
+            (14, _) => {
+                let text = "mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f6727514000";
+                self.say(which, text.into(), vec![], None, true);
+            }
+            (15 | 16, Some((number, what))) => {
+                self.running[which].files.borrow_mut().remove(&number);
+                self.say(which, format!("close({{{number}}}) = 0"), vec![what.clone()], Some(what), true);
+            }
+            (17, Some((number, what))) => self.duplicate(which, number, what),
+            (18, Some((number, _))) => {
+                let on_exec = self.dice.one_in(2);
+                let target = self.running[which].files.borrow()[&number].0.clone();
+                let what = shown(&target);
+                self.set(which, number, target, on_exec);
+                let flags = if on_exec { "FD_CLOEXEC" } else { "0" };
+                self.say(
+                    which,
+                    format!("fcntl({{{number}}}, F_SETFD, {flags}) = 0"),
+                    vec![what],
+                    None,
+                    false,
+                );
+            }
+            (19, _) => {
+                let number = self.free_number(which);
+                self.set(which, number, Target::Pipe, false);
+                let other = self.free_number(which);
+                self.set(which, other, Target::Pipe, false);
+                let are = vec!["-".to_owned(); 2];
+                self.say(which, format!("pipe2([{{{number}}}, {{{other}}}], 0) = 0"), are, None, false);
+            }
+            (20, _) => {
+                let number = self.free_number(which);
+                self.set(which, number, Target::Pipe, false);
+                let text = format!("socket(AF_UNIX, SOCK_STREAM, 0) = {{{number}}}");
+                self.say(which, text, vec!["-".into()], None, false);
+            }
+            (21, _) => {
+                let path = self.dice.of(&DIRECTORIES).to_owned();
+                *self.running[which].working.borrow_mut() = path.clone();
+                self.say(which, format!(r#"chdir("{path}") = 0"#), vec![], Some(path), true);
+            }
+            (22, Some((number, what))) if what != "-" => {
+                *self.running[which].working.borrow_mut() = what.clone();
+                self.say(which, format!("fchdir({{{number}}}) = 0"), vec![what.clone()], Some(what), true);
+            }
+            (23..=25, _) if self.running.len() < 12 => self.fork(which),
+            (26, _) if !self.is_shared(which) => {
+                let path = self.path();
+                if self.dice.one_in(2) {
+                    let text = format!(r#"execve("{path}", ["x"], 0x7ffd /* 3 vars */) = -1 ENOENT (No)"#);
+                    return self.say(which, text, vec![], Some(path), true);
+                }
+                self.running[which].files.borrow_mut().retain(|_, (_, on_exec)| !*on_exec);
+                let text = format!(r#"execve("{path}", ["x", "<y>"], 0x7ffd /* 3 vars */) = 0"#);
+                self.say(which, text, vec![], Some(path), true);
+            }
+            (27, _) if self.running.len() > 1 => {
+                let pid = self.running.remove(which).pid;
+                let text = "+++ exited with 0 +++".to_owned();
+                let cut = text.len();
+                let (begin, end) = (self.step, self.step);
+                self.history.said.push(Said { pid, begin, end, text, are: vec![], cut });
+            }
+            (28, _) => {
+                let first = 3 + self.dice.roll(6) as i32;
+                self.running[which].files.borrow_mut().retain(|n, _| *n < first);
+                self.say(which, format!("close_range({first}, 4294967295, 0) = 0"), vec![], None, false);
+            }
+            _ => {
+                let text = self.dice.of(&["brk(NULL) = 0x5581", "futex(0x7f, FUTEX_WAIT, 2, NULL) = 0"]);
+                self.say(which, text.to_owned(), vec![], None, true);
+            }
+        }
+    }
+
+    fn duplicate(&mut self, which: usize, number: i32, what: String) {
+        let target = self.running[which].files.borrow()[&number].0.clone();
+        let free = self.free_number(which);
+        let high =
+            (free..).find(|n| *n >= 10 && !self.running[which].files.borrow().contains_key(n)).unwrap();
+        let any = 3 + self.dice.roll(9) as i32;
+        let (text, to, on_exec) = match self.dice.roll(5) {
+            0 => (format!("dup({{{number}}}) = {{{free}}}"), free, false),
+            1 => (format!("fcntl({{{number}}}, F_DUPFD, 10) = {{{high}}}"), high, false),
+            2 => (format!("fcntl({{{number}}}, F_DUPFD_CLOEXEC, 10) = {{{high}}}"), high, true),
+            3 if any != number => (format!("dup2({{{number}}}, {any}) = {{{any}}}"), any, false),
+            _ if any != number => (format!("dup3({{{number}}}, {any}, O_CLOEXEC) = {{{any}}}"), any, true),
+            _ => (format!("fcntl({{{number}}}, F_GETFL) = 0x8000"), number, false),
+        };
+        if to != number {
+            self.set(which, to, target, on_exec);
+        }
+        self.say(which, text, vec![what.clone(), what], None, false);
+    }
+
+    fn fork(&mut self, which: usize) {
+        let pid = if self.history.reuses_pids {
+            // The smallest that nobody has: as soon as possible again.
+            // As long as its parent has not heard of a child its number is not given again.
+            let told = |pid: &u32| self.begun.iter().all(|(child, until)| child != pid || *until < self.step);
+            (100..).filter(told).find(|pid| self.running.iter().all(|p| p.pid != *pid)).unwrap()
+        } else {
+            self.next_pid
+        };
+        self.next_pid += 1;
+        let parent = self.running[which].clone();
+        let thread = self.dice.one_in(4);
+        let Process { files, working, .. } = parent;
+        let (text, files, working) = match (thread, self.dice.roll(4)) {
+            (true, _) => {
+                let flags = "CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_SIGHAND|CLONE_THREAD";
+                let text = format!("clone3({{flags={flags}, exit_signal=0, stack=0x7f}}, 88) = {pid}");
+                (text, files, working)
+            }
+            (_, kind) => {
+                let files = Rc::new(RefCell::new(files.borrow().clone()));
+                let own = Rc::new(RefCell::new(working.borrow().clone()));
+                match kind {
+                    0 => (format!("vfork() = {pid}"), files, own),
+                    1 => {
+                        let text = format!("clone(child_stack=0x7f, flags=CLONE_FS|SIGCHLD) = {pid}");
+                        (text, files, working)
+                    }
+                    _ => {
+                        let flags = "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD";
+                        let text =
+                            format!("clone(child_stack=NULL, flags={flags}, child_tidptr=0x7f) = {pid}");
+                        (text, files, own)
+                    }
+                }
+            }
+        };
+        self.history.processes += usize::from(!thread);
+        // The child may run before this call returns; threads begin when it has.
+        let may_wait = !text.contains("CLONE_F");
+        self.say(which, text, vec![], None, may_wait);
+        self.begun.push((pid, self.running[which].busy_until));
+        let busy_until = if may_wait { self.step } else { self.running[which].busy_until };
+        self.running.push(Process { pid, files, working, busy_until });
+    }
+}
+
+fn shown(target: &Target) -> String {
+    match target {
+        Target::File(path) => path.clone(),
+        Target::Pipe => "-".into(),
+    }
+}
+
+/// How strace was told to write.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    annotates: bool,
+    interrupts: bool,
+    times: bool,
+}
+
+impl Said {
+    fn text(&self, way: Way) -> (String, usize) {
+        let (mut out, mut cut) = (String::new(), 0);
+        let mut are = self.are.iter();
+        let mut quoted = false;
+        let mut characters = self.text.char_indices().peekable();
+        while let Some((at, character)) = characters.next() {
+            if at == self.cut {
+                cut = out.len();
+            }
+            match character {
+                '"' if !self.text[..at].ends_with('\\') => {
+                    quoted = !quoted;
+                    out.push('"');
+                }
+                '@' if !quoted => {
+                    let working = are.next().unwrap();
+                    out.push_str("AT_FDCWD");
+                    if way.annotates {
+                        out.push_str(&format!("<{}>", escaped(working)));
+                    }
+                }
+                '{' if !quoted && characters.peek().is_some_and(|(_, c)| c.is_ascii_digit()) => {
+                    for (_, digit) in characters.by_ref().take_while(|(_, c)| *c != '}') {
+                        out.push(digit);
+                    }
+                    let what = are.next().unwrap();
+                    if way.annotates {
+                        let what = if what == "-" { "pipe:[5]".to_owned() } else { escaped(what) };
+                        out.push_str(&format!("<{what}>"));
+                    }
+                }
+                other => out.push(other),
+            }
+        }
+        (out, if self.cut == self.text.len() { self.text.len() } else { cut })
+    }
+}
+
+impl History {
+    /// As `strace -f -o` writes it.
+    fn lines(&self, way: Way) -> Vec<String> {
+        let mut lines: Vec<((usize, usize), String)> = Vec::new();
+        let time = |step: usize| match way.times {
+            true => format!("1700000000.{step:06} "),
+            false => String::new(),
+        };
+        for (number, said) in self.said.iter().enumerate() {
+            let (text, cut) = said.text(way);
+            let head = |step| format!("{} {}", said.pid, time(step));
+            if said.end == said.begin || !way.interrupts {
+                lines.push(((said.begin, number), format!("{}{text}", head(said.begin))));
+                continue;
+            }
+            let name = &text[..text.find('(').unwrap()];
+            let begin = format!("{}{} <unfinished ...>", head(said.begin), &text[..cut]);
+            lines.push(((said.begin, number), begin));
+            let end = format!("{}<... {name} resumed>{}", head(said.end), &text[cut..]);
+            // Who waited goes on before others do anything at the same step.
+            lines.push(((said.end - 1, usize::MAX - said.begin), end));
+        }
+        lines.sort_by_key(|(at, _)| *at);
+        lines.into_iter().map(|(_, line)| line).collect()
+    }
+}
+
+fn geography() -> Geography {
+    let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
+    Geography {
+        mounts: vec![mount("/", "ext4"), mount("/sw", "lustre"), mount("/home", "nfs4")],
+        shared: vec![b"/data".to_vec()],
+        temporary: vec![b"/tmp".to_vec()],
+        working: Some(b"/home/u/job".to_vec()),
+    }
+}
+
+const SOURCE: Source = Source { space: 0, pid: 0 };
+
+/// Names and paths in the order of the alphabet, number of processes, lines that were accounted for.
+fn told(lines: &[String]) -> (Vec<Truth>, usize) {
+    let (geography, mut links) = (geography(), NoLinks);
+    let mut map = Map::new(&geography, &mut links);
+    let mut truth = Vec::new();
+    let working = map.resolve(crate::paths::PathId::ROOT, b"/home/u/job", true);
+    let mut reader = Reader::new(Some(working));
+    let mut listen = |event: &crate::reader::Event, map: &mut Map| {
+        let path = match event.concerns {
+            Concerns::File(path) => map.paths.text(path),
+            Concerns::NoFile => "-".into(),
+            Concerns::Unknown => "unknown".into(),
+            Concerns::Bad => "bad".into(),
+        };
+        truth.push((String::from_utf8_lossy(event.name).into_owned(), path));
+    };
+    for line in lines {
+        reader.line(SOURCE, line.as_bytes(), &mut map, String::new, &mut listen);
+    }
+    reader.finish(&mut map, &mut listen);
+    let skipped = &reader.skipped;
+    let others = skipped.other_calls + skipped.events + skipped.resumed + skipped.orphans;
+    assert_eq!(
+        reader.lines,
+        truth.len() as u64 + others + skipped.truncated + skipped.foreign,
+        "each line counts once"
+    );
+    assert_eq!(
+        (skipped.orphans, skipped.truncated, skipped.foreign),
+        (0, 0, 0),
+        "{:?}\n{}",
+        skipped.examples,
+        lines.join("\n")
+    );
+    truth.sort();
+    (truth, reader.processes.groups as usize)
+}
+
+fn report(lines: &[(Source, String)]) -> Report {
+    let mut links = NoLinks;
+    let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+    for (source, line) in lines {
+        first.line(*source, line.as_bytes(), String::new);
+    }
+    let (calls, _) = first.end();
+    let mut second = first.choose(1.0);
+    for (source, line) in lines {
+        second.line(*source, line.as_bytes());
+    }
+    let report = second.report(None);
+    assert_eq!(report.totals.calls, calls);
+    report
+}
+
+fn of_one_file(lines: &[String]) -> Vec<(Source, String)> {
+    lines.iter().map(|line| (SOURCE, line.clone())).collect()
+}
+
+/// What cannot depend on how the trace was written.
+fn comparable(mut report: Report) -> Report {
+    report.totals.lines = 0;
+    report.totals.skipped = Default::default();
+    report
+}
+
+const SEEDS: u64 = 60;
+const STEPS: usize = 400;
+
+fn ways() -> impl Iterator<Item = Way> {
+    (0..8).map(|n| Way { annotates: n & 1 > 0, interrupts: n & 2 > 0, times: n & 4 > 0 })
+}
+
+#[test]
+fn every_call_concerns_the_file_that_it_really_did() {
+    for seed in 1..=SEEDS {
+        let history = Model::history(seed, STEPS);
+        let mut truth = history.truth.clone();
+        truth.sort();
+        for way in ways() {
+            let lines = history.lines(way);
+            let (told, processes) = told(&lines);
+            if let Some((told, truth)) = told.iter().zip(&truth).find(|(a, b)| a != b) {
+                panic!("seed {seed}, {way:?}: {told:?} was {truth:?}\n{}", lines.join("\n"));
+            }
+            assert_eq!((told.len(), processes), (truth.len(), history.processes), "seed {seed}, {way:?}");
+        }
+    }
+}
+
+#[test]
+fn a_report_does_not_depend_on_how_the_trace_was_written() {
+    for seed in 1..=SEEDS {
+        let history = Model::history(seed, STEPS);
+        let read = |way| comparable(report(&of_one_file(&history.lines(way))));
+        for (interrupts, times) in [(false, true), (true, true), (true, false)] {
+            let plain = read(Way { annotates: false, interrupts, times });
+            let annotated = read(Way { annotates: true, interrupts, times });
+            assert_eq!(plain, annotated, "seed {seed}, interrupted {interrupts}, times {times}");
+        }
+    }
+}
+
+#[test]
+fn totals_are_those_of_the_model_and_add_up() {
+    for seed in 1..=SEEDS {
+        let history = Model::history(seed, STEPS);
+        let mut by_call: BTreeMap<String, u64> = BTreeMap::new();
+        let mut paths = BTreeSet::new();
+        let (mut of_class, mut no_file) = ([0, 0], 0);
+        for (name, path) in &history.truth {
+            *by_call.entry(name.clone()).or_default() += 1;
+            let Some(Spec::File(call)) = spec(name.as_bytes()) else { panic!("{name}") };
+            if path == "-" {
+                no_file += 1;
+            } else {
+                of_class[usize::from(call.class == Class::Data)] += 1;
+                paths.insert(path);
+            }
+        }
+        let report =
+            report(&of_one_file(&history.lines(Way { annotates: false, interrupts: true, times: true })));
+        let totals = &report.totals;
+        assert_eq!(totals.by_call, by_call, "seed {seed}");
+        assert_eq!([totals.metadata, totals.data], of_class, "seed {seed}");
+        assert_eq!((totals.elsewhere.no_file, totals.elsewhere.unknown), (no_file, 0), "seed {seed}");
+        assert_eq!(totals.paths, paths.len() as u64, "seed {seed}");
+        assert_eq!(totals.processes, history.processes as u64, "seed {seed}");
+        let places = &report.places;
+        let each = [&places.cwd, &places.tmp, &places.shared, &places.local];
+        assert_eq!(each.iter().map(|p| p.metadata).sum::<u64>(), totals.metadata);
+        assert_eq!(each.iter().map(|p| p.data).sum::<u64>(), totals.data);
+        assert_eq!(report.operations.iter().map(|o| o.calls).sum::<u64>(), totals.calls);
+        assert_eq!(report.operations.iter().map(|o| o.missing).sum::<u64>(), totals.missing);
+        let of_files = report.operations.iter().filter(|o| o.place != "elsewhere");
+        assert_eq!(of_files.map(|o| o.bytes_read).sum::<u64>(), totals.bytes_read);
+        assert!(totals.failed >= totals.missing);
+    }
+}
+
+#[test]
+fn a_file_for_each_process_tells_the_same() {
+    let way = Way { annotates: false, interrupts: false, times: true };
+    for seed in (1..=SEEDS).filter(|seed| !seed.is_multiple_of(2)) {
+        let history = Model::history(seed, STEPS);
+        assert!(!history.reuses_pids);
+        let one = of_one_file(&history.lines(way));
+        let many: Vec<(Source, String)> = one
+            .iter()
+            .map(|(_, line)| {
+                let (pid, rest) = line.split_once(' ').unwrap();
+                (Source { space: 0, pid: pid.parse().unwrap() }, rest.to_owned())
+            })
+            .collect();
+        assert_eq!(comparable(report(&one)), comparable(report(&many)), "seed {seed}");
+    }
+}
+
+#[test]
+fn ranks_whose_pids_collide_are_apart() {
+    for seed in 1..=10 {
+        let way = Way { annotates: false, interrupts: true, times: true };
+        let ranks = [Model::history(seed, STEPS), Model::history(seed + 100, STEPS)];
+        let mut both: Vec<(Source, String)> = Vec::new();
+        for (space, rank) in ranks.iter().enumerate() {
+            let source = Source { space: space as u32, pid: 0 };
+            both.extend(rank.lines(way).into_iter().map(|line| (source, line)));
+        }
+        both.sort_by_key(|(_, line)| line.split(' ').nth(1).map(str::to_owned));
+        let together = report(&both).totals;
+        let each = ranks.map(|rank| report(&of_one_file(&rank.lines(way))).totals);
+        assert_eq!(together.calls, each[0].calls + each[1].calls);
+        assert_eq!(together.metadata, each[0].metadata + each[1].metadata);
+        assert_eq!(together.processes, each[0].processes + each[1].processes);
+        assert_eq!(together.elsewhere.unknown, 0);
+    }
+}
+
+#[test]
+fn cut_anywhere_and_mixed_with_garbage_each_line_still_counts_once() {
+    for seed in 1..=SEEDS {
+        let history = Model::history(seed, STEPS);
+        let way = Way { annotates: seed.is_multiple_of(3), interrupts: true, times: true };
+        let mut dice = Dice(seed);
+        let mut lines = Vec::new();
+        for line in history.lines(way) {
+            let mut bytes = line.into_bytes();
+            match dice.roll(12) {
+                0 => bytes.truncate(dice.roll(bytes.len())),
+                1 => drop(bytes.drain(..dice.roll(bytes.len()))),
+                2 => lines.push(b"\x00\xffnot of strace = 3 <unfinished ...>".to_vec()),
+                3 => bytes.push(b'\r'),
+                4 => continue,
+                5 => lines.push(bytes.clone()),
+                _ => {}
+            }
+            lines.push(bytes);
+        }
+        let mut links = NoLinks;
+        let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+        for line in &lines {
+            first.line(SOURCE, line, || "a:1".into());
+        }
+        let (calls, _) = first.end();
+        let mut second = first.choose(2.0);
+        for line in &lines {
+            second.line(SOURCE, line);
+        }
+        let totals = second.report(None).totals;
+        let s = &totals.skipped;
+        let others = s.other_calls + s.events + s.resumed + s.orphans + s.truncated + s.foreign;
+        assert_eq!(totals.lines, calls + others, "seed {seed}");
+        assert_eq!(totals.lines, lines.len() as u64);
+    }
+}
