@@ -9,7 +9,7 @@ use crate::nodes::{LEAVES_OUT, nodes};
 use crate::paths::PathId;
 use crate::places::{Geography, Links, Map, Place};
 use crate::reader::{Programs, Reader, Source};
-use crate::replay::{LOOKS_A_SECOND, OPERATIONS_OF_A_BOOT, OPERATIONS_OF_AN_INDEX, Replay};
+use crate::replay::{OPERATIONS_OF_A_BOOT, OPERATIONS_OF_AN_INDEX, Replay, looks};
 use crate::report::{self, Report, Scenarios};
 use crate::searches::{Searches, Variable};
 use crate::series::{SECOND_US, Series};
@@ -313,12 +313,12 @@ impl SecondReading<'_> {
             .map(|(path, tally)| extents.get(&path).copied().unwrap_or(0).max(tally.mapped))
             .fold(0, u64::saturating_add);
         let trees = self.chosen.len() as u64;
-        let looks = if trees > 0 { (duration_s * LOOKS_A_SECOND) as u64 } else { 0 };
+        let looks = if trees > 0 { looks(duration_s) } else { 0 };
         let of = |calls: u64, own: u64| report::Remaining { metadata: calls + own, bytes_read };
         Scenarios {
             direct: of(self.replay.total.direct, 0),
-            index: of(self.replay.total.index, trees * (OPERATIONS_OF_AN_INDEX + looks)),
-            boot: of(self.replay.total.boot, trees * (OPERATIONS_OF_A_BOOT + looks)),
+            index: of(self.replay.total.index, trees * OPERATIONS_OF_AN_INDEX + looks),
+            boot: of(self.replay.total.boot, trees * OPERATIONS_OF_A_BOOT + looks),
         }
     }
 
@@ -477,7 +477,7 @@ impl SecondReading<'_> {
     }
 
     fn trees(&self, duration_s: f64) -> Vec<report::Tree> {
-        let looks = (duration_s * LOOKS_A_SECOND) as u64;
+        let looks = looks(duration_s) / (self.chosen.len() as u64).max(1);
         let extents = self.tally.extents();
         let mut bytes_of_tree = vec![0u64; self.chosen.len()];
         let mut files_of_tree = vec![0u64; self.chosen.len()];

@@ -19,8 +19,14 @@ const KEPT_US: u64 = 1_000_000;
 pub const OPERATIONS_OF_AN_INDEX: u64 = 15;
 /// The same, and loading the image.
 pub const OPERATIONS_OF_A_BOOT: u64 = 20;
-/// While a tree is covered, one look a second notices changes (`quell run --recheck`).
-pub const LOOKS_A_SECOND: f64 = 1.0;
+/// While trees are covered, one look a second notices changes (`quell run --recheck`), after the first seconds.
+const LOOKS_A_SECOND: f64 = 1.0;
+const SECONDS_BEFORE_LOOKS: f64 = 5.0;
+
+/// However many trees there are.
+pub fn looks(duration_s: f64) -> u64 {
+    ((duration_s - SECONDS_BEFORE_LOOKS).max(0.0) * LOOKS_A_SECOND) as u64
+}
 
 /// What one client has in its caches.
 #[derive(Debug)]
