@@ -19,6 +19,7 @@ mod model;
 mod moosefs;
 mod probe_command;
 mod process;
+mod profile_counts;
 mod readonly;
 mod several;
 mod sharing;
