@@ -79,6 +79,8 @@ struct Model {
     history: History,
     step: usize,
     next_pid: u32,
+    /// Whether there are threads, and processes with one working directory.
+    shares: bool,
     /// Children, and when the calls that made them end.
     begun: Vec<(u32, usize)>,
 }
@@ -103,7 +105,15 @@ impl Model {
             reuses_pids: seed.is_multiple_of(2),
         };
         let dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let mut model = Model { dice, running: vec![first], history, step: 0, next_pid: 101, begun: vec![] };
+        let mut model = Model {
+            dice,
+            running: vec![first],
+            history,
+            step: 0,
+            next_pid: 101,
+            shares: seed.is_multiple_of(3),
+            begun: vec![],
+        };
         // A program starts with three descriptors.
         for _ in 0..3 {
             model.step = model.running[0].busy_until + 1;
@@ -135,7 +145,8 @@ impl Model {
         may_wait: bool,
     ) {
         // With those that share its descriptors a process would have to agree on who is first.
-        let waits = may_wait && !self.is_shared(which) && self.dice.one_in(4);
+        let often = if text.contains("fork(") || text.contains("clone(") { 2 } else { 4 };
+        let waits = may_wait && !self.is_shared(which) && self.dice.one_in(often);
         let end = if waits { self.step + 1 + self.dice.roll(12) } else { self.step };
         self.running[which].busy_until = end;
         // The tracer has written the arguments that go in, or some of them.
@@ -346,29 +357,31 @@ impl Model {
             self.next_pid
         };
         self.next_pid += 1;
-        let parent = self.running[which].clone();
-        let thread = self.dice.one_in(4);
-        let Process { files, working, .. } = parent;
-        let (text, files, working) = match (thread, self.dice.roll(4)) {
-            (true, _) => {
-                let flags = "CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_SIGHAND|CLONE_THREAD";
-                let text = format!("clone3({{flags={flags}, exit_signal=0, stack=0x7f}}, 88) = {pid}");
-                (text, files, working)
-            }
-            (_, kind) => {
-                let files = Rc::new(RefCell::new(files.borrow().clone()));
-                let own = Rc::new(RefCell::new(working.borrow().clone()));
-                match kind {
-                    0 => (format!("vfork() = {pid}"), files, own),
-                    1 => {
-                        let text = format!("clone(child_stack=0x7f, flags=CLONE_FS|SIGCHLD) = {pid}");
-                        (text, files, working)
-                    }
-                    _ => {
-                        let flags = "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD";
-                        let text =
-                            format!("clone(child_stack=NULL, flags={flags}, child_tidptr=0x7f) = {pid}");
-                        (text, files, own)
+        let thread = self.shares && self.dice.one_in(4);
+        // A block, so that nothing of the parent's is held on to: it may wait if it shares nothing.
+        let (text, files, working) = {
+            let Process { files, working, .. } = self.running[which].clone();
+            match (thread, self.dice.roll(4)) {
+                (true, _) => {
+                    let flags = "CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_SIGHAND|CLONE_THREAD";
+                    let text = format!("clone3({{flags={flags}, exit_signal=0, stack=0x7f}}, 88) = {pid}");
+                    (text, files, working)
+                }
+                (_, kind) => {
+                    let files = Rc::new(RefCell::new(files.borrow().clone()));
+                    let own = Rc::new(RefCell::new(working.borrow().clone()));
+                    match kind {
+                        0 => (format!("vfork() = {pid}"), files, own),
+                        1 if self.shares => {
+                            let text = format!("clone(child_stack=0x7f, flags=CLONE_FS|SIGCHLD) = {pid}");
+                            (text, files, working)
+                        }
+                        _ => {
+                            let flags = "CLONE_CHILD_CLEARTID|CLONE_CHILD_SETTID|SIGCHLD";
+                            let text =
+                                format!("clone(child_stack=NULL, flags={flags}, child_tidptr=0x7f) = {pid}");
+                            (text, files, own)
+                        }
                     }
                 }
             }

@@ -218,6 +218,7 @@ impl Reader {
             return;
         }
         if !self.halves.is_empty()
+            && !strace::is_remark(text)
             && let Some(mut whole) = self.halves.remove(&source.space)
             && strace::is_rest(text)
         {

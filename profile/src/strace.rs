@@ -84,9 +84,14 @@ pub fn before_remark(text: &[u8]) -> Option<&[u8]> {
     (number > 0 && !before.is_empty()).then_some(before)
 }
 
-/// Whether this may be the rest of a line that a remark cut in two.
+/// Whether this may be the rest of a line that a remark cut in two: it may begin with any argument.
 pub fn is_rest(text: &[u8]) -> bool {
-    matches!(text.first(), Some(b' ' | b',' | b')'))
+    !text.starts_with(b"[pid ") && !text.starts_with(b"+++ ")
+}
+
+/// Whether all of the line is a remark.
+pub fn is_remark(text: &[u8]) -> bool {
+    text.starts_with(b"strace: ")
 }
 
 /// Whether a line begins with the number of a process.

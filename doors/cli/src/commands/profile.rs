@@ -31,7 +31,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let capacity = args.capacity.as_deref().map(capacity).transpose()?;
-    let shared = args.shared.iter().map(|path| real_path(path)).collect::<Result<Vec<_>, _>>()?;
+    let shared = args.shared.iter().map(|path| shared(path, &args)).collect::<Result<Vec<_>, _>>()?;
     let interrupted = progress::interruption();
     let imports = !args.import.is_empty();
     // Looked for before anything is made.
@@ -94,6 +94,14 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(NO));
     }
     Ok(ExitCode::from(if was_interrupted { INTERRUPTED } else { code.unwrap_or(0) }))
+}
+
+/// A directory that counts as shared; in a trace of another machine it is as it is written.
+fn shared(path: &Path, args: &ProfileArgs) -> Result<PathBuf, Failure> {
+    match real_path(path) {
+        Err(_) if !args.import.is_empty() && path.is_absolute() => Ok(path.to_owned()),
+        real => real,
+    }
 }
 
 /// `32000`, or the file of a probe.
