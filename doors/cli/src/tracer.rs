@@ -237,8 +237,8 @@ pub fn run_plainly(
     Ok((status, begun.elapsed()))
 }
 
-/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone is passed on: to what strace
-/// started, as strace itself lets none end it.
+/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone is passed on: to all that is
+/// traced, as strace goes on until the last of it has ended, and itself lets no signal end it.
 fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot wait for the program: {e}"));
     let mut told = false;
@@ -248,7 +248,7 @@ fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failur
         }
         if interrupted.load(Ordering::Relaxed) && !told {
             told = true;
-            for pid in children_of(child.id()).into_iter().chain([child.id() as i32]) {
+            for pid in tracees_of(child.id()).into_iter().chain([child.id() as i32]) {
                 let _ = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::TERM));
             }
         }
@@ -256,9 +256,14 @@ fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failur
     }
 }
 
-fn children_of(pid: u32) -> Vec<i32> {
-    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    list.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+fn tracees_of(tracer: u32) -> Vec<i32> {
+    let wanted = format!("TracerPid:\t{tracer}");
+    let is_one = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
+        status.is_ok_and(|status| status.lines().any(|line| line == wanted))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
 }
 
 /// The exit code of a program as shells tell it.
