@@ -2,8 +2,10 @@
 //! for an ordinary user; what one of them cannot do says `SKIPPED:` with the reason.
 //!
 //! `Stage` is the place a test works in: it runs programs with a time limit and, when it goes, checks that
-//! no process and no mount of the test is left. `trees` makes what is covered, `probe` is the program that looks.
+//! no process and no mount of the test is left. `trees` makes what is covered, `probe` is the program that looks, `bed`
+//! is a real parallel file system.
 
+mod bed;
 mod probe;
 mod stage;
 mod trees;
@@ -19,7 +21,8 @@ mod model;
 mod moosefs;
 mod probe_command;
 mod process;
-mod profile_counts;
+mod profile_moosefs;
+mod profile_programs;
 mod readonly;
 mod several;
 mod sharing;

@@ -10,7 +10,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::moosefs::Bed;
+use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root, quell};
 

@@ -1,0 +1,74 @@
+//! A MooseFS on this machine and what its clients count (`testbed/moosefs`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::stage::Stage;
+
+/// A MooseFS with two nodes, taken down when this goes.
+pub struct Bed {
+    script: PathBuf,
+    directory: PathBuf,
+}
+
+impl Bed {
+    pub fn up(stage: &Stage) -> Bed {
+        let checkout = std::env::var_os("QUELL_SOURCE")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from);
+        let bed = Bed { script: checkout.join("testbed/moosefs"), directory: stage.path("bed") };
+        bed.call(&["up", "2"]);
+        bed
+    }
+
+    pub fn call(&self, words: &[&str]) -> String {
+        let output = Command::new(&self.script).args(words).env("TESTBED", &self.directory).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "moosefs {words:?}: {error}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    pub fn node(&self, number: &str) -> PathBuf {
+        self.call(&["node", number]).into()
+    }
+
+    /// The messages that this node's client has sent to the metadata server so far.
+    pub fn sent(&self, node: &str) -> u64 {
+        let counts = self.call(&["ops", node]);
+        counts.split(' ').next().and_then(|count| count.parse().ok()).expect("two numbers")
+    }
+
+    /// What programs asked this node's client, by name, and what it asked its servers.
+    fn counts(&self, node: &str) -> BTreeMap<String, u64> {
+        let text = fs::read_to_string(self.node(node).join(".stats")).unwrap();
+        text.lines()
+            .filter_map(|line| line.strip_prefix("fuse_ops.")?.split_once(": "))
+            .filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+            .collect()
+    }
+
+    /// What the client asked because of `work`, on a node with empty caches. Reading the counters is itself
+    /// counted, and taken off.
+    pub fn asked(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
+        self.call(&["drop", node]);
+        let (first, second) = (self.counts(node), self.counts(node));
+        work();
+        let third = self.counts(node);
+        let of = |counts: &BTreeMap<String, u64>, name: &str| counts.get(name).copied().unwrap_or(0);
+        third
+            .keys()
+            .map(|name| {
+                let reading = of(&second, name) - of(&first, name);
+                (name.clone(), (of(&third, name) - of(&second, name)).saturating_sub(reading))
+            })
+            .filter(|(_, count)| *count > 0)
+            .collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let _ = Command::new(&self.script).arg("down").env("TESTBED", &self.directory).status();
+    }
+}

@@ -1,0 +1,223 @@
+//! What `quell profile` foretells, against what the clients of a real MooseFS count: the operations that a program
+//! asks of the metadata server from a cold node, directly and with its tree covered by an index.
+//!
+//! Needs root, for the network namespaces of `testbed/moosefs`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::bed::Bed;
+use crate::skip;
+use crate::stage::{Ended, Stage, has, is_root, views, words};
+
+/// The counters of a MooseFS client that are one message to the metadata server each.
+const OF_THE_SERVER: [&str; 19] = [
+    "lookup.master",
+    "getattr",
+    "setattr",
+    "access",
+    "statfs",
+    "open",
+    "create",
+    "mknod",
+    "mkdir",
+    "unlink",
+    "rmdir",
+    "symlink",
+    "rename",
+    "link",
+    "opendir",
+    "readdir.with_attrs+",
+    "readdir.with_attrs",
+    "readdir.without_attrs",
+    "readlink.master",
+];
+/// The bar for what is foretold.
+const PER_CENT: u64 = 5;
+/// What few operations may differ by: loading an index takes one more or less, and so does another second.
+const FEW: u64 = 4;
+
+/// Copies the interpreter and its library, which is how an environment on a shared file system looks.
+const INSTALL: &str = r#"
+    set -e
+    library=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+    mkdir -p "$1/bin" "$1/lib"
+    cp "$(readlink -f /usr/bin/python3)" "$1/bin/python3"
+    tar -C "${library%/*}" -c --exclude test --exclude 'config-*' --exclude dist-packages --exclude idlelib \
+        --exclude lib2to3 "${library##*/}" | tar -C "$1/lib" -x --no-same-owner
+    echo "${library##*/}""#;
+
+/// Imports what there is of the standard library: hundreds of files, and searches for as many names.
+const IMPORTS: &str = r#"
+import importlib, pkgutil, sys, warnings
+warnings.simplefilter("ignore")
+done = 0
+skipped = ("antigravity", "this", "idlelib", "lib2to3", "test", "tkinter", "turtle", "turtledemo")
+names = [n for n in sorted(sys.stdlib_module_names) if not n.startswith("_") and n not in skipped]
+for name in names:
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        continue
+    done += 1
+    for part in sorted(m.name for m in pkgutil.iter_modules(getattr(module, "__path__", []))):
+        if not part.startswith("_"):
+            try:
+                importlib.import_module(name + "." + part)
+                done += 1
+            except ImportError:
+                pass
+print(done, "modules")
+"#;
+
+struct Program {
+    name: &'static str,
+    command: Vec<OsString>,
+    /// Whether it does nothing most of the time, so that two may run at once.
+    sleeps: bool,
+}
+
+fn programs(stage: &Stage, environment: &Path, library: &Path) -> Vec<Program> {
+    let script = stage.file("imports.py", IMPORTS);
+    let python = environment.join("bin/python3");
+    let program = |name, command, sleeps| Program { name, command, sleeps };
+    let shell = |script: &str, argument: &Path| words(&[&"sh", &"-c", &script, &"sh", &argument]);
+    vec![
+        program("imports", words(&[&python, &script]), false),
+        program("ls -lR", words(&[&"ls", &"-lR", &environment]), false),
+        program("find -printf", words(&[&"find", &environment, &"-printf", &"%P %y %m %s %T@ %l\n"]), false),
+        program(
+            "many processes",
+            shell("for i in 1 2 3 4 5 6 7 8; do \"$1\" -c 'import email, json, http.client'; done", &python),
+            false,
+        ),
+        program(
+            "read all",
+            shell("find \"$1\" -type f | sort | xargs cat | cksum", &library.join("encodings")),
+            false,
+        ),
+        program(
+            "a file each 2 s",
+            shell(
+                "for f in abc ast bdb cmd csv; do cat \"$1/$f.py\"; test -e \"$1/$f\"; test -e \"$1/no\"; sleep 2; done",
+                library,
+            ),
+            true,
+        ),
+    ]
+}
+
+struct Measured {
+    ended: Ended,
+    operations: u64,
+    seconds: f64,
+    asked: BTreeMap<String, u64>,
+}
+
+fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
+    let (mut ended, mut seconds) = (None, 0.0);
+    let asked = bed.asked(node, || {
+        let begun = Instant::now();
+        ended = Some(stage.run(command).expect(0));
+        seconds = begun.elapsed().as_secs_f64();
+    });
+    let operations = OF_THE_SERVER.iter().filter_map(|name| asked.get(*name)).sum();
+    Measured { ended: ended.unwrap(), operations, seconds, asked }
+}
+
+fn expect_near(what: &str, foretold: &serde_json::Value, foretold_s: f64, measured: &Measured) {
+    let foretold = foretold.as_u64().unwrap();
+    // A run that takes longer is looked after for longer, and a client keeps a directory for a second.
+    let time = (foretold_s - measured.seconds).abs();
+    let allowed = (measured.operations * PER_CENT / 100).max(FEW + (time * FEW as f64) as u64);
+    println!("{what}: {foretold} operations foretold, {} measured", measured.operations);
+    assert!(
+        foretold.abs_diff(measured.operations) <= allowed,
+        "{what}: {foretold} foretold for {foretold_s} s, {} measured in {} s: {:?}",
+        measured.operations,
+        measured.seconds,
+        measured.asked
+    );
+}
+
+#[test]
+fn what_remains_is_what_a_client_counts() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    if !Path::new("/usr/bin/python3").exists() {
+        skip!("Debian's python3 is not installed");
+    }
+    let stage = Stage::new();
+    let bed = Bed::up(&stage);
+    // Below other directories, as software usually is.
+    let place = Path::new("site/software/env");
+    let installed = stage.sh(INSTALL, &[&bed.node("1").join(place)]).expect(0).text();
+    let at = |node: &str| -> (PathBuf, PathBuf) {
+        let environment = bed.node(node).join(place);
+        let library = environment.join("lib").join(installed.trim());
+        (environment, library)
+    };
+    let (environment, library) = at("2");
+    let there = programs(&stage, &at("1").0, &at("1").1);
+    for (program, elsewhere) in programs(&stage, &environment, &library).into_iter().zip(there) {
+        let Program { name, command, sleeps } = program;
+        let plainly = |command: &[OsString]| {
+            let mut plain = stage.command(&command[0]);
+            plain.args(&command[1..]).env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
+            plain
+        };
+        let quell = |words: &[&str], file: &Path, command: &[OsString]| {
+            let mut quell = stage.quell();
+            quell.args(words).arg(file).arg("--").args(command);
+            quell.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
+            quell
+        };
+        // Reports and indexes lie beside the software, as they do for users of a cluster.
+        let output = bed.node("2").join(format!("site/{}", name.replace(' ', "-")));
+        // Measured, what tracing costs says at which speed the program would run, on a busy machine too.
+        let compare =
+            if sleeps { &["profile", "-q", "-o"][..] } else { &["profile", "-q", "--compare", "-o"] };
+        let profile = || stage.run(&mut quell(compare, &output, &command)).expect(0).out;
+        let (profiled, direct) = if sleeps {
+            std::thread::scope(|scope| {
+                let direct = scope.spawn(|| measure(&bed, "1", &stage, &mut plainly(&elsewhere.command)));
+                (profile(), direct.join().unwrap())
+            })
+        } else {
+            (profile(), measure(&bed, "2", &stage, &mut plainly(&command)))
+        };
+        let times = if sleeps { 1 } else { 2 };
+        assert!(profiled == direct.ended.out.repeat(times), "{name}: another output when traced");
+        let report: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(output.join("report.json")).unwrap()).unwrap();
+        let seconds = report["duration_s"].as_f64().unwrap();
+        assert_eq!(report["trees"][0]["path"], environment.to_str().unwrap(), "{name}: {}", report["trees"]);
+        assert_eq!(report["trees"].as_array().unwrap().len(), 1, "{name}");
+        let remaining = &report["remaining"];
+        expect_near(&format!("{name}, direct"), &remaining["direct"]["metadata"], seconds, &direct);
+
+        let config = output.join("quell.toml");
+        let run = ["run", "-q", "--strict", "--config"];
+        stage.run(&mut quell(&run, &config, &words(&[&"true"]))).expect(0);
+        assert!(output.join("env.quell").is_file(), "the index is made where quell.toml says");
+        let covered = measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
+        // Directories have the sizes of another file system in a view.
+        assert!(
+            name.contains("ls") || name.contains("find") || covered.ended.out == direct.ended.out,
+            "{name}"
+        );
+        if views().contains(&"overlay") {
+            expect_near(&format!("{name}, index"), &remaining["index"]["metadata"], seconds, &covered);
+        } else {
+            println!(
+                "SKIPPED: what remains with an index is foretold for the view overlay, which is not there"
+            );
+        }
+    }
+    drop(bed);
+    stage.expect_nothing_left();
+}
