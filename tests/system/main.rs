@@ -21,6 +21,7 @@ mod model;
 mod moosefs;
 mod probe_command;
 mod process;
+mod profile_counts;
 mod profile_moosefs;
 mod profile_programs;
 mod readonly;
