@@ -5,7 +5,8 @@ use std::fs;
 use crate::stage::{Stage, has, is_root, quell, views};
 use crate::trees;
 
-const COMMANDS: [&str; 9] = ["index", "run", "mount", "umount", "verify", "show", "stats", "probe", "doctor"];
+const COMMANDS: [&str; 10] =
+    ["index", "run", "mount", "umount", "verify", "show", "stats", "profile", "probe", "doctor"];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -17,7 +18,8 @@ fn every_command_has_help_with_an_example() {
         let help = stage.run(stage.quell().args([command, "--help"])).expect(0).text();
         assert!(help.contains("Example:") && help.contains(&format!("quell {command}")), "{help}");
         assert!(help.contains("--quiet"), "{help}");
-        let prints_facts = ["index", "verify", "show", "stats", "probe", "doctor"].contains(&command);
+        let prints_facts =
+            ["index", "verify", "show", "stats", "profile", "probe", "doctor"].contains(&command);
         assert_eq!(help.contains("--json"), prints_facts, "{help}");
     }
     stage.run(stage.quell().arg("--version")).expect(0);
