@@ -12,6 +12,8 @@ mod places;
 mod processes;
 mod profile;
 mod reader;
+#[cfg(test)]
+mod reader_test;
 mod render;
 mod replay;
 mod report;

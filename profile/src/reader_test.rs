@@ -1,0 +1,624 @@
+//! Small traces, each a case that was, or could be, read wrongly: what each call concerned, and that each line counts once.
+
+use crate::paths::PathId;
+use crate::places::{Geography, Links, Map, Mount, NoLinks};
+use crate::reader::{Concerns, Ended, Event, Reader, Source};
+use crate::{FirstReading, Report};
+
+const SOURCE: Source = Source { space: 0, pid: 0 };
+
+fn geography() -> Geography {
+    let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
+    Geography {
+        mounts: vec![mount("/", "ext4"), mount("/sw", "lustre")],
+        working: Some(b"/home/u".to_vec()),
+        ..Geography::default()
+    }
+}
+
+/// What was told of a trace, one call in a line: name, path, `!` if it failed, `?` if its end is not known.
+struct Told {
+    calls: Vec<String>,
+    reader: Reader,
+}
+
+fn told_with(lines: &[(Source, &[u8])], links: &mut dyn Links) -> Told {
+    let mut map = Map::new(&geography(), links);
+    let working = map.resolve(PathId::ROOT, b"/home/u", true);
+    let mut reader = Reader::new(Some(working));
+    let mut calls = Vec::new();
+    let mut listen = |event: &Event, map: &mut Map| {
+        let path = match event.concerns {
+            Concerns::File(path) => map.paths.text(path),
+            Concerns::NoFile => "-".into(),
+            Concerns::Unknown => "unknown".into(),
+            Concerns::Bad => "bad".into(),
+        };
+        let end = match event.result {
+            Ended::Well => "",
+            Ended::Failed(_) => "!",
+            Ended::Unknown => "?",
+        };
+        calls.push(format!("{} {path}{end}", String::from_utf8_lossy(event.name)));
+    };
+    for (source, line) in lines {
+        reader.line(*source, line, &mut map, || "t:1".into(), &mut listen);
+    }
+    reader.finish(&mut map, &mut listen);
+    let s = &reader.skipped;
+    let others = s.other_calls + s.events + s.resumed + s.orphans + s.truncated + s.foreign;
+    assert_eq!(reader.lines, calls.len() as u64 + others, "each line counts once: {calls:?} {s:?}");
+    Told { calls, reader }
+}
+
+fn told(trace: &str) -> Told {
+    let lines: Vec<(Source, &[u8])> = trace
+        .lines()
+        .map(|line| (SOURCE, line.strip_prefix("           ").unwrap_or(line).as_bytes()))
+        .collect();
+    told_with(&lines, &mut NoLinks)
+}
+
+#[track_caller]
+fn assert_told(trace: &str, expected: &[&str]) {
+    assert_eq!(told(trace).calls, expected, "{trace}");
+}
+
+fn report(lines: &[&[u8]]) -> Report {
+    let mut links = NoLinks;
+    let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+    lines.iter().for_each(|line| first.line(SOURCE, line, String::new));
+    first.end();
+    let mut second = first.choose(1.0);
+    lines.iter().for_each(|line| second.line(SOURCE, line));
+    second.report(Some(&crate::Capacity { operations_per_s: 1e4, from: "test".into() }))
+}
+
+#[test]
+fn descriptors_are_followed_through_every_copy() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
+           1 dup(3) = 4
+           1 dup2(4, 9) = 9
+           1 dup3(9, 8, O_CLOEXEC) = 8
+           1 fcntl(3, F_DUPFD, 20) = 20
+           1 fcntl(3, F_DUPFD_CLOEXEC, 20) = 21
+           1 fcntl(20, F_DUPFD_QUERY, 3) = 1
+           1 dup2(3, 3) = 3
+           1 ioctl(4, FIOCLEX) = 0
+           1 execve("/x", [], 0x7f) = 0
+           1 read(1, "", 1) = 0
+           1 read(3, "", 1) = -1 EBADF (Bad file descriptor)
+           1 fstat(4, {}) = 0
+           1 fstat(8, {}) = 0
+           1 fstat(9, {}) = 0
+           1 fstat(20, {}) = 0
+           1 fstat(21, {}) = 0"#,
+        &[
+            "openat /home/u/a",
+            "execve /x",
+            "read unknown",
+            "read bad!",
+            "fstat unknown",
+            "fstat unknown",
+            "fstat /home/u/a",
+            "fstat /home/u/a",
+            "fstat unknown",
+        ],
+    );
+}
+
+#[test]
+fn ranges_of_descriptors_are_closed() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           1 openat(AT_FDCWD, "b", O_RDONLY) = 4
+           1 vfork() = 2
+           2 close_range(4, 4294967295, CLOSE_RANGE_UNSHARE) = 0
+           2 fstat(3, {}) = 0
+           2 fstat(4, {}) = 0
+           1 fstat(4, {}) = 0
+           1 close_range(0, 4294967295, CLOSE_RANGE_CLOEXEC) = 0
+           1 fstat(3, {}) = 0
+           1 execve("/x", [], 0x7f) = 0
+           1 fstat(3, {}) = 0"#,
+        &[
+            "openat /home/u/a",
+            "openat /home/u/b",
+            "fstat /home/u/a",
+            "fstat unknown",
+            "fstat /home/u/b",
+            "fstat /home/u/a",
+            "execve /x",
+            "fstat unknown",
+        ],
+    );
+}
+
+#[test]
+fn who_shares_descriptors_or_directory_sees_what_the_other_does() {
+    assert_told(
+        r#"1 clone(child_stack=0x7f, flags=CLONE_VM|CLONE_FILES) = 2
+           1 clone(child_stack=0x7f, flags=CLONE_FS|SIGCHLD) = 3
+           2 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           3 chdir("/tmp") = 0
+           1 fstat(3, {}) = 0
+           1 stat("b", {}) = 0
+           2 stat("b", {}) = 0
+           1 unshare(CLONE_FILES) = 0
+           2 close(3) = 0
+           1 fstat(3, {}) = 0
+           1 fchdir(3) = 0
+           1 stat("c", {}) = 0
+           3 stat("c", {}) = 0"#,
+        &[
+            "openat /home/u/a",
+            "chdir /tmp",
+            "fstat /home/u/a",
+            "stat /tmp/b",
+            "stat /home/u/b",
+            "close /home/u/a",
+            "fstat /home/u/a",
+            "fchdir /home/u/a",
+            "stat /home/u/a/c",
+            "stat /home/u/a/c",
+        ],
+    );
+}
+
+#[test]
+fn of_several_that_are_being_made_each_has_its_own_parents_files() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           2 openat(AT_FDCWD, "b", O_RDONLY) = 3
+           1 clone(flags=SIGCHLD <unfinished ...>
+           2 vfork( <unfinished ...>
+           12 fstat(3, {}) = 0
+           11 fstat(3, {}) = 0
+           11 +++ exited with 0 +++
+           1 <... clone resumed>) = 11
+           12 close(3) = 0
+           2 <... vfork resumed>) = 12
+           2 fstat(3, {}) = 0"#,
+        &[
+            "openat /home/u/a",
+            "openat /home/u/b",
+            "fstat /home/u/a",
+            "fstat /home/u/b",
+            "close /home/u/b",
+            "fstat /home/u/b",
+        ],
+    );
+}
+
+#[test]
+fn a_number_that_is_given_again_is_another_process() {
+    let told = told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           1 vfork() = 2
+           2 close(3) = 0
+           2 +++ killed by SIGKILL +++
+           1 vfork( <unfinished ...>
+           2 fstat(3, {}) = 0
+           1 <... vfork resumed>) = 2
+           2 +++ exited with 0 +++
+           1 vfork( <unfinished ...>
+           2 +++ exited with 0 +++
+           1 <... vfork resumed>) = 2"#,
+    );
+    assert_eq!(told.calls, ["openat /home/u/a", "close /home/u/a", "fstat /home/u/a"]);
+    assert_eq!(told.reader.processes.groups, 4);
+}
+
+#[test]
+fn a_thread_that_starts_a_program_takes_the_number_of_its_process() {
+    let told = told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           1 clone3({flags=CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_THREAD, exit_signal=0} => {parent_tid=[2]}, 88) = 2
+           1 futex(0x7f, FUTEX_WAIT, 0, NULL <unfinished ...>
+           2 execve("/bin/true", ["true"], 0x7f <unfinished ...>
+           1 +++ superseded by execve in pid 2 +++
+           1 <... execve resumed>) = 0
+           1 fstat(3, {}) = 0"#,
+    );
+    assert_eq!(told.calls, ["openat /home/u/a", "execve /bin/true", "fstat /home/u/a"]);
+    assert_eq!((told.reader.skipped.orphans, told.reader.skipped.unfinished), (0, 0));
+    assert_eq!(told.reader.processes.groups, 1);
+}
+
+#[test]
+fn pids_of_another_namespace_are_those_of_the_trace() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           1 vfork( <unfinished ...>
+           1 <... vfork resumed>)              = 2 /* 28917 in strace's PID NS */
+           28917 fstat(3, {}) = 0
+           1 clone(flags=SIGCHLD) = 3<sh> /* 28918 in strace's PID NS */
+           28918<sh> fstat(3, {}) = 0"#,
+        &["openat /home/u/a", "fstat /home/u/a", "fstat /home/u/a"],
+    );
+}
+
+#[test]
+fn without_o_pids_come_and_go_and_remarks_cut_lines() {
+    let told = told(
+        "openat(AT_FDCWD, \"a\", O_RDONLY) = 3\n\
+         clone(child_stack=NULL, flags=SIGCHLDstrace: Process 2 attached\n\
+         , child_tidptr=0x7f) = 2\n\
+         [pid     1] wait4(-1,  <unfinished ...>\n\
+         [pid     2] fstat(3, strace: Process 3 attached\n\
+         strace: Process 4 attached\n\
+         {st_mode=0}) = 0\n\
+         [pid     2] close(3) = 0\n\
+         [pid     2] +++ exited with 0 +++\n\
+         <... wait4 resumed>NULL, 0, NULL) = 2\n\
+         --- SIGCHLD {si_signo=SIGCHLD, si_code=CLD_EXITED} ---\n\
+         fstat(3, {st_mode=0}) = 0\n\
+         clone(child_stack=NULL, flags=SIGCHLDstrace: Process 5 attached\n \
+          <unfinished ...>\n\
+         [pid     5] fstat(3, {st_mode=0}) = 0\n\
+         [pid     1] <... clone resumed>, child_tidptr=0x7f) = 5\n\
+         +++ exited with 0 +++\n",
+    );
+    let expected =
+        ["openat /home/u/a", "fstat /home/u/a", "close /home/u/a", "fstat /home/u/a", "fstat /home/u/a"];
+    assert_eq!(told.calls, expected);
+    assert_eq!((told.reader.skipped.orphans, told.reader.skipped.unfinished), (0, 0));
+    assert_eq!(told.reader.processes.groups, 3);
+}
+
+#[test]
+fn a_first_process_that_forks_before_it_has_a_pid_goes_on_with_one() {
+    let told = told(
+        "openat(AT_FDCWD, \"a\", O_RDONLY) = 3\n\
+         vfork(strace: Process 2 attached\n \
+          <unfinished ...>\n\
+         [pid     1] <... vfork resumed>) = 2\n\
+         [pid     1] fstat(3, {}) = 0\n\
+         [pid     2] fstat(3, {}) = 0\n",
+    );
+    assert_eq!(told.calls, ["openat /home/u/a", "fstat /home/u/a", "fstat /home/u/a"]);
+    assert_eq!((told.reader.processes.groups, told.reader.skipped.orphans), (2, 0));
+}
+
+#[test]
+fn interrupted_calls_count_once_whatever_becomes_of_them() {
+    let told = told(
+        r#"1 read(3</a>,  <unfinished ...>
+           1 futex(0x7f, FUTEX_WAIT <unfinished ...>
+           1 <... read resumed>"", 5) = 0
+           1 <... futex resumed>) = 0
+           1 openat(AT_FDCWD, "b", O_RDONLY <unfinished ...>
+           1 close(4) = 0
+           1 <... openat resumed>) = 4
+           2 read(3</c>,  <unfinished ...>
+           2 +++ killed by SIGKILL +++
+           3 write(3</d>, "", 1 <unfinished ...>
+           3 <... write resumed>) = 
+           4 ????( <unfinished ...>
+           4 <... ???? resumed>) = ?
+           5 stat("/e",  <unfinished ...>"#,
+    );
+    let expected = ["read /a?", "openat /home/u/b?", "close unknown", "read /c?", "write /d?", "stat /e?"];
+    assert_eq!(told.calls, expected);
+    let skipped = &told.reader.skipped;
+    assert_eq!((skipped.unfinished, skipped.orphans, skipped.resumed), (5, 2, 2));
+    assert_eq!((skipped.truncated, skipped.other_calls), (1, 2));
+}
+
+#[test]
+fn a_descriptor_that_is_given_again_while_it_is_closed_is_the_new_one() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
+           1 clone3({flags=CLONE_FS|CLONE_FILES|CLONE_THREAD}, 88) = 2
+           1 close(3 <unfinished ...>
+           2 openat(AT_FDCWD, "b", O_RDONLY|O_CLOEXEC) = 3
+           1 <... close resumed>) = 0
+           2 fstat(3, {}) = 0
+           2 execve("/x", [], 0x7f) = 0
+           2 fstat(3, {}) = 0"#,
+        &[
+            "openat /home/u/a",
+            "openat /home/u/b",
+            "close /home/u/a",
+            "fstat /home/u/b",
+            "execve /x",
+            "fstat unknown",
+        ],
+    );
+}
+
+#[test]
+fn annotations_of_every_kind_are_understood() {
+    assert_told(
+        r#"1 write(7</tmp/del\76x->(deleted), "y", 1) = 1
+           1 newfstatat(7</tmp/x (deleted)>, "", {st_size=1}, AT_EMPTY_PATH) = 0
+           1 write(8</dev/null<char 1:3>>, "z", 1) = 1
+           1 openat(AT_FDCWD</sw>, "a", O_RDONLY) = 3</sw/a> [system_u:object_r:x:s0]
+           1 fstat(3</sw/a> [system_u:object_r:x:s0], {}) = 0
+           1 stat("/sw/b" [system_u:object_r:x:s0], {}) = 0
+           1 sendfile(3<UNIX-STREAM:[1->2,"/run/x, y>"]>, 4</sw/c>, NULL, 5) = 5
+           1 write(6<TCP:[127.0.0.1:80->127.0.0.1:5]>, "", 5) = 5
+           1 read(3<\x2f\x73\x77\x2f\x61>, "\x78", 1) = 1
+           1 write(3<\x73\x6f\x63\x6b\x65\x74\x3a\x5b\x31\x5d>, "\x78", 1) = 1
+           1 fstat(9</memfd:mm>(deleted), {}) = 0
+           1 openat(-100, "d", O_RDONLY) = -1 ENOENT (No)
+           1 openat(0xffffff9c, "d", O_RDONLY) = -1 ENOENT (No)"#,
+        &[
+            "write /tmp/del>x-",
+            "newfstatat /tmp/x",
+            "write /dev/null",
+            "openat /sw/a",
+            "fstat /sw/a",
+            "stat /sw/b",
+            "sendfile /sw/c",
+            "write -",
+            "read /sw/a",
+            "write -",
+            "fstat -",
+            "openat /sw/d!",
+            "openat /sw/d!",
+        ],
+    );
+}
+
+#[test]
+fn paths_begin_where_the_kernel_begins_them() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "/sw", O_RDONLY|O_PATH) = 3
+           1 openat(3, "env", O_RDONLY|O_DIRECTORY) = 4
+           1 newfstatat(4, "", {}, AT_EMPTY_PATH) = 0
+           1 statx(4, NULL, AT_EMPTY_PATH, STATX_ALL, {}) = 0
+           1 openat2(4, "/lib", {flags=O_RDONLY, resolve=RESOLVE_IN_ROOT}, 24) = 5
+           1 openat2(4, "/lib", {flags=O_RDONLY, resolve=0}, 24) = 6
+           1 stat("/proc/self/fd/4", {}) = 0
+           1 openat(AT_FDCWD, "/proc/self/fd/4/bin", O_RDONLY) = 7
+           1 readlink("/proc/self/fd/4", "", 9) = 8
+           1 stat("/dev/fd/77", {}) = 0
+           1 stat(0x7f12, 0x7f) = -1 EFAULT (Bad address)
+           1 newfstatat(99, "x", {}, 0) = 0
+           1 chroot("/sw/env") = 0
+           1 stat("/bin/x", {}) = 0
+           1 fstat(5, {}) = 0
+           1 chdir("/") = 0
+           1 stat("y", {}) = 0"#,
+        &[
+            "openat /sw",
+            "openat /sw/env",
+            "newfstatat /sw/env",
+            "statx /sw/env",
+            "openat2 /sw/env/lib",
+            "openat2 /lib",
+            "stat /sw/env",
+            "openat /sw/env/bin",
+            "readlink /proc/self/fd/4",
+            "stat /dev/fd/77",
+            "stat bad!",
+            "newfstatat unknown",
+            "chroot /sw/env",
+            "stat /sw/env/bin/x",
+            "fstat /sw/env/lib",
+            "chdir /sw/env",
+            "stat /sw/env/y",
+        ],
+    );
+}
+
+struct Apps;
+
+impl Links for Apps {
+    fn target(&mut self, path: &[u8]) -> Option<Vec<u8>> {
+        (path == b"/apps").then(|| b"/sw/apps".to_vec())
+    }
+}
+
+#[test]
+fn a_link_is_not_followed_where_the_program_asked_for_it() {
+    let lines = [
+        r#"1 newfstatat(AT_FDCWD, "/apps", {}, 0) = 0"#,
+        r#"1 newfstatat(AT_FDCWD, "/apps", {}, AT_SYMLINK_NOFOLLOW) = 0"#,
+        r#"1 openat(AT_FDCWD, "/apps", O_RDONLY|O_NOFOLLOW) = -1 ELOOP (Loop)"#,
+        r#"1 newfstatat(AT_FDCWD, "/apps/AT_SYMLINK_NOFOLLOW", {}, 0) = 0"#,
+        r#"1 stat("/apps/x", {}) = 0"#,
+    ];
+    let lines: Vec<(Source, &[u8])> = lines.iter().map(|line| (SOURCE, line.as_bytes())).collect();
+    assert_eq!(
+        told_with(&lines, &mut Apps).calls,
+        [
+            "newfstatat /sw/apps",
+            "newfstatat /apps",
+            "openat /apps!",
+            "newfstatat /sw/apps/AT_SYMLINK_NOFOLLOW",
+            "stat /sw/apps/x"
+        ]
+    );
+}
+
+#[test]
+fn heads_of_every_option_are_understood() {
+    let told = told(
+        r#"7 15:35:57 (+     0.000387) [  12] [00007f9ee29bac47] close(3) = 0
+           7<tmux: server> close(3) = 0
+           [pid     7<sh>] 15:35:57.000001 close(3) = 0
+           7 [unconfined_u:unconfined_r:x:s0] close(3) = 0
+           1700000000 close(3) = 0
+           7      0.000021 close(3) = ?
+           7 close(3) = ? ERESTARTSYS (To be restarted if SA_RESTART is set)
+           7 close(3) = ? <unavailable>
+            > /usr/lib/x86_64-linux-gnu/libc.so.6(__vfork+0x8) [0xd43b8]
+           7 syscall_0x1d0(0x1, 0x2) = 0
+           7 strace: Process 7 detached"#,
+    );
+    assert_eq!(told.calls.len(), 8);
+    let skipped = &told.reader.skipped;
+    assert_eq!((skipped.events, skipped.other_calls, skipped.foreign), (2, 1, 0), "{:?}", skipped.examples);
+}
+
+#[test]
+fn memory_that_maps_no_file_is_no_call_of_a_file_system() {
+    assert_told(
+        r#"1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000000000
+           1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, 3</a>, 0) = 0x7f0000000000
+           1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, 3</a>, 0) = 0x7f0000000000"#,
+        &["mmap /a"],
+    );
+}
+
+#[test]
+fn files_of_processes_that_carry_their_pids_in_their_names_belong_together() {
+    let of = |pid| Source { space: 0, pid };
+    let lines: [(Source, &[u8]); 6] = [
+        (of(1), br#"1700000000.1 openat(AT_FDCWD, "a", O_RDONLY) = 3"#),
+        (of(1), b"1700000000.2 vfork() = 2"),
+        (of(2), b"1700000000.3 fstat(3, {}) = 0"),
+        (of(2), br#"1700000000.4 execve("/x", [], 0x7f <pid changed to 1 ...>"#),
+        (of(1), b"1700000000.5 +++ superseded by execve in pid 2 +++"),
+        (of(1), b"1700000000.6 fstat(3, {}) = 0"),
+    ];
+    let told = told_with(&lines, &mut NoLinks);
+    assert_eq!(told.calls, ["openat /home/u/a", "fstat /home/u/a", "execve /x?", "fstat /home/u/a"]);
+}
+
+#[test]
+fn bytes_that_are_no_text_are_kept_apart_and_lines_without_end_are_cut() {
+    let long = [b"1 write(3</a>, \"".as_slice(), &vec![b'x'; 5_000_000], b"\", 5) = 5"].concat();
+    let lines: [(Source, &[u8]); 6] = [
+        (SOURCE, b"1 close(3</a>) = 0\r"),
+        (SOURCE, b"1 read(3</a>,  <unfinished ...>\r"),
+        (SOURCE, b"1 <... read resumed>\"\", 5) = 0\r"),
+        (SOURCE, b"\0\0\0"),
+        (SOURCE, b"\xff\xfe 1 close(3) = 0"),
+        (SOURCE, &long),
+    ];
+    let told = told_with(&lines, &mut NoLinks);
+    assert_eq!(told.calls, ["close /a", "read /a"]);
+    assert_eq!((told.reader.skipped.foreign, told.reader.skipped.truncated), (2, 1));
+}
+
+#[test]
+fn clocks_that_jump_give_a_report_all_the_same() {
+    for times in [
+        ["99999999999.999999", "1700000000.000000", "0.5"],
+        ["1700000000.000000", "1600000000.000000", "99999999999.9"],
+        ["23:59:59.9", "00:00:00.1", "23:59:59.8"],
+        ["99999999.999999", "99999999.999999", "99999999.9"],
+    ] {
+        let lines: Vec<String> = times
+            .iter()
+            .map(|time| format!("1 {time} stat(\"/sw/a\", {{}}) = 0 <99999999999999999999.999999>"))
+            .chain(times.iter().map(|time| format!("1 {time} stat(\"/sw/a\", {{}}) = 0 <9999999999.0>")))
+            .collect();
+        let lines: Vec<&[u8]> = lines.iter().map(|line| line.as_bytes()).collect();
+        let report = report(&lines);
+        assert_eq!(report.totals.calls, 6);
+        assert!(report.rate.len() <= 600 && report.duration_s.is_finite());
+    }
+}
+
+#[test]
+fn around_midnight_a_clock_without_dates_goes_on() {
+    let lines: [&[u8]; 4] = [
+        br#"1 23:59:59.500000 stat("/sw/a", {}) = 0"#,
+        br#"1 00:00:00.100000 stat("/sw/a", {}) = 0"#,
+        br#"1 23:59:59.900000 stat("/sw/a", {}) = 0"#,
+        br#"1 00:00:00.500000 +++ exited with 0 +++"#,
+    ];
+    assert!((report(&lines).duration_s - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn exits_alone_take_no_time() {
+    let report = report(&[b"1 1700000000.5 +++ exited with 0 +++"]);
+    assert_eq!((report.totals.calls, report.duration_s), (0, 0.0));
+}
+
+#[test]
+fn other_words_on_a_terminal_do_not_move_the_clock() {
+    let lines: [&[u8]; 3] = [
+        br#"1 1700000000.0 stat("/sw/a", {}) = 0 <0.1>"#,
+        b"99999999999.9 bottles of beer",
+        br#"1 1700000001.0 stat("/sw/a", {}) = 0 <0.1>"#,
+    ];
+    assert!((report(&lines).duration_s - 1.1).abs() < 1e-6);
+}
+
+#[test]
+fn numbers_as_large_as_can_be_written_do_not_overflow() {
+    for number in
+        ["9223372036854775807", "18446744073709551615", "99999999999999999999999", "0xffffffffffffffff"]
+    {
+        let line = [
+            format!("1 read(3</sw/a>, \"\", {number}) = {number}"),
+            format!("1 write(3</sw/b>, \"\", {number}) = {number}"),
+            format!("1 sendfile(4</sw/b>, 3</sw/a>, NULL, {number}) = {number}"),
+            format!("1 mmap(NULL, {number}, PROT_READ, MAP_SHARED, 3</sw/a>, {number}) = {number}"),
+            format!("1 mmap(NULL, {number}, PROT_READ, MAP_SHARED, 3</sw/c>, {number}) = -{number}"),
+            format!("1 close({number}) = 0"),
+            format!("1 dup2({number}, 2147483647) = 2147483647"),
+            format!("1 close_range({number}, -{number}, 0) = 0"),
+            format!("1 vfork() = {number}"),
+            format!("{number} {number}.{number} close(3) = 0 <{number}.{number}>"),
+            format!("1 openat(AT_FDCWD, \"/sw/a\", O_RDONLY) = {number}"),
+        ];
+        let lines: Vec<&[u8]> = line.iter().cycle().take(6 * line.len()).map(|l| l.as_bytes()).collect();
+        let report = report(&lines);
+        assert_eq!(report.totals.lines, lines.len() as u64);
+    }
+}
+
+#[test]
+fn a_trace_made_to_be_slow_is_read_as_fast_as_any() {
+    // Each of these takes minutes where something grows with the square of the trace, and well under a second else.
+    let mut traces: Vec<Vec<Vec<u8>>> = Vec::new();
+    // Directories below each other without end.
+    let deep = |_| br#"1 chdir("a/b/c/d/e/f/g/h") = 0"#.to_vec();
+    traces.push((0..20_000).map(deep).collect());
+    // Forks that never return, of one process and of many.
+    traces.push((0..40_000).map(|n| format!("{} vfork( <unfinished ...>", n % 9_000).into_bytes()).collect());
+    // Many descriptors, and a child that changes one, again and again.
+    let open =
+        (0..40_000).map(|n| format!("1 openat(AT_FDCWD, \"/a\", O_RDONLY|O_CLOEXEC) = {n}").into_bytes());
+    let fork = (2..20_000u32).flat_map(|n| {
+        let lines = [format!("1 vfork() = {n}"), format!("{n} close(5) = 0"), format!("{n} dup(7) = 70")];
+        lines.map(String::into_bytes)
+    });
+    traces.push(open.chain(fork).collect());
+    // Children of nobody knows whom.
+    let two = ["1 vfork( <unfinished ...>", "2 vfork( <unfinished ...>"].map(|l| l.as_bytes().to_vec());
+    traces
+        .push(two.into_iter().chain((3..40_000).map(|n| format!("{n} close(3) = 0").into_bytes())).collect());
+    // A process after the other without number.
+    let nameless = (1..20_000).flat_map(|n| [format!("{n} close(3) = 0"), "close(3) = 0".into()]);
+    let ends = (1..20_000).flat_map(|n| [format!("{n} +++ exited with 0 +++"), "close(3) = 0".into()]);
+    traces.push(nameless.chain(ends).map(String::into_bytes).collect());
+    // Long lines of what looks like descriptors, strings, flags, steps.
+    for part in [
+        "1<a>",
+        "1<",
+        "\"",
+        "\\",
+        "(",
+        "{",
+        "|",
+        " = ",
+        "a/../",
+        "<... ",
+        ",",
+        "1<2->",
+        "strace: Process 1 attached",
+    ] {
+        let mut line = b"1 openat(AT_FDCWD, \"".to_vec();
+        line.extend(part.as_bytes().iter().cycle().take(60_000));
+        traces.push(vec![line; 50]);
+        let mut line = b"1 stat(".to_vec();
+        line.extend(part.as_bytes().iter().cycle().take(60_000));
+        line.extend_from_slice(b", {}) = 0");
+        traces.push(vec![line; 50]);
+    }
+    for trace in traces {
+        let lines: Vec<(Source, &[u8])> = trace.iter().map(|line| (SOURCE, line.as_slice())).collect();
+        told_with(&lines, &mut NoLinks);
+        let lines: Vec<&[u8]> = trace.iter().map(Vec::as_slice).collect();
+        report(&lines);
+    }
+}
