@@ -50,6 +50,8 @@ pub const PYTHON: &str = "PYTHONPATH (sys.path)";
 pub const PERL: &str = "PERL5LIB (@INC)";
 pub const LOCALE: &str = "LANG, LOCPATH (locale)";
 pub const PATH: &str = "PATH";
+/// Packages in packages.
+const PACKAGE_LEVELS_MAX: usize = 8;
 
 impl Searches {
     /// `resolve` gives the number of a directory.
@@ -73,19 +75,24 @@ impl Searches {
     /// What a look-up of this path belongs to; `None`: no search that is known.
     pub fn kind(&self, paths: &Paths, path: PathId, effect: Effect) -> Option<Kind> {
         let name = paths.name(path);
-        let parent = paths.parent(path);
-        if let Some(number) = self.directories.get(&parent) {
-            let variable = self.variables[usize::from(*number)].name.as_str();
-            // A directory may be in several lists; the kind of name must not speak against this one.
-            let by_name = by_name(paths, path, name);
-            if by_name.is_none_or(|kind| kind.split([' ', ',', '(']).any(|word| word == variable)) {
-                return Some(Kind::Environment(*number));
+        let by_name = by_name(paths, path, name);
+        let mut directory = paths.parent(path);
+        // Modules lie in packages, which are directories of what the variable names.
+        let levels = if matches!(by_name, Some(PYTHON | PERL)) { PACKAGE_LEVELS_MAX } else { 1 };
+        for _ in 0..levels {
+            if let Some(number) = self.directories.get(&directory) {
+                let variable = self.variables[usize::from(*number)].name.as_str();
+                // A directory may be in several lists; the kind of name must not speak against this one.
+                if by_name.is_none_or(|kind| kind.split([' ', ',', '(']).any(|word| word == variable)) {
+                    return Some(Kind::Environment(*number));
+                }
             }
+            directory = paths.parent(directory);
         }
         if effect == Effect::Execute {
             return Some(Kind::Names(PATH));
         }
-        by_name(paths, path, name).map(Kind::Names)
+        by_name.map(Kind::Names)
     }
 }
 
@@ -202,11 +209,12 @@ mod tests {
             (b"PATH", b"/sw/bin:/usr/bin"),
             (b"HOME", b"/home/u"),
             (b"MYAPP_PATH", b"/sw/lib:/sw/data"),
+            (b"PERL5LIB", b"/sw/perl"),
         ];
         let variables = variables(environment.into_iter());
         assert_eq!(
             variables.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(),
-            ["LD_LIBRARY_PATH", "MYAPP_PATH", "PATH"]
+            ["LD_LIBRARY_PATH", "MYAPP_PATH", "PATH", "PERL5LIB"]
         );
         let mut paths = Paths::default();
         let searches = Searches::new(variables, |directory| add(&mut paths, directory));
@@ -215,6 +223,9 @@ mod tests {
             ("/sw/data/genome.fa", "MYAPP_PATH"),
             ("/sw/bin/tool", "PATH"),
             ("/sw/bin/tool.py", PYTHON),
+            ("/sw/perl/Bio/Seq/IO.pm", "PERL5LIB"),
+            ("/sw/perl/Bio/x.py", PYTHON),
+            ("/sw/lib/plugins/libx.so", LOADER),
         ] {
             let id = add(&mut paths, path.as_bytes());
             let kind = searches.kind(&paths, id, Effect::Look).expect(path);
