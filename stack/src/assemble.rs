@@ -4,20 +4,51 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_backing::{Dir, PosixDir};
-use quell_fs::Result;
+use quell_boot::{BootFs, BootImage, Hot, Recorder, RecorderFs};
+use quell_fs::{Error, ErrorKind, FileSystem, Result};
 use quell_index::{Image, IndexFs, OnChange};
 
 /// One tree, ready to be mounted.
-#[derive(Debug)]
 pub struct Covered {
     pub image: Arc<Image>,
-    pub fs: Arc<IndexFs>,
+    pub fs: Arc<dyn FileSystem>,
+    /// The blocks in memory, if there are some.
+    pub hot: Option<Arc<Hot>>,
     /// Where the tree's data is on this node.
     pub source_path: PathBuf,
     source: Arc<PosixDir>,
 }
 
+impl std::fmt::Debug for Covered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Covered");
+        shown.field("image", &self.image).field("hot", &self.hot).field("source_path", &self.source_path);
+        shown.finish_non_exhaustive()
+    }
+}
+
 impl Covered {
+    /// The same, with the blocks of a boot image served from memory. The image is of this generation.
+    pub fn heated(self, boot: BootImage, threads: usize) -> Result<Covered> {
+        let contents = boot.decode(threads).map_err(|damage| Error {
+            source: Some(Box::new(damage)),
+            ..Error::new(
+                ErrorKind::Damaged,
+                "decode boot image of",
+                self.source_path.as_os_str().as_encoded_bytes(),
+            )
+        })?;
+        let hot = Hot::new(boot, contents, &*self.fs)?;
+        Ok(Covered { fs: Arc::new(BootFs::new(self.fs.clone(), hot.clone())), hot: Some(hot), ..self })
+    }
+
+    /// The same, with all that is read of it recorded.
+    pub fn recorded(self) -> (Covered, Arc<Recorder>) {
+        let recorder = Recorder::new();
+        let fs = Arc::new(RecorderFs::new(self.fs.clone(), recorder.clone()));
+        (Covered { fs, ..self }, recorder)
+    }
+
     /// The tree's root, for looks at its freshness.
     pub fn source(&self) -> Arc<dyn Dir> {
         self.source.clone()
@@ -28,5 +59,5 @@ impl Covered {
 pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange) -> Result<Covered> {
     let dir = Arc::new(PosixDir::start(source)?);
     let fs = Arc::new(IndexFs::new(image.clone(), dir.clone(), on_change));
-    Ok(Covered { image, fs, source_path: source.into(), source: dir })
+    Ok(Covered { image, fs, hot: None, source_path: source.into(), source: dir })
 }

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use quell_boot::BootImage;
 use quell_fs::{Error, ErrorKind, Kind, Result};
 use quell_index::{Image, format};
 
@@ -25,22 +26,46 @@ pub fn default_index_path(directory: &Path) -> PathBuf {
 /// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
 /// reader (docs/decisions/0002-read-not-map.md).
 pub fn load_index(path: &Path) -> Result<Image> {
+    let bytes = read_whole(path, "read index", format::FILE_BYTES_MAX)?;
+    Image::parse(bytes).map_err(|damage| damaged(path, "read index", damage))
+}
+
+/// Reads a boot image the same way, and checks all but its frames.
+pub fn load_boot(path: &Path) -> Result<BootImage> {
+    let bytes = read_whole(path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
+    BootImage::parse(bytes).map_err(|damage| damaged(path, "read boot image", damage))
+}
+
+fn damaged(
+    path: &Path,
+    operation: &'static str,
+    damage: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    Error {
+        source: Some(Box::new(damage)),
+        ..Error::new(ErrorKind::Damaged, operation, path.as_os_str().as_bytes())
+    }
+}
+
+fn read_whole(path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
     let subject = path.as_os_str().as_bytes();
-    let failed = |e| Error::from_io(e, "read index", subject);
+    let failed = |e| Error::from_io(e, operation, subject);
     let mut file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
-        return Err(Error::new(ErrorKind::IsADirectory, "read index", subject));
+        return Err(Error::new(ErrorKind::IsADirectory, operation, subject));
     }
-    if metadata.len() > format::FILE_BYTES_MAX {
-        return Err(Error::new(ErrorKind::Damaged, "read index of more than 64 GiB:", subject));
+    if metadata.len() > bytes_max {
+        let large =
+            std::io::Error::other(format!("{} bytes are more than any such file has", metadata.len()));
+        return Err(Error {
+            source: Some(Box::new(large)),
+            ..Error::new(ErrorKind::Damaged, operation, subject)
+        });
     }
     let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
     Read::by_ref(&mut file).take(metadata.len() + 1).read_to_end(&mut bytes).map_err(failed)?;
-    Image::parse(bytes).map_err(|damage| Error {
-        source: Some(Box::new(damage)),
-        ..Error::new(ErrorKind::Damaged, "read index", subject)
-    })
+    Ok(bytes)
 }
 
 /// Who may read an index: nobody who could not list every directory of the tree.

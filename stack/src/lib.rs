@@ -4,4 +4,6 @@ mod assemble;
 mod index_file;
 
 pub use assemble::{Covered, cover};
-pub use index_file::{Readers, default_index_path, load_index, readers_of, replace_file, save_index};
+pub use index_file::{
+    Readers, default_index_path, load_boot, load_index, readers_of, replace_file, save_index,
+};

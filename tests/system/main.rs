@@ -10,6 +10,7 @@ mod probe;
 mod stage;
 mod trees;
 
+mod boot;
 mod command_line;
 mod counters;
 mod faults;

@@ -29,6 +29,9 @@ pub struct Arguments {
 pub enum Command {
     Index(IndexArgs),
     Run(RunArgs),
+    Record(RecordArgs),
+    #[command(subcommand)]
+    Boot(BootCommand),
     Mount(MountArgs),
     Umount(UmountArgs),
     Verify(VerifyArgs),
@@ -130,13 +133,131 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "at"])]
     pub config: Option<PathBuf>,
     #[command(flatten)]
+    pub boot: BootArgs,
+    #[command(flatten)]
     pub cover: CoverArgs,
+    /// What `quell record` passes to the holder.
+    #[arg(long, hide = true)]
+    pub recording: Option<String>,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<std::ffi::OsString>,
     /// Share the view with other runs of this name on this node, as the ranks of an MPI job do.
     #[arg(long, value_name = "NAME")]
     pub share: Option<String>,
+}
+
+/// Hot blocks from memory; common to `run` and `mount`.
+#[derive(Debug, Args)]
+pub struct BootArgs {
+    /// Serve the blocks of this boot image from memory (made by `quell record`); for several trees, one for each.
+    #[arg(short, long, value_name = "FILE")]
+    pub boot: Vec<PathBuf>,
+    /// Memory that boot images may take on this node, in MiB; without enough of it nothing is served from memory.
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    pub budget: u64,
+}
+
+/// Record which blocks a start reads, and keep them in a boot image.
+///
+/// Runs CMD covered by the index, and writes what it and its children read, mapped files and programs included, to
+/// the file that -o names. Ends with CMD's own exit code.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
+  quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
+  quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py")]
+pub struct RecordArgs {
+    /// The index of the tree, or an indexed directory.
+    #[arg(short, long = "index", value_name = "FILE")]
+    pub index: PathBuf,
+    /// The boot image to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Join what is recorded with what the image has already, if there is one.
+    #[arg(long)]
+    pub merge: bool,
+    /// Keep only blocks that at least so many recordings read.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub min_runs: u32,
+    /// Keep at most so many MiB of blocks, those that most recordings read first.
+    #[arg(long, value_name = "MIB")]
+    pub budget: Option<u64>,
+    /// End CMD after so many seconds, for programs that never end.
+    #[arg(long, value_name = "SECONDS")]
+    pub until: Option<f64>,
+    /// Where the tree lies on this node, if not where it was indexed.
+    #[arg(long, value_name = "DIR")]
+    pub source: Option<PathBuf>,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<std::ffi::OsString>,
+}
+
+/// Look inside boot images, join and check them.
+#[derive(Debug, Subcommand)]
+pub enum BootCommand {
+    Show(BootShowArgs),
+    Verify(BootVerifyArgs),
+    Merge(BootMergeArgs),
+    Extract(BootExtractArgs),
+}
+
+/// Show what a boot image holds.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell boot show env.boot\n  quell boot show env.boot --files")]
+pub struct BootShowArgs {
+    pub file: PathBuf,
+    /// Also show each file, with how much of it is in the image.
+    #[arg(long)]
+    pub files: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Check every byte of a boot image, and with -i whether the tree still has what it holds.
+///
+/// Exit code 1 if a file of the tree is another now, or has other bytes.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell boot verify env.boot -i /shared/env.quell")]
+pub struct BootVerifyArgs {
+    pub file: PathBuf,
+    /// The index that the image belongs to.
+    #[arg(short, long, value_name = "FILE")]
+    pub index: Option<PathBuf>,
+    /// Where the tree lies on this node, if not where it was indexed.
+    #[arg(long, value_name = "DIR", requires = "index")]
+    pub source: Option<PathBuf>,
+}
+
+/// Join boot images of one tree (of several runs, ranks or programs) into one.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell boot merge train.boot test.boot -o env.boot --budget 64")]
+pub struct BootMergeArgs {
+    #[arg(required = true, num_args = 1..)]
+    pub files: Vec<PathBuf>,
+    /// The image to write; it may be one of those that are read.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Keep only blocks that at least so many recordings read.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub min_runs: u32,
+    /// Keep at most so many MiB of blocks, those that most recordings read first.
+    #[arg(long, value_name = "MIB")]
+    pub budget: Option<u64>,
+}
+
+/// Write what a boot image holds to files, with holes where it holds nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell boot extract env.boot /tmp/hot")]
+pub struct BootExtractArgs {
+    pub file: PathBuf,
+    /// A directory that does not exist yet.
+    pub directory: PathBuf,
 }
 
 /// How a tree is covered; common to `run` and `mount`.
@@ -222,6 +343,8 @@ pub struct MountArgs {
     pub file: PathBuf,
     /// An existing directory.
     pub mountpoint: PathBuf,
+    #[command(flatten)]
+    pub boot: BootArgs,
     #[command(flatten)]
     pub cover: CoverArgs,
     /// Let other users in too; modes and owners decide what they may do (root's mounts always do).

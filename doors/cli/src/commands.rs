@@ -1,5 +1,6 @@
 //! One command a file.
 
+pub mod boot;
 pub mod doctor;
 pub mod generate;
 pub mod holder;
@@ -7,6 +8,7 @@ pub mod index;
 pub mod mount;
 pub mod probe;
 pub mod profile;
+pub mod record;
 pub mod run;
 pub mod show;
 pub mod stats;

@@ -25,6 +25,8 @@ fn main() -> ExitCode {
     let quiet = arguments.quiet;
     let result = match arguments.command {
         Command::Index(args) => commands::index::run(args, quiet, commands::index::Voice::Result),
+        Command::Boot(command) => commands::boot::run(command, quiet),
+        Command::Record(args) => commands::record::run(args, quiet),
         Command::Run(args) => commands::run::run(args, quiet),
         Command::Mount(args) => commands::mount::run(args, quiet),
         Command::Umount(args) => commands::umount::run(args, quiet),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{Check, CoverArgs, OnChangeArg, ViewArg};
+use crate::arguments::{BootArgs, Check, CoverArgs, OnChangeArg, ViewArg};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
@@ -15,6 +15,11 @@ pub struct Plan {
     pub key: String,
     pub place: Place,
     pub trees: Vec<TreePlan>,
+    /// Boot images, each for the tree whose index it belongs to.
+    pub boots: Vec<PathBuf>,
+    /// Memory that they may take together.
+    pub budget_mib: u64,
+    pub recording: Option<RecordingPlan>,
     pub view: ViewArg,
     pub check: Check,
     /// Looks per second while the tree is covered.
@@ -27,6 +32,32 @@ pub struct Plan {
     pub quiet: bool,
     /// The process that waits for the answer; the holder stays at least as long as it does.
     pub creator: i32,
+}
+
+/// What the holder of a recorded start does when the last program has gone.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RecordingPlan {
+    /// The boot image to write.
+    pub output: PathBuf,
+    pub merge: bool,
+    pub min_runs: u32,
+    pub budget_mib: Option<u64>,
+    /// A pipe in the runtime directory on which `quell record` waits for a `Recorded`.
+    pub pipe: PathBuf,
+}
+
+/// What became of a recording.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Recorded {
+    pub failure: Option<String>,
+    /// Read in this start.
+    pub files: u64,
+    pub blocks: u64,
+    /// In the image.
+    pub image_files: u64,
+    pub image_contents: u64,
+    pub image_bytes: u64,
+    pub recordings: u32,
 }
 
 /// Where the view is seen.
@@ -55,12 +86,15 @@ pub enum Writes {
 }
 
 impl Plan {
-    pub fn new(place: Place, trees: Vec<TreePlan>, cover: &CoverArgs, quiet: bool) -> Plan {
+    pub fn new(place: Place, trees: Vec<TreePlan>, boot: &BootArgs, cover: &CoverArgs, quiet: bool) -> Plan {
         Plan {
             directory: PathBuf::new(),
             key: String::new(),
             place,
             trees,
+            boots: Vec::new(),
+            budget_mib: boot.budget,
+            recording: None,
             view: cover.view,
             check: cover.check,
             recheck: cover.recheck,

@@ -73,10 +73,10 @@ pub fn key(plan: &Plan, job: Option<&str>) -> Result<String, Failure> {
     }
     let shared = Plan { creator: 0, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
-    for tree in &plan.trees {
+    for file in plan.trees.iter().map(|tree| &tree.index).chain(&plan.boots) {
         // Another file at the same path is another generation.
-        let found = std::fs::metadata(&tree.index)
-            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&tree.index))))?;
+        let found =
+            std::fs::metadata(file).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(file))))?;
         text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
     }
     let own = format!("process {}", plan.creator);

@@ -49,6 +49,8 @@ pub struct Facts {
     pub memory_budget_bytes: u64,
     /// What the user forced.
     pub forced: ViewArg,
+    /// Blocks of it are in memory, which only a view of ours can serve.
+    pub hot: bool,
 }
 
 pub fn refuses_overlay(file_system: &str) -> bool {
@@ -65,6 +67,9 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     }
     let mut views = Vec::new();
     let mut reasons = Vec::new();
+    if facts.hot {
+        return (vec![View::Fuse], vec!["blocks of a boot image are served from memory".into()]);
+    }
     let refused = facts.file_system.as_deref().filter(|kind| refuses_overlay(kind));
     let needed = facts.entries * TMPFS_BYTES_PER_ENTRY;
     if let Some(name) = refused {
@@ -104,6 +109,8 @@ pub struct Surroundings<'a> {
     /// Shown in the list of mounts.
     pub source_name: String,
     pub allow_other: bool,
+    /// Blocks of it are in memory.
+    pub hot: bool,
 }
 
 /// Tries views in order until one works.
@@ -196,6 +203,8 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
     quell_fuse::Options {
         threads: around.plan.threads.into(),
         no_open: around.plan.on_change == OnChangeArg::Ignore,
+        // What is read ahead of the program is in no recording, and would be asked of the source.
+        no_read_ahead: around.plan.recording.is_some() || around.hot,
         allow_other,
         source: around.source_name.clone(),
     }
@@ -229,13 +238,14 @@ fn upper(covered: &Covered, around: &Surroundings<'_>) -> Result<Option<Upper>> 
 }
 
 /// What is known of a tree before anything is tried.
-pub fn facts(image: &Image, source: &Path, plan: &Plan) -> Facts {
+pub fn facts(image: &Image, source: &Path, plan: &Plan, hot: bool) -> Facts {
     Facts {
         entries: image.entries().into(),
         longest_path_bytes: image.longest_path_bytes(),
         file_system: mounts::file_system_of(source),
         memory_budget_bytes: plan.memory_mib << 20,
         forced: plan.view,
+        hot,
     }
 }
 
@@ -250,7 +260,13 @@ mod tests {
             file_system: Some("fuse.mfs".into()),
             memory_budget_bytes: 256 << 20,
             forced: ViewArg::Auto,
+            hot: false,
         }
+    }
+
+    #[test]
+    fn blocks_in_memory_are_served_by_fuse() {
+        assert_eq!(candidates(&Facts { hot: true, ..facts() }).0, [View::Fuse]);
     }
 
     #[test]

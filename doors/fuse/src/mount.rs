@@ -81,7 +81,9 @@ fn start_detached(
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
     let number = number_of(&mount);
     let session = Session::start(fs, device, options, Place { path, number })?;
-    widen_read_ahead(number);
+    if !options.no_read_ahead {
+        widen_read_ahead(number);
+    }
     Ok((mount, session))
 }
 

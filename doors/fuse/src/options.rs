@@ -22,6 +22,8 @@ pub struct Options {
     /// from `read(2)`, and not at all if everything it reads is cached. Ignored unless the file system
     /// is immutable: there would be no moment to notice that a file changed.
     pub no_open: bool,
+    /// Let the kernel ask for exactly what programs read: no page more. For recording what that is.
+    pub no_read_ahead: bool,
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
@@ -31,6 +33,12 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { threads: 16, no_open: false, allow_other: false, source: SUBTYPE.to_owned() }
+        Options {
+            threads: 16,
+            no_open: false,
+            no_read_ahead: false,
+            allow_other: false,
+            source: SUBTYPE.to_owned(),
+        }
     }
 }

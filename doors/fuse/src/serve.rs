@@ -19,7 +19,7 @@ use quell_fs::{Attributes, Capabilities, Cursor, Error, FileSystem, NAME_BYTES_M
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
-use crate::options::REQUEST_BYTES_MAX;
+use crate::options::{Options, REQUEST_BYTES_MAX};
 use crate::session::{Ending, Worker};
 
 /// How long the kernel keeps what never changes: a century, which its clock arithmetic can hold.
@@ -51,6 +51,7 @@ pub(crate) struct Door {
     fs: Arc<dyn FileSystem>,
     can: Capabilities,
     no_open: bool,
+    no_read_ahead: bool,
     /// The kernel opens directories by itself once it is told that we do not.
     no_opendir: bool,
     keep: Duration,
@@ -63,16 +64,17 @@ pub(crate) struct Door {
 impl Door {
     pub(crate) fn new(
         fs: Arc<dyn FileSystem>,
-        no_open: bool,
+        options: &Options,
         counters: Arc<Counters>,
         ending: Arc<Ending>,
     ) -> Door {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
         let can = fs.capabilities();
-        let no_open = no_open && can.immutable;
+        let no_open = options.no_open && can.immutable;
+        let no_read_ahead = options.no_read_ahead;
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
         let (handles, recent) = (Handles::default(), RecentFiles::new(RECENT_FILES_MAX));
-        Door { fs, can, no_open, no_opendir: false, keep, handles, recent, counters, ending }
+        Door { fs, can, no_open, no_read_ahead, no_opendir: false, keep, handles, recent, counters, ending }
     }
 
     /// Every verb starts here, so that a panic in one of them ends the session.
@@ -186,6 +188,10 @@ impl Filesystem for Door {
         let refused = |limit| io::Error::other(format!("the kernel's limit is {limit}"));
         config.add_capabilities(wanted & offered).map_err(|flags| io::Error::other(format!("{flags:?}")))?;
         config.set_max_write(REQUEST_BYTES_MAX).map_err(refused)?;
+        if self.no_read_ahead {
+            // Less than a page; the library takes no 0.
+            config.set_max_readahead(1).map_err(refused)?;
+        }
         config.set_max_background(READ_AHEADS_MAX).map_err(|limit| refused(limit.into()))?;
         Ok(())
     }

@@ -39,7 +39,7 @@ impl Session {
     ) -> Result<Session> {
         let counters = Arc::new(Counters::default());
         let ending = Arc::new(Ending::new(place.connection()));
-        let door = Door::new(fs, options.no_open, Arc::clone(&counters), Arc::clone(&ending));
+        let door = Door::new(fs, options, Arc::clone(&counters), Arc::clone(&ending));
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         // Whose requests may come is the kernel's decision (allow_other), made before they get here.

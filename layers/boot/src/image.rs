@@ -11,6 +11,7 @@ use crate::format::{
     BLOCK_BYTES, ContentId, FILE_BYTES_MAX, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_BYTES_MAX, FRAME_ROW_BYTES,
     HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, ZERO_FROM, ZEROS,
 };
+use crate::recording::{Recorded, Recording};
 
 /// Why bytes are not a boot image, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,11 +114,11 @@ pub(crate) fn header_checksum(header: &[u8]) -> u64 {
 impl BootImage {
     /// Takes a file's bytes after checking all but the frames, which are checked as they are decoded.
     pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+        if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
+            return damage("header", 0, "this is not a boot image");
+        }
         if bytes.len() < HEADER_BYTES {
             return damage("header", bytes.len(), "the file ends here");
-        }
-        if bytes[..8] != MAGIC {
-            return damage("header", 0, "this is not a boot image");
         }
         let version = u32_at(&bytes, 8);
         if version != VERSION {
@@ -365,6 +366,23 @@ impl BootImage {
             }
         }
         None
+    }
+
+    /// What was recorded, by the numbers of the image's files: in the order of the contents, then the zeros.
+    pub fn recording(&self) -> Recording {
+        let mut blocks = Vec::new();
+        for number in 0..self.files() {
+            for run in self.runs_of(&self.file(number)) {
+                for at in 0..run.blocks {
+                    let content = if run.content == ZEROS { ZEROS } else { run.content + at };
+                    let recorded =
+                        Recorded { file: number, block: run.first_block + at, recordings: run.recordings };
+                    blocks.push((content, recorded));
+                }
+            }
+        }
+        blocks.sort_by_key(|(content, recorded)| (*content, recorded.file, recorded.block));
+        Recording::of(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
     }
 
     fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), Damage> {

@@ -14,9 +14,9 @@ mod recorder;
 mod recording;
 
 pub use file_system::{BootFs, Hot, Served};
-pub use format::{BLOCK_BYTES, ContentId, ZEROS};
+pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, ZEROS};
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
 pub use over::{Open, Over};
 pub use pack::{Packer, ReadBlock};
-pub use recorder::{Recorder, RecorderFs};
+pub use recorder::{Choice, Recorder, RecorderFs};
 pub use recording::{Recorded, Recording};

@@ -5,13 +5,29 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result};
+use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result, resolve};
 
 use crate::format::BLOCK_BYTES;
-use crate::image::Kind;
+use crate::image::{BootImage, Kind};
 use crate::over::{Open, Over};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
+
+/// What goes into an image.
+#[derive(Debug, Clone, Copy)]
+pub struct Choice<'a> {
+    /// An image of the same generation to join.
+    pub old: Option<&'a BootImage>,
+    /// Blocks that fewer recordings read are left out.
+    pub min_recordings: u32,
+    /// The hottest blocks are taken first.
+    pub blocks_max: usize,
+}
+
+impl Choice<'_> {
+    /// Everything, of this recording alone.
+    pub const ALL: Choice<'static> = Choice { old: None, min_recordings: 1, blocks_max: usize::MAX };
+}
 
 /// A file system that records. `Recorder` is asked at the end.
 pub type RecorderFs = Over<Arc<Recorder>>;
@@ -67,17 +83,43 @@ impl Recorder {
     }
 
     /// The image of what was read of `fs`, which is bound to this generation.
-    pub fn pack(&self, fs: &dyn FileSystem, generation: u128, threads: usize) -> Result<Vec<u8>> {
+    pub fn pack(
+        &self,
+        fs: &dyn FileSystem,
+        generation: u128,
+        choice: &Choice,
+        threads: usize,
+    ) -> Result<Vec<u8>> {
         let state = self.state();
         let mut packer = Packer::default();
         let mut recording = state.recording.clone();
+        let mut nodes = state.nodes.clone();
         for (number, node) in (0..).zip(&state.nodes) {
             let attributes = fs.attributes(*node)?;
             packer.add(&fs.path(*node)?, attributes.size_bytes, attributes.modified);
             // A file that was opened and not read: with a block of it in the image the open needs no other source.
             recording.add(number, 0..1);
         }
-        let mut source = Source { fs, nodes: &state.nodes, open: None };
+        if let Some(old) = choice.old {
+            let theirs: Vec<Option<u32>> = (0..old.files())
+                .map(|number| {
+                    let file = old.file(number);
+                    let now = resolve(fs, file.name).ok()?;
+                    // Of a file that is another now nothing is kept.
+                    if now.size_bytes != file.size_bytes || now.modified != file.modified {
+                        return None;
+                    }
+                    let known = state.files.get(&now.node).copied();
+                    Some(known.unwrap_or_else(|| {
+                        nodes.push(now.node);
+                        packer.add(file.name, now.size_bytes, now.modified)
+                    }))
+                })
+                .collect();
+            recording.join(&old.recording(), |file| theirs[file as usize]);
+        }
+        let recording = recording.chosen(choice.min_recordings, choice.blocks_max);
+        let mut source = Source { fs, nodes: &nodes, open: None };
         packer.pack(Kind::Tree(generation), &recording, &mut source, threads)
     }
 }

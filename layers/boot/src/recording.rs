@@ -26,6 +26,16 @@ impl Recording {
         Recording { recordings: 1, ..Recording::default() }
     }
 
+    /// What an image says was recorded.
+    pub fn of(blocks: impl Iterator<Item = Recorded>, recordings: u32) -> Recording {
+        let mut recording = Recording { recordings, ..Recording::default() };
+        for Recorded { file, block, recordings } in blocks {
+            recording.order.push((file, block));
+            recording.seen.insert((file, block), recordings);
+        }
+        recording
+    }
+
     /// A read of the start.
     pub fn add(&mut self, file: u32, blocks: std::ops::Range<u32>) {
         for block in blocks {

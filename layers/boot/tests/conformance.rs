@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quell_boot::{BootFs, BootImage, Hot, Open, Over, Recorder, RecorderFs};
+use quell_boot::{BootFs, BootImage, Choice, Hot, Open, Over, Recorder, RecorderFs};
 use quell_fs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 use quell_testkit::conformance::{Made, World, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
@@ -35,7 +35,7 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
     let recorder = Recorder::new();
     let fs = RecorderFs::new(model.clone(), recorder.clone());
     start(&fs, &files(model), &mut Random::new(seed));
-    BootImage::parse(recorder.pack(&**model, GENERATION, 2).unwrap()).unwrap()
+    BootImage::parse(recorder.pack(&**model, GENERATION, &Choice::ALL, 2).unwrap()).unwrap()
 }
 
 fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {

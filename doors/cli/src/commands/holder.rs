@@ -11,7 +11,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_fs::Result;
+use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder};
+use quell_fs::{FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
 use quell_overlay::{Holder, Ids, Isolation, Namespaces};
@@ -21,7 +22,9 @@ use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
 use crate::inputs::{Reading, image_of, root_of, shown, shown_bytes};
 use crate::mounts;
-use crate::plan::{Answer, Place, Plan, Refusal, Report, TreePlan, TreeReport, Writes};
+use crate::plan::{
+    Answer, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
+};
 use crate::views::{self, Surroundings};
 
 /// Metadata operations that the check before a run may cost.
@@ -33,6 +36,8 @@ const CHECK_THREADS: u16 = 16;
 /// Differences that are printed before the rest is only counted.
 const DIFFERENCES_SHOWN: usize = 5;
 const PLAN_BYTES_MAX: u64 = 1 << 20;
+/// A boot image is decoded while the program waits.
+const DECODE_THREADS: usize = 8;
 
 /// Starts a holder for the plan and waits for its answer.
 pub fn start(plan: &Plan) -> std::result::Result<Answer, Failure> {
@@ -75,7 +80,10 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
         Ok(view) => {
             answer(&Answer { refused: None });
             quell_overlay::sweep(&plan.directory);
-            view.serve(&plan)?;
+            let recording = view.serve(&plan)?;
+            if let Some(recording) = recording {
+                recording.finish();
+            }
         }
         Err(failure) => {
             let refusal = Refusal { code: failure.code(), message: failure.to_string() };
@@ -133,6 +141,7 @@ struct Established {
     covers: Vec<Cover>,
     /// The lock of a writable layer, held while it is used.
     _lock: Option<std::fs::File>,
+    recording: Option<Unfinished>,
 }
 
 /// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
@@ -147,6 +156,8 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
         return Err(Failure::cannot("nothing is left to cover"));
     }
     let lock = lock_writable(plan)?;
+    heat(plan, &mut trees)?;
+    let recording = plan.recording.as_ref().map(|how| Unfinished::begin(how, &mut trees)).transpose()?;
     let isolation = match plan.place {
         Place::Mountpoint { .. } => None,
         Place::Namespace => Some(isolation()),
@@ -185,7 +196,7 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
         Place::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
         Place::Mountpoint { .. } => None,
     };
-    Ok(Established { holder, namespaces, covers, _lock: lock })
+    Ok(Established { holder, namespaces, covers, _lock: lock, recording })
 }
 
 /// Root needs no user namespace, unless it is root in name only.
@@ -219,8 +230,9 @@ fn mount(
         Place::Mountpoint { allow_other, .. } => allow_other,
     };
     let source_name = mounts::source_of(index);
-    let around = Surroundings { plan, squash, source_name, allow_other };
-    let facts = views::facts(&covered.image, &covered.source_path, plan);
+    let hot = covered.hot.is_some();
+    let around = Surroundings { plan, squash, source_name, allow_other, hot };
+    let facts = views::facts(&covered.image, &covered.source_path, plan, hot);
     if let (Place::Mountpoint { .. }, Isolation::UserAndMount) = (&plan.place, isolation()) {
         // Outside a namespace an ordinary user has fusermount3 and nothing else.
         if !matches!(plan.view, ViewArg::Auto | ViewArg::Fuse) || plan.writes != Writes::Refused {
@@ -241,6 +253,127 @@ struct ReadyTree {
     index: PathBuf,
     path: PathBuf,
     sampler: Sampler,
+}
+
+/// Gives each boot image to the tree whose index it belongs to. Without `--strict` an image that cannot be used is said
+/// and left out: the tree is served all the same.
+fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>) -> std::result::Result<(), Failure> {
+    let mut memory_left = plan.budget_mib << 20;
+    for path in &plan.boots {
+        if let Err(failure) = heat_one(path, &mut memory_left, trees) {
+            if plan.strict {
+                return Err(failure);
+            }
+            say(&format!("{failure}; nothing of it is served from memory"));
+        }
+    }
+    Ok(())
+}
+
+fn heat_one(
+    path: &Path,
+    memory_left: &mut u64,
+    trees: &mut Vec<ReadyTree>,
+) -> std::result::Result<(), Failure> {
+    let boot = quell_stack::load_boot(path)?;
+    let of = |tree: &ReadyTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
+    let Some(at) = trees.iter().position(of) else {
+        return Err(Failure::wrong_input(format!(
+            "{} belongs to another index, or to an older state of this one: record it again",
+            shown(path)
+        )));
+    };
+    let needed = boot.memory_bytes();
+    if needed > *memory_left {
+        return Err(Failure::cannot(format!(
+            "{} takes {} MiB of memory, and {} are left of those allowed (--budget)",
+            shown(path),
+            needed.div_ceil(1 << 20),
+            *memory_left >> 20
+        )));
+    }
+    *memory_left -= needed;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(DECODE_THREADS);
+    let mut tree = trees.swap_remove(at);
+    // On an error the tree is lost with it, so nothing is covered by half.
+    tree.covered = tree.covered.heated(boot, threads)?;
+    let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
+    if stale > 0 {
+        say(&format!("{stale} files of {} are another now; they are served from the tree", shown(path)));
+    }
+    trees.push(tree);
+    Ok(())
+}
+
+/// A recording under way.
+struct Unfinished {
+    how: RecordingPlan,
+    recorder: Arc<Recorder>,
+    /// What is below the recorder.
+    fs: Arc<dyn FileSystem>,
+    generation: u128,
+    /// Whoever waits sees its end if this process is killed.
+    pipe: std::fs::File,
+}
+
+impl Unfinished {
+    fn begin(how: &RecordingPlan, trees: &mut Vec<ReadyTree>) -> std::result::Result<Unfinished, Failure> {
+        let pipe = std::fs::File::options()
+            .write(true)
+            .open(&how.pipe)
+            .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&how.pipe))))?;
+        let mut tree = match trees.pop() {
+            Some(tree) if trees.is_empty() => tree,
+            _ => return Err(Failure::wrong_input("one tree is recorded at a time")),
+        };
+        let (fs, generation) = (tree.covered.fs.clone(), tree.covered.image.generation().0);
+        let (covered, recorder) = tree.covered.recorded();
+        tree.covered = covered;
+        trees.push(tree);
+        Ok(Unfinished { how: how.clone(), recorder, fs, generation, pipe })
+    }
+
+    fn finish(mut self) {
+        let recorded = self
+            .pack()
+            .unwrap_or_else(|failure| Recorded { failure: Some(failure.to_string()), ..Recorded::default() });
+        let text = serde_json::to_string(&recorded).expect("a result is always JSON");
+        // Whoever asked may be gone; the image is there all the same.
+        let _ = writeln!(self.pipe, "{text}");
+    }
+
+    fn pack(&self) -> std::result::Result<Recorded, Failure> {
+        let output = &self.how.output;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let old = match self.how.merge && output.exists() {
+            true => Some(quell_stack::load_boot(output)?),
+            false => None,
+        };
+        if let Some(old) = &old
+            && old.kind() != Kind::Tree(self.generation)
+        {
+            return Err(Failure::wrong_input(format!(
+                "{} belongs to another index, or to an older state of this one: --merge cannot join it",
+                shown(output)
+            )));
+        }
+        let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+        let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };
+        let bytes = self.recorder.pack(&*self.fs, self.generation, &choice, threads)?;
+        let image = BootImage::parse(bytes.clone()).map_err(|damage| {
+            Failure::cannot(format!("the boot image just made is not readable: {damage}"))
+        })?;
+        quell_stack::replace_file(output, &bytes, |_| Ok(()))?;
+        Ok(Recorded {
+            failure: None,
+            files: self.recorder.files() as u64,
+            blocks: self.recorder.blocks() as u64,
+            image_files: image.files().into(),
+            image_contents: image.contents().into(),
+            image_bytes: image.file_bytes(),
+            recordings: image.recordings(),
+        })
+    }
 }
 
 /// `None`: the tree is not covered, for a reason that was said.
@@ -344,7 +477,14 @@ impl Cover {
             changes: self.changes,
             counters: self.session.as_ref().map(|session| {
                 let pairs = session.counters().snapshot().pairs();
-                pairs.map(|(name, value)| (name.to_owned(), value)).collect::<BTreeMap<_, _>>()
+                let mut counters: BTreeMap<_, _> =
+                    pairs.map(|(name, value)| (name.to_owned(), value)).collect();
+                if let Some(hot) = &self.covered.hot {
+                    let served = hot.served();
+                    counters.insert("blocks_from_memory".into(), served.from_memory);
+                    counters.insert("blocks_from_source".into(), served.from_source);
+                }
+                counters
             }),
         }
     }
@@ -376,7 +516,8 @@ impl Cover {
 }
 
 impl Established {
-    fn serve(self, plan: &Plan) -> Result<()> {
+    /// Until the last program has gone; then a recording is to be finished.
+    fn serve(self, plan: &Plan) -> Result<Option<Unfinished>> {
         let at_mountpoint = matches!(plan.place, Place::Mountpoint { .. });
         let looking = plan.recheck > 0.0;
         let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 1.0 };
@@ -408,6 +549,6 @@ impl Established {
             }
         };
         self.holder.serve(self.namespaces.as_ref(), interval, &mut report, &mut still_needed, &mut tick)?;
-        Ok(())
+        Ok(self.recording)
     }
 }

@@ -25,7 +25,8 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     // Root mounts for everybody: the kernel's views know no other way.
     let allow_other = args.allow_other || rustix::process::geteuid().is_root();
     let place = Place::Mountpoint { path: mountpoint.clone(), allow_other };
-    let mut plan = Plan::new(place, vec![tree], &args.cover, quiet);
+    let mut plan = Plan::new(place, vec![tree], &args.boot, &args.cover, quiet);
+    plan.boots = args.boot.boot.iter().map(|path| real_path(path)).collect::<Result<_, _>>()?;
     plan.strict = true;
     plan.directory = runtime::directory()?;
     plan.key = runtime::mount_key(&mountpoint);

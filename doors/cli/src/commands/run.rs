@@ -57,7 +57,19 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
             at: absolute(&cover.at)?,
         });
     }
-    let mut plan = Plan::new(Place::Namespace, trees, cover, quiet);
+    let mut plan = Plan::new(Place::Namespace, trees, &args.boot, cover, quiet);
+    // A boot image that is missing is no reason not to run.
+    for path in &args.boot.boot {
+        match real_path(path) {
+            Ok(path) => plan.boots.push(path),
+            Err(failure) if cover.strict => return Err(failure),
+            Err(failure) => eprintln!("quell: {failure}; nothing is served from memory"),
+        }
+    }
+    if let Some(text) = &args.recording {
+        let recording = serde_json::from_str(text);
+        plan.recording = Some(recording.map_err(|e| Failure::wrong_input(format!("--recording: {e}")))?);
+    }
     if let crate::plan::Writes::Kept(directory) = &mut plan.writes {
         std::fs::create_dir_all(&*directory)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&*directory))))?;
@@ -67,7 +79,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
 }
 
 /// The index file for what was named: itself, or the one beside a directory, which is made if need be.
-fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
+pub fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
     if !path.is_dir() {
         return real_path(path);
     }

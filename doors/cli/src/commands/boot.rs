@@ -1,0 +1,264 @@
+//! `quell boot`: looks inside boot images, checks, joins and unpacks them.
+
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use indicatif::HumanBytes;
+use quell_boot::{BLOCK_BYTES, BootImage, Contents, Kind, Packer, ReadBlock};
+use quell_fs::{FileSystem, resolve};
+use quell_index::OnChange;
+use serde_json::json;
+
+use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
+use crate::failure::{Failure, NO, YES};
+use crate::inputs::{real_path, root_of, shown, shown_bytes};
+
+/// Memory that an image may take when this program looks into all of it.
+const MEMORY_BYTES_MAX: u64 = 64 << 30;
+
+pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
+    match command {
+        BootCommand::Show(args) => show(&args),
+        BootCommand::Verify(args) => verify(&args, quiet),
+        BootCommand::Merge(args) => merge(&args, quiet),
+        BootCommand::Extract(args) => extract(&args, quiet),
+    }
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// An image with all its blocks.
+fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
+    let image = quell_stack::load_boot(path)?;
+    if image.memory_bytes() > MEMORY_BYTES_MAX {
+        return Err(Failure::cannot(format!(
+            "{} takes {} of memory",
+            shown(path),
+            HumanBytes(image.memory_bytes())
+        )));
+    }
+    let damaged = |damage| Failure::wrong_input(format!("{}: {damage}", shown(path)));
+    let contents = image.decode(threads()).map_err(damaged)?;
+    Ok((image, contents))
+}
+
+fn blocks_here(image: &BootImage, number: u32) -> u64 {
+    image.runs_of(&image.file(number)).map(|run| u64::from(run.blocks)).sum()
+}
+
+fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
+    let image = quell_stack::load_boot(&args.file)?;
+    let numbers = 0..image.files();
+    let blocks: u64 = numbers.clone().map(|n| blocks_here(&image, n)).sum();
+    let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
+    let whole = numbers.clone().filter(|n| image.is_whole(&image.file(*n))).count();
+    let of = match image.kind() {
+        Kind::Tree(generation) => format!("{generation:032x}"),
+        Kind::Disk => "disk".to_owned(),
+    };
+    let row = |number: u32| {
+        let file = image.file(number);
+        let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
+        (shown_bytes(file.name), file.size_bytes, blocks_here(&image, number), recordings)
+    };
+    if args.json {
+        let files: Vec<_> = numbers
+            .filter(|_| args.files)
+            .map(row)
+            .map(|(name, size, blocks, recordings)| json!({ "name": name, "size": size, "blocks": blocks, "recordings": recordings }))
+            .collect();
+        println!(
+            "{}",
+            json!({ "of": of, "recordings": image.recordings(), "files": image.files(), "whole_files": whole,
+                "files_bytes": size, "blocks": blocks, "contents": image.contents(),
+                "memory_bytes": image.memory_bytes(), "file_bytes": image.file_bytes(), "list": files })
+        );
+        return Ok(ExitCode::from(YES));
+    }
+    println!("{}", shown(&args.file));
+    match image.kind() {
+        Kind::Tree(_) => println!("  of the index        generation {of}"),
+        Kind::Disk => println!("  of                  a disk image"),
+    }
+    println!("  recordings          {}", image.recordings());
+    println!(
+        "  files               {} ({whole} of them whole), {} in the tree",
+        image.files(),
+        HumanBytes(size)
+    );
+    println!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
+    println!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
+    println!("  this file           {}", HumanBytes(image.file_bytes()));
+    if args.files {
+        for (name, size, blocks, recordings) in numbers.map(row) {
+            let all = size.div_ceil(BLOCK_BYTES as u64);
+            println!("  {blocks:>8} of {all:>8} blocks  {recordings:>3} recordings  {name}");
+        }
+    }
+    Ok(ExitCode::from(YES))
+}
+
+fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (image, contents) = whole(&args.file)?;
+    let Some(index) = &args.index else {
+        if !quiet {
+            println!(
+                "{}: {} files, {} different blocks, all sound",
+                shown(&args.file),
+                image.files(),
+                image.contents()
+            );
+        }
+        return Ok(ExitCode::from(YES));
+    };
+    let tree = std::sync::Arc::new(quell_stack::load_index(index)?);
+    if image.kind() != Kind::Tree(tree.generation().0) {
+        println!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
+        return Ok(ExitCode::from(NO));
+    }
+    let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
+    let covered = quell_stack::cover(tree, &real_path(&source)?, OnChange::Refuse)?;
+    let mut differences = 0u64;
+    for number in 0..image.files() {
+        let name = shown_bytes(image.file(number).name);
+        match same(&image, &contents, number, &*covered.fs) {
+            Ok(true) => {}
+            Ok(false) => {
+                differences += 1;
+                println!("~ {name} (content)");
+            }
+            Err(e) => {
+                differences += 1;
+                println!("~ {name} ({e})");
+            }
+        }
+    }
+    if !quiet {
+        println!("{}: {} files compared, {differences} differ", shown(&args.file), image.files());
+    }
+    Ok(ExitCode::from(if differences > 0 { NO } else { YES }))
+}
+
+/// Whether the tree has what the image has of a file.
+fn same(image: &BootImage, contents: &Contents, number: u32, fs: &dyn FileSystem) -> quell_fs::Result<bool> {
+    let file = image.file(number);
+    let now = resolve(fs, file.name)?;
+    if now.size_bytes != file.size_bytes || now.modified != file.modified {
+        return Ok(false);
+    }
+    let open = fs.open(now.node)?;
+    let mut there = [0; BLOCK_BYTES];
+    for run in image.runs_of(&file) {
+        for block in run.first_block..run.first_block + run.blocks {
+            let length = open.read_at(&mut there, u64::from(block) * BLOCK_BYTES as u64)?;
+            there[length..].fill(0);
+            let here = image.content(&file, block).map(|content| contents.block(content));
+            if here != Some(&there[..]) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Images that are joined; a block is taken from the first that has it.
+struct Images {
+    images: Vec<(BootImage, Contents)>,
+    names: Vec<Vec<u8>>,
+}
+
+impl ReadBlock for Images {
+    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> quell_fs::Result<bool> {
+        let name = &self.names[file as usize];
+        for (image, contents) in &self.images {
+            let found = image.find(name).and_then(|number| image.content(&image.file(number), block));
+            if let Some(content) = found {
+                into.copy_from_slice(contents.block(content));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let images = args.files.iter().map(|path| whole(path)).collect::<Result<Vec<_>, _>>()?;
+    let kind = images[0].0.kind();
+    if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
+        return Err(Failure::wrong_input(format!(
+            "{} and {} do not belong to the same state of one tree",
+            shown(&args.files[0]),
+            shown(&args.files[at])
+        )));
+    }
+    let mut packer = Packer::default();
+    let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut numbers = std::collections::HashMap::new();
+    let mut joined: Option<quell_boot::Recording> = None;
+    for (image, _) in &images {
+        let own: Vec<u32> = (0..image.files())
+            .map(|number| {
+                let file = image.file(number);
+                *numbers.entry(file.name.to_vec()).or_insert_with(|| {
+                    names.push(file.name.to_vec());
+                    packer.add(file.name, file.size_bytes, file.modified)
+                })
+            })
+            .collect();
+        let recording = image.recording();
+        match &mut joined {
+            // The first image's files have their own numbers.
+            None => joined = Some(recording),
+            Some(joined) => joined.join(&recording, |file| Some(own[file as usize])),
+        }
+    }
+    let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+    let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
+    let bytes = packer.pack(kind, &recording, &mut Images { images, names }, threads())?;
+    quell_stack::replace_file(&args.output, &bytes, |_| Ok(()))?;
+    if !quiet {
+        println!(
+            "{}: {} recordings, {} blocks, {}",
+            shown(&args.output),
+            recording.recordings(),
+            recording.blocks(),
+            HumanBytes(bytes.len() as u64)
+        );
+    }
+    Ok(ExitCode::from(YES))
+}
+
+fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (image, contents) = whole(&args.file)?;
+    let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
+    // One that does not exist yet: nothing in it can lead anywhere else.
+    std::fs::create_dir(&args.directory)
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
+    for number in 0..image.files() {
+        let file = image.file(number);
+        let name = if file.name.is_empty() { b"disk".as_slice() } else { file.name };
+        let path = args.directory.join(std::ffi::OsStr::from_bytes(name));
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
+        }
+        let out = File::create_new(&path).map_err(|e| failed(&path, e))?;
+        out.set_len(file.size_bytes).map_err(|e| failed(&path, e))?;
+        for run in image.runs_of(&file).filter(|run| run.content != quell_boot::ZEROS) {
+            for at in 0..run.blocks {
+                let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
+                let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
+                let block = &contents.block(run.content + at)[..length];
+                out.write_all_at(block, offset).map_err(|e| failed(&path, e))?;
+            }
+        }
+    }
+    if !quiet {
+        println!("{}: {} files", shown(&args.directory), image.files());
+    }
+    Ok(ExitCode::from(YES))
+}

@@ -1,0 +1,257 @@
+//! Boot images: recorded from real programs, served to them from memory, and refused when they do not fit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::stage::{Stage, is_root};
+use crate::trees;
+
+const BLOCK: usize = 4096;
+
+/// A tree with small files, a large one of which a start reads little, and one that no start reads.
+struct Scene {
+    stage: Stage,
+    tree: PathBuf,
+    index: PathBuf,
+    image: PathBuf,
+}
+
+const START: &str = r#"cat "$0/small" "$0/sub/other" && dd if="$0/large" bs=4096 skip=100 count=3 status=none | cksum && test -r "$0/empty" && cat "$0/empty""#;
+
+impl Scene {
+    fn new() -> Scene {
+        let stage = Stage::new();
+        let tree = stage.dir("tree");
+        fs::create_dir(tree.join("sub")).unwrap();
+        fs::write(tree.join("small"), "small\n").unwrap();
+        fs::write(tree.join("sub/other"), trees::noise(3 * BLOCK + 7, 2)).unwrap();
+        fs::write(tree.join("large"), trees::noise(400 * BLOCK, 3)).unwrap();
+        fs::write(tree.join("cold"), trees::noise(5 * BLOCK, 4)).unwrap();
+        fs::write(tree.join("empty"), "").unwrap();
+        let index = stage.index(&tree);
+        let image = stage.path("app.boot");
+        Scene { stage, tree, index, image }
+    }
+
+    fn record(&self, options: &[&str], script: &str) -> crate::stage::Ended {
+        let mut command = self.stage.quell();
+        command.arg("record").args(options).arg("-i").arg(&self.index).arg("-o").arg(&self.image);
+        self.stage.run(command.args(["--", "sh", "-c", script]).arg(&self.tree))
+    }
+
+    fn run(&self, options: &[&str], script: &str) -> crate::stage::Ended {
+        let mut command = self.stage.quell();
+        command.arg("run").args(options).arg("-i").arg(&self.index).arg("-b").arg(&self.image);
+        self.stage.run(command.args(["--", "sh", "-c", script]).arg(&self.tree))
+    }
+
+    fn boot(&self, words: &[&str]) -> crate::stage::Ended {
+        self.stage.run(self.stage.quell().arg("boot").arg(words[0]).arg(&self.image).args(&words[1..]))
+    }
+
+    fn direct(&self, script: &str) -> Vec<u8> {
+        self.stage.run(self.stage.command("sh").args(["-c", script]).arg(&self.tree)).expect(0).out
+    }
+}
+
+fn files_of(ended: &crate::stage::Ended) -> Vec<(String, u64)> {
+    let list = ended.json()["list"].as_array().unwrap().clone();
+    list.iter().map(|f| (f["name"].as_str().unwrap().to_owned(), f["blocks"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn what_a_start_reads_is_recorded_to_the_block() {
+    let scene = Scene::new();
+    let expected = scene.direct(START);
+    assert_eq!(scene.record(&["-q"], START).expect(0).out, expected);
+    let shown = scene.boot(&["show", "--files", "--json"]).expect(0);
+    // The first block of a file that was opened is always there; of the large one it is one more than was read.
+    assert_eq!(files_of(&shown), [("large".into(), 4), ("small".into(), 1), ("sub/other".into(), 4)]);
+    scene.boot(&["verify", "-i", scene.index.to_str().unwrap()]).expect(0);
+}
+
+#[test]
+fn a_start_from_the_image_reads_nothing_of_the_source() {
+    let scene = Scene::new();
+    let expected = scene.direct(START);
+    scene.record(&["-q"], START).expect(0);
+    // The same names and times, and other bytes: whoever still reads the source is found out.
+    for name in ["small", "sub/other", "large"] {
+        let path = scene.tree.join(name);
+        let (length, modified) =
+            (fs::metadata(&path).unwrap().len(), fs::metadata(&path).unwrap().modified().unwrap());
+        fs::write(&path, vec![b'x'; length as usize]).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    }
+    assert_eq!(
+        scene.run(&["-q", "--strict", "--check", "none", "--recheck", "0"], START).expect(0).out,
+        expected
+    );
+}
+
+#[test]
+fn what_was_not_recorded_comes_from_the_source() {
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    let everything = r#"cd "$0" && find . -type f | sort | xargs cksum"#;
+    assert_eq!(scene.run(&["-q", "--strict"], everything).expect(0).out, scene.direct(everything));
+}
+
+#[test]
+fn recordings_join_as_sets() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    scene.record(&["-q", "--merge"], r#"cat "$0/small" "$0/cold""#).expect(0);
+    let both = scene.boot(&["show", "--files", "--json"]).expect(0);
+    assert_eq!(both.json()["recordings"], 2);
+    assert_eq!(files_of(&both), [("cold".into(), 5), ("small".into(), 1)]);
+    scene.record(&["-q", "--merge", "--min-runs", "3"], r#"cat "$0/small""#).expect(0);
+    let hottest = scene.boot(&["show", "--files", "--json"]).expect(0);
+    assert_eq!(files_of(&hottest), [("small".into(), 1)]);
+}
+
+#[test]
+fn images_are_merged_and_taken_out_of() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    let first = scene.stage.path("first.boot");
+    fs::rename(&scene.image, &first).unwrap();
+    scene.record(&["-q"], START).expect(0);
+    let merged = scene.stage.path("merged.boot");
+    let mut command = scene.stage.quell();
+    command.args(["boot", "merge"]).arg(&first).arg(&scene.image).arg("-o").arg(&merged);
+    scene.stage.run(&mut command).expect(0);
+    let out = scene.stage.path("hot");
+    scene.stage.run(scene.stage.quell().args(["boot", "extract"]).arg(&merged).arg(&out)).expect(0);
+    let same = |name: &str| fs::read(out.join(name)).unwrap() == fs::read(scene.tree.join(name)).unwrap();
+    assert!(same("small") && same("sub/other") && !same("large"));
+    let (hot, tree) = (fs::read(out.join("large")).unwrap(), fs::read(scene.tree.join("large")).unwrap());
+    assert_eq!(hot[100 * BLOCK..103 * BLOCK], tree[100 * BLOCK..103 * BLOCK]);
+    assert_eq!(hot.len(), tree.len());
+}
+
+#[test]
+fn the_exit_code_is_the_programs_and_the_image_is_made_all_the_same() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/small"; exit 7"#).expect(7);
+    scene.boot(&["verify"]).expect(0);
+}
+
+#[test]
+fn a_program_that_never_ends_is_ended() {
+    let scene = Scene::new();
+    let ended = scene.record(&["-q", "--until", "1"], r#"cat "$0/small"; exec sleep 600"#);
+    assert_eq!(ended.code(), Some(143));
+    assert_eq!(files_of(&scene.boot(&["show", "--files", "--json"]).expect(0)), [("small".into(), 1)]);
+}
+
+#[test]
+fn an_image_of_another_state_of_the_tree_is_not_served() {
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    fs::write(scene.tree.join("small"), "other bytes\n").unwrap();
+    scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
+    let ended = scene.run(&[], r#"cat "$0/small""#).expect(0).says("record it again");
+    assert_eq!(ended.text(), "other bytes\n");
+    scene.run(&["--strict"], "true").expect(2).says("record it again");
+    scene.boot(&["verify", "-i", scene.index.to_str().unwrap()]).expect(1);
+}
+
+#[test]
+fn a_damaged_image_is_refused_with_its_place_and_the_program_runs() {
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    let whole = fs::read(&scene.image).unwrap();
+    let expected = scene.direct(START);
+    let damage = |bytes: &[u8], words: &str| {
+        fs::write(&scene.image, bytes).unwrap();
+        assert_eq!(scene.run(&[], START).expect(0).says(words).out, expected);
+        scene.boot(&["verify"]).expect(2).says(words);
+    };
+    damage(&whole[..whole.len() - 1], "header at 16");
+    damage(&whole[..50], "the file ends here");
+    damage(b"", "the file ends here");
+    damage(b"#!/bin/sh\n", "this is not a boot image");
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    damage(&flipped, "frame at 0: the checksum is wrong");
+    flipped = whole;
+    flipped[130] ^= 1;
+    damage(&flipped, "the checksum of the tables is wrong");
+}
+
+#[test]
+fn less_memory_than_it_takes_means_none() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/large""#).expect(0);
+    let script = r#"cksum "$0/large""#;
+    let ended = scene.run(&["--budget", "1"], script).expect(0).says("takes 2 MiB of memory");
+    assert_eq!(ended.out, scene.direct(script));
+}
+
+#[test]
+fn a_recorder_that_is_killed_leaves_the_old_image() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    let before = fs::read(&scene.image).unwrap();
+    let mut command = scene.stage.quell();
+    command.args(["record", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
+    command
+        .args(["--", "sh", "-c", r#"cat "$0/cold" >/dev/null; echo read; exec sleep 600"#])
+        .arg(&scene.tree);
+    let mut running = scene.stage.start(&mut command);
+    running.wait_for_output("read");
+    let holder = scene.stage.holder();
+    crate::stage::send(holder, rustix::process::Signal::KILL);
+    running.signal(rustix::process::Signal::TERM);
+    let ended = running.wait();
+    assert_eq!(ended.code(), Some(3), "{}", ended.err);
+    assert!(ended.err.contains("without a result"), "{}", ended.err);
+    assert_eq!(fs::read(&scene.image).unwrap(), before);
+}
+
+#[test]
+fn a_mount_serves_from_memory_too_and_counts() {
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    let point = scene.stage.dir("point");
+    let mut command = scene.stage.quell();
+    command.args(["mount", "-q", "-b"]).arg(&scene.image).arg(&scene.index).arg(&point);
+    scene.stage.run(&mut command).expect(0);
+    let shown = scene.stage.run(scene.stage.command("sh").args(["-c", START]).arg(&point)).expect(0).out;
+    let stats = scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&point)).expect(0).json();
+    scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+    assert_eq!(shown, scene.direct(START));
+    let counters = &stats[0]["trees"][0]["counters"];
+    assert_eq!(
+        (counters["blocks_from_memory"].as_u64(), counters["blocks_from_source"].as_u64()),
+        (Some(8), Some(0))
+    );
+}
+
+#[test]
+fn two_recorders_on_one_file_leave_one_whole_image() {
+    let scene = Scene::new();
+    let start = |script: &str| {
+        let mut command = scene.stage.quell();
+        command.args(["record", "-q", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
+        scene.stage.start(command.args(["--", "sh", "-c", script]).arg(&scene.tree))
+    };
+    let (one, two) =
+        (start(r#"cat "$0/small" >/dev/null; sleep 1"#), start(r#"cat "$0/cold" >/dev/null; sleep 1"#));
+    one.wait().expect(0);
+    two.wait().expect(0);
+    let files = files_of(&scene.boot(&["show", "--files", "--json"]).expect(0));
+    assert!(files == [("small".to_owned(), 1)] || files == [("cold".to_owned(), 5)], "{files:?}");
+}
+
+#[test]
+fn an_image_that_another_user_may_not_read_stays_so() {
+    if !is_root() {
+        crate::skip!("an image of files that others may not read: needs root to make such files");
+    }
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    let mode = |path: &Path| std::os::unix::fs::MetadataExt::mode(&fs::metadata(path).unwrap()) & 0o777;
+    assert_eq!(mode(&scene.image), 0o600, "it holds bytes of files, whatever modes they have");
+}
