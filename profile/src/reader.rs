@@ -522,6 +522,8 @@ impl Reader {
         if self.begun.contains_key(&pid) {
             self.finish_begun(pid, map, listen);
         }
+        // Of some only the end is in the trace.
+        self.processes.group(pid);
         self.processes.exit(pid);
     }
 

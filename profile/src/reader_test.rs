@@ -211,6 +211,25 @@ fn a_number_that_is_given_again_is_another_process() {
 }
 
 #[test]
+fn a_child_that_does_nothing_but_end_is_the_one_that_was_made() {
+    let told = told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
+           1 vfork( <unfinished ...>
+           2 +++ exited with 0 +++
+           1 <... vfork resumed>) = 2
+           1 close(3) = 0
+           1 openat(AT_FDCWD, "b", O_RDONLY) = 3
+           1 vfork( <unfinished ...>
+           2 vfork( <unfinished ...>
+           3 fstat(3, {}) = 0
+           2 <... vfork resumed>) = 3
+           1 <... vfork resumed>) = 2"#,
+    );
+    assert_eq!(told.calls, ["openat /home/u/a", "close /home/u/a", "openat /home/u/b", "fstat /home/u/b"]);
+    assert_eq!(told.reader.processes.groups, 4);
+}
+
+#[test]
 fn a_thread_that_starts_a_program_takes_the_number_of_its_process() {
     let told = told(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
