@@ -544,7 +544,8 @@ impl Reader {
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
         if let Some(call) = strace::begun(&begun.name, &begun.text) {
-            self.skipped.unfinished += u64::from(matches!(spec, Spec::File(_)));
+            let counts = matches!(spec, Spec::File(file) if !file.effect.is_map_of_nothing(&call));
+            self.skipped.unfinished += u64::from(counts);
             self.call_again(pid, begun, spec, &call, map, listen);
         }
     }

@@ -474,6 +474,15 @@ fn heads_of_every_option_are_understood() {
 }
 
 #[test]
+fn memory_that_is_being_mapped_at_the_end_is_no_unfinished_call() {
+    let told = told("1 mmap(NULL, 4096, PROT_READ <unfinished ...>");
+    assert_eq!(
+        (told.calls.len(), told.reader.skipped.unfinished, told.reader.skipped.other_calls),
+        (0, 0, 1)
+    );
+}
+
+#[test]
 fn memory_that_maps_no_file_is_no_call_of_a_file_system() {
     assert_told(
         r#"1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000000000
