@@ -1,0 +1,52 @@
+//! One line of a trace, alone and as the two halves of a call that was interrupted: each line counts once, and a call is
+//! one call however it is written.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use quell_profile::{FirstReading, Geography, NoLinks, Report, Source};
+
+fn report(lines: &[&[u8]]) -> Report {
+    let geography = Geography { working: Some(b"/work".to_vec()), ..Geography::default() };
+    let mut links = NoLinks;
+    let mut first = FirstReading::new(&geography, Vec::new(), &mut links);
+    let source = Source { space: 0, pid: 0 };
+    lines.iter().for_each(|line| first.line(source, line, || "line".into()));
+    first.end();
+    let mut second = first.choose(1.0);
+    lines.iter().for_each(|line| second.line(source, line));
+    let report = second.report(None);
+    let totals = &report.totals;
+    let s = &totals.skipped;
+    let others = s.other_calls + s.events + s.resumed + s.orphans + s.truncated + s.foreign;
+    assert_eq!(totals.lines, lines.len() as u64);
+    assert_eq!(totals.lines, totals.calls + others);
+    report
+}
+
+fuzz_target!(|line: &[u8]| {
+    let _ = (quell_profile::has_pid(line), quell_profile::time_of(line));
+    let whole = report(&[line]);
+    assert!(whole.totals.calls <= 1);
+    // The same with a pid, which a line may have already: then this one is not read.
+    let with_pid = [b"77 ".as_slice(), line].concat();
+    report(&[&with_pid, line, &with_pid]);
+    // A call that is complete is the same call if it is interrupted before its closing bracket.
+    let is_plain = line.first().is_some_and(u8::is_ascii_lowercase) && whole.totals.calls == 1;
+    let bracket = line.windows(4).rposition(|part| part == b") = ");
+    let name = line.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();
+    if let (true, 0, Some(at)) = (is_plain, whole.totals.skipped.unfinished, bracket)
+        && at > name
+        && !line.ends_with(b" attached")
+    {
+        let begin = [b"77 ".as_slice(), &line[..at], b" <unfinished ...>"].concat();
+        let end = [b"77 <... ".as_slice(), &line[..name], b" resumed>", &line[at..]].concat();
+        let halves = report(&[&begin, &end]);
+        assert!(halves.totals.calls <= 1);
+        if halves.totals.skipped.unfinished == 0 && halves.totals.calls == 1 {
+            assert_eq!(halves.totals.by_call, whole.totals.by_call);
+            assert_eq!(halves.totals.failed, whole.totals.failed);
+            assert_eq!(halves.totals.bytes_read, whole.totals.bytes_read);
+        }
+    }
+});
