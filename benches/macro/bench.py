@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +24,16 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
 sys.dont_write_bytecode = True  # the checkout stays as it is
 sys.path.insert(0, str(TOP / "testbed"))
-from measure import Bed, Failed, alternate, count_calls, machine, median, run, stop_on_signals, text_of, view_of
+from measure import Bed, Failed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
 NODES = 4
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
+# The counters of a MooseFS client that are one message to the metadata server each.
+OF_THE_SERVER = (
+    "lookup.master", "getattr", "setattr", "access", "statfs", "open", "create", "mknod", "mkdir", "unlink", "rmdir", "symlink",
+    "rename", "link", "opendir", "readdir.with_attrs+", "readdir.with_attrs", "readdir.without_attrs", "readlink.master",
+)
 
 
 class Row:
@@ -239,6 +245,67 @@ class Bench:
         self.add("memory of the view, a million entries", "MB", None, median(used), "at most 200 MB", median(used) <= 200,
                  note="growth of slab, tmpfs and process memory of the machine; median of 3")
 
+    # --- profiling ----------------------------------------------------------------------------------
+    def profile_report(self, *arguments):
+        """What `quell profile` says."""
+        output = self.scratch / "profile"
+        run([self.quell, "profile", "--quiet", "-o", output, *arguments])
+        report = json.loads((output / "report.json").read_text())
+        shutil.rmtree(output)
+        return report
+
+    def profile(self):
+        calls = 20_000 if self.options.quick else 1_000_000
+        trace = self.scratch / "synthetic.strace"
+        for annotated in ([], ["--annotate"]):
+            run([TOP / "testbed/synthetic-trace", trace, "--calls", str(calls), *annotated])
+            took = []
+            for number in range(3):
+                output = self.scratch / f"report-{number}"
+                took.append(used([self.quell, "profile", "--quiet", "--import", trace, "--shared", "/sw", "-o", output]))
+                counted = json.loads((output / "report.json").read_text())["totals"]["calls"]
+                if counted != calls:
+                    raise Failed(f"quell profile counts {counted} calls in a trace of {calls}")
+                shutil.rmtree(output)
+            seconds, memory = (median(values) for values in zip(*took))
+            title = f"report of a trace of {calls:,} calls{', with strace -y' if annotated else ''}"
+            note = f"200 processes, 300,000 paths, {trace.stat().st_size / 1e6:.0f} MB; median of 3"
+            self.add(f"{title}: wall", "s", None, seconds, "at most 20 s", seconds <= 20, note=note)
+            self.add(f"{title}: memory", "MB", None, memory, "at most 300 MB", memory <= 300)
+            trace.unlink()
+        self.profile_slow_down()
+        self.profile_foretells()
+
+    def profile_slow_down(self):
+        """The import under a plain strace and under quell profile, in turn with itself alone."""
+        command = [self.bed.path(1, "env/bin/python"), PROGRAM]
+        run(command)  # the warm-up
+        alone, plain, traced, stated = [], [], [], []
+        for _ in range(5):
+            alone.append(seconds_of(command))
+            plain.append(seconds_of(["strace", "-f", "-o", "/dev/null", *command], stderr=subprocess.DEVNULL))
+            tracing = self.profile_report("--", *command)["tracing"]
+            traced.append(tracing["traced_s"])
+            stated.append(tracing["slow_down"])
+        alone_s, plain_s, traced_s = median(alone), median(plain), median(traced)
+        self.add("import of six packages: seconds that strace -f adds, and quell profile", "s", plain_s - alone_s,
+                 traced_s - alone_s, "at most half of strace -f", traced_s - alone_s <= 0.5 * (plain_s - alone_s),
+                 note=f"alone {alone_s:.2f} s; median of 5, in turn")
+        self.add("  slow-down by quell profile: measured, and as its report states it", "x", traced_s / alone_s, median(stated))
+
+    def profile_foretells(self):
+        """What the report says would remain, against what the client of a cold node counts."""
+        command = [self.bed.path(1, "env/bin/python"), PROGRAM]
+        report = self.profile_report("--compare", "--", *command)
+        for title, scenario, asked in (("direct", "direct", command), ("with the index", "index", self.covered(1, "env", *command))):
+            runs = []
+            for _ in range(3):
+                changed = self.cold(1, asked)[2]
+                runs.append(sum(changed.get(f"fuse_ops.{name}", 0) for name in OF_THE_SERVER))
+            measured, foretold = median(runs), report["remaining"][scenario]["metadata"]
+            self.add(f"import of six packages, cold node, {title}: operations measured, and foretold", "ops", measured, foretold,
+                     "within 5 % of measured", abs(foretold - measured) <= 0.05 * measured, note="median of 3")
+
     # --- one operation ------------------------------------------------------------------------------
     def operations(self, paths, local):
         """A tree on a local disk, covered against itself: what the view costs where the data is near."""
@@ -328,6 +395,17 @@ def digest(tree):
         for path, part in zip(files, pool.map(one, files)):
             total.update(path + b"\0" + part)
     print(len(files), total.hexdigest())
+
+
+def used(command):
+    """What a command took: (seconds, MB of memory at most)."""
+    started = time.monotonic()
+    process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise Failed(f"exit code {process.returncode} from: {' '.join(map(str, command))}")
+    return time.monotonic() - started, usage.ru_maxrss * 1024 / 1e6
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -458,6 +536,7 @@ def main():
                 bench.launches(paths)
                 bench.operations(paths, local)
                 bench.million(paths)
+                bench.profile()
     text = report(facts, results)
     print("\n" + text)
     if options.quick:
