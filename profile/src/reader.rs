@@ -271,6 +271,10 @@ impl Reader {
         place: &dyn Fn() -> String,
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
+        // Who makes calls is there, whatever these are.
+        if matches!(what, What::Call { .. } | What::Begun { .. } | What::Resumed { .. }) {
+            self.processes.group(pid);
+        }
         // A process makes one call after the other: the end of what had begun is not in the trace.
         if matches!(what, What::Call { .. } | What::Begun { .. }) && self.begun.contains_key(&pid) {
             self.finish_begun(pid, map, listen);

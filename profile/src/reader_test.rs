@@ -301,6 +301,18 @@ fn a_first_process_that_forks_before_it_has_a_pid_goes_on_with_one() {
 }
 
 #[test]
+fn lines_without_a_pid_between_others_hide_no_call() {
+    let told = told(
+        "5 read(3</a>,  <unfinished ...>\n\
+         write(4</b>, \"\", 1 <unfinished ...>\n\
+         6 close(3</c>) = 0\n\
+         5 <... read resumed>\"\", 1) = 1\n",
+    );
+    // They count for the only process that there is, which cannot make two calls at once.
+    assert_eq!(told.calls, ["read /a?", "close /c", "write /b?"]);
+}
+
+#[test]
 fn interrupted_calls_count_once_whatever_becomes_of_them() {
     let told = told(
         r#"1 read(3</a>,  <unfinished ...>
