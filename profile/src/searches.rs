@@ -127,7 +127,7 @@ fn by_name(paths: &Paths, path: PathId, name: &[u8]) -> Option<&'static str> {
     }
     if name == b"glibc-hwcaps"
         || above(&[b"glibc-hwcaps"])
-        || matches!(name, b"tls" | b"x86-64-v2" | b"x86-64-v3" | b"x86-64-v4")
+        || matches!(name, b"tls" | b"haswell" | b"x86_64" | b"x86-64-v2" | b"x86-64-v3" | b"x86-64-v4")
     {
         return Some(LOADER);
     }
@@ -185,6 +185,7 @@ mod tests {
         for (path, kind) in [
             ("/a/lib/libx.so.1", Some(LOADER)),
             ("/a/lib/glibc-hwcaps/x86-64-v3", Some(LOADER)),
+            ("/a/site-packages/x.libs/tls/haswell", Some(LOADER)),
             ("/a/lib/glibc-hwcaps/x86-64-v3/libm.so.6", Some(LOADER)),
             ("/a/numpy/__init__.cpython-311-x86_64-linux-gnu.so", Some(PYTHON)),
             ("/a/numpy/__init__.py", Some(PYTHON)),

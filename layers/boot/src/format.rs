@@ -16,6 +16,8 @@ pub const ZERO_FROM: usize = 84;
 pub const BLOCK_BYTES: usize = 4096;
 pub const FRAME_BLOCKS: usize = 256;
 pub const FRAME_BYTES_MAX: usize = 2 << 20;
+/// Of all runs together, zeros included: 16 GiB, which no start reads and every tool can list.
+pub const BLOCKS_MAX: u64 = 1 << 22;
 pub const FILE_BYTES_MAX: u64 = 64 << 30;
 
 /// The number of a content.

@@ -3,7 +3,7 @@
 use quell_fs::{Result, Time};
 
 use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
-use crate::image::{BootImage, Damage, Kind, header_checksum};
+use crate::image::{BootImage, Damage, Kind, reseal};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
 
@@ -164,21 +164,6 @@ fn a_flipped_bit_is_refused_wherever_it_is() {
         bytes[at] ^= 1 << (at % 8);
         assert!(refused(bytes).is_some(), "byte {at}");
     }
-}
-
-/// What a forger does: checksums are right again after the change.
-fn reseal(bytes: &mut [u8]) {
-    let frames_end = {
-        let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
-        let names = u64::from_le_bytes(bytes[72..80].try_into().unwrap()) as usize;
-        128 + 40 * u32_at(56) + names.next_multiple_of(8) + 16 * u32_at(60) + 24 * u32_at(68)
-    };
-    if let Some(tables) = bytes.get(128..frames_end) {
-        let checksum = xxhash_rust::xxh3::xxh3_64(tables);
-        bytes[32..40].copy_from_slice(&checksum.to_le_bytes());
-    }
-    let checksum = header_checksum(bytes);
-    bytes[24..32].copy_from_slice(&checksum.to_le_bytes());
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod recording;
 
 pub use file_system::{BootFs, Hot, Served};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, ZEROS};
+#[doc(hidden)]
+pub use image::reseal;
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
 pub use over::{Open, Over};
 pub use pack::{Packer, ReadBlock};

@@ -6,8 +6,8 @@ use quell_fs::{Result, Time};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{
-    BLOCK_BYTES, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES, HEADER_CHECKSUM_AT,
-    MAGIC, RUN_ROW_BYTES, VERSION, ZEROS,
+    BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_ROW_BYTES, HEADER_BYTES,
+    HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION, ZEROS,
 };
 use crate::image::{Kind, Run, blocks_of, header_checksum};
 use crate::recording::Recording;
@@ -78,7 +78,7 @@ impl Packer {
         let mut blocks: Vec<Vec<(u32, ContentId, u32)>> = vec![Vec::new(); self.files.len()];
         let mut gone = vec![false; self.files.len()];
         let mut block = [0; BLOCK_BYTES];
-        for recorded in recording.all() {
+        for recorded in recording.all().take(BLOCKS_MAX as usize) {
             let number = recorded.file as usize;
             let Some(file) = self.files.get(number).filter(|_| !gone[number]) else { continue };
             if recorded.block >= blocks_of(file.size_bytes) {

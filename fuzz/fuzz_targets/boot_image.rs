@@ -1,0 +1,40 @@
+//! Bytes as a boot image: refused, or everything in it can be asked for. The first byte says whether the header begins
+//! well and checksums are put right, which gets to the checks behind them.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use quell_boot::{BootImage, reseal};
+
+/// Frames may decode to a thousand times their size; what a user allows is asked before.
+const MEMORY_BYTES_MAX: u64 = 16 << 20;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((choice, bytes)) = bytes.split_first() else { return };
+    let mut bytes = bytes.to_vec();
+    if choice % 2 == 1 && bytes.len() >= 128 {
+        bytes[..8].copy_from_slice(b"QUELLBOO");
+        bytes[8..12].copy_from_slice(&1u32.to_le_bytes());
+        bytes[84..128].fill(0);
+        reseal(&mut bytes);
+    }
+    let Ok(image) = BootImage::parse(bytes) else { return };
+    let recording = image.recording();
+    assert!(recording.recordings() >= 1);
+    let contents = (image.memory_bytes() <= MEMORY_BYTES_MAX).then(|| image.decode(1));
+    for number in 0..image.files() {
+        let file = image.file(number);
+        assert_eq!(image.find(file.name), Some(number));
+        let here: u64 = image.runs_of(&file).map(|run| u64::from(run.blocks)).sum();
+        assert!(here <= u64::from(file.blocks()));
+        assert_eq!(image.is_whole(&file), here == u64::from(file.blocks()));
+        for run in image.runs_of(&file) {
+            for block in [run.first_block, run.first_block + (run.blocks - 1)] {
+                let content = image.content(&file, block).expect("it is in a run");
+                if let Some(Ok(contents)) = &contents {
+                    contents.block(content);
+                }
+            }
+        }
+    }
+});
