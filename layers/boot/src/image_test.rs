@@ -181,11 +181,12 @@ fn a_forged_table_is_refused_or_harmless() {
             let Ok(image) = BootImage::parse(bytes) else { continue };
             // What is accepted can be asked anything.
             assert!(image.memory_bytes() <= 2 * FRAME_BLOCKS as u64 * BLOCK_BYTES as u64, "byte {at}");
-            let contents = image.decode(1);
+            // Decoding takes long where nothing is optimised; one value in five says as much.
+            let contents = (value == 0x80).then(|| image.decode(1));
             for number in 0..image.files() {
                 let file = image.file(number);
                 for block in (0..file.blocks().min(400)).chain([u32::MAX]) {
-                    if let (Some(content), Ok(contents)) = (image.content(&file, block), &contents) {
+                    if let (Some(content), Some(Ok(contents))) = (image.content(&file, block), &contents) {
                         contents.block(content);
                     }
                 }
