@@ -1,7 +1,7 @@
 //! The descriptors of a process. A fork copies nothing: both tables share what neither has changed, so that a trace of
 //! many forks of a process with many descriptors costs no more than its lines.
 
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
 use crate::paths::PathId;
 
@@ -14,53 +14,17 @@ pub enum Target {
     Unknown,
 }
 
-/// What one open made. Descriptors that were copied from each other (dup, fork) are of the same one.
-#[derive(Debug, Clone)]
-#[allow(dead_code)] // the replay is to follow listings by it
-pub struct OpenFile(Weak<()>);
-
-#[allow(dead_code)]
-impl OpenFile {
-    /// Whether any process still has it.
-    pub fn is_open(&self) -> bool {
-        self.0.strong_count() > 0
-    }
-}
-
-impl PartialEq for OpenFile {
-    fn eq(&self, other: &OpenFile) -> bool {
-        self.0.ptr_eq(&other.0)
-    }
-}
-
 /// A descriptor.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Open {
     pub target: Target,
     pub close_on_exec: bool,
-    /// Lives as long as any descriptor has it.
-    #[allow(dead_code)]
-    file: Rc<()>,
 }
 
-impl Open {
-    pub fn new(target: Target, close_on_exec: bool) -> Open {
-        Open { target, close_on_exec, file: Rc::default() }
-    }
-
-    pub fn copy(&self, close_on_exec: bool) -> Open {
-        Open { close_on_exec, ..self.clone() }
-    }
-
-    #[allow(dead_code)]
-    pub fn open_file(&self) -> OpenFile {
-        OpenFile(Rc::downgrade(&self.file))
-    }
-}
-
-const SLOTS: usize = 32;
+/// Few, as most processes have few descriptors open and there may be many processes.
+const SLOTS: usize = 16;
 const LEAVES: usize = 32;
-const BRANCHES: usize = 64;
+const BRANCHES: usize = 128;
 /// Descriptors from here on are not followed; limits of systems are seldom higher.
 const DESCRIPTORS_MAX: usize = SLOTS * LEAVES * BRANCHES;
 
@@ -74,15 +38,10 @@ struct Leaf {
 
 type Branch = [Option<Rc<Leaf>>; LEAVES];
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Descriptors {
-    branches: Rc<[Option<Rc<Branch>>; BRANCHES]>,
-}
-
-impl Default for Descriptors {
-    fn default() -> Descriptors {
-        Descriptors { branches: Rc::new([const { None }; BRANCHES]) }
-    }
+    /// No more than were needed.
+    branches: Rc<Vec<Option<Rc<Branch>>>>,
 }
 
 /// The positions of a descriptor on the way to it.
@@ -94,11 +53,15 @@ fn way(descriptor: i32) -> Option<(usize, usize, usize)> {
 impl Descriptors {
     pub fn get(&self, descriptor: i32) -> Option<&Open> {
         let (branch, leaf, slot) = way(descriptor)?;
-        self.branches[branch].as_ref()?[leaf].as_ref()?.slots[slot].as_ref()
+        self.found(branch, leaf)?.slots[slot].as_ref()
     }
 
     fn leaf(&mut self, branch: usize, leaf: usize) -> &mut Option<Rc<Leaf>> {
-        let branch = Rc::make_mut(&mut self.branches)[branch].get_or_insert_default();
+        let branches = Rc::make_mut(&mut self.branches);
+        if branches.len() <= branch {
+            branches.resize(branch + 1, None);
+        }
+        let branch = branches[branch].get_or_insert_default();
         &mut Rc::make_mut(branch)[leaf]
     }
 
@@ -142,7 +105,7 @@ impl Descriptors {
     }
 
     fn found(&self, branch: usize, leaf: usize) -> Option<&Leaf> {
-        self.branches[branch].as_ref()?[leaf].as_deref()
+        self.branches.get(branch)?.as_ref()?[leaf].as_deref()
     }
 
     /// Closes those of `first..=last` that are in the mask that `which` gives.
@@ -167,6 +130,10 @@ impl Descriptors {
     }
 }
 
+fn bits_below(slot: usize) -> u32 {
+    ((1u64 << slot) - 1) as u32
+}
+
 fn bits(mask: u32) -> impl Iterator<Item = usize> {
     (0..SLOTS).filter(move |slot| mask & (1 << slot) != 0)
 }
@@ -180,7 +147,7 @@ fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, usize, u32)> {
         let begin = number * SLOTS;
         let low = first.saturating_sub(begin);
         let high = (end - begin).min(SLOTS);
-        (number / LEAVES, number % LEAVES, (u32::MAX << low) & (u32::MAX >> (SLOTS - high)))
+        (number / LEAVES, number % LEAVES, bits_below(high) & !bits_below(low))
     })
 }
 
@@ -190,7 +157,7 @@ mod tests {
 
     fn set(descriptors: &mut Descriptors, numbers: &[i32]) {
         for number in numbers {
-            descriptors.set(*number, Open::new(Target::NoFile, false));
+            descriptors.set(*number, Open { target: Target::NoFile, close_on_exec: false });
         }
     }
 
@@ -207,23 +174,6 @@ mod tests {
         set(&mut other, &[33]);
         assert_eq!(open(&one), [0, 31, 32, 1_023, 1_024, 65_535]);
         assert_eq!(open(&other), [0, 31, 33, 1_023, 1_024, 65_535]);
-    }
-
-    #[test]
-    fn a_file_is_open_as_long_as_any_copy_is() {
-        let mut one = Descriptors::default();
-        set(&mut one, &[3, 4]);
-        let file = one.get(3).unwrap().open_file();
-        assert!(file != one.get(4).unwrap().open_file());
-        let copy = one.get(3).unwrap().clone();
-        one.set(5, copy);
-        let mut other = one.clone();
-        assert!(file == other.get(5).unwrap().open_file());
-        one.close_range(0, 100);
-        other.close(3);
-        assert!(file.is_open());
-        other.close(5);
-        assert!(!file.is_open());
     }
 
     #[test]

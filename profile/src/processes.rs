@@ -5,8 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
-use crate::descriptors::{Descriptors, Open};
-pub use crate::descriptors::{OpenFile, Target};
+use crate::descriptors::{Descriptors, Open, Target};
 use crate::paths::PathId;
 
 /// A process as the trace numbers it: pids of two traces have nothing to do with each other.
@@ -196,16 +195,11 @@ impl Processes {
     }
 
     pub fn descriptor(&mut self, pid: Pid, descriptor: i32) -> Option<Open> {
-        self.process(pid).files.borrow().get(descriptor).cloned()
+        self.process(pid).files.borrow().get(descriptor).copied()
     }
 
     pub fn target(&mut self, pid: Pid, descriptor: i32) -> Target {
         self.process(pid).files.borrow().get(descriptor).map_or(Target::Unknown, |open| open.target)
-    }
-
-    #[allow(dead_code)]
-    pub fn open_file(&mut self, pid: Pid, descriptor: i32) -> Option<OpenFile> {
-        self.process(pid).files.borrow().get(descriptor).map(Open::open_file)
     }
 
     pub fn set(&mut self, pid: Pid, descriptor: i32, open: Open) {
@@ -213,7 +207,7 @@ impl Processes {
     }
 
     pub fn open(&mut self, pid: Pid, descriptor: i32, target: Target, close_on_exec: bool) {
-        self.set(pid, descriptor, Open::new(target, close_on_exec));
+        self.set(pid, descriptor, Open { target, close_on_exec });
     }
 
     pub fn duplicate(&mut self, pid: Pid, from: i32, to: i32, close_on_exec: bool) {
@@ -222,14 +216,14 @@ impl Processes {
             return;
         }
         match self.descriptor(pid, from) {
-            Some(open) => self.set(pid, to, open.copy(close_on_exec)),
+            Some(open) => self.set(pid, to, Open { close_on_exec, ..open }),
             None => self.open(pid, to, Target::Unknown, close_on_exec),
         }
     }
 
     pub fn set_close_on_exec(&mut self, pid: Pid, descriptor: i32, close_on_exec: bool) {
         if let Some(open) = self.descriptor(pid, descriptor) {
-            self.set(pid, descriptor, open.copy(close_on_exec));
+            self.set(pid, descriptor, Open { close_on_exec, ..open });
         }
     }
 
@@ -281,6 +275,11 @@ impl Processes {
             self.insert(pid, process);
             self.settled = true;
         }
+    }
+
+    /// After the end of the trace: only their number is of interest.
+    pub fn forget(&mut self) {
+        *self = Processes { groups: self.groups, ..Processes::new(None) };
     }
 
     /// Whether since the last question more is known of whose child one is.

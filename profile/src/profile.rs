@@ -70,8 +70,9 @@ impl<'l> FirstReading<'l> {
 
     /// Chooses the trees to cover. Everything took `slow_down` times as long as it does without a tracer: all times
     /// of the report are without.
-    pub fn choose(self, slow_down: f64) -> SecondReading<'l> {
+    pub fn choose(mut self, slow_down: f64) -> SecondReading<'l> {
         let slow_down = if slow_down.is_finite() { slow_down.max(1.0) } else { 1.0 };
+        self.reader.processes.forget();
         let (chosen, refused) = trees::choose(&self.map, &self.tally.paths);
         let tops: Vec<PathId> = chosen.iter().map(|c| c.path).collect();
         let is_directory = directories(&self.map, &self.tally);
@@ -557,7 +558,7 @@ impl SecondReading<'_> {
         note(
             self.map.paths.dropped > 0,
             format!(
-                "there are more paths than are kept: {} look-ups count for the directory",
+                "there are more paths, or deeper ones, than are kept: {} look-ups count for a directory above",
                 self.map.paths.dropped
             ),
         );

@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::calls::{self, Bookkeeping, Effect, FileCall, Spec, Subject};
-use crate::descriptors::Open;
+use crate::descriptors::{Open, Target};
 use crate::paths::PathId;
 use crate::places::Map;
-use crate::processes::{Pid, Processes, ProgramId, Shares, Target};
+use crate::processes::{Pid, Processes, ProgramId, Shares};
 use crate::report::Skipped;
 use crate::strace::{self, Call, Outcome, Time, What};
 
@@ -306,7 +306,7 @@ impl Reader {
     }
 
     fn rename(&mut self, from: Pid, to: Pid) {
-        if from == to || !self.processes.is_running(from) {
+        if from == to || !self.processes.is_running(from) || self.begun.contains_key(&to) {
             return;
         }
         self.processes.rename(from, to);
@@ -566,7 +566,7 @@ impl Reader {
     ) {
         let now = begun.closing.as_ref().map(|(number, was)| {
             let now = self.processes.descriptor(pid, *number);
-            self.processes.set(pid, *number, was.clone());
+            self.processes.set(pid, *number, *was);
             (*number, now)
         });
         self.call(pid, begun.time, &begun.name, spec, call, map, begun.forked, listen);
@@ -807,10 +807,9 @@ impl Reader {
             }
             // An exec that does not return has happened.
             Effect::Execute if event.result == Ended::Well => {
-                if let Target::File(path) = path {
-                    let number = self.programs.number(path);
-                    self.processes.execute(pid, number);
-                }
+                // A program in memory has no path.
+                let number = if let Target::File(path) = path { self.programs.number(path) } else { 0 };
+                self.processes.execute(pid, number);
             }
             _ => {}
         }

@@ -486,6 +486,17 @@ fn heads_of_every_option_are_understood() {
 }
 
 #[test]
+fn a_program_in_memory_closes_what_an_exec_closes() {
+    assert_told(
+        r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
+           1 memfd_create("x", 0) = 4
+           1 execveat(4, "", ["x"], NULL, AT_EMPTY_PATH) = 0
+           1 fstat(3, {}) = 0"#,
+        &["openat /home/u/a", "execveat -", "fstat unknown"],
+    );
+}
+
+#[test]
 fn memory_that_is_being_mapped_at_the_end_is_no_unfinished_call() {
     let told = told("1 mmap(NULL, 4096, PROT_READ <unfinished ...>");
     assert_eq!(

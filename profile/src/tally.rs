@@ -87,6 +87,8 @@ pub struct Tally {
     readings: HashMap<(u32, PathId), Reading>,
     pub openers: HashSet<(u32, PathId)>,
     pub writings: HashMap<PathId, Writing>,
+    /// Of all of these.
+    writers: usize,
     search: Searches,
 }
 
@@ -123,6 +125,7 @@ impl Tally {
             readings: HashMap::new(),
             openers: HashSet::new(),
             writings: HashMap::new(),
+            writers: 0,
             search,
         }
     }
@@ -305,8 +308,8 @@ impl Tally {
         }
         let writing = self.writings.entry(path).or_default();
         writing.writes += 1;
-        if writing.writers.len() < PAIRS_MAX {
-            writing.writers.insert(process);
+        if self.writers < PAIRS_MAX && writing.writers.insert(process) {
+            self.writers += 1;
         }
         if writing.votes == 0 {
             (writing.record, writing.votes) = (bytes, 1);
