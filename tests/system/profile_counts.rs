@@ -202,6 +202,19 @@ fn logs_of_ranks_with_the_same_pids_add_up() {
     }
 }
 
+#[test]
+fn a_directory_of_another_machine_counts_as_shared_where_it_is_imported() {
+    let stage = Stage::new();
+    let log = stage.file(
+        "log",
+        "7 1700000000.5 stat(\"/nowhere/sw/a\", 0x7f) = 0\n7 1700000000.6 stat(\"/a\", 0x7f) = 0\n",
+    );
+    let report = report(&stage, &[log], &["--shared", "/nowhere/sw"]);
+    assert_eq!(report["places"]["shared"]["metadata"], 1, "{}", report["places"]);
+    let root = report["places"]["shared"]["roots"][0].as_str().unwrap();
+    assert!(root.starts_with("/nowhere/sw"), "{root}");
+}
+
 /// So many calls a second for ten seconds, spread evenly.
 fn steady(directory: &Path, calls_a_second: u64) -> String {
     let mut log = String::new();
