@@ -26,6 +26,8 @@ use crate::runtime;
 
 /// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
 const CALIBRATION_CALLS: u32 = 2_000;
+/// What the start of a Python program does between two calls to the file system, more or less.
+const WORK_BETWEEN_CALLS: Duration = Duration::from_micros(50);
 /// The tracer and the program each sleep and wake on a processor.
 const WATCHERS: usize = 2;
 const POLL: Duration = Duration::from_millis(20);
@@ -319,12 +321,28 @@ impl Drop for Awake {
     }
 }
 
-/// Prints the nanoseconds that this number of calls took.
+/// Prints the nanoseconds that this number of calls took: a file is looked up, opened, asked and closed. Between two calls
+/// it works for a while, as programs do: a tracer that is woken without a pause is quicker or slower, by chance of where
+/// the two run.
 pub fn calibrate(calls: u32) -> ExitCode {
-    let begun = Instant::now();
-    for _ in 0..calls {
-        let _ = std::hint::black_box(rustix::fs::stat("/"));
+    let Ok(own) = std::env::current_exe() else { return ExitCode::from(crate::failure::CANNOT) };
+    let mut spent = Duration::ZERO;
+    let mut timed = |call: &mut dyn FnMut()| {
+        let begun = Instant::now();
+        call();
+        spent += begun.elapsed();
+        let rest = Instant::now();
+        while rest.elapsed() < WORK_BETWEEN_CALLS {
+            std::hint::spin_loop();
+        }
+    };
+    for _ in 0..calls / 4 {
+        let mut file = None;
+        timed(&mut || _ = rustix::fs::stat(&own));
+        timed(&mut || file = rustix::fs::open(&own, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok());
+        timed(&mut || _ = file.as_ref().map(rustix::fs::fstat));
+        timed(&mut || drop(file.take()));
     }
-    println!("{}", begun.elapsed().as_nanos());
+    println!("{}", spent.as_nanos());
     ExitCode::SUCCESS
 }
