@@ -1,7 +1,7 @@
 //! Runs a program under strace, which needs no privilege, and finds out what that costs.
 //!
 //! Each traced call stops the program and wakes the tracer, and back: two sleeping processors are woken, which on
-//! virtual machines costs more than all else. While a program is traced, threads of the lowest priority keep processors
+//! virtual machines costs more than all else. While a program is traced, a thread of the lowest priority keeps a processor
 //! awake (docs/decisions/0007-tracing.md has the measurements).
 
 use std::ffi::OsString;
@@ -28,8 +28,8 @@ use crate::runtime;
 const CALIBRATION_CALLS: u32 = 2_000;
 /// What the start of a Python program does between two calls to the file system, more or less.
 const WORK_BETWEEN_CALLS: Duration = Duration::from_micros(50);
-/// The tracer and the program each sleep and wake on a processor.
-const WATCHERS: usize = 2;
+/// One is enough on two processors; a second one gets in the way of a file system that is served on the same machine.
+const WATCHERS: usize = 1;
 const POLL: Duration = Duration::from_millis(20);
 /// The most that Linux lets a user's pipe hold.
 const PIPE_BYTES: usize = 1 << 20;
