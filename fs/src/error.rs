@@ -42,9 +42,11 @@ pub mod errno {
     pub const EINVAL: i32 = 22;
     pub const ENOTTY: i32 = 25;
     pub const EROFS: i32 = 30;
+    pub const EPIPE: i32 = 32;
     pub const ENAMETOOLONG: i32 = 36;
     pub const ELOOP: i32 = 40;
     pub const EOPNOTSUPP: i32 = 95;
+    pub const ECONNRESET: i32 = 104;
     pub const ESTALE: i32 = 116;
 }
 

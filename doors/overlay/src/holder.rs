@@ -17,7 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use quell_fs::{Error, ErrorKind, Result};
+use quell_fs::{Error, ErrorKind, Result, errno};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::net::{
@@ -99,7 +99,13 @@ fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option
 pub fn join(directory: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result<Admission> {
     let _lock = lock(directory, key, FlockOperation::LockExclusive)?;
     if let Some(stream) = connect(directory, key)? {
-        return admitted(&stream);
+        match admitted(&stream) {
+            // It was killed between the connection and the answer, and is as good as one that was killed before.
+            Err(e) if [errno::ECONNRESET, errno::EPIPE].contains(&e.errno()) => {
+                let _ = std::fs::remove_file(socket_path(directory, key));
+            }
+            answer => return answer,
+        }
     }
     make()?;
     match connect(directory, key)? {
@@ -168,6 +174,10 @@ fn call(stream: &UnixStream, request: u8) -> Result<(String, Vec<OwnedFd>)> {
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
     let got = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut length)], &mut control, flags)
         .map_err(|e| failed(e.into()))?;
+    if got.bytes == 0 {
+        // Closed without a word, which the kernel says in either way.
+        return Err(failed(std::io::Error::from_raw_os_error(errno::ECONNRESET)));
+    }
     let length = u32::from_le_bytes(length) as usize;
     if got.bytes != 4 || length > REPORT_BYTES_MAX {
         return Err(Error::new(ErrorKind::Damaged, "ask the holder", b"no answer"));
@@ -343,4 +353,30 @@ fn has_ended(process: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut watched, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_that_dies_before_it_answers_is_replaced() {
+        for reads_the_question in [false, true] {
+            let directory = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(socket_path(directory.path(), "key")).unwrap();
+            let dying = std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                if reads_the_question {
+                    stream.read_exact(&mut [0]).unwrap();
+                }
+            });
+            let mut made = false;
+            let joined = join(directory.path(), "key", || {
+                made = true;
+                Err(Error::new(ErrorKind::Unsupported, "make", b"another"))
+            });
+            dying.join().unwrap();
+            assert!(made, "{:?}", joined.err());
+        }
+    }
 }
