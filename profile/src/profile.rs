@@ -13,7 +13,7 @@ use crate::replay::{OPERATIONS_OF_A_BOOT, OPERATIONS_OF_AN_INDEX, Replay, looks}
 use crate::report::{self, Report, Scenarios};
 use crate::searches::{Searches, Variable};
 use crate::series::{SECOND_US, Series};
-use crate::tally::Tally;
+use crate::tally::{Extents, Tally};
 use crate::trees::{self, Chosen, Refused};
 
 /// Rows of a table for people; all that is counted is in the totals.
@@ -131,7 +131,8 @@ impl SecondReading<'_> {
         self.reader.finish(&mut self.map, &mut |event, map| replay.count(event, map));
         let traced_us = self.tally.span_us(self.first.last_exit);
         let duration_s = traced_us as f64 / SECOND_US as f64 / self.slow_down;
-        let remaining = self.remaining(duration_s);
+        let extents = self.tally.extents();
+        let remaining = self.remaining(&extents, duration_s);
         let (rate, metadata_rate) = self.rates(traced_us, &remaining);
         let totals = self.totals();
         let mut report = Report {
@@ -146,10 +147,10 @@ impl SecondReading<'_> {
             directories: self.top_directories(),
             programs: self.programs(),
             searches: self.searches(),
-            rereads: self.rereads(),
+            rereads: self.rereads(&extents),
             shared_writes: self.shared_writes(),
             small_files: self.small_files(),
-            trees: self.trees(duration_s),
+            trees: self.trees(&extents, duration_s),
             not_proposed: self.not_proposed(),
             remaining,
             ..Report::default()
@@ -307,8 +308,7 @@ impl SecondReading<'_> {
         (points, report::MetadataRates { step_s, window_s, scenarios })
     }
 
-    fn remaining(&self, duration_s: f64) -> Scenarios<report::Remaining> {
-        let extents = self.tally.extents();
+    fn remaining(&self, extents: &Extents, duration_s: f64) -> Scenarios<report::Remaining> {
         let bytes_read = self
             .on_shared()
             .map(|(path, tally)| extents.get(&path).copied().unwrap_or(0).max(tally.mapped))
@@ -408,8 +408,7 @@ impl SecondReading<'_> {
         self.map.root(path).place.name().to_owned()
     }
 
-    fn rereads(&self) -> Vec<report::Reread> {
-        let extents = self.tally.extents();
+    fn rereads(&self, extents: &Extents) -> Vec<report::Reread> {
         let mut openers: std::collections::HashMap<PathId, u64> = Default::default();
         for (_, path) in &self.tally.openers {
             *openers.entry(*path).or_default() += 1;
@@ -477,9 +476,8 @@ impl SecondReading<'_> {
         rows.into_iter().take(ROWS_MAX).map(row).collect()
     }
 
-    fn trees(&self, duration_s: f64) -> Vec<report::Tree> {
+    fn trees(&self, extents: &Extents, duration_s: f64) -> Vec<report::Tree> {
         let looks = looks(duration_s) / (self.chosen.len() as u64).max(1);
-        let extents = self.tally.extents();
         let mut bytes_of_tree = vec![0u64; self.chosen.len()];
         let mut files_of_tree = vec![0u64; self.chosen.len()];
         for (path, tally) in self.map.paths.all().zip(&self.tally.paths) {

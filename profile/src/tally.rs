@@ -64,6 +64,9 @@ pub struct Writing {
 /// Tables with one entry for a file and a process are not kept beyond this; findings then tell of what came before.
 const PAIRS_MAX: usize = 1 << 20;
 
+/// Bytes of files that were seen.
+pub type Extents = HashMap<PathId, u64>;
+
 #[derive(Debug)]
 pub struct Tally {
     pub cells: BTreeMap<(Place, Class), Cell>,
@@ -345,8 +348,8 @@ impl Tally {
     }
 
     /// For each file that was read: the most of it that was seen by one process in one go.
-    pub fn extents(&self) -> HashMap<PathId, u64> {
-        let mut extents: HashMap<PathId, u64> = HashMap::new();
+    pub fn extents(&self) -> Extents {
+        let mut extents: Extents = HashMap::new();
         for ((_, path), reading) in &self.readings {
             let extent = extents.entry(*path).or_default();
             *extent = (*extent).max(reading.most.max(reading.now));

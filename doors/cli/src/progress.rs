@@ -9,7 +9,7 @@ use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use quell_index::Progress;
 
 /// Between two lines in a log.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
+pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
 /// True from the first Ctrl-C (or SIGTERM) on; a second one ends the process at once.

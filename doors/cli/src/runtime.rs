@@ -1,9 +1,11 @@
 //! Where this user's holders on this node meet, and which runs share one.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::Failure;
@@ -50,6 +52,38 @@ pub fn directory() -> Result<PathBuf, Failure> {
         )));
     }
     Ok(path)
+}
+
+/// A named pipe of this process in the directory above, whose other end some process of ours opens later. Removed when
+/// this goes.
+#[derive(Debug)]
+pub struct Pipe {
+    pub path: PathBuf,
+    /// To read from, without waiting.
+    pub end: File,
+}
+
+impl Pipe {
+    pub fn make(purpose: &str) -> Result<Pipe, Failure> {
+        let path = directory()?.join(format!("{purpose}-{}", std::process::id()));
+        let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
+        // Of a process that had this number before and was killed.
+        let _ = std::fs::remove_file(&path);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
+        let end = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+        Ok(Pipe { end: end.map_err(failed)?.into(), path: path.clone() })
+    }
+}
+
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Processors that this process may use: threads for work that waits for nothing else.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The job that this process is a rank of, if it is one.

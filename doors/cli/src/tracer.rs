@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -16,20 +15,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use crate::failure::Failure;
 use crate::inputs::shown;
-use crate::runtime;
+use crate::runtime::Pipe;
 
 /// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
 const CALIBRATION_CALLS: u32 = 2_000;
 /// What the start of a Python program does between two calls to the file system, more or less.
 const WORK_BETWEEN_CALLS: Duration = Duration::from_micros(50);
-/// One is enough on two processors; a second one gets in the way of a file system that is served on the same machine.
-const WATCHERS: usize = 1;
 const POLL: Duration = Duration::from_millis(20);
 /// The most that Linux lets a user's pipe hold.
 const PIPE_BYTES: usize = 1 << 20;
@@ -118,7 +115,9 @@ impl Tracer {
         output: &Path,
         interrupted: &AtomicBool,
     ) -> Result<(ExitStatus, Duration), Failure> {
-        let pipe = Pipe::make(&runtime::directory()?)?;
+        let pipe = Pipe::make("trace")?;
+        // As much as a user may have; with less the tracer waits more often.
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.end, PIPE_BYTES);
         let mut options = std::fs::File::options();
         let mut file = options
             .write(true)
@@ -136,7 +135,7 @@ impl Tracer {
             .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&self.program))))?;
         let ended = AtomicBool::new(false);
         let (status, copied) = std::thread::scope(|scope| {
-            let copy = scope.spawn(|| pipe.copy_to(&mut file, &ended));
+            let copy = scope.spawn(|| copy(&pipe, &mut file, &ended));
             let status = wait(child, interrupted);
             ended.store(true, Ordering::Release);
             (status, copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -171,57 +170,28 @@ impl Tracer {
     }
 }
 
-/// What strace writes to. It writes each line by itself; the file, which may lie on a shared file system, gets large
-/// pieces instead.
-#[derive(Debug)]
-struct Pipe {
-    path: PathBuf,
-    end: OwnedFd,
-}
-
-impl Pipe {
-    /// In a directory that is this user's alone.
-    fn make(directory: &Path) -> Result<Pipe, Failure> {
-        let path = directory.join(format!("trace-{}", std::process::id()));
-        let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
-        // Of a process that had this number before and was killed.
-        let _ = std::fs::remove_file(&path);
-        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
-        let end = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-        let pipe = Pipe { end: end.map_err(failed)?, path: path.clone() };
-        // As much as a user may have; with less the tracer waits more often.
-        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.end, PIPE_BYTES);
-        Ok(pipe)
-    }
-
-    /// Until everything is there. Looks now and then instead of being woken by each line.
-    fn copy_to(&self, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
-        let mut piece = Vec::with_capacity(PIPE_BYTES);
-        let mut result = Ok(());
-        loop {
-            // Asked before reading: what was written before the end is read after it.
-            let was_ended = ended.load(Ordering::Acquire);
-            let read = rustix::io::read(&self.end, spare_capacity(&mut piece));
-            match read {
-                Ok(0) | Err(Errno::AGAIN) if was_ended => break,
-                Ok(0) | Err(Errno::AGAIN) => std::thread::sleep(PIPE_POLL),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-            }
-            if piece.len() > PIPE_BYTES / 2 {
-                // With a full disk the rest is read and dropped, so that the program goes on.
-                result = result.and_then(|()| file.write_all(&piece));
-                piece.clear();
-            }
+/// Copies what strace writes until everything is there. It writes each line by itself; the file, which may lie on a shared
+/// file system, gets large pieces instead. Looks now and then instead of being woken by each line.
+fn copy(from: &Pipe, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
+    let mut piece = Vec::with_capacity(PIPE_BYTES);
+    let mut result = Ok(());
+    loop {
+        // Asked before reading: what was written before the end is read after it.
+        let was_ended = ended.load(Ordering::Acquire);
+        let read = rustix::io::read(&from.end, spare_capacity(&mut piece));
+        match read {
+            Ok(0) | Err(Errno::AGAIN) if was_ended => break,
+            Ok(0) | Err(Errno::AGAIN) => std::thread::sleep(PIPE_POLL),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
         }
-        result.and_then(|()| file.write_all(&piece))
+        if piece.len() > PIPE_BYTES / 2 {
+            // With a full disk the rest is read and dropped, so that the program goes on.
+            result = result.and_then(|()| file.write_all(&piece));
+            piece.clear();
+        }
     }
-}
-
-impl Drop for Pipe {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
+    result.and_then(|()| file.write_all(&piece))
 }
 
 /// Runs a program without tracing.
@@ -288,7 +258,8 @@ pub fn code_of(status: ExitStatus) -> u8 {
     }
 }
 
-/// Keeps processors from sleeping until it goes.
+/// Keeps a processor from sleeping until it goes, with one thread: a second one gets in the way of a file system that is
+/// served on the same machine.
 #[derive(Debug)]
 struct Awake {
     enough: Arc<AtomicBool>,
@@ -297,20 +268,17 @@ struct Awake {
 impl Awake {
     fn begin() -> Awake {
         let enough = Arc::new(AtomicBool::new(false));
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-        for _ in 0..WATCHERS.min(processors) {
-            let enough = enough.clone();
-            // If there can be no thread it is only slower.
-            let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
-                // On Linux this is the thread's own.
-                if rustix::process::setpriority_process(None, 19).is_err() {
-                    return;
-                }
-                while !enough.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
+        let asked = enough.clone();
+        // If there can be no thread it is only slower.
+        let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
+            // On Linux this is the thread's own.
+            if rustix::process::setpriority_process(None, 19).is_err() {
+                return;
+            }
+            while !asked.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
         Awake { enough }
     }
 }

@@ -303,6 +303,11 @@ impl BootImage {
         self.recordings
     }
 
+    /// As it was parsed.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     pub fn file_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }

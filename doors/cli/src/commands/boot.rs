@@ -15,6 +15,7 @@ use serde_json::json;
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, root_of, shown, shown_bytes};
+use crate::runtime::processors;
 
 /// Memory that an image may take when this program looks into all of it.
 const MEMORY_BYTES_MAX: u64 = 64 << 30;
@@ -28,10 +29,6 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
 /// An image with all its blocks.
 fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
     let image = quell_stack::load_boot(path)?;
@@ -43,7 +40,7 @@ fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
         )));
     }
     let damaged = |damage| Failure::wrong_input(format!("{}: {damage}", shown(path)));
-    let contents = image.decode(threads()).map_err(damaged)?;
+    let contents = image.decode(processors()).map_err(damaged)?;
     Ok((image, contents))
 }
 
@@ -219,7 +216,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
-    let bytes = packer.pack(kind, &recording, &mut Images { images, names }, threads())?;
+    let bytes = packer.pack(kind, &recording, &mut Images { images, names }, processors())?;
     quell_stack::replace_file(&args.output, &bytes, |_| Ok(()))?;
     if !quiet {
         println!(

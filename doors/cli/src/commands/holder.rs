@@ -25,6 +25,7 @@ use crate::mounts;
 use crate::plan::{
     Answer, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
 };
+use crate::runtime;
 use crate::views::{self, Surroundings};
 
 /// Metadata operations that the check before a run may cost.
@@ -293,7 +294,7 @@ fn heat_one(
         )));
     }
     *memory_left -= needed;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(DECODE_THREADS);
+    let threads = runtime::processors().min(DECODE_THREADS);
     let mut tree = trees.swap_remove(at);
     // On an error the tree is lost with it, so nothing is covered by half.
     tree.covered = tree.covered.heated(boot, threads)?;
@@ -344,7 +345,7 @@ impl Unfinished {
 
     fn pack(&self) -> std::result::Result<Recorded, Failure> {
         let output = &self.how.output;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = runtime::processors();
         let old = match self.how.merge && output.exists() {
             true => Some(quell_stack::load_boot(output)?),
             false => None,
@@ -360,10 +361,10 @@ impl Unfinished {
         let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };
         let bytes = self.recorder.pack(&*self.fs, self.generation, &choice, threads)?;
-        let image = BootImage::parse(bytes.clone()).map_err(|damage| {
+        let image = BootImage::parse(bytes).map_err(|damage| {
             Failure::cannot(format!("the boot image just made is not readable: {damage}"))
         })?;
-        quell_stack::replace_file(output, &bytes, |_| Ok(()))?;
+        quell_stack::replace_file(output, image.as_bytes(), |_| Ok(()))?;
         Ok(Recorded {
             failure: None,
             files: self.recorder.files() as u64,

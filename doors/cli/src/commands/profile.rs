@@ -16,6 +16,7 @@ use crate::arguments::ProfileArgs;
 use crate::config::{Config, TreeConfig};
 use crate::failure::{Failure, INTERRUPTED, NO};
 use crate::inputs::{real_path, shown};
+use crate::progress::LOG_INTERVAL;
 use crate::tracer::Tracer;
 use crate::traces::Traces;
 use crate::{mounts, progress, tracer};
@@ -27,7 +28,6 @@ const CONFIG: &str = "quell.toml";
 const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 /// Between two looks at the clock and at signals.
 const LINES_BETWEEN_LOOKS: u64 = 4096;
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let capacity = args.capacity.as_deref().map(capacity).transpose()?;
@@ -36,12 +36,10 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let imports = !args.import.is_empty();
     // Looked for before anything is made.
     let tracer = if imports { None } else { Some(Tracer::find()?) };
-    if imports {
-        Traces::open(&args.import)?;
-    }
+    let imported = if imports { Some(Traces::open(&args.import)?) } else { None };
     let geography = geography(&args, &shared)?;
     let output = Output::make(args.output.as_deref())?;
-    let (traces, traced) = match &tracer {
+    let (paths, traced) = match &tracer {
         None => (args.import.clone(), None),
         Some(tracer) => {
             let trace = output.path(TRACE);
@@ -52,6 +50,10 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
             (vec![trace], Some(traced))
         }
     };
+    let traces = match imported {
+        Some(traces) => traces,
+        None => Traces::open(&paths)?,
+    };
     let environment = if imports { Vec::new() } else { environment() };
     // What was traced before a Ctrl-C is reported too; the next one ends this.
     let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
@@ -60,17 +62,17 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Reading { traces: &traces, geography: &geography, environment, interrupted: &interrupted, quiet };
     let (mut report, tracing) = reading.read(traced.as_ref(), capacity.as_ref(), &mut links)?;
     report.made_by = format!("quell {}", env!("CARGO_PKG_VERSION"));
-    report.traces = traces.iter().map(shown).collect();
+    report.traces = paths.iter().map(shown).collect();
     report.command = args.command.iter().map(shown_argument).collect();
     let code = traced.as_ref().map(|t| t.code);
     report.tracing = tracing;
     if was_interrupted {
         report.notes.insert(0, "the program was interrupted: this is what it did until then".into());
     }
-    if traces.len() > 1 {
+    if paths.len() > 1 {
         report.notes.push(format!(
             "{} traces are counted together, as one node: rates and nodes are right if all are of one node",
-            traces.len()
+            paths.len()
         ));
     }
     let config = config(&report);
@@ -261,7 +263,7 @@ fn shown_argument(argument: &OsString) -> String {
 
 /// What is read, and how.
 struct Reading<'a> {
-    traces: &'a [PathBuf],
+    traces: &'a Traces,
     geography: &'a Geography,
     environment: Vec<(Vec<u8>, Vec<u8>)>,
     interrupted: &'a AtomicBool,
@@ -276,11 +278,10 @@ impl Reading<'_> {
         capacity: Option<&Capacity>,
         links: &mut dyn Links,
     ) -> Result<(Report, Option<Tracing>), Failure> {
-        let traces = Traces::open(self.traces)?;
-        let mut bar = Bar::new(traces.bytes * 2, self.quiet);
+        let mut bar = Bar::new(self.traces.bytes * 2, self.quiet);
         let environment = self.environment.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
         let mut first = FirstReading::new(self.geography, quell_profile::variables(environment), links);
-        traces.read(&mut |line| {
+        self.traces.read(&mut |line| {
             first.line(line.source, line.text, || format!("{}:{}", shown(line.path), line.number));
             bar.advance("reading the trace", line.text.len(), self.interrupted)
         })?;
@@ -288,7 +289,7 @@ impl Reading<'_> {
         let (calls, span) = first.end();
         let tracing = traced.map(|traced| traced.tracing(calls, span));
         let mut second = first.choose(tracing.as_ref().map_or(1.0, |t| t.slow_down));
-        traces.read(&mut |line| {
+        self.traces.read(&mut |line| {
             second.line(line.source, line.text);
             bar.advance("replaying it", line.text.len(), self.interrupted)
         })?;

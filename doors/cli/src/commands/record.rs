@@ -5,14 +5,13 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
-
 use crate::arguments::RecordArgs;
 use crate::commands::run::index_of;
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::plan::{Recorded, RecordingPlan};
-use crate::{progress, runtime, tracer};
+use crate::runtime::Pipe;
+use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let index = index_of(&args.index, quiet)?;
@@ -28,7 +27,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Err(Failure::wrong_input("--until takes a number of seconds above 0"));
     }
     let interrupted = progress::interruption();
-    let pipe = Pipe::make()?;
+    let pipe = Pipe::make("record")?;
     let recording = RecordingPlan {
         output: output.clone(),
         merge: args.merge,
@@ -54,7 +53,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let until = args.until.map(Duration::from_secs_f64);
     let status = tracer::wait_until(child, &interrupted, until)?;
     let code = tracer::code_of(status);
-    let recorded = pipe.result()?;
+    let recorded = result(pipe)?;
     if let Some(failure) = recorded.failure {
         return Err(Failure::cannot(format!("nothing was recorded: {failure}")));
     }
@@ -78,37 +77,13 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// Where the holder says what became of it. Its end without a word is the holder's end.
-struct Pipe {
-    path: std::path::PathBuf,
-    end: std::fs::File,
-}
-
-impl Pipe {
-    fn make() -> Result<Pipe, Failure> {
-        let path = runtime::directory()?.join(format!("record-{}", std::process::id()));
-        let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
-        // Of a process that had this number before and was killed.
-        let _ = std::fs::remove_file(&path);
-        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
-        // Without blocking: the holder opens its end later.
-        let end = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
-        Ok(Pipe { end: end.map_err(failed)?.into(), path: path.clone() })
-    }
-
-    fn result(mut self) -> Result<Recorded, Failure> {
-        let failed = |e: std::io::Error| Failure::cannot(format!("cannot hear of the recording: {e}"));
-        rustix::io::ioctl_fionbio(&self.end, false).map_err(|e| failed(e.into()))?;
-        let mut text = String::new();
-        self.end.read_to_string(&mut text).map_err(failed)?;
-        serde_json::from_str(&text).map_err(|_| {
-            Failure::cannot("the process that recorded has ended without a result; no boot image was written")
-        })
-    }
-}
-
-impl Drop for Pipe {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
+/// What the holder says became of the recording. Its end without a word is the holder's end.
+fn result(pipe: Pipe) -> Result<Recorded, Failure> {
+    let failed = |e: std::io::Error| Failure::cannot(format!("cannot hear of the recording: {e}"));
+    rustix::io::ioctl_fionbio(&pipe.end, false).map_err(|e| failed(e.into()))?;
+    let mut text = String::new();
+    (&pipe.end).read_to_string(&mut text).map_err(failed)?;
+    serde_json::from_str(&text).map_err(|_| {
+        Failure::cannot("the process that recorded has ended without a result; no boot image was written")
+    })
 }
