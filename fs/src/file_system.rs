@@ -57,6 +57,45 @@ pub trait FileSystem: Send + Sync {
     fn open(&self, node: NodeId) -> Result<Box<dyn File>>;
 }
 
+/// Within `impl FileSystem` of what wraps another one in a field `inner`: names, attributes and link targets are its.
+#[macro_export]
+macro_rules! names_of_inner {
+    () => {
+        fn root(&self) -> $crate::NodeId {
+            self.inner.root()
+        }
+
+        fn lookup(&self, dir: $crate::NodeId, name: &[u8]) -> $crate::Result<Option<$crate::Attributes>> {
+            self.inner.lookup(dir, name)
+        }
+
+        fn attributes(&self, node: $crate::NodeId) -> $crate::Result<$crate::Attributes> {
+            self.inner.attributes(node)
+        }
+
+        fn parent(&self, node: $crate::NodeId) -> $crate::Result<$crate::NodeId> {
+            self.inner.parent(node)
+        }
+
+        fn path(&self, node: $crate::NodeId) -> $crate::Result<Vec<u8>> {
+            self.inner.path(node)
+        }
+
+        fn list(
+            &self,
+            dir: $crate::NodeId,
+            after: $crate::Cursor,
+            visit: &mut dyn FnMut($crate::DirEntry<'_>) -> bool,
+        ) -> $crate::Result<()> {
+            self.inner.list(dir, after, visit)
+        }
+
+        fn read_link(&self, node: $crate::NodeId) -> $crate::Result<Vec<u8>> {
+            self.inner.read_link(node)
+        }
+    };
+}
+
 /// Walks `path` (components between `/`; empty ones and `.` are skipped, `..` goes up) from the root
 /// without following symbolic links.
 pub fn resolve(fs: &dyn FileSystem, path: &[u8]) -> Result<Attributes> {

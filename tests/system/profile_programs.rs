@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::skip;
-use crate::stage::{Ended, Stage, has, is_root, words};
+use crate::stage::{Ended, Stage, has, is_root, why_no_openmpi, words};
 use crate::trees;
 
 /// A stage with a working directory and what is taken for a shared file system.
@@ -469,12 +469,8 @@ int main(int argc, char **argv) {
 
 #[test]
 fn ranks_that_write_one_file_are_found() {
-    if !has("mpirun") || !has("mpicc") {
-        skip!("no OpenMPI (mpirun, mpicc)");
-    }
-    let version = Command::new("mpirun").arg("--version").output().unwrap();
-    if !String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
-        skip!("mpirun is not OpenMPI's");
+    if let Some(reason) = why_no_openmpi() {
+        skip!("{reason}");
     }
     let mut scene = Scene::new();
     scene.set("OMPI_MCA_hwloc_base_binding_policy", "none");

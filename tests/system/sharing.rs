@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 
 use crate::skip;
-use crate::stage::{Running, Stage, has, is_root, send, views};
+use crate::stage::{Running, Stage, is_root, send, views, why_no_openmpi};
 use crate::trees;
 
 /// Prints the namespaces it is in, then waits for a line.
@@ -214,12 +214,8 @@ int main(int argc, char **argv) {
 
 #[test]
 fn ranks_of_an_mpi_job_read_one_anothers_memory() {
-    if !has("mpirun") || !has("mpicc") {
-        skip!("no OpenMPI (mpirun, mpicc)");
-    }
-    let version = Command::new("mpirun").arg("--version").output().unwrap();
-    if !String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
-        skip!("mpirun is not OpenMPI's");
+    if let Some(reason) = why_no_openmpi() {
+        skip!("{reason}");
     }
     let job = Job::new();
     let source = job.stage.file("exchange.c", EXCHANGE);

@@ -63,6 +63,16 @@ pub fn has(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
+/// Why no program for OpenMPI can be compiled and run here.
+pub fn why_no_openmpi() -> Option<&'static str> {
+    if !has("mpirun") || !has("mpicc") {
+        return Some("no OpenMPI (mpirun, mpicc)");
+    }
+    let version = Command::new("mpirun").arg("--version").output().unwrap();
+    let is_open = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
+    (!is_open).then_some("mpirun is not OpenMPI's")
+}
+
 /// Asks until the answer is yes; `false` after too long.
 pub fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
