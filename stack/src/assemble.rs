@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_backing::{Dir, PosixDir};
-use quell_boot::{BootFs, BootImage, Hot, Recorder, RecorderFs};
-use quell_fs::{Error, ErrorKind, FileSystem, Result};
+use quell_boot::{BootImage, HotSet, Recorder, RecorderFs};
+use quell_fs::{FileSystem, Result};
 use quell_index::{Image, IndexFs, OnChange};
 
 /// One tree, ready to be mounted.
 pub struct Covered {
     pub image: Arc<Image>,
     pub fs: Arc<dyn FileSystem>,
-    /// The blocks in memory, if there are some.
-    pub hot: Option<Arc<Hot>>,
+    /// What a boot image has of it. A view decides where that is served from.
+    pub hot: Option<HotSet>,
     /// Where the tree's data is on this node.
     pub source_path: PathBuf,
     source: Arc<PosixDir>,
@@ -28,18 +28,10 @@ impl std::fmt::Debug for Covered {
 }
 
 impl Covered {
-    /// The same, with the blocks of a boot image served from memory. The image is of this generation.
-    pub fn heated(self, boot: BootImage, threads: usize) -> Result<Covered> {
-        let contents = boot.decode(threads).map_err(|damage| Error {
-            source: Some(Box::new(damage)),
-            ..Error::new(
-                ErrorKind::Damaged,
-                "decode boot image of",
-                self.source_path.as_os_str().as_encoded_bytes(),
-            )
-        })?;
-        let hot = Hot::new(boot, contents, &*self.fs)?;
-        Ok(Covered { fs: Arc::new(BootFs::new(self.fs.clone(), hot.clone())), hot: Some(hot), ..self })
+    /// The same, with a boot image of this generation to serve blocks of.
+    pub fn heated(self, boot: BootImage) -> Covered {
+        let hot = Some(HotSet::new(boot, &*self.fs));
+        Covered { hot, ..self }
     }
 
     /// The same, with all that is read of it recorded.

@@ -26,13 +26,23 @@ pub fn default_index_path(directory: &Path) -> PathBuf {
 /// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
 /// reader (docs/decisions/0002-read-not-map.md).
 pub fn load_index(path: &Path) -> Result<Image> {
-    let bytes = read_whole(path, "read index", format::FILE_BYTES_MAX)?;
+    load_index_from(path, path)
+}
+
+/// The same, opened by another name than the one that an error says.
+pub fn load_index_from(opened: &Path, path: &Path) -> Result<Image> {
+    let bytes = read_whole(opened, path, "read index", format::FILE_BYTES_MAX)?;
     Image::parse(bytes).map_err(|damage| damaged(path, "read index", damage))
 }
 
 /// Reads a boot image the same way, and checks all but its frames.
 pub fn load_boot(path: &Path) -> Result<BootImage> {
-    let bytes = read_whole(path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
+    load_boot_from(path, path)
+}
+
+/// The same, opened by another name than the one that an error says.
+pub fn load_boot_from(opened: &Path, path: &Path) -> Result<BootImage> {
+    let bytes = read_whole(opened, path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
     BootImage::parse(bytes).map_err(|damage| damaged(path, "read boot image", damage))
 }
 
@@ -47,10 +57,10 @@ fn damaged(
     }
 }
 
-fn read_whole(path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
+fn read_whole(opened: &Path, path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
     let subject = path.as_os_str().as_bytes();
     let failed = |e| Error::from_io(e, operation, subject);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = File::open(opened).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
         return Err(Error::new(ErrorKind::IsADirectory, operation, subject));

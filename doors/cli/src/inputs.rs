@@ -1,6 +1,7 @@
 //! What users name on the command line, looked at before anything is done with it.
 
 use std::ffi::OsStr;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +10,8 @@ use std::sync::atomic::Ordering;
 use quell_backing::PosixDir;
 use quell_fs::Result;
 use quell_index::{BuildOptions, Image, Progress, Tree, Trust};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::failure::Failure;
 use crate::progress;
@@ -29,6 +32,35 @@ pub fn shown_bytes(path: &[u8]) -> String {
 /// The path with all symbolic links resolved.
 pub fn real_path(path: &Path) -> std::result::Result<PathBuf, Failure> {
     path.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
+}
+
+/// A file that was looked up once: whoever needs it later goes by the descriptor, and the file system that it lies on is
+/// not asked for its name again. Every launch on every node costs what is saved here.
+#[derive(Debug)]
+pub struct Named {
+    /// With all symbolic links resolved.
+    pub path: PathBuf,
+    pub descriptor: OwnedFd,
+}
+
+impl Named {
+    pub fn find(path: &Path) -> std::result::Result<Named, Failure> {
+        let failed = |e: Errno| Failure::wrong_input(format!("{}: {}", shown(path), std::io::Error::from(e)));
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
+        let name =
+            rustix::fs::readlinkat(CWD, link_to(descriptor.as_raw_fd()), Vec::new()).map_err(failed)?;
+        Ok(Named { path: OsStr::from_bytes(name.to_bytes()).into(), descriptor })
+    }
+
+    pub fn is_dir(&self) -> bool {
+        rustix::fs::fstat(&self.descriptor)
+            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+    }
+}
+
+fn link_to(descriptor: i32) -> PathBuf {
+    format!("/proc/self/fd/{descriptor}").into()
 }
 
 /// The directory that an index describes, as a path.

@@ -1,7 +1,8 @@
 //! What `run` and `mount` ask of the process that will serve the view, and what that process answers.
 //! Travels as JSON over a pipe between two processes of one program.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub struct Plan {
     pub trees: Vec<TreePlan>,
     /// Boot images, each for the tree whose index it belongs to.
     pub boots: Vec<PathBuf>,
+    /// Descriptors of the creator for files named here, which spare a look-up.
+    pub opened: BTreeMap<PathBuf, i32>,
     /// Memory that they may take together.
     pub budget_mib: u64,
     pub recording: Option<RecordingPlan>,
@@ -93,6 +96,7 @@ impl Plan {
             place,
             trees,
             boots: Vec::new(),
+            opened: BTreeMap::new(),
             budget_mib: boot.budget,
             recording: None,
             view: cover.view,
@@ -109,6 +113,14 @@ impl Plan {
             threads: cover.threads,
             quiet,
             creator: std::process::id() as i32,
+        }
+    }
+
+    /// By which name the holder opens a file: by the creator's descriptor, which waits for the answer, if there is one.
+    pub fn opened_as(&self, path: &Path) -> PathBuf {
+        match self.opened.get(path) {
+            Some(descriptor) => format!("/proc/{}/fd/{descriptor}", self.creator).into(),
+            None => path.into(),
         }
     }
 
@@ -157,5 +169,5 @@ pub struct TreeReport {
     pub looks: u64,
     pub changes: u64,
     /// What the view counts; the kernel's own views count nothing.
-    pub counters: Option<std::collections::BTreeMap<String, u64>>,
+    pub counters: Option<BTreeMap<String, u64>>,
 }

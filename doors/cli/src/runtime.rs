@@ -105,12 +105,12 @@ pub fn key(plan: &Plan, job: Option<&str>) -> Result<String, Failure> {
     for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
         text.push(std::fs::read_link(namespace).map_err(cannot)?);
     }
-    let shared = Plan { creator: 0, ..plan.clone() };
+    let shared = Plan { creator: 0, opened: Default::default(), ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for file in plan.trees.iter().map(|tree| &tree.index).chain(&plan.boots) {
         // Another file at the same path is another generation.
-        let found =
-            std::fs::metadata(file).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(file))))?;
+        let found = std::fs::metadata(plan.opened_as(file))
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(file))))?;
         text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
     }
     let own = format!("process {}", plan.creator);

@@ -1,11 +1,12 @@
 //! Which view a tree gets: the first in an order that works here. Deciding is a pure function; trying is
 //! the probe, as nothing else tells what a kernel and a site allow.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_fs::{Error, ErrorKind, Result};
+use quell_boot::{BootFile, BootFs, Hot, HotFiles, HotSet};
+use quell_fs::{Error, ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::Image;
 use quell_overlay::{Ids, Layers, Redirected, Upper};
@@ -14,10 +15,14 @@ use quell_stack::Covered;
 use crate::arguments::{OnChangeArg, ViewArg};
 use crate::mounts;
 use crate::plan::{Plan, Writes};
+use crate::runtime;
 
 /// Kernel memory that a tmpfs takes for one entry, in bytes: measured with 78,624 entries, see
 /// docs/decisions/0004-views.md.
 const TMPFS_BYTES_PER_ENTRY: u64 = 1300;
+
+/// More threads do not fill a tmpfs faster.
+const FILL_THREADS: usize = 8;
 
 /// The file systems that overlayfs refuses or fails on as a layer, by the name in the mount table.
 const NO_OVERLAY_OVER: [&str; 2] = ["lustre", "gpfs"];
@@ -49,8 +54,6 @@ pub struct Facts {
     pub memory_budget_bytes: u64,
     /// What the user forced.
     pub forced: ViewArg,
-    /// Blocks of it are in memory, which only a view of ours can serve.
-    pub hot: bool,
 }
 
 pub fn refuses_overlay(file_system: &str) -> bool {
@@ -67,9 +70,6 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     }
     let mut views = Vec::new();
     let mut reasons = Vec::new();
-    if facts.hot {
-        return (vec![View::Fuse], vec!["blocks of a boot image are served from memory".into()]);
-    }
     let refused = facts.file_system.as_deref().filter(|kind| refuses_overlay(kind));
     let needed = facts.entries * TMPFS_BYTES_PER_ENTRY;
     if let Some(name) = refused {
@@ -96,8 +96,38 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
 pub struct Taken {
     pub view: View,
     pub reason: String,
-    pub mount: OwnedFd,
-    pub session: Option<Session>,
+    pub mounted: Mounted,
+}
+
+/// What one attempt made.
+#[derive(Debug)]
+pub struct Mounted {
+    /// `None`: it is at its place already.
+    pub mount: Option<OwnedFd>,
+    /// Those that serve it, if not the kernel alone.
+    pub sessions: Vec<Session>,
+    pub heat: Option<Heat>,
+}
+
+/// What a boot image gave to a view.
+#[derive(Debug)]
+pub struct Heat {
+    /// What the view's process serves.
+    pub hot: Arc<Hot>,
+    /// Files that lie whole in the kernel's memory.
+    pub whole_files: u64,
+    /// Bytes that were put into the kernel's cache.
+    pub cached_bytes: u64,
+}
+
+impl Heat {
+    /// Puts what is hot into the kernel's cache, from which most of it will be read without a request.
+    fn cached(hot: Arc<Hot>, session: &mut Session, mount: &OwnedFd, covered: &Covered) -> Heat {
+        let path = |node| Some((node, covered.fs.path(node).ok()?));
+        let files: Vec<_> = hot.nodes().filter_map(path).collect();
+        let cached_bytes = session.fill_cache(mount, &files, &|node, visit| hot.blocks_of(node, visit));
+        Heat { hot, whole_files: 0, cached_bytes }
+    }
 }
 
 /// What the attempts need to know besides the tree.
@@ -109,7 +139,7 @@ pub struct Surroundings<'a> {
     /// Shown in the list of mounts.
     pub source_name: String,
     pub allow_other: bool,
-    /// Blocks of it are in memory.
+    /// There is a boot image.
     pub hot: bool,
 }
 
@@ -124,12 +154,14 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
             View::Fuse => fuse(covered, around),
         };
         match attempt {
-            Ok((mount, session)) => {
+            Ok(mounted) => {
                 if reasons.is_empty() {
                     reasons.push("the best there is".into());
                 }
-                return Ok(Taken { view, reason: reasons.join("; "), mount, session });
+                return Ok(Taken { view, reason: reasons.join("; "), mounted });
             }
+            // Another view would decode the same damaged boot image.
+            Err(e) if e.kind == ErrorKind::Damaged => return Err(e),
             Err(e) => {
                 reasons.push(format!("{}: {e}", view.name()));
                 last = Some(e);
@@ -140,11 +172,21 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
     Err(Error::new(kind, "cover: no view works here:", reasons.join("; ")))
 }
 
-fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
+fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
     probe()?;
     let tmpfs = quell_overlay::mount_tmpfs()?;
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
-    let metadata = quell_overlay::fill(&*covered.fs, &tmpfs, around.squash.as_ref(), threads)?;
+    let threads = runtime::processors().min(FILL_THREADS);
+    let squash = around.squash.as_ref();
+    let fs = &*covered.fs;
+    let whole = covered.hot.as_ref().map(HotSet::whole).unwrap_or_default();
+    let metadata = quell_overlay::fill(fs, &tmpfs, squash, &whole, threads)?;
+    let mut hot_layer = None;
+    if let Some(set) = &covered.hot {
+        let write = |file: &BootFile<'_>, offset: u64, bytes: &[u8]| metadata.write(file.name, offset, bytes);
+        let rest = set.spread(&whole, threads, &write)?;
+        metadata.finish(fs, &whole)?;
+        hot_layer = Some(HotLayer::new(covered, rest, whole.len() as u64, around)?);
+    }
     let layer = metadata.layer;
     let upper = match &around.plan.writes {
         Writes::Scratch => {
@@ -152,7 +194,38 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Opt
         }
         _ => upper(covered, around)?,
     };
-    Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, None))
+    join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, around)
+}
+
+/// A data layer with the files whose blocks are in memory of this process.
+struct HotLayer {
+    heat: Heat,
+    /// None if there are no such files.
+    mount: Option<(OwnedFd, Session)>,
+}
+
+impl HotLayer {
+    fn new(
+        covered: &Covered,
+        hot: Arc<Hot>,
+        whole_files: u64,
+        around: &Surroundings<'_>,
+    ) -> Result<HotLayer> {
+        if hot.nodes().len() == 0 {
+            return Ok(HotLayer { heat: Heat { hot, whole_files, cached_bytes: 0 }, mount: None });
+        }
+        let options = quell_fuse::Options {
+            // Nobody else is asked at an open; what the first miss of a file says, its reader hears.
+            no_open: true,
+            // What the kernel would read around a block that it forgot is not in memory, and has to be fetched.
+            no_read_ahead: true,
+            ..fuse_options(around, true)
+        };
+        let layer = Arc::new(HotFiles::new(covered.fs.clone(), hot.clone()));
+        let (mount, mut session) = quell_fuse::detached(layer, &options)?;
+        let heat = Heat { whole_files, ..Heat::cached(hot, &mut session, &mount, covered) };
+        Ok(HotLayer { heat, mount: Some((mount, session)) })
+    }
 }
 
 /// Whether the kernel takes a user's data-only layers at all, before a tmpfs is filled for nothing. Both
@@ -164,7 +237,7 @@ fn probe() -> Result<()> {
     quell_overlay::mount_overlay(&layers).map(drop)
 }
 
-fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
+fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
     probe()?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The layer is used with the mounter's credentials and must not refuse anybody else's.
@@ -172,39 +245,78 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(Ow
     // Overlayfs judges access to its root by the owner in the kernel's inode, which is known once it was asked for.
     rustix::fs::statx(&layer, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::BASIC_STATS)
         .map_err(|e| Error::from_io(e.into(), "stat", b"the metadata layer"))?;
-    let upper = upper(covered, around)?;
-    Ok((join_layers(covered, layer.as_fd(), upper.as_ref(), around)?, Some(session)))
-}
-
-fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<(OwnedFd, Option<Session>)> {
-    let options = fuse_options(around, around.allow_other);
-    let Some(upper) = upper(covered, around)? else {
-        let (mount, session) = quell_fuse::detached(covered.fs.clone(), &options)?;
-        return Ok((mount, Some(session)));
+    let hot = match &covered.hot {
+        Some(set) => Some(HotLayer::new(covered, set.decode(runtime::processors())?, 0, around)?),
+        None => None,
     };
-    let layer = Arc::new(Redirected::with_data(covered.fs.clone()));
-    let (mount, session) = quell_fuse::detached(layer, &options)?;
-    let layers =
-        Layers { metadata: mount.as_fd(), data: &[], upper: Some(&upper), source: &around.source_name };
-    Ok((quell_overlay::mount_overlay(&layers)?, Some(session)))
+    let upper = upper(covered, around)?;
+    join_layers(covered, layer.as_fd(), hot, upper.as_ref(), Some(session), around)
 }
 
+fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
+    let (fs, hot) = served(covered)?;
+    let options = fuse_options(around, around.allow_other);
+    let upper = upper(covered, around)?;
+    let layer: Arc<dyn FileSystem> = match &upper {
+        Some(_) => Arc::new(Redirected::with_data(fs)),
+        None => fs,
+    };
+    let (mut mount, mut session) = quell_fuse::detached(layer, &options)?;
+    let heat = hot.map(|hot| Heat::cached(hot, &mut session, &mount, covered));
+    if let Some(upper) = &upper {
+        let layers =
+            Layers { metadata: mount.as_fd(), data: &[], upper: Some(upper), source: &around.source_name };
+        mount = quell_overlay::mount_overlay(&layers)?;
+    }
+    Ok(Mounted { mount: Some(mount), sessions: vec![session], heat })
+}
+
+type WithHot = (Arc<dyn FileSystem>, Option<Arc<Hot>>);
+
+/// The tree as a file system of ours, with all that is hot in memory.
+fn served(covered: &Covered) -> Result<WithHot> {
+    let Some(set) = &covered.hot else { return Ok((covered.fs.clone(), None)) };
+    let hot = set.decode(runtime::processors())?;
+    Ok((Arc::new(BootFs::new(covered.fs.clone(), hot.clone())), Some(hot)))
+}
+
+/// A FUSE view at a place of its own.
+pub fn fuse_at(covered: &Covered, path: &Path, around: &Surroundings<'_>) -> Result<Taken> {
+    let (fs, hot) = served(covered)?;
+    let mut session = quell_fuse::at(fs, path, &fuse_options(around, around.allow_other))?;
+    let heat = match hot {
+        Some(hot) => Some(Heat::cached(hot, &mut session, &quell_overlay::open_layer(path)?, covered)),
+        None => None,
+    };
+    let mounted = Mounted { mount: None, sessions: vec![session], heat };
+    Ok(Taken { view: View::Fuse, reason: "an ordinary user's mount".into(), mounted })
+}
+
+/// `session` serves the metadata, if anybody does.
 fn join_layers(
     covered: &Covered,
-    metadata: std::os::fd::BorrowedFd<'_>,
+    metadata: BorrowedFd<'_>,
+    hot: Option<HotLayer>,
     upper: Option<&Upper>,
+    session: Option<Session>,
     around: &Surroundings<'_>,
-) -> Result<OwnedFd> {
-    let data = [quell_overlay::open_layer(&covered.source_path)?];
-    quell_overlay::mount_overlay(&Layers { metadata, data: &data, upper, source: &around.source_name })
+) -> Result<Mounted> {
+    let (heat, hot) = hot.map_or((None, None), |hot| (Some(hot.heat), hot.mount));
+    let (hot, hot_session) = hot.unzip();
+    let data: Vec<OwnedFd> =
+        hot.into_iter().chain([quell_overlay::open_layer(&covered.source_path)?]).collect();
+    let mount =
+        quell_overlay::mount_overlay(&Layers { metadata, data: &data, upper, source: &around.source_name })?;
+    Ok(Mounted { mount: Some(mount), sessions: session.into_iter().chain(hot_session).collect(), heat })
 }
 
 pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse::Options {
     quell_fuse::Options {
         threads: around.plan.threads.into(),
         no_open: around.plan.on_change == OnChangeArg::Ignore,
-        // What is read ahead of the program is in no recording, and would be asked of the source.
-        no_read_ahead: around.plan.recording.is_some() || around.hot,
+        // What is read ahead of the program is in no recording.
+        no_read_ahead: around.plan.recording.is_some(),
+        fills_cache: around.hot,
         allow_other,
         source: around.source_name.clone(),
     }
@@ -238,14 +350,13 @@ fn upper(covered: &Covered, around: &Surroundings<'_>) -> Result<Option<Upper>> 
 }
 
 /// What is known of a tree before anything is tried.
-pub fn facts(image: &Image, source: &Path, plan: &Plan, hot: bool) -> Facts {
+pub fn facts(image: &Image, source: &Path, plan: &Plan) -> Facts {
     Facts {
         entries: image.entries().into(),
         longest_path_bytes: image.longest_path_bytes(),
         file_system: mounts::file_system_of(source),
         memory_budget_bytes: plan.memory_mib << 20,
         forced: plan.view,
-        hot,
     }
 }
 
@@ -260,13 +371,7 @@ mod tests {
             file_system: Some("fuse.mfs".into()),
             memory_budget_bytes: 256 << 20,
             forced: ViewArg::Auto,
-            hot: false,
         }
-    }
-
-    #[test]
-    fn blocks_in_memory_are_served_by_fuse() {
-        assert_eq!(candidates(&Facts { hot: true, ..facts() }).0, [View::Fuse]);
     }
 
     #[test]

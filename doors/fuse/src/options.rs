@@ -24,6 +24,9 @@ pub struct Options {
     pub no_open: bool,
     /// Let the kernel ask for exactly what programs read: no page more. For recording what that is.
     pub no_read_ahead: bool,
+    /// Keep what [`Session::fill_cache`](crate::Session::fill_cache) needs. It has to be called then: until it was,
+    /// programs would wait for ever for a session that failed.
+    pub fills_cache: bool,
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
@@ -37,6 +40,7 @@ impl Default for Options {
             threads: 16,
             no_open: false,
             no_read_ahead: false,
+            fills_cache: false,
             allow_other: false,
             source: SUBTYPE.to_owned(),
         }

@@ -14,10 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-use fuser::SessionACL;
-use quell_fs::{Error, ErrorKind, FileSystem, Result, errno};
+use fuser::{Notifier, SessionACL};
+use quell_fs::{Error, ErrorKind, FileSystem, NodeId, Result, errno};
+use rustix::fs::{Mode, OFlags};
 
 use crate::mount::Place;
+use crate::nodes::ino;
 use crate::serve::Door;
 use crate::{Counters, Options};
 
@@ -27,7 +29,12 @@ pub struct Session {
     counters: Arc<Counters>,
     ending: Arc<Ending>,
     place: Place,
+    /// Holds a descriptor of the device, and with it the connection.
+    notifier: Option<Notifier>,
 }
+
+/// Visits the pieces of one file, each with its offset.
+pub type Pieces<'a> = dyn Fn(NodeId, &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> + 'a;
 
 impl Session {
     /// Answers the kernel's first request on `device` and starts the workers.
@@ -45,12 +52,37 @@ impl Session {
         // Whose requests may come is the kernel's decision (allow_other), made before they get here.
         let workers = fuser::Session::from_fd(door, device, SessionACL::All, config)
             .map_err(|cause| Error::from_io(cause, "greet the kernel on", "/dev/fuse"))?;
-        let session = Session { counters, ending: Arc::clone(&ending), place };
+        let notifier = options.fills_cache.then(|| workers.notifier());
+        let session = Session { counters, ending: Arc::clone(&ending), place, notifier };
         thread::Builder::new()
             .name("quell-fuse".to_owned())
             .spawn(move || ending.finish(workers.run()))
             .map_err(|cause| Error::from_io(cause, "start", "a thread"))?;
         Ok(session)
+    }
+
+    /// Puts pieces of files into the kernel's cache before anybody asks for them, if the session was made for it
+    /// ([`Options::fills_cache`]). To be called once, before the mount is given away: what the kernel reads at the same
+    /// time it might wait for while it is waited for. Returns the bytes that were put there; a file that could not
+    /// be filled is read as any other is.
+    pub fn fill_cache(&mut self, mount: &OwnedFd, files: &[(NodeId, Vec<u8>)], pieces: &Pieces<'_>) -> u64 {
+        let Some(notifier) = self.notifier.take() else { return 0 };
+        let mut bytes = 0;
+        for (node, path) in files {
+            // The kernel knows the inode as long as somebody has it open.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let Ok(_open) = rustix::fs::openat(mount, path.as_slice(), flags, Mode::empty()) else {
+                continue;
+            };
+            let _ = pieces(*node, &mut |offset, piece| {
+                notifier
+                    .store(ino(*node), offset, piece)
+                    .map_err(|cause| Error::from_io(cause, "fill the cache of", path.as_slice()))?;
+                bytes += piece.len() as u64;
+                Ok(())
+            });
+        }
+        bytes
     }
 
     /// The running totals; they outlive the session.

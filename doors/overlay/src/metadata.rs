@@ -1,10 +1,12 @@
 //! Fills a tmpfs with a tree's metadata for overlayfs: directories, links and special files as they are,
-//! and for each regular file an empty one of the same size with a note where its bytes are.
+//! and for each regular file an empty one of the same size with a note where its bytes are; or none, where the
+//! file is to be whole here.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quell_fs::{Attributes, Cursor, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Time, errno};
@@ -80,20 +82,28 @@ struct Fill<'a> {
     /// `None`: owners are kept as they are.
     squash: Option<&'a Ids>,
     xattrs: bool,
+    whole: &'a HashSet<NodeId>,
 }
 
 /// Fills `tmpfs`, a file system that is empty. `squash`: make the caller the owner of everything, as a
-/// user namespace with one user must. The caller's umask must be 0.
+/// user namespace with one user must. The caller's umask must be 0. `whole`: files whose bytes will be written
+/// ([`Metadata::write`], then [`Metadata::finish`]), and that no other layer is asked for.
 ///
 /// An error of kind `Unsupported` names the first entry that a tmpfs cannot show in this namespace; the
 /// tree needs another view.
-pub fn fill(fs: &dyn FileSystem, tmpfs: &OwnedFd, squash: Option<&Ids>, threads: usize) -> Result<Metadata> {
+pub fn fill(
+    fs: &dyn FileSystem,
+    tmpfs: &OwnedFd,
+    squash: Option<&Ids>,
+    whole: &HashSet<NodeId>,
+    threads: usize,
+) -> Result<Metadata> {
     let [layer, upper, work, outside] = ["m", "u", "w", "x"].map(|name| -> Result<OwnedFd> {
         make_dir(tmpfs.as_fd(), name.as_bytes(), 0o755)?;
         open_dir(tmpfs.as_fd(), name.as_bytes())
     });
     let (layer, outside) = (layer?, outside?);
-    let fill = Fill { fs, layer: layer.as_fd(), squash, xattrs: fs.capabilities().xattrs };
+    let fill = Fill { fs, layer: layer.as_fd(), squash, xattrs: fs.capabilities().xattrs, whole };
 
     let directories = fill.make_directories()?;
     let next = AtomicUsize::new(0);
@@ -122,6 +132,35 @@ pub fn fill(fs: &dyn FileSystem, tmpfs: &OwnedFd, squash: Option<&Ids>, threads:
     }
     fill.finish_upper(tmpfs.as_fd(), b"u")?;
     Ok(Metadata { layer, upper: upper?, work: work? })
+}
+
+impl Metadata {
+    /// Writes to a file that is to be whole.
+    pub fn write(&self, path: &[u8], offset: u64, bytes: &[u8]) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.layer, os(path), flags, Mode::empty())
+            .map_err(|e| failed(e, "open", path))?;
+        let file = std::fs::File::from(file);
+        file.write_all_at(bytes, offset).map_err(|e| Error::from_io(e, "write", path))
+    }
+
+    /// What writing to these files has undone: their times, and modes that go with an owner.
+    pub fn finish(&self, fs: &dyn FileSystem, whole: &HashSet<NodeId>) -> Result<()> {
+        for node in whole {
+            let (a, path) = (fs.attributes(*node)?, fs.path(*node)?);
+            if a.permissions & 0o6000 != 0 {
+                let mode = rustix::fs::statat(&self.layer, os(&path), AtFlags::SYMLINK_NOFOLLOW)
+                    .map_err(|e| failed(e, "stat", &path))?
+                    .st_mode;
+                let mode = Mode::from_raw_mode(mode & 0o777 | a.permissions & 0o7000);
+                rustix::fs::chmodat(&self.layer, os(&path), mode, AtFlags::empty())
+                    .map_err(|e| failed(e, "set mode of", &path))?;
+            }
+            rustix::fs::utimensat(&self.layer, os(&path), &times(a.modified), AtFlags::SYMLINK_NOFOLLOW)
+                .map_err(|e| failed(e, "set times of", &path))?;
+        }
+        Ok(())
+    }
 }
 
 fn os(path: &[u8]) -> &OsStr {
@@ -254,8 +293,11 @@ impl Fill<'_> {
             rustix::fs::fsetxattr(&file, os(name), value, XattrFlags::empty())
                 .map_err(|e| failed(e, "set attribute of", path))
         };
-        set(METACOPY, b"")?;
-        set(REDIRECT, &redirect)?;
+        // What is empty has no bytes to look for elsewhere.
+        if a.size_bytes > 0 && !self.whole.contains(&a.node) {
+            set(METACOPY, b"")?;
+            set(REDIRECT, &redirect)?;
+        }
         if a.size_bytes > 0 {
             rustix::fs::ftruncate(&file, a.size_bytes).map_err(|e| match e {
                 // The process may not make so large a file (RLIMIT_FSIZE), not even an empty one.
@@ -409,7 +451,8 @@ pub fn finish_upper(
     name: &[u8],
     squash: Option<&Ids>,
 ) -> Result<()> {
-    Fill { fs, layer: at, squash, xattrs: fs.capabilities().xattrs }.finish_upper(at, name)
+    let whole = &HashSet::new();
+    Fill { fs, layer: at, squash, xattrs: fs.capabilities().xattrs, whole }.finish_upper(at, name)
 }
 
 /// A path as its directory and its last component.

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quell_fs::{Time, check_name};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -303,6 +304,14 @@ impl BootImage {
         self.recordings
     }
 
+    /// The same without its frames: what is in which file, and nothing that could be decoded.
+    pub(crate) fn tables(&self) -> BootImage {
+        let bytes = self.bytes[..self.frames.end].to_vec();
+        let BootImage { kind, recordings, contents, .. } = *self;
+        let (files, names) = (self.files.clone(), self.names.clone());
+        BootImage { bytes, kind, recordings, contents, files, names, runs: self.runs.clone(), frames: 0..0 }
+    }
+
     /// As it was parsed.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
@@ -432,47 +441,111 @@ impl BootImage {
 
     /// Decodes everything, with so many threads. Takes `memory_bytes`: ask before.
     pub fn decode(&self, threads: usize) -> Result<Contents, Damage> {
-        let mut bytes = vec![0; self.contents as usize * BLOCK_BYTES];
-        let next = std::sync::Mutex::new(bytes.chunks_mut(FRAME_BLOCKS * BLOCK_BYTES).enumerate());
-        let take = || next.lock().unwrap_or_else(std::sync::PoisonError::into_inner).next();
-        let work = || {
-            while let Some((number, into)) = take() {
-                self.decode_frame(number, into)?;
+        self.decode_to(threads, &|_| true, &|_, _| Ok(()))
+    }
+
+    /// Decodes each frame once, with so many threads: `take` gets the first of its contents and the bytes of all of
+    /// them, and those that are to be kept stay in memory.
+    pub(crate) fn decode_to<E: From<Damage> + Send>(
+        &self,
+        threads: usize,
+        keep: &(dyn Fn(ContentId) -> bool + Sync),
+        take: &TakeFrame<'_, E>,
+    ) -> Result<Contents, E> {
+        let next = AtomicUsize::new(0);
+        let work = || -> Result<Vec<(usize, Kept)>, E> {
+            let mut done = Vec::new();
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= self.frame_count() {
+                    return Ok(done);
+                }
+                let first = (number * FRAME_BLOCKS) as ContentId;
+                let blocks = (self.contents - first).min(FRAME_BLOCKS as u32);
+                let mut bytes = vec![0; blocks as usize * BLOCK_BYTES];
+                self.decode_frame(number, &mut bytes)?;
+                take(first, &bytes)?;
+                done.push((number, Kept::of(bytes, |at| keep(first + at))));
             }
-            Ok(())
         };
-        std::thread::scope(|scope| {
+        let mut frames: Vec<Kept> = Vec::new();
+        frames.resize_with(self.frame_count(), Kept::default);
+        let results: Vec<_> = std::thread::scope(|scope| {
             let workers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
             let own = work();
             let theirs = workers
                 .into_iter()
                 .map(|w| w.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-            theirs.fold(own, |result, theirs| result.and(theirs))
-        })?;
-        Ok(Contents { bytes })
+            std::iter::once(own).chain(theirs).collect()
+        });
+        for result in results {
+            for (number, kept) in result? {
+                frames[number] = kept;
+            }
+        }
+        Ok(Contents { frames })
     }
 }
 
-/// All contents of an image, in memory.
-pub struct Contents {
+/// Gets the first content of a frame and the bytes of all of its.
+pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> Result<(), E> + Sync + 'a;
+
+/// The blocks of one frame that stay in memory.
+#[derive(Default)]
+struct Kept {
     bytes: Vec<u8>,
+    /// Where each block of the frame begins in `bytes`, in blocks. Empty: all of them are there, in order.
+    places: Vec<u8>,
+}
+
+impl Kept {
+    fn of(mut bytes: Vec<u8>, keep: impl Fn(u32) -> bool) -> Kept {
+        let blocks = bytes.len() / BLOCK_BYTES;
+        let mut places = vec![0; blocks];
+        let mut kept = 0;
+        for (at, place) in places.iter_mut().enumerate() {
+            if keep(at as u32) {
+                bytes.copy_within(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES, kept * BLOCK_BYTES);
+                *place = kept as u8;
+                kept += 1;
+            }
+        }
+        if kept == blocks {
+            return Kept { bytes, places: Vec::new() };
+        }
+        bytes.truncate(kept * BLOCK_BYTES);
+        bytes.shrink_to_fit();
+        Kept { bytes, places }
+    }
+}
+
+/// The contents of an image that are in memory.
+pub struct Contents {
+    frames: Vec<Kept>,
 }
 
 impl fmt::Debug for Contents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Contents").field("bytes", &self.bytes.len()).finish()
+        f.debug_struct("Contents").field("bytes", &self.bytes()).finish()
     }
 }
 
 const BLOCK_OF_ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl Contents {
-    /// `content` is one that the same image named.
+    /// What they take.
+    pub fn bytes(&self) -> u64 {
+        self.frames.iter().map(|frame| frame.bytes.len() as u64).sum()
+    }
+
+    /// `content` is one that the same image named, and that was kept.
     pub fn block(&self, content: ContentId) -> &[u8] {
         if content == ZEROS {
             return &BLOCK_OF_ZEROS;
         }
-        let begin = content as usize * BLOCK_BYTES;
-        &self.bytes[begin..begin + BLOCK_BYTES]
+        let (frame, at) = (content as usize / FRAME_BLOCKS, content as usize % FRAME_BLOCKS);
+        let Kept { bytes, places } = &self.frames[frame];
+        let begin = places.get(at).map_or(at, |place| usize::from(*place)) * BLOCK_BYTES;
+        &bytes[begin..begin + BLOCK_BYTES]
     }
 }

@@ -5,6 +5,7 @@
 
 mod file_system;
 mod format;
+mod hot;
 mod image;
 #[cfg(test)]
 mod image_test;
@@ -13,8 +14,9 @@ mod pack;
 mod recorder;
 mod recording;
 
-pub use file_system::{BootFs, Hot, Served};
+pub use file_system::{BootFs, HotFiles};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, ZEROS};
+pub use hot::{Hot, HotSet, Served, Write};
 #[doc(hidden)]
 pub use image::reseal;
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};

@@ -1,8 +1,11 @@
 //! Recording changes nothing, and a file system with hot blocks is the one below it, whatever part of it is hot.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
-use quell_boot::{BootFs, BootImage, Choice, Hot, Open, Over, Recorder, RecorderFs};
+use quell_boot::{
+    BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder, RecorderFs,
+};
 use quell_fs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 use quell_testkit::conformance::{Made, World, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
@@ -39,8 +42,7 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
 }
 
 fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {
-    let contents = image.decode(2).unwrap();
-    let hot = Hot::new(image, contents, &*fs).unwrap();
+    let hot = HotSet::new(image, &*fs).decode(2).unwrap();
     (BootFs::new(fs, hot.clone()), hot)
 }
 
@@ -73,10 +75,67 @@ fn a_file_system_with_hot_blocks_conforms() {
 fn whatever_is_hot_it_answers_as_the_model_does() {
     for seed in 0..30 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let (fs, served) = hot(recorded(&model, seed), model.clone());
+        let set = HotSet::new(recorded(&model, seed), &*model);
+        assert_eq!(set.stale(), [] as [Vec<u8>; 0], "seed {seed}");
+        let fs = BootFs::new(model.clone(), set.decode(2).unwrap());
         Comparison::new(&*model, &fs, true).ask(&mut Random::new(seed), 300);
-        assert_eq!(served.stale(), [] as [Vec<u8>; 0], "seed {seed}");
     }
+}
+
+#[test]
+fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
+    let mut written_files = 0;
+    for seed in 0..20 {
+        let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
+        let set = HotSet::new(recorded(&model, seed), &*model);
+        let whole = set.whole();
+        let out: HashMap<NodeId, Mutex<Vec<u8>>> = whole
+            .iter()
+            .map(|node| (*node, Mutex::new(vec![0; model.attributes(*node).unwrap().size_bytes as usize])))
+            .collect();
+        let write = |file: &BootFile, offset: u64, bytes: &[u8]| {
+            let node = quell_fs::resolve(&*model, file.name)?.node;
+            out[&node].lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        };
+        let rest = set.spread(&whole, 3, &write).unwrap();
+        let all = set.decode(1).unwrap();
+        for (node, written) in out {
+            let mut expected = vec![0; model.attributes(node).unwrap().size_bytes as usize];
+            model.open(node).unwrap().read_at(&mut expected, 0).unwrap();
+            assert_eq!(written.into_inner().unwrap(), expected, "seed {seed}");
+            assert!(!rest.has(node) && all.has(node), "seed {seed}");
+            written_files += 1;
+        }
+        let partly: Vec<NodeId> = all.nodes().filter(|node| !whole.contains(node)).collect();
+        assert_eq!(rest.nodes().len(), partly.len(), "seed {seed}");
+        for node in partly {
+            let blocks = |hot: &Hot| {
+                let mut blocks = Vec::new();
+                hot.blocks_of(node, &mut |offset, bytes| {
+                    blocks.push((offset, bytes.to_vec()));
+                    Ok(())
+                })
+                .unwrap();
+                blocks
+            };
+            assert_eq!(blocks(&rest), blocks(&all), "seed {seed}");
+        }
+        // As a layer it shows those files alone, and they are the tree's.
+        let layer = HotFiles::new(model.clone(), rest.clone());
+        for (node, size) in files(&model) {
+            let path = model.path(node).unwrap();
+            let shown = quell_fs::resolve(&layer, &path).ok();
+            assert_eq!(shown.is_some(), rest.has(node), "seed {seed}");
+            if shown.is_some() {
+                let (mut mine, mut theirs) = (vec![0; size as usize], vec![0; size as usize]);
+                layer.open(node).unwrap().read_at(&mut mine, 0).unwrap();
+                model.open(node).unwrap().read_at(&mut theirs, 0).unwrap();
+                assert_eq!(mine, theirs, "seed {seed}");
+            }
+        }
+    }
+    assert!(written_files > 50, "{written_files} files were whole");
 }
 
 /// The source is gone: no file can be opened any more.
@@ -119,7 +178,8 @@ fn a_file_that_changed_since_is_served_from_the_tree_and_reported() {
     let number = tree.paths().into_iter().find(|(path, _)| *path == name).expect("it was recorded").1;
     tree.node_mut(number).modified.nanoseconds ^= 1;
     let changed = Arc::new(Model::new(Arc::new(tree)));
-    let (fs, served) = hot(image, changed.clone());
-    assert!(served.stale().contains(&name), "{:?}", served.stale());
+    let set = HotSet::new(image, &*changed);
+    assert!(set.stale().contains(&name), "{:?}", set.stale());
+    let fs = BootFs::new(changed.clone(), set.decode(2).unwrap());
     Comparison::new(&*changed, &fs, true).ask(&mut Random::new(5), 300);
 }

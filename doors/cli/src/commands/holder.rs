@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder};
-use quell_fs::{FileSystem, Result};
+use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
 use quell_overlay::{Holder, Ids, Isolation, Namespaces};
@@ -26,7 +26,7 @@ use crate::plan::{
     Answer, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
 };
 use crate::runtime;
-use crate::views::{self, Surroundings};
+use crate::views::{self, Heat, Mounted, Surroundings, Taken};
 
 /// Metadata operations that the check before a run may cost.
 const SAMPLE_LOOKS: u32 = 8;
@@ -37,8 +37,6 @@ const CHECK_THREADS: u16 = 16;
 /// Differences that are printed before the rest is only counted.
 const DIFFERENCES_SHOWN: usize = 5;
 const PLAN_BYTES_MAX: u64 = 1 << 20;
-/// A boot image is decoded while the program waits.
-const DECODE_THREADS: usize = 8;
 
 /// Starts a holder for the plan and waits for its answer.
 pub fn start(plan: &Plan) -> std::result::Result<Answer, Failure> {
@@ -129,7 +127,8 @@ struct Cover {
     path: PathBuf,
     view: views::View,
     reason: String,
-    session: Option<Session>,
+    sessions: Vec<Session>,
+    heat: Option<Heat>,
     sampler: Sampler,
     looks: u64,
     changes: u64,
@@ -174,10 +173,14 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
     let mut covers = Vec::new();
     let mut mounts = Vec::new();
     for tree in trees {
-        let ReadyTree { covered, index, path, sampler } = tree;
-        let (view, reason, session, mount) = mount(plan, &covered, &index, &path, squash.clone())?;
+        let ReadyTree { mut covered, index, path, sampler } = tree;
+        let taken = mount(plan, &mut covered, &index, &path, squash.clone())?;
+        // Decoded; its compressed frames are needed no more.
+        covered.hot = None;
+        let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
         mounts.push((mount, path.clone()));
-        covers.push(Cover { covered, index, path, view, reason, session, sampler, looks: 0, changes: 0 });
+        let (looks, changes) = (0, 0);
+        covers.push(Cover { covered, index, path, view, reason, sessions, heat, sampler, looks, changes });
     }
     for (mount, path) in &mounts {
         if let Some(mount) = mount {
@@ -221,31 +224,41 @@ fn lock_writable(plan: &Plan) -> std::result::Result<Option<std::fs::File>, Fail
 
 fn mount(
     plan: &Plan,
-    covered: &Covered,
+    covered: &mut Covered,
     index: &Path,
     path: &Path,
     squash: Option<Ids>,
-) -> std::result::Result<(views::View, String, Option<Session>, Option<std::os::fd::OwnedFd>), Failure> {
+) -> std::result::Result<Taken, Failure> {
     let allow_other = match plan.place {
         Place::Namespace => true,
         Place::Mountpoint { allow_other, .. } => allow_other,
     };
-    let source_name = mounts::source_of(index);
-    let hot = covered.hot.is_some();
-    let around = Surroundings { plan, squash, source_name, allow_other, hot };
-    let facts = views::facts(&covered.image, &covered.source_path, plan, hot);
-    if let (Place::Mountpoint { .. }, Isolation::UserAndMount) = (&plan.place, isolation()) {
-        // Outside a namespace an ordinary user has fusermount3 and nothing else.
-        if !matches!(plan.view, ViewArg::Auto | ViewArg::Fuse) || plan.writes != Writes::Refused {
-            return Err(Failure::cannot(
-                "an ordinary user's mount is a read-only FUSE view; `quell run` does more",
-            ));
-        }
-        let session = quell_fuse::at(covered.fs.clone(), path, &views::fuse_options(&around, allow_other))?;
-        return Ok((views::View::Fuse, "an ordinary user's mount".into(), Some(session), None));
+    // Outside a namespace an ordinary user has fusermount3 and nothing else.
+    let by_fusermount =
+        matches!(plan.place, Place::Mountpoint { .. }) && isolation() == Isolation::UserAndMount;
+    if by_fusermount
+        && (!matches!(plan.view, ViewArg::Auto | ViewArg::Fuse) || plan.writes != Writes::Refused)
+    {
+        let message = "an ordinary user's mount is a read-only FUSE view; `quell run` does more";
+        return Err(Failure::cannot(message));
     }
-    let taken = views::take(covered, &facts, &around)?;
-    Ok((taken.view, taken.reason, taken.session, Some(taken.mount)))
+    let source_name = mounts::source_of(index);
+    let mut around = Surroundings { plan, squash, source_name, allow_other, hot: covered.hot.is_some() };
+    let facts = views::facts(&covered.image, &covered.source_path, plan);
+    let take = |covered: &Covered, around: &Surroundings<'_>| match by_fusermount {
+        true => views::fuse_at(covered, path, around),
+        false => views::take(covered, &facts, around),
+    };
+    match take(covered, &around) {
+        // The frames of a boot image are checked as they are decoded.
+        Err(e) if e.kind == ErrorKind::Damaged && around.hot && !plan.strict => {
+            say(&format!("{e}; nothing of it is served from memory"));
+            covered.hot = None;
+            around.hot = false;
+            Ok(take(covered, &around)?)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// A tree that is as its index says, opened before anything is covered.
@@ -261,7 +274,7 @@ struct ReadyTree {
 fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>) -> std::result::Result<(), Failure> {
     let mut memory_left = plan.budget_mib << 20;
     for path in &plan.boots {
-        if let Err(failure) = heat_one(path, &mut memory_left, trees) {
+        if let Err(failure) = heat_one(plan, path, &mut memory_left, trees) {
             if plan.strict {
                 return Err(failure);
             }
@@ -272,11 +285,12 @@ fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>) -> std::result::Result<(), Fail
 }
 
 fn heat_one(
+    plan: &Plan,
     path: &Path,
     memory_left: &mut u64,
     trees: &mut Vec<ReadyTree>,
 ) -> std::result::Result<(), Failure> {
-    let boot = quell_stack::load_boot(path)?;
+    let boot = quell_stack::load_boot_from(&plan.opened_as(path), path)?;
     let of = |tree: &ReadyTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
     let Some(at) = trees.iter().position(of) else {
         return Err(Failure::wrong_input(format!(
@@ -294,10 +308,8 @@ fn heat_one(
         )));
     }
     *memory_left -= needed;
-    let threads = runtime::processors().min(DECODE_THREADS);
     let mut tree = trees.swap_remove(at);
-    // On an error the tree is lost with it, so nothing is covered by half.
-    tree.covered = tree.covered.heated(boot, threads)?;
+    tree.covered = tree.covered.heated(boot);
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         say(&format!("{stale} files of {} are another now; they are served from the tree", shown(path)));
@@ -379,7 +391,8 @@ impl Unfinished {
 
 /// `None`: the tree is not covered, for a reason that was said.
 fn open_tree(plan: &Plan, tree: &TreePlan) -> std::result::Result<Option<ReadyTree>, Failure> {
-    let image = Arc::new(quell_stack::load_index(&tree.index)?);
+    let image = quell_stack::load_index_from(&plan.opened_as(&tree.index), &tree.index)?;
+    let image = Arc::new(image);
     let source = tree.source.clone().unwrap_or_else(|| root_of(&image));
     let path = match &plan.place {
         Place::Mountpoint { path, .. } => path.clone(),
@@ -476,18 +489,26 @@ impl Cover {
             entries: self.covered.image.entries().into(),
             looks: self.looks,
             changes: self.changes,
-            counters: self.session.as_ref().map(|session| {
-                let pairs = session.counters().snapshot().pairs();
-                let mut counters: BTreeMap<_, _> =
-                    pairs.map(|(name, value)| (name.to_owned(), value)).collect();
-                if let Some(hot) = &self.covered.hot {
-                    let served = hot.served();
-                    counters.insert("blocks_from_memory".into(), served.from_memory);
-                    counters.insert("blocks_from_source".into(), served.from_source);
-                }
-                counters
-            }),
+            counters: self.counters(),
         }
+    }
+
+    /// `None` where the kernel does everything and counts nothing.
+    fn counters(&self) -> Option<BTreeMap<String, u64>> {
+        let mut counters: BTreeMap<String, u64> = BTreeMap::new();
+        for session in &self.sessions {
+            for (name, value) in session.counters().snapshot().pairs() {
+                *counters.entry(name.to_owned()).or_default() += value;
+            }
+        }
+        if let Some(heat) = &self.heat {
+            let served = heat.hot.served();
+            counters.insert("blocks_from_memory".into(), served.from_memory);
+            counters.insert("blocks_from_source".into(), served.from_source);
+            counters.insert("blocks_cached".into(), heat.cached_bytes.div_ceil(BLOCK_BYTES as u64));
+            counters.insert("files_whole".into(), heat.whole_files);
+        }
+        (!counters.is_empty()).then_some(counters)
     }
 
     /// One look at the tree. A change is said once for each path, as long as there are few.
@@ -506,9 +527,7 @@ impl Cover {
 
     /// Whether the mount is still where it was put.
     fn is_mounted(&self) -> bool {
-        if let Some(session) = &self.session
-            && session.is_over()
-        {
+        if self.sessions.iter().any(Session::is_over) {
             return false;
         }
         let Ok(table) = mounts::table() else { return true };

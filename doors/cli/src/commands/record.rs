@@ -14,7 +14,7 @@ use crate::runtime::Pipe;
 use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let index = index_of(&args.index, quiet)?;
+    let index = index_of(&args.index, quiet)?.path;
     let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let parent = crate::inputs::real_path(parent)?;
     let name = args.output.file_name();

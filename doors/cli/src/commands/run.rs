@@ -1,6 +1,7 @@
 //! `quell run`: joins or makes the view, then becomes the program.
 
 use std::ffi::OsString;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -10,12 +11,13 @@ use crate::commands::index::Voice;
 use crate::commands::{holder, index};
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::inputs::{real_path, shown};
+use crate::inputs::{Named, real_path, shown};
 use crate::plan::{Place, Plan, Refusal, TreePlan};
 use crate::runtime;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let plan = plan(&args, quiet)?;
+    // The files stay open until the program starts.
+    let (plan, _files) = plan(&args, quiet)?;
     let strict = plan.strict;
     // Entering a namespace loses the working directory: it is found again by its name, which may now
     // lead into a covered tree.
@@ -37,31 +39,35 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     become_program(&args.command)
 }
 
-fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
+fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     let cover = &args.cover;
     if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
         return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
     }
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
     let mut trees = Vec::new();
+    let mut files = Vec::new();
     if let Some(file) = &args.config {
         for tree in Config::read(file)?.trees {
             let index = index_at(&tree.path, &tree.index, quiet)?;
-            trees.push(TreePlan { index, source: None, at: None });
+            trees.push(TreePlan { index: index.path.clone(), source: None, at: None });
+            files.push(index);
         }
     }
     for path in &args.index {
-        trees.push(TreePlan {
-            index: index_of(path, quiet)?,
-            source: absolute(&cover.source)?,
-            at: absolute(&cover.at)?,
-        });
+        let index = index_of(path, quiet)?;
+        let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
+        trees.push(TreePlan { index: index.path.clone(), source, at });
+        files.push(index);
     }
     let mut plan = Plan::new(Place::Namespace, trees, &args.boot, cover, quiet);
     // A boot image that is missing is no reason not to run.
     for path in &args.boot.boot {
-        match real_path(path) {
-            Ok(path) => plan.boots.push(path),
+        match Named::find(path) {
+            Ok(file) => {
+                plan.boots.push(file.path.clone());
+                files.push(file);
+            }
             Err(failure) if cover.strict => return Err(failure),
             Err(failure) => eprintln!("quell: {failure}; nothing is served from memory"),
         }
@@ -75,19 +81,21 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<Plan, Failure> {
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&*directory))))?;
         *directory = real_path(directory)?;
     }
-    Ok(plan)
+    plan.opened = files.iter().map(|file| (file.path.clone(), file.descriptor.as_raw_fd())).collect();
+    Ok((plan, files))
 }
 
 /// The index file for what was named: itself, or the one beside a directory, which is made if need be.
-pub fn index_of(path: &Path, quiet: bool) -> Result<PathBuf, Failure> {
-    if !path.is_dir() {
-        return real_path(path);
+pub fn index_of(path: &Path, quiet: bool) -> Result<Named, Failure> {
+    let named = Named::find(path)?;
+    if !named.is_dir() {
+        return Ok(named);
     }
     index_at(path, &quell_stack::default_index_path(path), quiet)
 }
 
 /// The index of a directory in this file, made if there is none.
-fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<PathBuf, Failure> {
+fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure> {
     if !file.exists() {
         eprintln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
         index::run(
@@ -108,7 +116,7 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<PathBuf, Failu
             Voice::Aside,
         )?;
     }
-    real_path(file)
+    Named::find(file)
 }
 
 /// Moves this process into the view.

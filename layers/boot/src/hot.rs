@@ -1,0 +1,216 @@
+//! Which files of a tree an image has, and its blocks where they are served from: whole files may be written out as they
+//! are decoded, in one pass over the image; all other blocks are memory of this process.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_fs::{Error, ErrorKind, FileSystem, NodeId, Result, resolve};
+
+use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
+use crate::image::{BootFile, BootImage, Contents, Damage};
+
+/// An image and the files of a tree that it has, still compressed.
+pub struct HotSet {
+    image: BootImage,
+    files: HashMap<NodeId, u32>,
+    /// Files of the image that the tree no longer has like that; they are served from the tree.
+    stale: Vec<Vec<u8>>,
+}
+
+impl fmt::Debug for HotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HotSet")
+            .field("image", &self.image)
+            .field("stale", &self.stale.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Takes bytes of a file at an offset, from several threads at a time.
+pub type Write<'a> = dyn Fn(&BootFile, u64, &[u8]) -> Result<()> + Sync + 'a;
+
+/// Blocks of a file with consecutive contents of one frame.
+struct Piece {
+    content: ContentId,
+    blocks: u32,
+    file: u32,
+    first_block: u32,
+}
+
+impl HotSet {
+    /// Finds the image's files in the tree, whose attributes are at hand.
+    pub fn new(image: BootImage, tree: &dyn FileSystem) -> HotSet {
+        let mut files = HashMap::new();
+        let mut stale = Vec::new();
+        for number in 0..image.files() {
+            let file = image.file(number);
+            let now = resolve(tree, file.name).ok();
+            match now.filter(|now| now.size_bytes == file.size_bytes && now.modified == file.modified) {
+                Some(now) => _ = files.insert(now.node, number),
+                None => stale.push(file.name.to_vec()),
+            }
+        }
+        HotSet { image, files, stale }
+    }
+
+    pub fn stale(&self) -> &[Vec<u8>] {
+        &self.stale
+    }
+
+    /// The files of which every block is here.
+    pub fn whole(&self) -> HashSet<NodeId> {
+        let whole = |number: &u32| self.image.is_whole(&self.image.file(*number));
+        self.files.iter().filter(|(_, number)| whole(number)).map(|(node, _)| *node).collect()
+    }
+
+    /// Everything into memory, with so many threads.
+    pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
+        let contents = self.image.decode(threads).map_err(damaged)?;
+        Ok(Hot::of(self.image.tables(), self.files.clone(), contents))
+    }
+
+    /// These files to `write`, which must all be whole, and the blocks of all others into memory. Blocks of zeros are
+    /// not written: a file is as long as it will be, and empty.
+    pub fn spread(&self, whole: &HashSet<NodeId>, threads: usize, write: &Write<'_>) -> Result<Arc<Hot>> {
+        let image = &self.image;
+        let mut rest = HashMap::new();
+        let mut kept = vec![false; image.contents() as usize];
+        let mut pieces: Vec<Vec<Piece>> = Vec::new();
+        pieces.resize_with((image.contents() as usize).div_ceil(FRAME_BLOCKS), Vec::new);
+        for (node, number) in &self.files {
+            let written = whole.contains(node);
+            for run in image.runs_of(&image.file(*number)).filter(|run| run.content != ZEROS) {
+                let end = run.content + run.blocks;
+                if !written {
+                    kept[run.content as usize..end as usize].fill(true);
+                    continue;
+                }
+                let mut content = run.content;
+                while content < end {
+                    let frame = content as usize / FRAME_BLOCKS;
+                    let blocks = end.min(((frame + 1) * FRAME_BLOCKS) as u32) - content;
+                    let first_block = run.first_block + (content - run.content);
+                    pieces[frame].push(Piece { content, blocks, file: *number, first_block });
+                    content += blocks;
+                }
+            }
+            if !written {
+                rest.insert(*node, *number);
+            }
+        }
+        let take = |first: ContentId, bytes: &[u8]| -> std::result::Result<(), Failed> {
+            for piece in &pieces[first as usize / FRAME_BLOCKS] {
+                let file = image.file(piece.file);
+                let offset = u64::from(piece.first_block) * BLOCK_BYTES as u64;
+                let begin = (piece.content - first) as usize * BLOCK_BYTES;
+                // What fills the last block up is not the file's.
+                let length =
+                    (u64::from(piece.blocks) * BLOCK_BYTES as u64).min(file.size_bytes - offset) as usize;
+                write(&file, offset, &bytes[begin..begin + length]).map_err(Failed)?;
+            }
+            Ok(())
+        };
+        let contents = image.decode_to(threads, &|content| kept[content as usize], &take).map_err(|f| f.0)?;
+        Ok(Hot::of(image.tables(), rest, contents))
+    }
+}
+
+struct Failed(Error);
+
+impl From<Damage> for Failed {
+    fn from(damage: Damage) -> Failed {
+        Failed(damaged(damage))
+    }
+}
+
+fn damaged(damage: Damage) -> Error {
+    Error { source: Some(Box::new(damage)), ..Error::new(ErrorKind::Damaged, "decode", b"the boot image") }
+}
+
+/// Files of a tree with blocks in memory.
+pub struct Hot {
+    /// Without frames.
+    image: BootImage,
+    contents: Contents,
+    files: HashMap<NodeId, u32>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl fmt::Debug for Hot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hot")
+            .field("files", &self.files.len())
+            .field("contents", &self.contents)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Blocks served so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Served {
+    pub from_memory: u64,
+    pub from_source: u64,
+}
+
+impl Hot {
+    fn of(image: BootImage, files: HashMap<NodeId, u32>, contents: Contents) -> Arc<Hot> {
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Hot { image, contents, files, hits, misses })
+    }
+
+    pub fn served(&self) -> Served {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Served { from_memory: of(&self.hits), from_source: of(&self.misses) }
+    }
+
+    /// The files with blocks in memory.
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = NodeId> {
+        self.files.keys().copied()
+    }
+
+    pub fn has(&self, node: NodeId) -> bool {
+        self.files.contains_key(&node)
+    }
+
+    pub(crate) fn file(&self, node: NodeId) -> Option<BootFile<'_>> {
+        self.files.get(&node).map(|number| self.image.file(*number))
+    }
+
+    /// Visits the blocks of a file that are in memory, each with its offset; the last one as long as the file has it.
+    pub fn blocks_of(&self, node: NodeId, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let Some(file) = self.file(node) else { return Ok(()) };
+        for run in self.image.runs_of(&file) {
+            for at in 0..run.blocks {
+                let content = if run.content == ZEROS { ZEROS } else { run.content + at };
+                let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
+                let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
+                visit(offset, &self.contents.block(content)[..length])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies from memory as far as it goes without a gap.
+    pub(crate) fn read(&self, file: &BootFile, into: &mut [u8], offset: u64) -> usize {
+        let wanted = (into.len() as u64).min(file.size_bytes.saturating_sub(offset)) as usize;
+        let mut done = 0;
+        while done < wanted {
+            let at = offset + done as u64;
+            let within = (at % BLOCK_BYTES as u64) as usize;
+            let block = u32::try_from(at / BLOCK_BYTES as u64).ok();
+            let Some(content) = block.and_then(|block| self.image.content(file, block)) else { break };
+            let length = (BLOCK_BYTES - within).min(wanted - done);
+            into[done..done + length].copy_from_slice(&self.contents.block(content)[within..within + length]);
+            done += length;
+            self.hits.fetch_add(1, Ordering::Relaxed);
+        }
+        done
+    }
+
+    pub(crate) fn missed(&self, bytes: usize) {
+        self.misses.fetch_add((bytes as u64).div_ceil(BLOCK_BYTES as u64), Ordering::Relaxed);
+    }
+}
