@@ -15,10 +15,10 @@ use crate::series::Series;
 /// How long a client answers for a directory or for attributes without asking.
 const KEPT_US: u64 = 1_000_000;
 /// Loading the index of a tree (the way to it, its open, its size) and looking eight times whether the tree is as
-/// indexed. Measured on MooseFS: 14 to 16.
-pub const OPERATIONS_OF_AN_INDEX: u64 = 15;
+/// indexed. Measured on MooseFS: 10 to 11.
+pub const OPERATIONS_OF_AN_INDEX: u64 = 11;
 /// The same, and loading the image.
-pub const OPERATIONS_OF_A_BOOT: u64 = 20;
+pub const OPERATIONS_OF_A_BOOT: u64 = 12;
 /// While trees are covered, one look a second notices changes (`quell run --recheck`), after the first seconds.
 const LOOKS_A_SECOND: f64 = 1.0;
 const SECONDS_BEFORE_LOOKS: f64 = 5.0;

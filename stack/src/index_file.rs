@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -26,23 +26,23 @@ pub fn default_index_path(directory: &Path) -> PathBuf {
 /// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
 /// reader (docs/decisions/0002-read-not-map.md).
 pub fn load_index(path: &Path) -> Result<Image> {
-    load_index_from(path, path)
+    load_index_from(open(path, "read index")?, path)
 }
 
-/// The same, opened by another name than the one that an error says.
-pub fn load_index_from(opened: &Path, path: &Path) -> Result<Image> {
-    let bytes = read_whole(opened, path, "read index", format::FILE_BYTES_MAX)?;
+/// The same of a file that is open already.
+pub fn load_index_from(file: File, path: &Path) -> Result<Image> {
+    let bytes = read_whole(file, path, "read index", format::FILE_BYTES_MAX)?;
     Image::parse(bytes).map_err(|damage| damaged(path, "read index", damage))
 }
 
 /// Reads a boot image the same way, and checks all but its frames.
 pub fn load_boot(path: &Path) -> Result<BootImage> {
-    load_boot_from(path, path)
+    load_boot_from(open(path, "read boot image")?, path)
 }
 
-/// The same, opened by another name than the one that an error says.
-pub fn load_boot_from(opened: &Path, path: &Path) -> Result<BootImage> {
-    let bytes = read_whole(opened, path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
+/// The same of a file that is open already.
+pub fn load_boot_from(file: File, path: &Path) -> Result<BootImage> {
+    let bytes = read_whole(file, path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
     BootImage::parse(bytes).map_err(|damage| damaged(path, "read boot image", damage))
 }
 
@@ -57,10 +57,13 @@ fn damaged(
     }
 }
 
-fn read_whole(opened: &Path, path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
+fn open(path: &Path, operation: &'static str) -> Result<File> {
+    File::open(path).map_err(|e| Error::from_io(e, operation, path.as_os_str().as_bytes()))
+}
+
+fn read_whole(mut file: File, path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
     let subject = path.as_os_str().as_bytes();
     let failed = |e| Error::from_io(e, operation, subject);
-    let mut file = File::open(opened).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
         return Err(Error::new(ErrorKind::IsADirectory, operation, subject));
@@ -73,6 +76,8 @@ fn read_whole(opened: &Path, path: &Path, operation: &'static str, bytes_max: u6
             ..Error::new(ErrorKind::Damaged, operation, subject)
         });
     }
+    // Whoever had it before may have read it.
+    file.rewind().map_err(failed)?;
     let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
     Read::by_ref(&mut file).take(metadata.len() + 1).read_to_end(&mut bytes).map_err(failed)?;
     Ok(bytes)

@@ -198,7 +198,7 @@ fn a_runtime_directory_that_is_not_ones_own_is_not_used() {
         ended.says(directory.to_str().unwrap()).says("running on the original directory");
     }
     run(&own, true).expect(0);
-    assert!(crate::stage::eventually(|| fs::read_dir(&own).unwrap().count() == 0));
+    assert!(crate::stage::eventually(|| crate::stage::left_in(&own).is_empty()));
 }
 
 #[test]

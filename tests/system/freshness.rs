@@ -18,6 +18,41 @@ fn scene() -> (Stage, PathBuf, PathBuf) {
 }
 
 #[test]
+fn a_tree_that_was_checked_just_now_is_looked_at_less() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    for name in ["a/b/c", "d"] {
+        fs::create_dir_all(tree.join(name)).unwrap();
+    }
+    let index = stage.index(&tree);
+    let run = || {
+        stage
+            .run(stage.quell().args(["run", "--recheck", "0", "-i"]).arg(&index).args(["--", "true"]))
+            .expect(0)
+    };
+    let stamps = || -> Vec<PathBuf> {
+        let entries = fs::read_dir(stage.runtime()).unwrap().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("checked-")).collect()
+    };
+    assert!(!run().err.contains("is not as"));
+    let [stamp] = &stamps()[..] else { panic!("{:?}", stamps()) };
+    // A fresh stamp: the root, and then a or d, which are as they were.
+    fs::write(tree.join("a/b/new"), "").unwrap();
+    assert!(!run().err.contains("is not as"));
+    // An old one: eight looks, which are all that is here, some of it twice.
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(61);
+    fs::File::options().write(true).open(stamp).unwrap().set_modified(old).unwrap();
+    let noticed = (0..40).any(|_| run().err.contains("is not as"));
+    assert!(noticed && stamps().is_empty());
+    // Something in the root is seen at once, stamp or not.
+    fs::remove_file(tree.join("a/b/new")).unwrap();
+    stage.run(stage.quell().args(["index", "-q", "--update"]).arg(&index)).expect(0);
+    assert!(!run().err.contains("is not as"));
+    fs::write(tree.join("new"), "").unwrap();
+    run().says("is not as").says("~ . (mtime)");
+}
+
+#[test]
 fn a_stale_index_is_reported_and_the_original_is_used() {
     let (stage, tree, index) = scene();
     fs::write(tree.join("added"), "").unwrap();

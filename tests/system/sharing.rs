@@ -175,7 +175,7 @@ fn users_do_not_share() {
         assert!(!expected.contains(seen.expect(0).text().trim()));
     }
     end(mine);
-    assert!(crate::stage::eventually(|| fs::read_dir(&own).unwrap().count() == 0));
+    assert!(crate::stage::eventually(|| crate::stage::left_in(&own).is_empty()));
 }
 
 /// Each rank sends every other a message larger than what travels through a queue, which the forced

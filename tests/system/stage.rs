@@ -457,8 +457,8 @@ impl Stage {
         let left: Vec<String> = self.processes().into_iter().map(describe).collect();
         assert!(left.is_empty(), "processes are left: {left:?}");
         assert_eq!(self.mounts(), Vec::<PathBuf>::new(), "mounts are left");
-        let sockets: Vec<_> = fs::read_dir(self.runtime()).into_iter().flatten().flatten().collect();
-        assert!(sockets.is_empty(), "files are left: {sockets:?}");
+        let left = left_in(&self.runtime());
+        assert!(left.is_empty(), "files are left: {left:?}");
     }
 
     /// What is mounted below the stage's directory, deepest first.
@@ -565,4 +565,11 @@ pub fn difference(left: &str, right: &str) -> String {
         these.difference(those).take(20).map(|line| format!("{sign} {line}\n")).collect()
     };
     only(&a, &b, "-") + &only(&b, &a, "+")
+}
+
+/// What is in a runtime directory but for the stamps of checks, of which each tree has one.
+pub fn left_in(runtime: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(runtime).into_iter().flatten().flatten().map(|entry| entry.path());
+    let stamp = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("checked-");
+    paths.filter(|path| !stamp(path)).collect()
 }

@@ -1,8 +1,10 @@
 //! What users name on the command line, looked at before anything is done with it.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +12,6 @@ use std::sync::atomic::Ordering;
 use quell_backing::PosixDir;
 use quell_fs::Result;
 use quell_index::{BuildOptions, Image, Progress, Tree, Trust};
-use rustix::fs::{CWD, FileType, Mode, OFlags};
-use rustix::io::Errno;
 
 use crate::failure::Failure;
 use crate::progress;
@@ -34,33 +34,28 @@ pub fn real_path(path: &Path) -> std::result::Result<PathBuf, Failure> {
     path.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
 }
 
-/// A file that was looked up once: whoever needs it later goes by the descriptor, and the file system that it lies on is
-/// not asked for its name again. Every launch on every node costs what is saved here.
+/// A file that was looked up and opened once: whoever needs it later gets the descriptor, and the file system that it
+/// lies on is asked nothing more. Every launch on every node costs what is saved here.
 #[derive(Debug)]
 pub struct Named {
     /// With all symbolic links resolved.
     pub path: PathBuf,
-    pub descriptor: OwnedFd,
+    pub file: File,
 }
 
 impl Named {
-    pub fn find(path: &Path) -> std::result::Result<Named, Failure> {
-        let failed = |e: Errno| Failure::wrong_input(format!("{}: {}", shown(path), std::io::Error::from(e)));
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let descriptor = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
-        let name =
-            rustix::fs::readlinkat(CWD, link_to(descriptor.as_raw_fd()), Vec::new()).map_err(failed)?;
-        Ok(Named { path: OsStr::from_bytes(name.to_bytes()).into(), descriptor })
+    pub fn open(path: &Path) -> std::result::Result<Named, Failure> {
+        let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
+        // A pipe must not wait for somebody to write.
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed)?;
+        Ok(Named { path, file })
     }
 
     pub fn is_dir(&self) -> bool {
-        rustix::fs::fstat(&self.descriptor)
-            .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+        self.file.metadata().is_ok_and(|metadata| metadata.is_dir())
     }
-}
-
-fn link_to(descriptor: i32) -> PathBuf {
-    format!("/proc/self/fd/{descriptor}").into()
 }
 
 /// The directory that an index describes, as a path.

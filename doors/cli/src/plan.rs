@@ -2,7 +2,7 @@
 //! Travels as JSON over a pipe between two processes of one program.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
@@ -18,8 +18,8 @@ pub struct Plan {
     pub trees: Vec<TreePlan>,
     /// Boot images, each for the tree whose index it belongs to.
     pub boots: Vec<PathBuf>,
-    /// Descriptors of the creator for files named here, which spare a look-up.
-    pub opened: BTreeMap<PathBuf, i32>,
+    /// Files named here that the creator has opened; their descriptors come with the plan, in this order.
+    pub opened: Vec<PathBuf>,
     /// Memory that they may take together.
     pub budget_mib: u64,
     pub recording: Option<RecordingPlan>,
@@ -96,7 +96,7 @@ impl Plan {
             place,
             trees,
             boots: Vec::new(),
-            opened: BTreeMap::new(),
+            opened: Vec::new(),
             budget_mib: boot.budget,
             recording: None,
             view: cover.view,
@@ -113,14 +113,6 @@ impl Plan {
             threads: cover.threads,
             quiet,
             creator: std::process::id() as i32,
-        }
-    }
-
-    /// By which name the holder opens a file: by the creator's descriptor, which waits for the answer, if there is one.
-    pub fn opened_as(&self, path: &Path) -> PathBuf {
-        match self.opened.get(path) {
-            Some(descriptor) => format!("/proc/{}/fd/{descriptor}", self.creator).into(),
-            None => path.into(),
         }
     }
 

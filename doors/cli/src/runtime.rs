@@ -2,14 +2,16 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use quell_index::Image;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::failure::Failure;
-use crate::inputs::shown;
+use crate::inputs::{Named, shown};
 use crate::plan::Plan;
 
 /// Set by the launchers of parallel jobs for every rank of a job on a node, most exact first. The first
@@ -99,23 +101,28 @@ pub fn job() -> Option<String> {
 
 /// The name of a holder that serves exactly this plan to exactly this job, seen from the namespaces that
 /// the caller is in. `job`: `None` for a holder of one's own.
-pub fn key(plan: &Plan, job: Option<&str>) -> Result<String, Failure> {
+pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("/proc/self/ns: {e}"));
     let mut text = OsString::new();
     for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
         text.push(std::fs::read_link(namespace).map_err(cannot)?);
     }
-    let shared = Plan { creator: 0, opened: Default::default(), ..plan.clone() };
+    let shared = Plan { creator: 0, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
-    for file in plan.trees.iter().map(|tree| &tree.index).chain(&plan.boots) {
+    for Named { path, file } in files {
         // Another file at the same path is another generation.
-        let found = std::fs::metadata(plan.opened_as(file))
-            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(file))))?;
+        let found = file.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))?;
         text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
     }
     let own = format!("process {}", plan.creator);
     text.push(job.unwrap_or(&own));
     Ok(format!("view-{:016x}", xxh3_64(text.as_encoded_bytes())))
+}
+
+/// A file whose age says when a tree was last seen to be as this generation of its index has it.
+pub fn stamp_of(plan: &Plan, image: &Image, source: &Path) -> PathBuf {
+    let text = [image.generation().to_string().as_bytes(), source.as_os_str().as_bytes()].concat();
+    plan.directory.join(format!("checked-{:016x}", xxh3_64(&text)))
 }
 
 /// The name of the holder behind a mount point.

@@ -46,6 +46,11 @@ impl Sampler {
         Sampler { image, entered: vec![(ROOT, source)], plan, random: seed | 1 }
     }
 
+    /// By chance after the root: where the way to the fullest directory was asked just now.
+    pub fn by_chance(&mut self) {
+        self.plan = vec![ROOT];
+    }
+
     /// One look. `Ok(None)`: as indexed. An error is an answer of the file system other than "no such
     /// entry", and says nothing about the tree.
     pub fn step(&mut self) -> Result<Option<Difference>> {

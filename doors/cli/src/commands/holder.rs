@@ -5,7 +5,11 @@
 //! standard error, which is the terminal or log of the run that started it.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -17,10 +21,14 @@ use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
 use quell_overlay::{Holder, Ids, Isolation, Namespaces};
 use quell_stack::Covered;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg,
+};
 
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
-use crate::inputs::{Reading, image_of, root_of, shown, shown_bytes};
+use crate::inputs::{Named, Reading, image_of, root_of, shown, shown_bytes};
 use crate::mounts;
 use crate::plan::{
     Answer, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
@@ -30,6 +38,9 @@ use crate::views::{self, Heat, Mounted, Surroundings, Taken};
 
 /// Metadata operations that the check before a run may cost.
 const SAMPLE_LOOKS: u32 = 8;
+/// The same where this node has checked the tree just now: launches that follow one another are no storm either.
+const SAMPLE_LOOKS_AGAIN: u32 = 2;
+const CHECK_LASTS: Duration = Duration::from_secs(60);
 /// Intervals between two looks that pass after a check before the first one.
 const INTERVALS_BEFORE_LOOKS: u32 = 5;
 /// Requests in flight for a full check.
@@ -37,24 +48,65 @@ const CHECK_THREADS: u16 = 16;
 /// Differences that are printed before the rest is only counted.
 const DIFFERENCES_SHOWN: usize = 5;
 const PLAN_BYTES_MAX: u64 = 1 << 20;
+/// Files that come opened with a plan; others are opened by their names.
+const OPENED_MAX: usize = 64;
+
+/// Files that came opened with the plan.
+type Files = BTreeMap<PathBuf, File>;
 
 /// Starts a holder for the plan and waits for its answer.
-pub fn start(plan: &Plan) -> std::result::Result<Answer, Failure> {
+pub fn start(plan: &Plan, files: &[Named]) -> std::result::Result<Answer, Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("cannot start the holder: {e}"));
+    let (own, theirs) = UnixStream::pair().map_err(cannot)?;
     let mut child = Command::new("/proc/self/exe")
         .args(["holder", "--detach"])
-        .stdin(Stdio::piped())
+        .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()
         .map_err(cannot)?;
-    let text = serde_json::to_vec(plan).map_err(|e| Failure::cannot(e.to_string()))?;
-    // Dropping it closes the pipe: the plan ends there.
-    child.stdin.take().expect("it was piped").write_all(&text).map_err(cannot)?;
+    let files = &files[..files.len().min(OPENED_MAX)];
+    let plan = Plan { opened: files.iter().map(|file| file.path.clone()).collect(), ..plan.clone() };
+    send(&plan, files, own).map_err(cannot)?;
     // The child ends at once; the holder itself is nobody's child and keeps the other end of the pipe.
     let mut answer = String::new();
     child.stdout.take().expect("it was piped").read_to_string(&mut answer).map_err(cannot)?;
     child.wait().map_err(cannot)?;
     serde_json::from_str(&answer).map_err(|_| Failure::cannot("the holder ended without an answer"))
+}
+
+/// The descriptors go with the first byte of the plan. Closing the stream ends it.
+fn send(plan: &Plan, files: &[Named], mut stream: UnixStream) -> std::io::Result<()> {
+    let text = serde_json::to_vec(plan)?;
+    let descriptors: Vec<_> = files.iter().map(|named| named.file.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPENED_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    }
+    rustix::net::sendmsg(&stream, &[IoSlice::new(&text[..1])], &mut control, SendFlags::NOSIGNAL)?;
+    stream.write_all(&text[1..])
+}
+
+/// A plan and the files that came with it.
+fn receive() -> std::result::Result<(Plan, Files), Failure> {
+    let cannot = |e: std::io::Error| Failure::cannot(format!("cannot read the plan: {e}"));
+    let mut text = vec![0; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPENED_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let stdin = std::io::stdin();
+    let got = recvmsg(&stdin, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        .map_err(|e| cannot(e.into()))?;
+    text.truncate(got.bytes);
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    let files: Vec<File> = descriptors.flatten().map(File::from).collect();
+    stdin.take(PLAN_BYTES_MAX).read_to_end(&mut text).map_err(cannot)?;
+    let plan: Plan =
+        serde_json::from_slice(&text).map_err(|e| Failure::wrong_input(format!("the plan: {e}")))?;
+    let files = plan.opened.iter().cloned().zip(files).collect();
+    Ok((plan, files))
 }
 
 pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failure> {
@@ -66,16 +118,10 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
             .map_err(|e| Failure::cannot(format!("cannot start the holder: {e}")))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let mut text = Vec::new();
-    std::io::stdin()
-        .take(PLAN_BYTES_MAX)
-        .read_to_end(&mut text)
-        .map_err(|e| Failure::cannot(format!("cannot read the plan: {e}")))?;
-    let plan: Plan =
-        serde_json::from_slice(&text).map_err(|e| Failure::wrong_input(format!("the plan: {e}")))?;
+    let (plan, files) = receive()?;
     let plan = Plan { quiet: plan.quiet || quiet, ..plan };
     live_apart();
-    match establish(&plan) {
+    match establish(&plan, files) {
         Ok(view) => {
             answer(&Answer { refused: None });
             quell_overlay::sweep(&plan.directory);
@@ -145,10 +191,10 @@ struct Established {
 }
 
 /// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
-fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
+fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, Failure> {
     let mut trees = Vec::new();
     for tree in &plan.trees {
-        if let Some(ready) = open_tree(plan, tree)? {
+        if let Some(ready) = open_tree(plan, tree, &mut files)? {
             trees.push(ready);
         }
     }
@@ -156,7 +202,7 @@ fn establish(plan: &Plan) -> std::result::Result<Established, Failure> {
         return Err(Failure::cannot("nothing is left to cover"));
     }
     let lock = lock_writable(plan)?;
-    heat(plan, &mut trees)?;
+    heat(plan, &mut trees, &mut files)?;
     let recording = plan.recording.as_ref().map(|how| Unfinished::begin(how, &mut trees)).transpose()?;
     let isolation = match plan.place {
         Place::Mountpoint { .. } => None,
@@ -271,10 +317,10 @@ struct ReadyTree {
 
 /// Gives each boot image to the tree whose index it belongs to. Without `--strict` an image that cannot be used is said
 /// and left out: the tree is served all the same.
-fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>) -> std::result::Result<(), Failure> {
+fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>, files: &mut Files) -> std::result::Result<(), Failure> {
     let mut memory_left = plan.budget_mib << 20;
     for path in &plan.boots {
-        if let Err(failure) = heat_one(plan, path, &mut memory_left, trees) {
+        if let Err(failure) = heat_one(path, files.remove(path), &mut memory_left, trees) {
             if plan.strict {
                 return Err(failure);
             }
@@ -285,12 +331,15 @@ fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>) -> std::result::Result<(), Fail
 }
 
 fn heat_one(
-    plan: &Plan,
     path: &Path,
+    opened: Option<File>,
     memory_left: &mut u64,
     trees: &mut Vec<ReadyTree>,
 ) -> std::result::Result<(), Failure> {
-    let boot = quell_stack::load_boot_from(&plan.opened_as(path), path)?;
+    let boot = match opened {
+        Some(file) => quell_stack::load_boot_from(file, path)?,
+        None => quell_stack::load_boot(path)?,
+    };
     let of = |tree: &ReadyTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
     let Some(at) = trees.iter().position(of) else {
         return Err(Failure::wrong_input(format!(
@@ -390,9 +439,15 @@ impl Unfinished {
 }
 
 /// `None`: the tree is not covered, for a reason that was said.
-fn open_tree(plan: &Plan, tree: &TreePlan) -> std::result::Result<Option<ReadyTree>, Failure> {
-    let image = quell_stack::load_index_from(&plan.opened_as(&tree.index), &tree.index)?;
-    let image = Arc::new(image);
+fn open_tree(
+    plan: &Plan,
+    tree: &TreePlan,
+    files: &mut Files,
+) -> std::result::Result<Option<ReadyTree>, Failure> {
+    let image = Arc::new(match files.remove(&tree.index) {
+        Some(file) => quell_stack::load_index_from(file, &tree.index)?,
+        None => quell_stack::load_index(&tree.index)?,
+    });
     let source = tree.source.clone().unwrap_or_else(|| root_of(&image));
     let path = match &plan.place {
         Place::Mountpoint { path, .. } => path.clone(),
@@ -404,7 +459,7 @@ fn open_tree(plan: &Plan, tree: &TreePlan) -> std::result::Result<Option<ReadyTr
     let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
     let differences = match plan.check {
         Check::None => Vec::new(),
-        Check::Sample => sample(&image, &mut sampler)?,
+        Check::Sample => sample(&runtime::stamp_of(plan, &image, &source), &image, &mut sampler),
         Check::Full => full_check(plan, &image, &source)?,
     };
     if differences.is_empty() {
@@ -438,17 +493,33 @@ pub fn line_of(difference: &Difference) -> String {
     }
 }
 
-fn sample(image: &Image, sampler: &mut Sampler) -> Result<Vec<Difference>> {
+/// `stamp` is there if this node had no difference to tell of just now.
+fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference> {
     let mut differences = Vec::new();
+    let age = std::fs::metadata(stamp).and_then(|metadata| metadata.modified()).map(|at| at.elapsed());
+    // A stamp from the future is none.
+    let looks = match age {
+        Ok(Ok(age)) if age < CHECK_LASTS => {
+            sampler.by_chance();
+            SAMPLE_LOOKS_AGAIN
+        }
+        _ => SAMPLE_LOOKS,
+    };
     // A tree with fewer entries is asked for all of them, more or less.
-    for _ in 0..SAMPLE_LOOKS.min(image.entries()) {
+    for _ in 0..looks.min(image.entries()) {
         // What the file system fails to answer says nothing about the tree; the program will see it.
         if let Ok(Some(difference)) = sampler.step() {
             differences.push(difference);
         }
     }
     differences.dedup();
-    Ok(differences)
+    // A stamp that cannot be written is missed by the file system alone.
+    let _ = match (differences.is_empty(), looks) {
+        (true, SAMPLE_LOOKS) => File::create(stamp).map(drop),
+        (true, _) => Ok(()),
+        (false, _) => std::fs::remove_file(stamp),
+    };
+    differences
 }
 
 fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<Vec<Difference>, Failure> {

@@ -33,7 +33,7 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if quell_overlay::ask(&plan.directory, &plan.key)?.is_some() {
         return Err(Failure::wrong_input(format!("{} has a view already", shown(&mountpoint))));
     }
-    match holder::start(&plan)?.refused {
+    match holder::start(&plan, &[])?.refused {
         None => Ok(ExitCode::SUCCESS),
         Some(refusal) => Err(Failure::of_code(refusal.code, refusal.message)),
     }

@@ -1,7 +1,6 @@
 //! `quell run`: joins or makes the view, then becomes the program.
 
 use std::ffi::OsString;
-use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -16,13 +15,12 @@ use crate::plan::{Place, Plan, Refusal, TreePlan};
 use crate::runtime;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    // The files stay open until the program starts.
-    let (plan, _files) = plan(&args, quiet)?;
+    let (plan, files) = plan(&args, quiet)?;
     let strict = plan.strict;
     // Entering a namespace loses the working directory: it is found again by its name, which may now
     // lead into a covered tree.
     let working_directory = std::env::current_dir();
-    match enter(plan, &args) {
+    match enter(plan, &files, &args) {
         Ok(()) => {
             if let Ok(directory) = &working_directory
                 && let Err(e) = std::env::set_current_dir(directory)
@@ -63,7 +61,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     let mut plan = Plan::new(Place::Namespace, trees, &args.boot, cover, quiet);
     // A boot image that is missing is no reason not to run.
     for path in &args.boot.boot {
-        match Named::find(path) {
+        match Named::open(path) {
             Ok(file) => {
                 plan.boots.push(file.path.clone());
                 files.push(file);
@@ -81,13 +79,12 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&*directory))))?;
         *directory = real_path(directory)?;
     }
-    plan.opened = files.iter().map(|file| (file.path.clone(), file.descriptor.as_raw_fd())).collect();
     Ok((plan, files))
 }
 
 /// The index file for what was named: itself, or the one beside a directory, which is made if need be.
 pub fn index_of(path: &Path, quiet: bool) -> Result<Named, Failure> {
-    let named = Named::find(path)?;
+    let named = Named::open(path)?;
     if !named.is_dir() {
         return Ok(named);
     }
@@ -116,17 +113,17 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
             Voice::Aside,
         )?;
     }
-    Named::find(file)
+    Named::open(file)
 }
 
 /// Moves this process into the view.
-fn enter(mut plan: Plan, args: &RunArgs) -> Result<(), Failure> {
+fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), Failure> {
     plan.directory = runtime::directory()?;
     let job = args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job);
-    plan.key = runtime::key(&plan, job.as_deref())?;
+    plan.key = runtime::key(&plan, files, job.as_deref())?;
     let mut refused = None;
     let joined = quell_overlay::join(&plan.directory, &plan.key, || {
-        refused = match holder::start(&plan) {
+        refused = match holder::start(&plan, files) {
             Ok(answer) => answer.refused,
             Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
         };
