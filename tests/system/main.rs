@@ -13,6 +13,7 @@ mod trees;
 mod boot;
 mod command_line;
 mod counters;
+mod disks;
 mod faults;
 mod fidelity;
 mod formats;

@@ -275,7 +275,12 @@ pub struct Mounted<'a> {
     pub point: PathBuf,
 }
 
-impl Mounted<'_> {
+impl<'a> Mounted<'a> {
+    /// What was mounted there by hand.
+    pub fn at(stage: &'a Stage, point: PathBuf) -> Mounted<'a> {
+        Mounted { stage, point }
+    }
+
     #[track_caller]
     pub fn umount(self) {
         let ended = self.stage.run(self.stage.quell().arg("umount").arg(&self.point));

@@ -124,11 +124,22 @@ Example:
   quell run -i /shared/env.quell -- /shared/env/bin/python program.py
   mpirun -n 64 quell run -i /shared/env -- ./program       (one view for all ranks of a node)
   quell run -i /shared/env --scratch -- pip install six    (written to memory, thrown away)
-  quell run --config quell.toml -- ./program               (the trees that `quell profile` proposed)")]
+  quell run --config quell.toml -- ./program               (the trees that `quell profile` proposed)
+  quell run --image /srv/debian.raw -b debian.boot -- \
+      qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
+
+The last one is for virtual machines: QEMU finds the disk image at its own path, with the blocks that a boot
+reads in memory. mine.qcow2 was made by: qemu-img create -f qcow2 -b /srv/debian.raw -F raw mine.qcow2
+All machines of one user that are started so on a node share that memory.")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and made first if there is none). May be given again.
-    #[arg(short, long = "index", value_name = "FILE", required_unless_present = "config")]
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image"])]
     pub index: Vec<PathBuf>,
+    /// Cover the disk image of virtual machines, and the files that it lies on, instead of a tree; with -b.
+    #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "config"])]
+    pub image: Option<PathBuf>,
+    #[command(flatten)]
+    pub image_format: ImageFormatArgs,
     /// Take the trees from a quell.toml, as `quell profile` writes it; an index that is missing is made first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "at"])]
     pub config: Option<PathBuf>,
@@ -158,6 +169,30 @@ pub struct BootArgs {
     pub budget: u64,
 }
 
+/// Common to what takes disk images of virtual machines.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ImageFormatArgs {
+    /// The format of the disk image [default: qcow2 if it begins as one, otherwise raw].
+    #[arg(long, value_name = "FORMAT", requires = "image")]
+    pub image_format: Option<ImageFormatArg>,
+}
+
+impl ImageFormatArgs {
+    /// The same words for another process of ours.
+    pub fn words(self) -> Option<String> {
+        let format = self.image_format?.to_possible_value()?;
+        Some(format!("--image-format={}", format.get_name()))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageFormatArg {
+    Qcow2,
+    /// Nothing in it is taken for the name of another file.
+    Raw,
+}
+
 /// Record which blocks a start reads, and keep them in a boot image.
 ///
 /// Runs CMD covered by the index, and writes what it and its children read, mapped files and programs included, to
@@ -167,11 +202,20 @@ pub struct BootArgs {
 Example:
   quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
-  quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py")]
+  quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
+  quell record --image /srv/debian.raw -o debian.boot --until 60 -- \
+      qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
+
+With --image, what a virtual machine reads of its disk image is recorded, and of the files that this lies on.")]
 pub struct RecordArgs {
     /// The index of the tree, or an indexed directory.
-    #[arg(short, long = "index", value_name = "FILE")]
-    pub index: PathBuf,
+    #[arg(short, long = "index", value_name = "FILE", required_unless_present = "image")]
+    pub index: Option<PathBuf>,
+    /// Record what is read of this disk image instead.
+    #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "source"])]
+    pub image: Option<PathBuf>,
+    #[command(flatten)]
+    pub image_format: ImageFormatArgs,
     /// The boot image to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
@@ -205,6 +249,7 @@ pub enum BootCommand {
     Verify(BootVerifyArgs),
     Merge(BootMergeArgs),
     Extract(BootExtractArgs),
+    Qcow2(BootQcow2Args),
 }
 
 /// Show what a boot image holds.
@@ -219,11 +264,14 @@ pub struct BootShowArgs {
     pub json: bool,
 }
 
-/// Check every byte of a boot image, and with -i whether the tree still has what it holds.
+/// Check every byte of a boot image, and with -i or --image whether the tree or disk still has what it holds.
 ///
-/// Exit code 1 if a file of the tree is another now, or has other bytes.
+/// Exit code 1 if a file is another now, or has other bytes.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  quell boot verify env.boot -i /shared/env.quell")]
+#[command(after_help = "\
+Example:
+  quell boot verify env.boot -i /shared/env.quell
+  quell boot verify debian.boot --image /srv/debian.raw")]
 pub struct BootVerifyArgs {
     pub file: PathBuf,
     /// The index that the image belongs to.
@@ -232,9 +280,14 @@ pub struct BootVerifyArgs {
     /// Where the tree lies on this node, if not where it was indexed.
     #[arg(long, value_name = "DIR", requires = "index")]
     pub source: Option<PathBuf>,
+    /// The disk image that it was recorded of.
+    #[arg(long, value_name = "DISK", conflicts_with = "index")]
+    pub image: Option<PathBuf>,
+    #[command(flatten)]
+    pub image_format: ImageFormatArgs,
 }
 
-/// Join boot images of one tree (of several runs, ranks or programs) into one.
+/// Join boot images of one tree or disk (of several runs, ranks, programs or machines) into one.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot merge train.boot test.boot -o env.boot --budget 64")]
 pub struct BootMergeArgs {
@@ -258,6 +311,28 @@ pub struct BootExtractArgs {
     pub file: PathBuf,
     /// A directory that does not exist yet.
     pub directory: PathBuf,
+}
+
+/// Write the hot blocks of a disk image as a qcow2 image on top of it.
+///
+/// For machines that are to start faster with QEMU alone: the machine's own image is made on top of the one written here, which
+/// may lie on a local disk or in memory. What is not in it QEMU reads from the disk image.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell boot qcow2 debian.boot -o hot.qcow2
+  qemu-img create -f qcow2 -b hot.qcow2 -F qcow2 mine.qcow2
+  qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio")]
+pub struct BootQcow2Args {
+    pub file: PathBuf,
+    /// The qcow2 image to write.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The disk image that was recorded [default: where it was then].
+    #[arg(long = "base", id = "image", value_name = "DISK")]
+    pub base: Option<PathBuf>,
+    #[command(flatten)]
+    pub image_format: ImageFormatArgs,
 }
 
 /// How a tree is covered; common to `run` and `mount`.
@@ -338,11 +413,19 @@ pub enum OnChangeArg {
 Example:
   quell mount /shared/env.quell /tmp/env
   quell stats /tmp/env
-  quell umount /tmp/env")]
+  quell umount /tmp/env
+  quell mount --image /srv/debian.raw /run/disks -b debian.boot     (/run/disks/debian.raw, for virtual machines)")]
 pub struct MountArgs {
+    /// The index, or with --image the disk image.
     pub file: PathBuf,
     /// An existing directory.
     pub mountpoint: PathBuf,
+    /// Show the disk image FILE of virtual machines as a file, with its hot blocks from memory (-b); also the files that
+    /// it lies on, where they are named relative to it.
+    #[arg(long)]
+    pub image: bool,
+    #[command(flatten)]
+    pub image_format: ImageFormatArgs,
     #[command(flatten)]
     pub boot: BootArgs,
     #[command(flatten)]

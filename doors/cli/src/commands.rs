@@ -1,9 +1,11 @@
 //! One command a file.
 
 pub mod boot;
+pub mod disks;
 pub mod doctor;
 pub mod generate;
 pub mod holder;
+pub mod hot_layer;
 pub mod index;
 pub mod mount;
 pub mod probe;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{BootArgs, Check, CoverArgs, OnChangeArg, ViewArg};
+use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, OnChangeArg, ViewArg};
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
@@ -16,6 +16,8 @@ pub struct Plan {
     pub key: String,
     pub place: Place,
     pub trees: Vec<TreePlan>,
+    /// Instead of trees.
+    pub disk: Option<DiskPlan>,
     /// Boot images, each for the tree whose index it belongs to.
     pub boots: Vec<PathBuf>,
     /// Files named here that the creator has opened; their descriptors come with the plan, in this order.
@@ -80,6 +82,17 @@ pub struct TreePlan {
     pub at: Option<PathBuf>,
 }
 
+/// A disk image of virtual machines.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskPlan {
+    /// As it was named, absolute: the files below are found from there.
+    pub path: PathBuf,
+    pub format: Option<ImageFormatArg>,
+    /// All files that it is made of, itself first, without symbolic links; and what tells that they are the same still.
+    pub files: Vec<PathBuf>,
+    pub state: String,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Writes {
@@ -95,6 +108,7 @@ impl Plan {
             key: String::new(),
             place,
             trees,
+            disk: None,
             boots: Vec::new(),
             opened: Vec::new(),
             budget_mib: boot.budget,

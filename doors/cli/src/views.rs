@@ -318,6 +318,7 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
         no_read_ahead: around.plan.recording.is_some(),
         fills_cache: around.hot,
         allow_other,
+        direct: false,
         source: around.source_name.clone(),
     }
 }

@@ -27,6 +27,9 @@ pub struct Options {
     /// Keep what [`Session::fill_cache`](crate::Session::fill_cache) needs. It has to be called then: until it was,
     /// programs would wait for ever for a session that failed.
     pub fills_cache: bool,
+    /// Keep no data in the kernel: each read of a program arrives as it was asked for, up to a megabyte, and is answered
+    /// from here. For files whose hot part is in our memory, and which are too large to be kept twice.
+    pub direct: bool,
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
@@ -41,6 +44,7 @@ impl Default for Options {
             no_open: false,
             no_read_ahead: false,
             fills_cache: false,
+            direct: false,
             allow_other: false,
             source: SUBTYPE.to_owned(),
         }

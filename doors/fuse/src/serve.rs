@@ -52,6 +52,7 @@ pub(crate) struct Door {
     can: Capabilities,
     no_open: bool,
     no_read_ahead: bool,
+    direct: bool,
     /// The kernel opens directories by itself once it is told that we do not.
     no_opendir: bool,
     keep: Duration,
@@ -70,11 +71,24 @@ impl Door {
     ) -> Door {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
         let can = fs.capabilities();
-        let no_open = options.no_open && can.immutable;
-        let no_read_ahead = options.no_read_ahead;
+        // Where no open is announced nothing can be said about how a file is to be read.
+        let no_open = options.no_open && can.immutable && !options.direct;
+        let (no_read_ahead, direct) = (options.no_read_ahead, options.direct);
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
         let (handles, recent) = (Handles::default(), RecentFiles::new(RECENT_FILES_MAX));
-        Door { fs, can, no_open, no_read_ahead, no_opendir: false, keep, handles, recent, counters, ending }
+        Door {
+            fs,
+            can,
+            no_open,
+            no_read_ahead,
+            direct,
+            no_opendir: false,
+            keep,
+            handles,
+            recent,
+            counters,
+            ending,
+        }
     }
 
     /// Every verb starts here, so that a panic in one of them ends the session.
@@ -182,6 +196,9 @@ impl Filesystem for Door {
         if self.no_open {
             wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT;
         }
+        if self.direct {
+            wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        }
         if self.can.acls {
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
@@ -234,7 +251,10 @@ impl Filesystem for Door {
         if self.no_open {
             return reply.error(Errno::ENOSYS); // the kernel opens by itself from now on
         }
-        let keep = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        let mut keep = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        if self.direct {
+            keep = FopenFlags::FOPEN_DIRECT_IO;
+        }
         match self.open_file(node(ino)) {
             Ok(file) => reply.opened(self.handles.insert(file.into()), keep | FopenFlags::FOPEN_NOFLUSH),
             Err(error) => reply.error(self.refuse(&error)),

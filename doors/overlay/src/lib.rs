@@ -5,12 +5,14 @@
 //! `user.overlay.redirect`, which send the kernel to the data-only layer for the bytes (Linux 6.16 for
 //! callers without privilege).
 
+mod files;
 mod holder;
 mod metadata;
 mod mount;
 mod namespace;
 mod redirected;
 
+pub use files::attach_files;
 pub use holder::{Admission, Holder, HolderEnd, Namespaces, ask, join, sweep};
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};

@@ -193,24 +193,35 @@ impl Hot {
         Ok(())
     }
 
-    /// Copies from memory as far as it goes without a gap.
     pub(crate) fn read(&self, file: &BootFile, into: &mut [u8], offset: u64) -> usize {
-        let wanted = (into.len() as u64).min(file.size_bytes.saturating_sub(offset)) as usize;
-        let mut done = 0;
-        while done < wanted {
-            let at = offset + done as u64;
-            let within = (at % BLOCK_BYTES as u64) as usize;
-            let block = u32::try_from(at / BLOCK_BYTES as u64).ok();
-            let Some(content) = block.and_then(|block| self.image.content(file, block)) else { break };
-            let length = (BLOCK_BYTES - within).min(wanted - done);
-            into[done..done + length].copy_from_slice(&self.contents.block(content)[within..within + length]);
-            done += length;
-            self.hits.fetch_add(1, Ordering::Relaxed);
-        }
+        let done = copy(&self.image, &self.contents, file, into, offset);
+        self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
         done
     }
 
     pub(crate) fn missed(&self, bytes: usize) {
         self.misses.fetch_add((bytes as u64).div_ceil(BLOCK_BYTES as u64), Ordering::Relaxed);
     }
+}
+
+/// Copies blocks of a file from memory as far as it goes without a gap.
+pub(crate) fn copy(
+    image: &BootImage,
+    contents: &Contents,
+    file: &BootFile,
+    into: &mut [u8],
+    offset: u64,
+) -> usize {
+    let wanted = (into.len() as u64).min(file.size_bytes.saturating_sub(offset)) as usize;
+    let mut done = 0;
+    while done < wanted {
+        let at = offset + done as u64;
+        let within = (at % BLOCK_BYTES as u64) as usize;
+        let block = u32::try_from(at / BLOCK_BYTES as u64).ok();
+        let Some(content) = block.and_then(|block| image.content(file, block)) else { break };
+        let length = (BLOCK_BYTES - within).min(wanted - done);
+        into[done..done + length].copy_from_slice(&contents.block(content)[within..within + length]);
+        done += length;
+    }
+    done
 }

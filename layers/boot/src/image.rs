@@ -13,6 +13,7 @@ use crate::format::{
     FRAME_ROW_BYTES, HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION,
     ZERO_FROM, ZEROS,
 };
+use crate::naming::{DISK_FILES_MAX, disk_place};
 use crate::recording::{Recorded, Recording};
 
 /// Why bytes are not a boot image, and where.
@@ -210,6 +211,7 @@ impl BootImage {
         let names_bytes = self.names.len() as u64;
         let mut next_run = 0u64;
         let mut last: Option<&[u8]> = None;
+        let mut places = [false; DISK_FILES_MAX];
         for number in 0..self.files() {
             let row = self.files.start + number as usize * FILE_ROW_BYTES;
             let at = number as usize;
@@ -233,18 +235,20 @@ impl BootImage {
             }
             last = Some(file.name);
             let named = match self.kind {
-                Kind::Disk => file.name.is_empty(),
+                Kind::Disk => disk_place(file.name)
+                    .is_some_and(|(place, _)| !std::mem::replace(&mut places[place], true)),
                 Kind::Tree(_) => file.name.split(|b| *b == b'/').all(|name| check_name(name).is_ok()),
             };
             if !named {
-                return damage("FILES", at, "its name is no path below the tree");
+                return damage(
+                    "FILES",
+                    at,
+                    "its name is no path below the tree, or no new place in a disk's chain",
+                );
             }
         }
         if next_run != u64::from(self.run_count()) {
             return damage("RUNS", next_run as usize, "a run of no file");
-        }
-        if self.kind == Kind::Disk && self.files() > 1 {
-            return damage("FILES", 1, "a disk image has one file");
         }
         Ok(())
     }

@@ -138,6 +138,25 @@ fn nothing_recorded_is_an_image_too() {
     assert_eq!((image.files(), image.contents(), image.decode(4).unwrap().block(ZEROS)[0]), (0, 0, 0));
 }
 
+#[test]
+fn a_disks_files_have_places_and_each_its_own() {
+    let parsed = |names: &[&str]| {
+        let mut packer = Packer::default();
+        let mut recording = Recording::new();
+        for (number, name) in (0..).zip(names) {
+            packer.add(name.as_bytes(), 10, WHEN);
+            recording.add(number, 0..1);
+        }
+        let mut files = Files(names.iter().map(|_| Some(noise(10, 1))).collect());
+        BootImage::parse(packer.pack(Kind::Disk, &recording, &mut files, 1).unwrap())
+    };
+    let image = parsed(&["0/srv/top", "10/srv/k", "2/srv/base"]).unwrap();
+    assert_eq!((image.files(), image.contents()), (3, 1));
+    for names in [&["disk"][..], &["/srv/top"], &["0/srv/a", "0/srv/b"], &["00/srv/a"], &["64/srv/a"]] {
+        assert!(parsed(names).is_err(), "{names:?}");
+    }
+}
+
 fn refused(bytes: Vec<u8>) -> Option<Damage> {
     match BootImage::parse(bytes) {
         Err(damage) => Some(damage),

@@ -3,23 +3,27 @@
 //!
 //! The file is drawn in docs/formats/boot.md.
 
+mod disks;
 mod file_system;
 mod format;
 mod hot;
 mod image;
 #[cfg(test)]
 mod image_test;
+mod naming;
 mod over;
 mod pack;
 mod recorder;
 mod recording;
 
+pub use disks::{DiskFile, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
 #[doc(hidden)]
 pub use image::reseal;
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
+pub use naming::{DISK_FILES_MAX, Subject, disk_name, disk_place};
 pub use over::{Open, Over};
 pub use pack::{Packer, ReadBlock};
 pub use recorder::{Choice, Recorder, RecorderFs};

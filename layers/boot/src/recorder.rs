@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result, resolve};
+use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result};
 
 use crate::format::BLOCK_BYTES;
-use crate::image::{BootImage, Kind};
+use crate::image::BootImage;
+use crate::naming::Subject;
 use crate::over::{Open, Over};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
@@ -16,7 +17,7 @@ use crate::recording::Recording;
 /// What goes into an image.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice<'a> {
-    /// An image of the same generation to join.
+    /// An image of the same tree in the same state, or of the same disk, to join.
     pub old: Option<&'a BootImage>,
     /// Blocks that fewer recordings read are left out.
     pub min_recordings: u32,
@@ -82,11 +83,11 @@ impl Recorder {
         number
     }
 
-    /// The image of what was read of `fs`, which is bound to this generation.
+    /// The image of what was read of `fs`, which is this.
     pub fn pack(
         &self,
         fs: &dyn FileSystem,
-        generation: u128,
+        subject: &Subject,
         choice: &Choice,
         threads: usize,
     ) -> Result<Vec<u8>> {
@@ -96,7 +97,7 @@ impl Recorder {
         let mut nodes = state.nodes.clone();
         for (number, node) in (0..).zip(&state.nodes) {
             let attributes = fs.attributes(*node)?;
-            packer.add(&fs.path(*node)?, attributes.size_bytes, attributes.modified);
+            packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified);
             // A file that was opened and not read: with a block of it in the image the open needs no other source.
             recording.add(number, 0..1);
         }
@@ -104,23 +105,24 @@ impl Recorder {
             let theirs: Vec<Option<u32>> = (0..old.files())
                 .map(|number| {
                     let file = old.file(number);
-                    let now = resolve(fs, file.name).ok()?;
+                    let now = subject.find(fs, file.name)?;
                     // Of a file that is another now nothing is kept.
                     if now.size_bytes != file.size_bytes || now.modified != file.modified {
                         return None;
                     }
-                    let known = state.files.get(&now.node).copied();
-                    Some(known.unwrap_or_else(|| {
-                        nodes.push(now.node);
-                        packer.add(file.name, now.size_bytes, now.modified)
-                    }))
+                    if let Some(known) = state.files.get(&now.node) {
+                        return Some(*known);
+                    }
+                    let name = subject.name(fs, now.node).ok()?;
+                    nodes.push(now.node);
+                    Some(packer.add(&name, now.size_bytes, now.modified))
                 })
                 .collect();
             recording.join(&old.recording(), |file| theirs[file as usize]);
         }
         let recording = recording.chosen(choice.min_recordings, choice.blocks_max);
         let mut source = Source { fs, nodes: &nodes, open: None };
-        packer.pack(Kind::Tree(generation), &recording, &mut source, threads)
+        packer.pack(subject.kind(), &recording, &mut source, threads)
     }
 }
 

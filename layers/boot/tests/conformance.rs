@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_boot::{
-    BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder, RecorderFs,
+    BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder, RecorderFs, Subject,
 };
 use quell_fs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 use quell_testkit::conformance::{Made, World, run};
@@ -38,7 +38,7 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
     let recorder = Recorder::new();
     let fs = RecorderFs::new(model.clone(), recorder.clone());
     start(&fs, &files(model), &mut Random::new(seed));
-    BootImage::parse(recorder.pack(&**model, GENERATION, &Choice::ALL, 2).unwrap()).unwrap()
+    BootImage::parse(recorder.pack(&**model, &Subject::Tree(GENERATION), &Choice::ALL, 2).unwrap()).unwrap()
 }
 
 fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_boot::{BLOCK_BYTES, BootImage, Contents, Kind, Packer, ReadBlock};
-use quell_fs::{FileSystem, resolve};
+use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, disk_place};
+use quell_fs::{Attributes, FileSystem, resolve};
 use quell_index::OnChange;
 use serde_json::json;
 
@@ -26,11 +26,12 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BootCommand::Verify(args) => verify(&args, quiet),
         BootCommand::Merge(args) => merge(&args, quiet),
         BootCommand::Extract(args) => extract(&args, quiet),
+        BootCommand::Qcow2(args) => super::hot_layer::run(&args, quiet),
     }
 }
 
 /// An image with all its blocks.
-fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
+pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
     let image = quell_stack::load_boot(path)?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
         return Err(Failure::cannot(format!(
@@ -61,7 +62,11 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     let row = |number: u32| {
         let file = image.file(number);
         let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
-        (shown_bytes(file.name), file.size_bytes, blocks_here(&image, number), recordings)
+        let name = match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+            Some((place, path)) => format!("{place} {}", shown_bytes(path)),
+            None => shown_bytes(file.name),
+        };
+        (name, file.size_bytes, blocks_here(&image, number), recordings)
     };
     if args.json {
         let files: Vec<_> = numbers
@@ -84,9 +89,10 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     }
     println!("  recordings          {}", image.recordings());
     println!(
-        "  files               {} ({whole} of them whole), {} in the tree",
+        "  files               {} ({whole} of them whole), {}{}",
         image.files(),
-        HumanBytes(size)
+        HumanBytes(size),
+        if image.kind() == Kind::Disk { "" } else { " in the tree" }
     );
     println!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
     println!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
@@ -102,6 +108,9 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
 
 fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (image, contents) = whole(&args.file)?;
+    if let Some(disk) = &args.image {
+        return verify_disk(args, disk, &image, &contents, quiet);
+    }
     let Some(index) = &args.index else {
         if !quiet {
             println!(
@@ -123,7 +132,8 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let mut differences = 0u64;
     for number in 0..image.files() {
         let name = shown_bytes(image.file(number).name);
-        match same(&image, &contents, number, &*covered.fs) {
+        let found = resolve(&*covered.fs, image.file(number).name);
+        match found.and_then(|now| same(&image, &contents, number, &*covered.fs, now)) {
             Ok(true) => {}
             Ok(false) => {
                 differences += 1;
@@ -141,10 +151,53 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if differences > 0 { NO } else { YES }))
 }
 
-/// Whether the tree has what the image has of a file.
-fn same(image: &BootImage, contents: &Contents, number: u32, fs: &dyn FileSystem) -> quell_fs::Result<bool> {
+/// The same for the files of a disk.
+fn verify_disk(
+    args: &BootVerifyArgs,
+    disk: &Path,
+    image: &BootImage,
+    contents: &Contents,
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    if image.kind() != Kind::Disk {
+        return Err(Failure::wrong_input(format!(
+            "{} belongs to an index: give it with -i",
+            shown(&args.file)
+        )));
+    }
+    let chain = quell_stack::disk_chain(disk, args.image_format.image_format.map(Into::into))?;
+    let paths = chain.iter().map(|file| file.path.as_os_str().as_bytes().to_vec()).collect();
+    let open = quell_stack::OpenDisks::new(chain, quell_stack::DiskNames::Numbers, None)?;
+    let fs = DisksFs(std::sync::Arc::new(open.disks));
+    let subject = Subject::Disk(paths);
+    let mut differences = 0u64;
+    for number in 0..image.files() {
+        let name = image.file(number).name;
+        let compared = match subject.find(&fs, name) {
+            None => Ok(false),
+            Some(now) => same(image, contents, number, &fs, now),
+        };
+        if !matches!(compared, Ok(true)) {
+            differences += 1;
+            let what = compared.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
+            println!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
+        }
+    }
+    if !quiet {
+        println!("{}: {} files compared, {differences} differ", shown(&args.file), image.files());
+    }
+    Ok(ExitCode::from(if differences > 0 { NO } else { YES }))
+}
+
+/// Whether a file is `now` what the image has of it.
+fn same(
+    image: &BootImage,
+    contents: &Contents,
+    number: u32,
+    fs: &dyn FileSystem,
+    now: Attributes,
+) -> quell_fs::Result<bool> {
     let file = image.file(number);
-    let now = resolve(fs, file.name)?;
     if now.size_bytes != file.size_bytes || now.modified != file.modified {
         return Ok(false);
     }
@@ -163,17 +216,25 @@ fn same(image: &BootImage, contents: &Contents, number: u32, fs: &dyn FileSystem
     Ok(true)
 }
 
+/// What tells that files of two images are one: a disk's files may have lain elsewhere.
+fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
+    match disk_place(name).filter(|_| kind == Kind::Disk) {
+        Some((place, _)) => place.to_string().into_bytes(),
+        None => name.to_vec(),
+    }
+}
+
 /// Images that are joined; a block is taken from the first that has it.
 struct Images {
     images: Vec<(BootImage, Contents)>,
-    names: Vec<Vec<u8>>,
+    /// By the joined image's number: each image's own.
+    numbers: Vec<Vec<Option<u32>>>,
 }
 
 impl ReadBlock for Images {
     fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> quell_fs::Result<bool> {
-        let name = &self.names[file as usize];
-        for (image, contents) in &self.images {
-            let found = image.find(name).and_then(|number| image.content(&image.file(number), block));
+        for ((image, contents), number) in self.images.iter().zip(&self.numbers[file as usize]) {
+            let found = number.and_then(|number| image.content(&image.file(number), block));
             if let Some(content) = found {
                 into.copy_from_slice(contents.block(content));
                 return Ok(true);
@@ -188,25 +249,34 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let kind = images[0].0.kind();
     if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
         return Err(Failure::wrong_input(format!(
-            "{} and {} do not belong to the same state of one tree",
+            "{} and {} do not belong to the same state of one tree or disk",
             shown(&args.files[0]),
             shown(&args.files[at])
         )));
     }
     let mut packer = Packer::default();
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    let mut numbers = std::collections::HashMap::new();
+    let mut numbers: Vec<Vec<Option<u32>>> = Vec::new();
+    let mut known = std::collections::HashMap::new();
     let mut joined: Option<quell_boot::Recording> = None;
-    for (image, _) in &images {
-        let own: Vec<u32> = (0..image.files())
-            .map(|number| {
-                let file = image.file(number);
-                *numbers.entry(file.name.to_vec()).or_insert_with(|| {
-                    names.push(file.name.to_vec());
-                    packer.add(file.name, file.size_bytes, file.modified)
-                })
-            })
-            .collect();
+    for (at, (image, _)) in images.iter().enumerate() {
+        let mut own = Vec::new();
+        for number in 0..image.files() {
+            let file = image.file(number);
+            let state = (file.size_bytes, file.modified);
+            let (joined, state_there) = *known.entry(same_file(kind, file.name)).or_insert_with(|| {
+                numbers.push(vec![None; images.len()]);
+                (packer.add(file.name, file.size_bytes, file.modified), state)
+            });
+            if state_there != state {
+                return Err(Failure::wrong_input(format!(
+                    "{} was recorded of another state of {}",
+                    shown(&args.files[at]),
+                    shown_bytes(disk_place(file.name).map_or(file.name, |(_, path)| path))
+                )));
+            }
+            numbers[joined as usize][at] = Some(number);
+            own.push(joined);
+        }
         let recording = image.recording();
         match &mut joined {
             // The first image's files have their own numbers.
@@ -216,7 +286,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
-    let bytes = packer.pack(kind, &recording, &mut Images { images, names }, processors())?;
+    let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
     quell_stack::replace_file(&args.output, &bytes, |_| Ok(()))?;
     if !quiet {
         println!(
@@ -238,8 +308,16 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
     for number in 0..image.files() {
         let file = image.file(number);
-        let name = if file.name.is_empty() { b"disk".as_slice() } else { file.name };
-        let path = args.directory.join(std::ffi::OsStr::from_bytes(name));
+        let path = args.directory.join(match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+            // Files of a chain may have one name in several directories.
+            Some((place, path)) => {
+                let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+                let mut name = std::ffi::OsString::from(format!("{place}-"));
+                name.push(std::ffi::OsStr::from_bytes(last));
+                name
+            }
+            None => std::ffi::OsStr::from_bytes(file.name).into(),
+        });
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
         }

@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder};
+use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject};
 use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
@@ -52,7 +52,7 @@ const PLAN_BYTES_MAX: u64 = 1 << 20;
 const OPENED_MAX: usize = 64;
 
 /// Files that came opened with the plan.
-type Files = BTreeMap<PathBuf, File>;
+pub(super) type Files = BTreeMap<PathBuf, File>;
 
 /// Starts a holder for the plan and waits for its answer.
 pub fn start(plan: &Plan, files: &[Named]) -> std::result::Result<Answer, Failure> {
@@ -121,6 +121,9 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     let (plan, files) = receive()?;
     let plan = Plan { quiet: plan.quiet || quiet, ..plan };
     live_apart();
+    if plan.disk.is_some() {
+        return super::disks::hold(&plan, files);
+    }
     match establish(&plan, files) {
         Ok(view) => {
             answer(&Answer { refused: None });
@@ -138,7 +141,7 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-fn answer(answer: &Answer) {
+pub(super) fn answer(answer: &Answer) {
     let text = serde_json::to_string(answer).expect("an answer is always JSON");
     // Whoever asked may be gone; then there is nobody to tell.
     let _ = writeln!(std::io::stdout(), "{text}");
@@ -250,7 +253,7 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
 }
 
 /// Root needs no user namespace, unless it is root in name only.
-fn isolation() -> Isolation {
+pub(super) fn isolation() -> Isolation {
     use rustix::thread::{CapabilitySet, capabilities};
     let may_mount = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
@@ -340,6 +343,10 @@ fn heat_one(
         Some(file) => quell_stack::load_boot_from(file, path)?,
         None => quell_stack::load_boot(path)?,
     };
+    if boot.kind() == Kind::Disk {
+        let message = format!("{} holds blocks of a disk image: it goes with --image", shown(path));
+        return Err(Failure::wrong_input(message));
+    }
     let of = |tree: &ReadyTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
     let Some(at) = trees.iter().position(of) else {
         return Err(Failure::wrong_input(format!(
@@ -368,43 +375,56 @@ fn heat_one(
 }
 
 /// A recording under way.
-struct Unfinished {
+pub(super) struct Unfinished {
     how: RecordingPlan,
     recorder: Arc<Recorder>,
     /// What is below the recorder.
     fs: Arc<dyn FileSystem>,
-    generation: u128,
+    subject: Subject,
     /// Whoever waits sees its end if this process is killed.
     pipe: std::fs::File,
 }
 
 impl Unfinished {
     fn begin(how: &RecordingPlan, trees: &mut Vec<ReadyTree>) -> std::result::Result<Unfinished, Failure> {
-        let pipe = std::fs::File::options()
-            .write(true)
-            .open(&how.pipe)
-            .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&how.pipe))))?;
         let mut tree = match trees.pop() {
             Some(tree) if trees.is_empty() => tree,
             _ => return Err(Failure::wrong_input("one tree is recorded at a time")),
         };
-        let (fs, generation) = (tree.covered.fs.clone(), tree.covered.image.generation().0);
+        let (fs, subject) = (tree.covered.fs.clone(), Subject::Tree(tree.covered.image.generation().0));
         let (covered, recorder) = tree.covered.recorded();
         tree.covered = covered;
         trees.push(tree);
-        Ok(Unfinished { how: how.clone(), recorder, fs, generation, pipe })
+        Unfinished::of(how, recorder, fs, subject)
     }
 
-    fn finish(mut self) {
-        let recorded = self
-            .pack()
+    pub(super) fn of(
+        how: &RecordingPlan,
+        recorder: Arc<Recorder>,
+        fs: Arc<dyn FileSystem>,
+        subject: Subject,
+    ) -> std::result::Result<Unfinished, Failure> {
+        let pipe = std::fs::File::options()
+            .write(true)
+            .open(&how.pipe)
+            .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&how.pipe))))?;
+        Ok(Unfinished { how: how.clone(), recorder, fs, subject, pipe })
+    }
+
+    fn finish(self) {
+        let packed = self.pack();
+        self.tell(packed);
+    }
+
+    pub(super) fn tell(mut self, packed: std::result::Result<Recorded, Failure>) {
+        let recorded = packed
             .unwrap_or_else(|failure| Recorded { failure: Some(failure.to_string()), ..Recorded::default() });
         let text = serde_json::to_string(&recorded).expect("a result is always JSON");
         // Whoever asked may be gone; the image is there all the same.
         let _ = writeln!(self.pipe, "{text}");
     }
 
-    fn pack(&self) -> std::result::Result<Recorded, Failure> {
+    pub(super) fn pack(&self) -> std::result::Result<Recorded, Failure> {
         let output = &self.how.output;
         let threads = runtime::processors();
         let old = match self.how.merge && output.exists() {
@@ -412,16 +432,17 @@ impl Unfinished {
             false => None,
         };
         if let Some(old) = &old
-            && old.kind() != Kind::Tree(self.generation)
+            && !self.subject.joins(&*self.fs, old)
         {
-            return Err(Failure::wrong_input(format!(
-                "{} belongs to another index, or to an older state of this one: --merge cannot join it",
-                shown(output)
-            )));
+            let other = match self.subject {
+                Subject::Tree(_) => "belongs to another index, or to an older state of this one",
+                Subject::Disk(_) => "was recorded of another disk image, or of an older state of this one",
+            };
+            return Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))));
         }
         let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };
-        let bytes = self.recorder.pack(&*self.fs, self.generation, &choice, threads)?;
+        let bytes = self.recorder.pack(&*self.fs, &self.subject, &choice, threads)?;
         let image = BootImage::parse(bytes).map_err(|damage| {
             Failure::cannot(format!("the boot image just made is not readable: {damage}"))
         })?;
@@ -544,7 +565,7 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
     Ok(differences)
 }
 
-fn say(message: &str) {
+pub(super) fn say(message: &str) {
     eprintln!("quell: {message}");
 }
 

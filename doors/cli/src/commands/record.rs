@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use crate::arguments::RecordArgs;
+use crate::commands::disks;
 use crate::commands::run::index_of;
 use crate::failure::Failure;
 use crate::inputs::shown;
@@ -14,7 +15,11 @@ use crate::runtime::Pipe;
 use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let index = index_of(&args.index, quiet)?.path;
+    let index = args.index.as_ref().map(|index| index_of(index, quiet)).transpose()?;
+    let index = index.map(|index| index.path);
+    if let Some(image) = &args.image {
+        disks::check(image, args.image_format)?;
+    }
     let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let parent = crate::inputs::real_path(parent)?;
     let name = args.output.file_name();
@@ -38,7 +43,14 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let text = serde_json::to_string(&recording).map_err(|e| Failure::cannot(e.to_string()))?;
     let mut command = Command::new("/proc/self/exe");
     // Opens and reads must come by: only a view of ours sees them.
-    command.args(["run", "--strict", "--view", "fuse", "--recording", &text, "-i"]).arg(&index);
+    command.args(["run", "--strict", "--view", "fuse", "--recording", &text]);
+    if let Some(index) = &index {
+        command.arg("-i").arg(index);
+    }
+    if let Some(image) = &args.image {
+        command.arg("--image").arg(image);
+        command.args(args.image_format.words());
+    }
     if let Some(source) = &args.source {
         command.arg("--source").arg(source);
     }

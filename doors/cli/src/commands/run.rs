@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use crate::arguments::{IndexArgs, RunArgs, XattrsArg};
 use crate::commands::index::Voice;
-use crate::commands::{holder, index};
+use crate::commands::{disks, holder, index};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::inputs::{Named, real_path, shown};
@@ -17,6 +17,7 @@ use crate::runtime;
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
     let strict = plan.strict;
+    let original = if plan.disk.is_some() { "disk image" } else { "directory" };
     // Entering a namespace loses the working directory: it is found again by its name, which may now
     // lead into a covered tree.
     let working_directory = std::env::current_dir();
@@ -31,7 +32,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Err(failure) if strict => return Err(failure),
         Err(failure) => {
             eprintln!("quell: {failure}");
-            eprintln!("quell: running on the original directory");
+            eprintln!("quell: running on the original {original}");
         }
     }
     become_program(&args.command)
@@ -41,6 +42,13 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     let cover = &args.cover;
     if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
         return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
+    }
+    if let Some(disk) = &args.image {
+        disks::check_boots(args.boot.boot.len(), args.recording.is_some())?;
+        let disk = disks::plan_of(disk, args.image_format, cover)?;
+        let mut plan = Plan::new(Place::Namespace, Vec::new(), &args.boot, cover, quiet);
+        plan.disk = Some(disk);
+        return finish_plan(plan, Vec::new(), args);
     }
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
     let mut trees = Vec::new();
@@ -58,7 +66,11 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
         trees.push(TreePlan { index: index.path.clone(), source, at });
         files.push(index);
     }
-    let mut plan = Plan::new(Place::Namespace, trees, &args.boot, cover, quiet);
+    finish_plan(Plan::new(Place::Namespace, trees, &args.boot, cover, quiet), files, args)
+}
+
+/// What holds of trees and disks.
+fn finish_plan(mut plan: Plan, mut files: Vec<Named>, args: &RunArgs) -> Result<(Plan, Vec<Named>), Failure> {
     // A boot image that is missing is no reason not to run.
     for path in &args.boot.boot {
         match Named::open(path) {
@@ -66,7 +78,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
                 plan.boots.push(file.path.clone());
                 files.push(file);
             }
-            Err(failure) if cover.strict => return Err(failure),
+            Err(failure) if plan.strict => return Err(failure),
             Err(failure) => eprintln!("quell: {failure}; nothing is served from memory"),
         }
     }
@@ -120,6 +132,8 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
 fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), Failure> {
     plan.directory = runtime::directory()?;
     let job = args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job);
+    // Machines are started one by one and share what is in memory all the same.
+    let job = job.or_else(|| plan.disk.is_some().then(|| "machines".into()));
     plan.key = runtime::key(&plan, files, job.as_deref())?;
     let mut refused = None;
     let joined = quell_overlay::join(&plan.directory, &plan.key, || {

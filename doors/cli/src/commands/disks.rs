@@ -1,0 +1,404 @@
+//! Disk images of virtual machines: what `run`, `mount` and `record` ask with `--image`, and the process that serves it. The
+//! files of a disk are covered one by one at their own paths, or shown in a directory; blocks of a boot image come from
+//! this process's memory, all else from the files.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use quell_boot::{BootImage, Disks, DisksFs, Fit, Kind, Recorder, RecorderFs, Subject};
+use quell_fs::FileSystem;
+use quell_fuse::Session;
+use quell_overlay::{Holder, Isolation, Namespaces};
+use quell_stack::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
+
+use crate::arguments::{Check, CoverArgs, ImageFormatArg, ImageFormatArgs, ViewArg};
+use crate::commands::holder::{Files, Unfinished, answer, isolation, say};
+use crate::failure::Failure;
+use crate::inputs::{shown, shown_bytes};
+use crate::mounts;
+use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
+use crate::runtime;
+
+impl From<ImageFormatArg> for DiskFormat {
+    fn from(format: ImageFormatArg) -> DiskFormat {
+        match format {
+            ImageFormatArg::Qcow2 => DiskFormat::Qcow2,
+            ImageFormatArg::Raw => DiskFormat::Raw,
+        }
+    }
+}
+
+/// What is asked, checked as far as can be told before anything is served.
+pub fn plan_of(path: &Path, format: ImageFormatArgs, cover: &CoverArgs) -> Result<DiskPlan, Failure> {
+    let for_trees = [
+        ("--source", cover.source.is_some()),
+        ("--at", cover.at.is_some()),
+        ("--scratch", cover.scratch),
+        ("--writable", cover.writable.is_some()),
+        ("--view", !matches!(cover.view, ViewArg::Auto | ViewArg::Fuse)),
+        ("--check full", cover.check == Check::Full),
+    ];
+    if let Some((option, _)) = for_trees.iter().find(|(_, given)| *given) {
+        return Err(Failure::wrong_input(format!("{option} is for trees, and does not go with --image")));
+    }
+    let format = format.image_format;
+    let chain = disk_chain(path, format.map(Into::into))?;
+    let state = state_of(&chain);
+    let files = chain.into_iter().map(|file| file.path).collect();
+    let path =
+        std::path::absolute(path).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))?;
+    Ok(DiskPlan { path, format, files, state })
+}
+
+/// Machines that find the same files in the same state share what is served.
+fn state_of(chain: &[ChainFile]) -> String {
+    let of = |ChainFile { stat, .. }: &ChainFile| {
+        let modified = stat.modified;
+        let (device, inode) = stat.identity();
+        format!("{device}.{inode}.{}.{}.{}", stat.size_bytes, modified.seconds, modified.nanoseconds)
+    };
+    chain.iter().map(of).collect::<Vec<_>>().join(" ")
+}
+
+/// Whether a disk image can be served at all.
+pub fn check(path: &Path, format: ImageFormatArgs) -> Result<(), Failure> {
+    disk_chain(path, format.image_format.map(Into::into))?;
+    Ok(())
+}
+
+/// One boot image is served, unless this is a recording.
+pub fn check_boots(boots: usize, recording: bool) -> Result<(), Failure> {
+    match (boots, recording) {
+        (1, _) | (0, true) => Ok(()),
+        (0, false) => Err(Failure::wrong_input(
+            "--image goes with -b, the boot image that `quell record --image` wrote",
+        )),
+        _ => Err(Failure::wrong_input(
+            "one boot image goes with --image; `quell boot merge` joins several of one disk",
+        )),
+    }
+}
+
+/// The process that serves: answers, serves until nobody is left, finishes a recording.
+/// `opened`: files that came opened with the plan.
+pub fn hold(plan: &Plan, opened: Files) -> Result<ExitCode, Failure> {
+    match establish(plan, opened) {
+        Ok(served) => {
+            answer(&Answer { refused: None });
+            quell_overlay::sweep(&plan.directory);
+            served.serve(plan)?;
+        }
+        Err(failure) => {
+            answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Served {
+    holder: Holder,
+    namespaces: Option<Namespaces>,
+    session: Session,
+    watched: Watched,
+    recording: Option<Unfinished>,
+}
+
+/// The files, looked at now and then.
+struct Watched {
+    disk: PathBuf,
+    /// Where they are seen.
+    path: PathBuf,
+    disks: Arc<Disks>,
+    files: Vec<ChainFile>,
+    /// Whose change was said.
+    said: Vec<bool>,
+    looks: u64,
+}
+
+fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
+    let disk = plan.disk.as_ref().expect("asked before");
+    let chain = disk_chain(&disk.path, disk.format.map(Into::into))?;
+    if chain.iter().map(|file| &file.path).ne(&disk.files) || state_of(&chain) != disk.state {
+        return Err(Failure::cannot(format!("{} is being changed", shown(&disk.path))));
+    }
+    let isolation = isolation();
+    // In a user namespace that knows one user alone, files of others would be nobody's.
+    let owner = (isolation == Isolation::UserAndMount)
+        .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
+    let names = match plan.place {
+        Place::Namespace => DiskNames::Numbers,
+        Place::Mountpoint { .. } => DiskNames::Relative,
+    };
+    if names == DiskNames::Relative {
+        say_what_is_not_shown(plan, &chain)?;
+    }
+    let paths_now = chain.iter().map(|file| file.path.as_os_str().as_encoded_bytes().to_vec()).collect();
+    let OpenDisks { disks, files } = OpenDisks::new(chain, names, owner)?;
+    let disks = match plan.boots.first() {
+        Some(boot) => heat(plan, boot, opened.remove(boot), disks, &files)?,
+        None => disks,
+    };
+    let disks = Arc::new(disks);
+    let mut fs: Arc<dyn FileSystem> = Arc::new(DisksFs(disks.clone()));
+    let mut recording = None;
+    if let Some(how) = &plan.recording {
+        let recorder = Recorder::new();
+        recording = Some(Unfinished::of(how, recorder.clone(), fs.clone(), Subject::Disk(paths_now))?);
+        fs = Arc::new(RecorderFs::new(fs, recorder));
+    }
+    let (session, path) = mount(plan, disk, fs, &files, isolation)?;
+    if !plan.quiet {
+        let others = match files.len() {
+            1 => String::new(),
+            2 => " and the file that it lies on".to_owned(),
+            n => format!(" and {} files that it lies on", n - 1),
+        };
+        say(&format!("{}{others} served at {}", shown(&disk.path), shown(&path)));
+    }
+    let mut holder = Holder::bind(&plan.directory, &plan.key)?;
+    holder.wait_for(plan.creator);
+    let namespaces = match plan.place {
+        Place::Namespace => Some(Namespaces::of_caller(isolation == Isolation::UserAndMount)?),
+        Place::Mountpoint { .. } => None,
+    };
+    let said = vec![false; files.len()];
+    let watched = Watched { disk: files[0].path.clone(), path, disks, files, said, looks: 0 };
+    Ok(Served { holder, namespaces, session, watched, recording })
+}
+
+/// Mounts the file system and puts it, or the files in it, in place. Answers where the disk is seen.
+fn mount(
+    plan: &Plan,
+    disk: &DiskPlan,
+    fs: Arc<dyn FileSystem>,
+    files: &[ChainFile],
+    isolation: Isolation,
+) -> Result<(Session, PathBuf), Failure> {
+    let mut options = quell_fuse::Options {
+        threads: plan.threads.into(),
+        direct: true,
+        allow_other: true,
+        source: mounts::source_of(&disk.path),
+        ..quell_fuse::Options::default()
+    };
+    match &plan.place {
+        Place::Mountpoint { path, allow_other } => {
+            options.allow_other = *allow_other;
+            Ok((quell_fuse::at(fs, path, &options)?, path.clone()))
+        }
+        Place::Namespace => {
+            quell_overlay::isolate(isolation)
+                .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` tells how this may be allowed")))?;
+            let (mount, session) = quell_fuse::detached(fs, &options)?;
+            let parts: Vec<_> = files
+                .iter()
+                .enumerate()
+                .map(|(place, file)| (place.to_string(), file.path.clone()))
+                .collect();
+            quell_overlay::attach_files(&mount, &plan.directory, &parts)?;
+            Ok((session, files[0].path.clone()))
+        }
+    }
+}
+
+/// A file below that is named by a path of its own is opened there, whatever directory the disk image is seen in.
+fn say_what_is_not_shown(plan: &Plan, chain: &[ChainFile]) -> Result<(), Failure> {
+    let past = chain.iter().find_map(|file| match &file.reached {
+        Reached::Elsewhere(path) => Some(path),
+        Reached::Within(_) => None,
+    });
+    let Some(past) = past else { return Ok(()) };
+    let message = format!(
+        "{} lies on {}, which is not below its directory: machines open it there, and nothing of it comes from memory; \
+         `quell run --image` covers it, too",
+        shown(&chain[0].path),
+        shown(past)
+    );
+    if plan.strict {
+        return Err(Failure::wrong_input(message));
+    }
+    say(&message);
+    Ok(())
+}
+
+/// The blocks of the boot image into memory. What does not fit is said, and is an error with `--strict`.
+fn heat(
+    plan: &Plan,
+    boot: &Path,
+    opened: Option<File>,
+    disks: Disks,
+    files: &[ChainFile],
+) -> Result<Disks, Failure> {
+    let nothing = |failure: Failure| match plan.strict {
+        true => Err(failure),
+        false => {
+            say(&format!("{failure}; nothing of it is served from memory"));
+            Ok(None)
+        }
+    };
+    let image = match load(boot, opened, plan.budget_mib) {
+        Ok(image) => Some(image),
+        Err(failure) => nothing(failure)?,
+    };
+    let Some(image) = image else { return Ok(disks) };
+    let mut fitting = 0;
+    for fit in disks.fits(&image) {
+        let Some(misfit) = misfit(&fit, boot, files, &plan.place) else {
+            fitting += 1;
+            continue;
+        };
+        if plan.strict {
+            return Err(Failure::wrong_input(misfit));
+        }
+        say(&format!("{misfit}; nothing of it is served from memory"));
+    }
+    if fitting == 0 {
+        return Ok(disks);
+    }
+    match image.decode(runtime::processors()) {
+        Ok(contents) => Ok(disks.heated(image, contents)),
+        Err(damage) => {
+            nothing(Failure::wrong_input(format!("{}: {damage}", shown(boot))))?;
+            Ok(disks)
+        }
+    }
+}
+
+fn load(boot: &Path, opened: Option<File>, budget_mib: u64) -> Result<BootImage, Failure> {
+    let image = match opened {
+        Some(file) => quell_stack::load_boot_from(file, boot)?,
+        None => quell_stack::load_boot(boot)?,
+    };
+    if image.kind() != Kind::Disk {
+        let message = format!(
+            "{} holds files of an indexed tree, not blocks of a disk image: it goes with -i",
+            shown(boot)
+        );
+        return Err(Failure::wrong_input(message));
+    }
+    let needed = image.memory_bytes();
+    if needed > budget_mib << 20 {
+        return Err(Failure::cannot(format!(
+            "{} takes {} MiB of memory, and {budget_mib} are allowed (--budget)",
+            shown(boot),
+            needed.div_ceil(1 << 20)
+        )));
+    }
+    Ok(image)
+}
+
+/// Why a file of a boot image is not served from memory.
+fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<String> {
+    match fit {
+        Fit::Same { .. } => None,
+        Fit::Changed { place, path_then } => {
+            let now = &files[*place].path;
+            Some(match now.as_os_str().as_encoded_bytes() == path_then {
+                true => {
+                    format!("{} has changed since {} was recorded: record it again", shown(now), shown(boot))
+                }
+                false => format!(
+                    "{} was recorded of {}, and {} has another size or time: it is another disk image, or a copy \
+                     without its time",
+                    shown(boot),
+                    shown_bytes(path_then),
+                    shown(now)
+                ),
+            })
+        }
+        // In a directory only what is named from there can be shown, which was said.
+        Fit::Absent { .. } if matches!(place, Place::Mountpoint { .. }) && !files.is_empty() => None,
+        Fit::Absent { path_then } => Some(format!(
+            "{} was recorded of a disk image that lies on {}: {} lies on no such file",
+            shown(boot),
+            shown_bytes(path_then),
+            shown(&files[0].path)
+        )),
+    }
+}
+
+impl Watched {
+    /// One look at one file. What it says when it cannot be asked says nothing about it; machines will see that.
+    fn look(&mut self) {
+        let place = self.looks as usize % self.files.len();
+        self.looks += 1;
+        if self.said[place] || !self.files[place].has_changed().unwrap_or(false) {
+            return;
+        }
+        self.said[place] = true;
+        self.disks.changed(place);
+        say(&format!(
+            "{} has changed while it is served: nothing of it comes from memory any more, and machines that run see what \
+             they read before beside what is there now",
+            shown(&self.files[place].path)
+        ));
+    }
+
+    fn report(&self, session: &Session) -> TreeReport {
+        let pairs = session.counters().snapshot().pairs();
+        let mut counters: BTreeMap<_, _> = pairs.map(|(name, value)| (name.to_owned(), value)).collect();
+        let served = self.disks.served();
+        counters.insert("blocks_from_memory".into(), served.from_memory);
+        counters.insert("blocks_from_source".into(), served.from_source);
+        TreeReport {
+            index: self.disk.clone(),
+            generation: String::new(),
+            path: self.path.clone(),
+            source: self.disk.clone(),
+            view: "fuse".into(),
+            reason: "a disk image".into(),
+            entries: self.files.len() as u64,
+            looks: self.looks,
+            changes: self.said.iter().filter(|said| **said).count() as u64,
+            counters: Some(counters),
+        }
+    }
+
+    /// The first file that is no longer as it was opened.
+    fn changed(&self) -> Option<&Path> {
+        self.files.iter().find(|file| file.has_changed().unwrap_or(true)).map(|file| &*file.path)
+    }
+}
+
+impl Served {
+    fn serve(self, plan: &Plan) -> Result<(), Failure> {
+        let Served { holder, namespaces, session, watched, recording } = self;
+        let mountpoint = match &plan.place {
+            Place::Mountpoint { path, .. } => Some(path.clone()),
+            Place::Namespace => None,
+        };
+        let looking = plan.recheck > 0.0;
+        let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 3600.0 };
+        let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
+        let watched = std::cell::RefCell::new(watched);
+        let mut report = || {
+            let trees = vec![watched.borrow().report(&session)];
+            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
+            serde_json::to_string(&report).unwrap_or_default()
+        };
+        let is_mounted = |path: &Path| {
+            let Ok(table) = mounts::table() else { return true };
+            table.iter().any(|mount| mount.point == path && mount.is_ours())
+        };
+        let mut still_needed =
+            || mountpoint.as_ref().is_none_or(|path| !session.is_over() && is_mounted(path));
+        let mut tick = || {
+            if looking {
+                watched.borrow_mut().look();
+            }
+        };
+        holder.serve(namespaces.as_ref(), interval, &mut report, &mut still_needed, &mut tick)?;
+        if let Some(recording) = recording {
+            let packed = match watched.borrow().changed() {
+                Some(path) => Err(Failure::cannot(format!("{} has changed meanwhile", shown(path)))),
+                None => recording.pack(),
+            };
+            recording.tell(packed);
+        }
+        Ok(())
+    }
+}

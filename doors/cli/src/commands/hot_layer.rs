@@ -1,0 +1,208 @@
+//! `quell boot qcow2`: the hot blocks of a disk as a qcow2 image on top of it, for QEMU alone.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use indicatif::HumanBytes;
+use quell_boot::{BootImage, Contents, Kind, ZEROS, disk_place};
+use quell_fs::File;
+use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
+use quell_stack::{ChainFile, DiskFormat, disk_chain};
+
+use crate::arguments::BootQcow2Args;
+use crate::commands::boot::whole;
+use crate::failure::{Failure, YES};
+use crate::inputs::{shown, shown_bytes};
+
+pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
+    let (image, contents) = whole(&args.file)?;
+    if image.kind() != Kind::Disk {
+        let message =
+            format!("{} holds files of an indexed tree, not blocks of a disk image", shown(&args.file));
+        return Err(Failure::wrong_input(message));
+    }
+    let base = match &args.base {
+        Some(base) => base.clone(),
+        None => recorded_path(&image).ok_or_else(|| {
+            Failure::wrong_input(format!(
+                "{} has no block of the disk image itself: name it with --base",
+                shown(&args.file)
+            ))
+        })?,
+    };
+    let chain = disk_chain(&base, args.image_format.image_format.map(Into::into))?;
+    if let Some(misfit) = misfit(&image, &chain) {
+        return Err(Failure::wrong_input(format!("{}: {misfit}", shown(&args.file))));
+    }
+    let bytes = layer(&image, &contents, &chain)
+        .map_err(|damage| Failure::wrong_input(format!("{}: {damage}", shown(&base))))?;
+    let output = std::path::absolute(&args.output)
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.output))))?;
+    if chain.iter().any(|file| output.canonicalize().is_ok_and(|output| output == file.path)) {
+        return Err(Failure::wrong_input(format!("{} is the disk image itself", shown(&output))));
+    }
+    quell_stack::replace_file(&output, &bytes, |_| Ok(()))?;
+    if !quiet {
+        println!(
+            "{}: {} on top of {}",
+            shown(&output),
+            HumanBytes(bytes.len() as u64),
+            shown(&chain[0].path)
+        );
+    }
+    Ok(ExitCode::from(YES))
+}
+
+/// Where the disk image was when it was recorded.
+fn recorded_path(image: &BootImage) -> Option<PathBuf> {
+    let mut places = (0..image.files()).filter_map(|number| disk_place(image.file(number).name));
+    let (_, path) = places.find(|(place, _)| *place == 0)?;
+    Some(std::ffi::OsStr::from_bytes(path).into())
+}
+
+fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
+    (0..image.files()).find_map(|number| {
+        let file = image.file(number);
+        let (place, path) = disk_place(file.name).expect("checked with the image");
+        match chain.get(place) {
+            None => Some(format!("the disk image lies on no file like {} any more", shown_bytes(path))),
+            Some(now) if (now.stat.size_bytes, now.stat.modified) != (file.size_bytes, file.modified) => {
+                Some(format!("{} has another size or time than what was recorded", shown(&now.path)))
+            }
+            Some(_) => None,
+        }
+    })
+}
+
+/// A file of the chain for the reader of tables.
+struct Tables<'a>(&'a ChainFile);
+
+impl File for Tables<'_> {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> quell_fs::Result<usize> {
+        self.0.file.read_at(into, offset)
+    }
+}
+
+/// What the image has of each file of the chain.
+struct Recorded<'a> {
+    image: &'a BootImage,
+    contents: &'a Contents,
+    /// By place.
+    numbers: Vec<Option<u32>>,
+}
+
+impl Recorded<'_> {
+    fn blocks(&self, place: usize) -> Vec<u32> {
+        let Some(number) = self.numbers[place] else { return Vec::new() };
+        let file = self.image.file(number);
+        let runs = self.image.runs_of(&file);
+        runs.flat_map(|run| run.first_block..run.first_block + run.blocks).collect()
+    }
+
+    /// The number and bytes of a block's content; `None`: zeros.
+    fn content(&self, place: usize, block: u32) -> Option<(u32, &[u8])> {
+        let file = self.image.file(self.numbers[place]?);
+        let content = self.image.content(&file, block).filter(|content| *content != ZEROS)?;
+        Some((content, self.contents.block(content)))
+    }
+
+    /// Bytes of the file, all of which are recorded but for those behind its end.
+    fn bytes(&self, place: usize, offset: u64, length: u64) -> Vec<u8> {
+        let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
+        let mut bytes = Vec::with_capacity(((end - first) * BLOCK_BYTES) as usize);
+        for block in first..end {
+            match u32::try_from(block).ok().and_then(|block| self.content(place, block)) {
+                Some((_, content)) => bytes.extend_from_slice(content),
+                None => bytes.resize(bytes.len() + BLOCK_BYTES as usize, 0),
+            }
+        }
+        let begin = (offset % BLOCK_BYTES) as usize;
+        bytes[begin..begin + length as usize].to_vec()
+    }
+}
+
+/// Where the bytes of a block of the new image come from.
+enum From {
+    Zeros,
+    /// A content of the boot image.
+    Content(u32),
+    /// A block of what was expanded.
+    Expanded(usize),
+}
+
+fn layer(
+    image: &BootImage,
+    contents: &Contents,
+    chain: &[ChainFile],
+) -> Result<Vec<u8>, quell_qcow2::Damage> {
+    let mut numbers = vec![None; chain.len()];
+    for number in 0..image.files() {
+        let (place, _) = disk_place(image.file(number).name).expect("checked with the image");
+        numbers[place] = Some(number);
+    }
+    let recorded = Recorded { image, contents, numbers };
+    let hot: Vec<Vec<u32>> = (0..chain.len()).map(|place| recorded.blocks(place)).collect();
+    let tables: Vec<Tables<'_>> = chain.iter().map(Tables).collect();
+    let layers: Vec<Layer<'_>> = (0..chain.len())
+        .map(|place| Layer {
+            header: chain[place].header.as_ref(),
+            file: &tables[place],
+            file_bytes: chain[place].stat.size_bytes,
+            hot: &hot[place],
+        })
+        .collect();
+    let found = hot_blocks(&layers)?;
+    let mut expanded: Vec<Vec<u8>> = Vec::new();
+    let mut last = None;
+    let mut blocks: Vec<(u64, u64, From)> = Vec::new();
+    for (number, source) in found {
+        let (order, from) = match source {
+            Source::Block { layer, block } => match recorded.content(layer, block) {
+                Some((content, _)) => (u64::from(content), From::Content(content)),
+                None => (0, From::Zeros),
+            },
+            Source::Compressed { layer, offset, bytes, within } => {
+                // The blocks of one cluster follow one another.
+                if last != Some((layer, offset)) {
+                    let header = chain[layer].header.as_ref().expect("only they have such clusters");
+                    let there = bytes.min(chain[layer].stat.size_bytes.saturating_sub(offset));
+                    let cluster = expand(&recorded.bytes(layer, offset, there), header)?;
+                    expanded.extend(cluster.chunks(BLOCK_BYTES as usize).map(<[u8]>::to_vec));
+                    last = Some((layer, offset));
+                }
+                let header = chain[layer].header.as_ref().expect("only they have such clusters");
+                let in_cluster = (header.cluster_bytes() / BLOCK_BYTES) as usize;
+                let at = expanded.len() - in_cluster + (within / BLOCK_BYTES) as usize;
+                let first = u32::try_from(offset / BLOCK_BYTES).ok();
+                let content = first.and_then(|block| recorded.content(layer, block));
+                let order = content.map_or(0, |(content, _)| content.into());
+                match expanded[at].iter().all(|b| *b == 0) {
+                    true => (order, From::Zeros),
+                    false => (order, From::Expanded(at)),
+                }
+            }
+        };
+        blocks.push((order, number, from));
+    }
+    // In the order of first use, as the boot image has its contents.
+    blocks.sort_by_key(|(order, number, _)| (*order, *number));
+    let blocks: Vec<Block<'_>> = blocks
+        .iter()
+        .map(|(_, number, from)| Block {
+            number: *number,
+            content: match from {
+                From::Zeros => None,
+                From::Content(content) => Some(contents.block(*content)),
+                From::Expanded(at) => Some(&expanded[*at]),
+            },
+        })
+        .collect();
+    let top = &chain[0];
+    let virtual_bytes = top.header.as_ref().map_or(top.stat.size_bytes, |header| header.virtual_bytes);
+    let format = match top.format {
+        DiskFormat::Qcow2 => "qcow2",
+        DiskFormat::Raw => "raw",
+    };
+    quell_qcow2::write(virtual_bytes, top.path.as_os_str().as_bytes(), format, &blocks)
+}

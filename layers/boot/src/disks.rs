@@ -1,0 +1,428 @@
+//! The files that a disk of a virtual machine is made of, as a small read-only file system: the image itself and those that it
+//! lies on, opened before, each with the size and time that it had then. Blocks of a boot image are copied from memory; all
+//! else is read from the files (yolofs, section 1.2.2 of the paper).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quell_fs::{
+    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
+    Time,
+};
+
+use crate::format::BLOCK_BYTES;
+use crate::hot::{Served, copy};
+use crate::image::{BootImage, Contents};
+use crate::naming::{DISK_FILES_MAX, disk_place};
+
+const ROOT: NodeId = NodeId(0);
+
+/// One file of a chain.
+pub struct DiskFile {
+    /// A path below the root, for whoever opens it there.
+    pub name: Vec<u8>,
+    /// The node number is given here.
+    pub attributes: Attributes,
+    pub source: Arc<dyn File>,
+}
+
+impl fmt::Debug for DiskFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskFile").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A directory or a file. Files come first, in the order of the chain, so that a file's node tells its place.
+struct Node {
+    name: Vec<u8>,
+    parent: NodeId,
+    attributes: Attributes,
+}
+
+/// Which file of an image belongs to which of the chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fit {
+    Same {
+        place: usize,
+    },
+    /// The chain has it no more like that.
+    Changed {
+        place: usize,
+        path_then: Vec<u8>,
+    },
+    /// The chain has no such place.
+    Absent {
+        path_then: Vec<u8>,
+    },
+}
+
+struct Hot {
+    image: BootImage,
+    contents: Contents,
+    /// By place: the image's number of the file.
+    files: Vec<Option<u32>>,
+}
+
+/// The whole chain.
+pub struct Disks {
+    /// All but the root, which is node 0.
+    nodes: Vec<Node>,
+    root: Attributes,
+    sources: Vec<Arc<dyn File>>,
+    hot: Option<Hot>,
+    /// Files that changed while they were served: nothing of them comes from memory any more.
+    changed: Vec<AtomicBool>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+}
+
+impl fmt::Debug for Disks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Disks")
+            .field("files", &self.sources.len())
+            .field("hot", &self.hot.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disks {
+    /// Errors: a name that is no path below the root, or that two files have.
+    pub fn new(files: Vec<DiskFile>, uid: u32, gid: u32) -> Result<Disks> {
+        if files.is_empty() || files.len() > DISK_FILES_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "serve a disk of", files.len().to_string()));
+        }
+        let made = files.iter().map(|file| file.attributes.modified).max().unwrap_or_default();
+        let root = directory(ROOT, uid, gid, made);
+        let (mut nodes, mut sources): (Vec<Node>, Vec<_>) = (Vec::new(), Vec::new());
+        let mut paths = Vec::new();
+        for (number, file) in (1..).zip(files) {
+            let attributes =
+                Attributes { node: NodeId(number), kind: Kind::File, nlink: 1, ..file.attributes };
+            nodes.push(Node { name: Vec::new(), parent: ROOT, attributes });
+            sources.push(file.source);
+            paths.push(file.name);
+        }
+        for (at, path) in paths.iter().enumerate() {
+            let refused = |kind| Err(Error::new(kind, "name a disk's file", path));
+            let mut parent = ROOT;
+            let mut components = path.split(|b| *b == b'/').peekable();
+            while let Some(name) = components.next() {
+                if quell_fs::check_name(name).is_err() {
+                    return refused(ErrorKind::InvalidInput);
+                }
+                let there = nodes.iter().find(|n| n.parent == parent && n.name == name).map(|n| n.attributes);
+                match (components.peek(), there) {
+                    (Some(_), Some(dir)) if dir.kind == Kind::Dir => parent = dir.node,
+                    (Some(_), None) => {
+                        let attributes = directory(NodeId(nodes.len() as u64 + 1), uid, gid, made);
+                        nodes.push(Node { name: name.to_vec(), parent, attributes });
+                        parent = attributes.node;
+                    }
+                    (None, None) => {
+                        nodes[at].name = name.to_vec();
+                        nodes[at].parent = parent;
+                    }
+                    _ => return refused(ErrorKind::InvalidInput),
+                }
+            }
+        }
+        let changed = sources.iter().map(|_| AtomicBool::new(false)).collect();
+        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Disks { nodes, root, sources, hot: None, changed, hits, misses })
+    }
+
+    /// How the files of an image fit, in the image's order.
+    pub fn fits(&self, image: &BootImage) -> Vec<Fit> {
+        let fit = |number| {
+            let file = image.file(number);
+            let (place, path_then) = disk_place(file.name).expect("checked with the image");
+            let path_then = path_then.to_vec();
+            if place >= self.sources.len() {
+                return Fit::Absent { path_then };
+            }
+            let now = &self.nodes[place].attributes;
+            match now.size_bytes == file.size_bytes && now.modified == file.modified {
+                true => Fit::Same { place },
+                false => Fit::Changed { place, path_then },
+            }
+        };
+        (0..image.files()).map(fit).collect()
+    }
+
+    /// The same, with the blocks of those files of the image that fit served from memory.
+    pub fn heated(mut self, image: BootImage, contents: Contents) -> Disks {
+        let mut files = vec![None; self.sources.len()];
+        for (number, fit) in (0..).zip(self.fits(&image)) {
+            if let Fit::Same { place } = fit {
+                files[place] = Some(number);
+            }
+        }
+        self.hot = Some(Hot { image: image.tables(), contents, files });
+        self
+    }
+
+    /// From now on nothing of this file comes from memory.
+    pub fn changed(&self, place: usize) {
+        self.changed[place].store(true, Ordering::Relaxed);
+    }
+
+    pub fn served(&self) -> Served {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Served { from_memory: of(&self.hits), from_source: of(&self.misses) }
+    }
+
+    fn node(&self, node: NodeId) -> Result<&Node> {
+        let at = usize::try_from(node.0).ok().and_then(|number| number.checked_sub(1));
+        at.and_then(|at| self.nodes.get(at))
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "find a node", b""))
+    }
+
+    /// From memory as far as it goes.
+    fn copy(&self, place: usize, into: &mut [u8], offset: u64) -> usize {
+        let Some(hot) = &self.hot else { return 0 };
+        let Some(number) = hot.files[place].filter(|_| !self.changed[place].load(Ordering::Relaxed)) else {
+            return 0;
+        };
+        let done = copy(&hot.image, &hot.contents, &hot.image.file(number), into, offset);
+        self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+        done
+    }
+
+    fn read(&self, place: usize, into: &mut [u8], offset: u64) -> Result<usize> {
+        let size = self.nodes[place].attributes.size_bytes;
+        let wanted = (into.len() as u64).min(size.saturating_sub(offset)) as usize;
+        let into = &mut into[..wanted];
+        let done = self.copy(place, into, offset);
+        if done == wanted {
+            return Ok(done);
+        }
+        // The rest in one read: what is in memory behind the gap is not worth a second one.
+        let rest = self.sources[place].read_at(&mut into[done..], offset + done as u64)?;
+        self.misses.fetch_add(rest.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+        if done + rest < wanted {
+            // It was cut short: a machine would take what is missing for zeros.
+            return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[place].name));
+        }
+        Ok(wanted)
+    }
+}
+
+fn directory(node: NodeId, uid: u32, gid: u32, modified: Time) -> Attributes {
+    Attributes {
+        node,
+        kind: Kind::Dir,
+        permissions: 0o555,
+        uid,
+        gid,
+        nlink: 2,
+        rdev: 0,
+        size_bytes: 0,
+        blocks: 0,
+        modified,
+        changed: modified,
+    }
+}
+
+struct Open {
+    disks: Arc<Disks>,
+    place: usize,
+}
+
+impl File for Open {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.disks.read(self.place, into, offset)
+    }
+}
+
+/// The chain, to be served.
+#[derive(Debug, Clone)]
+pub struct DisksFs(pub Arc<Disks>);
+
+impl FileSystem for DisksFs {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { immutable: true, xattrs: false, acls: false }
+    }
+
+    fn root(&self) -> NodeId {
+        ROOT
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        if self.attributes(dir)?.kind != Kind::Dir {
+            return Err(Error::new(ErrorKind::NotADirectory, "look up", name));
+        }
+        match name {
+            b"." => self.attributes(dir).map(Some),
+            b".." => self.attributes(self.parent(dir)?).map(Some),
+            name if name.len() > quell_fs::NAME_BYTES_MAX => {
+                Err(Error::new(ErrorKind::NameTooLong, "look up", name))
+            }
+            name => {
+                let mut nodes = self.0.nodes.iter();
+                Ok(nodes.find(|node| node.parent == dir && node.name == name).map(|node| node.attributes))
+            }
+        }
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        if node == ROOT { Ok(self.0.root) } else { Ok(self.0.node(node)?.attributes) }
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        if node == ROOT { Ok(ROOT) } else { Ok(self.0.node(node)?.parent) }
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        let mut path = Vec::new();
+        let mut at = node;
+        while at != ROOT {
+            let node = self.0.node(at)?;
+            path = if path.is_empty() { node.name.clone() } else { [&node.name[..], b"/", &path].concat() };
+            at = node.parent;
+        }
+        Ok(path)
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        if self.attributes(dir)?.kind != Kind::Dir {
+            return Err(Error::new(ErrorKind::NotADirectory, "list", b""));
+        }
+        for node in self.0.nodes.iter().filter(|node| node.parent == dir) {
+            let next = Cursor(node.attributes.node.0);
+            let entry = DirEntry { name: &node.name, next, attributes: node.attributes };
+            if next > after && !visit(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, _: NodeId) -> Result<Vec<u8>> {
+        Err(Error::new(ErrorKind::InvalidInput, "read link", b""))
+    }
+
+    fn xattr(&self, _: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn xattr_names(&self, _: NodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(Vec::new())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        match node.0.checked_sub(1).map(|place| place as usize) {
+            Some(place) if place < self.0.sources.len() => {
+                Ok(Box::new(Open { disks: self.0.clone(), place }))
+            }
+            Some(place) if place >= self.0.nodes.len() => Err(Error::new(ErrorKind::NotFound, "open", b"")),
+            _ => Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Choice, Recorder, RecorderFs, Subject};
+
+    struct Bytes(Vec<u8>);
+
+    impl File for Bytes {
+        fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+            let rest = self.0.get(offset as usize..).unwrap_or_default();
+            let length = rest.len().min(into.len());
+            into[..length].copy_from_slice(&rest[..length]);
+            Ok(length)
+        }
+    }
+
+    fn file(name: &[u8], bytes: Vec<u8>, seconds: i64) -> DiskFile {
+        let modified = Time { seconds, nanoseconds: 0 };
+        let attributes = Attributes {
+            kind: Kind::File,
+            size_bytes: bytes.len() as u64,
+            permissions: 0o444,
+            ..directory(ROOT, 0, 0, modified)
+        };
+        DiskFile { name: name.to_vec(), attributes, source: Arc::new(Bytes(bytes)) }
+    }
+
+    fn noise(blocks: usize) -> Vec<u8> {
+        (0..blocks * BLOCK_BYTES).map(|at| (at / BLOCK_BYTES * 31 + at % 251) as u8).collect()
+    }
+
+    fn disks(seconds: i64) -> Arc<Disks> {
+        let files = vec![file(b"top.qcow2", noise(9), seconds), file(b"sub/base.raw", noise(20), 7)];
+        Arc::new(Disks::new(files, 0, 0).unwrap())
+    }
+
+    fn recorded(reads: &[(u64, usize, u64)]) -> BootImage {
+        let disks = disks(1);
+        let recorder = Recorder::new();
+        let fs = RecorderFs::new(Arc::new(DisksFs(disks.clone())), recorder.clone());
+        for (node, length, offset) in reads {
+            fs.open(NodeId(*node)).unwrap().read_at(&mut vec![0; *length], *offset).unwrap();
+        }
+        let subject = Subject::Disk(vec![b"/srv/top.qcow2".to_vec(), b"/srv/sub/base.raw".to_vec()]);
+        BootImage::parse(recorder.pack(&DisksFs(disks), &subject, &Choice::ALL, 1).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn files_lie_where_they_are_named() {
+        let fs = DisksFs(disks(1));
+        let found = quell_fs::resolve(&fs, b"sub/base.raw").unwrap();
+        assert_eq!((found.node, found.size_bytes), (NodeId(2), 20 * 4096));
+        assert_eq!(fs.path(NodeId(2)).unwrap(), b"sub/base.raw");
+        let mut names = Vec::new();
+        fs.list(ROOT, Cursor::START, &mut |entry| {
+            names.push(entry.name.to_vec());
+            true
+        })
+        .unwrap();
+        assert_eq!(names, [&b"top.qcow2"[..], b"sub"]);
+        for (one, two) in [("a", "a"), ("a", "a/b"), ("a/b", "a"), ("a", ".."), ("a", "b//c"), ("a", "")] {
+            let files = vec![file(one.as_bytes(), noise(1), 1), file(two.as_bytes(), noise(1), 1)];
+            assert!(Disks::new(files, 0, 0).is_err(), "{one} and {two}");
+        }
+    }
+
+    #[test]
+    fn hot_blocks_need_no_source_and_others_are_read() {
+        let image = recorded(&[(1, 100, 5000), (2, 3 * 4096, 4096)]);
+        let contents = image.decode(1).unwrap();
+        let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(image, contents));
+        let fs = DisksFs(disks.clone());
+        let mut into = vec![0; 5 * 4096];
+        assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into[..2 * 4096], 6000).unwrap(), 2 * 4096);
+        assert_eq!(into[..2 * 4096], noise(20)[6000..6000 + 2 * 4096]);
+        assert_eq!(disks.served().from_source, 0);
+        assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap(), 5 * 4096);
+        assert_eq!(into, noise(20)[4096..6 * 4096]);
+        assert_eq!(disks.served().from_source, 2);
+        disks.changed(1);
+        fs.open(NodeId(2)).unwrap().read_at(&mut into[..4096], 4096).unwrap();
+        assert_eq!(disks.served().from_source, 3);
+    }
+
+    #[test]
+    fn a_file_that_changed_or_is_absent_does_not_fit() {
+        let image = recorded(&[(1, 1, 0), (2, 1, 0)]);
+        let path_then = b"/srv/top.qcow2".to_vec();
+        assert_eq!(disks(2).fits(&image), [Fit::Changed { place: 0, path_then }, Fit::Same { place: 1 }]);
+        let alone = Disks::new(vec![file(b"top.qcow2", noise(9), 1)], 0, 0).unwrap();
+        let path_then = b"/srv/sub/base.raw".to_vec();
+        assert_eq!(alone.fits(&image), [Fit::Same { place: 0 }, Fit::Absent { path_then }]);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_is_an_error_and_never_zeros() {
+        let mut short = file(b"disk", noise(2), 1);
+        short.attributes.size_bytes = 4 * 4096;
+        let fs = DisksFs(Arc::new(Disks::new(vec![short], 0, 0).unwrap()));
+        let open = fs.open(NodeId(1)).unwrap();
+        assert_eq!(open.read_at(&mut [0; 4096], 4096).unwrap(), 4096);
+        assert_eq!(open.read_at(&mut [0; 8192], 4096).unwrap_err().kind, ErrorKind::Stale);
+        assert_eq!(open.read_at(&mut [0; 4096], 4 * 4096).unwrap(), 0);
+    }
+}

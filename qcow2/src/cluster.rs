@@ -1,0 +1,66 @@
+//! One entry of a second table: where a cluster's bytes are, and how compressed ones become a cluster again.
+
+use crate::damage::{Damage, wrong};
+use crate::header::{Compression, Header};
+
+const COMPRESSED: u64 = 1 << 62;
+const ZERO: u64 = 1;
+pub(crate) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const SECTOR_BYTES: u64 = 512;
+
+/// Where the bytes of a cluster are that an image has itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cluster {
+    Zeros,
+    /// As they are, from this byte of the file.
+    Plain {
+        offset: u64,
+    },
+    /// Compressed into at most so many bytes.
+    Compressed {
+        offset: u64,
+        bytes: u64,
+    },
+}
+
+impl Cluster {
+    /// `None`: the file below has it.
+    pub(crate) fn of(entry: u64, header: &Header) -> Result<Option<Cluster>, Damage> {
+        if entry & COMPRESSED != 0 {
+            let bits = 62 - (header.cluster_bits - 8);
+            let offset = entry & ((1 << bits) - 1);
+            let sectors = ((entry & (COMPRESSED - 1)) >> bits) + 1;
+            let bytes = sectors * SECTOR_BYTES - offset % SECTOR_BYTES;
+            return Ok(Some(Cluster::Compressed { offset, bytes }));
+        }
+        if header.version >= 3 && entry & ZERO != 0 {
+            return Ok(Some(Cluster::Zeros));
+        }
+        match entry & OFFSET {
+            0 => Ok(None),
+            offset if offset.is_multiple_of(header.cluster_bytes()) => Ok(Some(Cluster::Plain { offset })),
+            offset => wrong(format!("a cluster at byte {offset}, where none begins")),
+        }
+    }
+}
+
+/// The cluster that was compressed into the beginning of `bytes`.
+pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Damage> {
+    let mut cluster = vec![0; header.cluster_bytes() as usize];
+    let whole = match header.compression {
+        Compression::Deflate => {
+            // More may follow than belongs to it: the entry counts whole sectors.
+            let mut inflater = miniz_oxide::inflate::core::DecompressorOxide::new();
+            let flags = miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
+            let (_, _, length) =
+                miniz_oxide::inflate::core::decompress(&mut inflater, bytes, &mut cluster, 0, flags);
+            length == cluster.len()
+        }
+        Compression::Zstd => {
+            let mut decoder = zstd::stream::raw::Decoder::new().map_err(|e| Damage::Wrong(e.to_string()))?;
+            let ran = zstd::stream::raw::Operation::run_on_buffers(&mut decoder, bytes, &mut cluster);
+            ran.is_ok_and(|status| status.bytes_written == cluster.len())
+        }
+    };
+    if whole { Ok(cluster) } else { wrong("a compressed cluster that does not make a whole one") }
+}

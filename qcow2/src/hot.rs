@@ -1,0 +1,197 @@
+//! Which blocks of a disk are hot, when it is known which blocks of its files are: through a chain of images, each of which
+//! hides what is below it.
+
+use std::collections::BTreeMap;
+
+use quell_fs::File;
+
+use crate::cluster::Cluster;
+use crate::damage::{Damage, unsupported};
+use crate::header::Header;
+use crate::map::visit;
+
+/// What blocks are counted in.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// One file of a chain.
+pub struct Layer<'a> {
+    /// `None`: its bytes are the disk's.
+    pub header: Option<&'a Header>,
+    pub file: &'a dyn File,
+    pub file_bytes: u64,
+    /// The numbers of its hot blocks, in order.
+    pub hot: &'a [u32],
+}
+
+impl std::fmt::Debug for Layer<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Layer")
+            .field("header", &self.header)
+            .field("hot", &self.hot.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where the bytes of a hot block of the disk are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// A block of a layer's file.
+    Block { layer: usize, block: u32 },
+    /// From byte `within` of a cluster that is compressed.
+    Compressed { layer: usize, offset: u64, bytes: u64, within: u64 },
+}
+
+/// The hot blocks of the disk that the first of `layers` shows, in the disk's order; each layer lies on the next.
+pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
+    let mut found = BTreeMap::new();
+    for (number, layer) in layers.iter().enumerate().rev() {
+        match layer.header {
+            None => {
+                // Nothing lies below the bytes themselves.
+                found = layer
+                    .hot
+                    .iter()
+                    .map(|block| (u64::from(*block), Source::Block { layer: number, block: *block }))
+                    .collect();
+            }
+            Some(header) => overlay(&mut found, number, layer, header)?,
+        }
+    }
+    Ok(found)
+}
+
+fn overlay(
+    found: &mut BTreeMap<u64, Source>,
+    number: usize,
+    layer: &Layer<'_>,
+    header: &Header,
+) -> Result<(), Damage> {
+    let cluster_bytes = header.cluster_bytes();
+    if cluster_bytes < BLOCK_BYTES {
+        return unsupported(format!("its clusters have {cluster_bytes} bytes, less than {BLOCK_BYTES}"));
+    }
+    let blocks = cluster_bytes / BLOCK_BYTES;
+    // A smaller disk hides the rest of what is below it.
+    found.split_off(&header.virtual_bytes.div_ceil(BLOCK_BYTES));
+    let hot_in = |first: u64, end: u64| {
+        let from = layer.hot.partition_point(|block| u64::from(*block) < first);
+        layer.hot[from..].iter().take_while(move |block| u64::from(**block) < end)
+    };
+    visit(header, layer.file, &mut |cluster, place| {
+        let first = cluster * blocks;
+        let below: Vec<u64> = found.range(first..first + blocks).map(|(block, _)| *block).collect();
+        for block in below {
+            found.remove(&block);
+        }
+        match place {
+            Cluster::Zeros => {}
+            Cluster::Plain { offset } => {
+                let begin = offset / BLOCK_BYTES;
+                for block in hot_in(begin, begin + blocks) {
+                    let guest = first + (u64::from(*block) - begin);
+                    found.insert(guest, Source::Block { layer: number, block: *block });
+                }
+            }
+            Cluster::Compressed { offset, bytes } => {
+                // Sectors are counted up, so the last cluster may be said to end behind the file.
+                let end = offset.saturating_add(bytes).min(layer.file_bytes);
+                let (begin, end) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+                if begin >= end || hot_in(begin, end).count() as u64 != end - begin {
+                    return Ok(());
+                }
+                for at in 0..blocks {
+                    let source =
+                        Source::Compressed { layer: number, offset, bytes, within: at * BLOCK_BYTES };
+                    found.insert(first + at, source);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    found.split_off(&header.virtual_bytes.div_ceil(BLOCK_BYTES));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::{Block, write};
+
+    struct Bytes(Vec<u8>);
+
+    impl File for Bytes {
+        fn read_at(&self, into: &mut [u8], offset: u64) -> quell_fs::Result<usize> {
+            let rest = self.0.get(offset as usize..).unwrap_or_default();
+            let length = rest.len().min(into.len());
+            into[..length].copy_from_slice(&rest[..length]);
+            Ok(length)
+        }
+    }
+
+    fn image(disk_bytes: u64, blocks: &[(u64, Option<&[u8]>)]) -> (Header, Bytes) {
+        let blocks: Vec<Block<'_>> =
+            blocks.iter().map(|(number, content)| Block { number: *number, content: *content }).collect();
+        let bytes = write(disk_bytes, b"base.raw", "raw", &blocks).unwrap();
+        (Header::parse(&bytes).unwrap(), Bytes(bytes))
+    }
+
+    #[test]
+    fn blocks_of_a_raw_disk_are_their_own() {
+        let file = Bytes(vec![1; 8 * 4096]);
+        let raw = Layer { header: None, file: &file, file_bytes: 8 * 4096, hot: &[2, 5] };
+        let hot = hot_blocks(&[raw]).unwrap();
+        assert_eq!(
+            hot.into_iter().collect::<Vec<_>>(),
+            [(2, Source::Block { layer: 0, block: 2 }), (5, Source::Block { layer: 0, block: 5 })]
+        );
+    }
+
+    #[test]
+    fn an_upper_image_hides_what_is_below() {
+        let below = Bytes(vec![1; 16 * 4096]);
+        // Block 1 has bytes of its own, block 2 is zeros, block 3 has its own that nobody reads.
+        let (header, file) = image(4 * 4096, &[(1, Some(&[9; 4096])), (2, None), (3, Some(&[8; 4096]))]);
+        let mut places = Vec::new();
+        visit(&header, &file, &mut |cluster, place| {
+            places.push((cluster, place));
+            Ok(())
+        })
+        .unwrap();
+        let [(1, Cluster::Plain { offset }), (2, Cluster::Zeros), (3, Cluster::Plain { .. })] = places[..]
+        else {
+            panic!("{places:?}")
+        };
+        let own = (offset / 4096) as u32;
+        let upper =
+            Layer { header: Some(&header), file: &file, file_bytes: file.0.len() as u64, hot: &[own] };
+        let raw = Layer { header: None, file: &below, file_bytes: 16 * 4096, hot: &[0, 1, 2, 3, 9] };
+        let hot = hot_blocks(&[upper, raw]).unwrap();
+        assert_eq!(
+            hot.into_iter().collect::<Vec<_>>(),
+            [(0, Source::Block { layer: 1, block: 0 }), (1, Source::Block { layer: 0, block: own })]
+        );
+    }
+
+    #[test]
+    fn tables_that_lead_nowhere_are_refused() {
+        let (header, file) = image(64 << 20, &[(1, Some(&[9; 4096])), (5000, Some(&[9; 4096]))]);
+        let visited = |bytes: Vec<u8>| visit(&header, &Bytes(bytes), &mut |_, _| Ok(()));
+        assert!(visited(file.0.clone()).is_ok());
+        let l1 = header.l1_offset as usize;
+        let change = |at: usize, value: u64| {
+            let mut bytes = file.0.clone();
+            bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+            visited(bytes)
+        };
+        let entry = u64::from_be_bytes(file.0[l1..l1 + 8].try_into().unwrap());
+        assert!(change(l1, 1 << 50).is_err(), "behind the end");
+        assert!(change(l1, 512).is_err(), "where no cluster begins");
+        assert!(change(l1 + 8, entry).is_err(), "the same table twice");
+        let second = (entry & OFFSET_MASK) as usize;
+        assert!(change(second, 512).is_err(), "where no cluster begins");
+        assert!(visited(file.0[..l1 + 4].to_vec()).is_err());
+        assert!(visit(&Header { l1_entries: 1, ..header.clone() }, &file, &mut |_, _| Ok(())).is_err());
+    }
+
+    const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
+}

@@ -1,0 +1,262 @@
+//! Disk images of virtual machines: which files one is made of, found from its header as QEMU finds them, and all of them
+//! opened and put together as a file system.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_backing::{Dir, OpenFile, PosixDir, Stat};
+use quell_boot::{DISK_FILES_MAX, DiskFile, Disks};
+use quell_fs::{Attributes, Error, ErrorKind, File, Kind, NodeId, Result};
+use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
+
+/// How the bytes of a file are the disk's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskFormat {
+    Qcow2,
+    /// As they are; or in a format that is not looked into.
+    Raw,
+}
+
+/// How whoever opens the disk image comes to a file of its chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reached {
+    /// By a path below the directory of the disk image.
+    Within(PathBuf),
+    /// By this path, wherever the disk image is.
+    Elsewhere(PathBuf),
+}
+
+/// A file that a disk is made of.
+pub struct ChainFile {
+    /// Absolute, without symbolic links.
+    pub path: PathBuf,
+    pub reached: Reached,
+    pub format: DiskFormat,
+    /// For qcow2.
+    pub header: Option<Header>,
+    /// It has the data of the file before it, and nothing lies below it.
+    pub is_data_file: bool,
+    pub stat: Stat,
+    pub file: Arc<dyn OpenFile>,
+}
+
+impl std::fmt::Debug for ChainFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChainFile")
+            .field("path", &self.path)
+            .field("format", &self.format)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused(kind: ErrorKind, path: &Path, why: impl Into<String>) -> Error {
+    let cause = std::io::Error::other(why.into());
+    Error {
+        source: Some(Box::new(cause)),
+        ..Error::new(kind, "open disk image", path.as_os_str().as_bytes())
+    }
+}
+
+/// Opens a regular file, following links on the way: the user, or an image's header, named it.
+fn open(path: &Path) -> Result<(PathBuf, Arc<dyn OpenFile>, Stat)> {
+    let failed = |e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes());
+    let real = path.canonicalize().map_err(failed)?;
+    let (Some(parent), Some(name)) = (real.parent(), real.file_name()) else {
+        return Err(refused(ErrorKind::IsADirectory, path, "it is a directory"));
+    };
+    let file: Arc<dyn OpenFile> = PosixDir::start(parent)?
+        .open_file(name.as_bytes())
+        .map_err(|e| Error {
+            operation: "open disk image",
+            subject: path.as_os_str().as_bytes().to_vec(),
+            ..e
+        })?
+        .into();
+    let stat = file.stat()?;
+    Ok((real, file, stat))
+}
+
+/// The disk image at `path` and the files that it lies on, from top to bottom. `format`: `None`: what its first bytes say.
+///
+/// Errors: those of opening; `Damaged` with what is wrong in a header; `InvalidInput` for a chain that is a circle, too
+/// long, or leads to what is no local file.
+pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFile>> {
+    let mut chain: Vec<ChainFile> = Vec::new();
+    let as_named = std::path::absolute(path)
+        .map_err(|e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes()))?;
+    let top = as_named.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let mut next = Some((as_named, format));
+    while let Some((named_as, format)) = next.take() {
+        if chain.len() == DISK_FILES_MAX {
+            return Err(refused(
+                ErrorKind::InvalidInput,
+                path,
+                format!("it lies on more than {DISK_FILES_MAX} files"),
+            ));
+        }
+        let (real, file, stat) = open(&named_as)?;
+        if chain.iter().any(|above| above.stat.identity() == stat.identity()) {
+            let why = format!("it lies on itself: {} comes again", real.display());
+            return Err(refused(ErrorKind::InvalidInput, path, why));
+        }
+        let header = header(&real, &*file, stat.size_bytes, format)?;
+        let directory = named_as.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let format = if header.is_some() { DiskFormat::Qcow2 } else { DiskFormat::Raw };
+        let reached = reached(&top, &named_as);
+        if let Some(header) = &header {
+            if let Some(name) = &header.data_file {
+                let named_as = local(&real, &directory, name)?;
+                let (path, file, stat) = open(&named_as)?;
+                let reached = self::reached(&top, &named_as);
+                let format = DiskFormat::Raw;
+                chain.push(ChainFile { path, reached, format, header: None, is_data_file: true, stat, file });
+            }
+            if let Some(backing) = &header.backing {
+                let format = match backing.format.as_deref() {
+                    Some(b"qcow2") => Some(DiskFormat::Qcow2),
+                    Some(_) => Some(DiskFormat::Raw),
+                    None => None,
+                };
+                next = Some((local(&real, &directory, &backing.name)?, format));
+            }
+        }
+        // A data file belongs to the image before it: the image comes first.
+        let at = chain.len() - usize::from(header.as_ref().is_some_and(|h| h.data_file.is_some()));
+        chain.insert(at, ChainFile { path: real, reached, format, header, is_data_file: false, stat, file });
+    }
+    Ok(chain)
+}
+
+/// The path that a name in the header of an image in `directory` means.
+fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
+    match named(name) {
+        Named::Absolute(path) => Ok(OsStr::from_bytes(path).into()),
+        Named::Relative(path) => Ok(directory.join(OsStr::from_bytes(path))),
+        Named::Elsewhere(name) => {
+            let why = format!("it lies on {}, which is no local file", name.escape_ascii());
+            Err(refused(ErrorKind::InvalidInput, image, why))
+        }
+    }
+}
+
+/// Paths are compared by their words, as QEMU joins them.
+fn reached(top: &Path, named_as: &Path) -> Reached {
+    use std::path::Component;
+    let below = named_as.strip_prefix(top).ok();
+    match below.filter(|path| path.components().all(|c| matches!(c, Component::Normal(_)))) {
+        Some(path) => Reached::Within(path.components().collect()),
+        None => Reached::Elsewhere(named_as.into()),
+    }
+}
+
+fn header(path: &Path, file: &dyn OpenFile, size: u64, format: Option<DiskFormat>) -> Result<Option<Header>> {
+    if format == Some(DiskFormat::Raw) {
+        return Ok(None);
+    }
+    let mut begin = vec![0; size.min(4096) as usize];
+    read_begin(file, &mut begin, path)?;
+    if !is_qcow2(&begin) {
+        return match format {
+            Some(_) => {
+                Err(refused(ErrorKind::Damaged, path, "it should be a qcow2 image and does not begin as one"))
+            }
+            None => Ok(None),
+        };
+    }
+    let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
+    // What belongs to a header usually lies in the first page; clusters may have more.
+    match Header::parse(&begin) {
+        Ok(header) => Ok(Some(header)),
+        Err(first) if size <= begin.len() as u64 => Err(damaged(first)),
+        Err(_) => {
+            begin.resize(size.min(HEADER_BYTES_MAX as u64) as usize, 0);
+            read_begin(file, &mut begin, path)?;
+            Header::parse(&begin).map(Some).map_err(damaged)
+        }
+    }
+}
+
+fn read_begin(file: &dyn OpenFile, into: &mut [u8], path: &Path) -> Result<()> {
+    match file.read_at(into, 0)? {
+        length if length == into.len() => Ok(()),
+        _ => Err(refused(ErrorKind::Stale, path, "it is being changed")),
+    }
+}
+
+/// Under which names the files of a chain are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskNames {
+    /// Their numbers: whoever mounts puts each in its place.
+    Numbers,
+    /// Those that they have below the directory of the disk image. Others are not shown.
+    Relative,
+}
+
+/// The chain as a file system, and its files to be looked at.
+#[derive(Debug)]
+pub struct OpenDisks {
+    pub disks: Disks,
+    pub files: Vec<ChainFile>,
+}
+
+impl OpenDisks {
+    /// `owner`: whose the files are shown to be, if not their owners': in a user namespace that knows one user alone, who has
+    /// opened and so may read them.
+    pub fn new(chain: Vec<ChainFile>, names: DiskNames, owner: Option<(u32, u32)>) -> Result<OpenDisks> {
+        let shown: Vec<ChainFile> = match names {
+            DiskNames::Numbers => chain,
+            // A name that leads elsewhere is opened there, past this.
+            DiskNames::Relative => {
+                chain.into_iter().take_while(|file| matches!(file.reached, Reached::Within(_))).collect()
+            }
+        };
+        let named = shown.iter().enumerate().map(|(place, file)| {
+            let name = match (&file.reached, names) {
+                (Reached::Within(path), DiskNames::Relative) => path.clone().into_os_string().into_vec(),
+                _ => place.to_string().into_bytes(),
+            };
+            let attributes = attributes(&file.stat, owner);
+            DiskFile { name, attributes, source: Arc::new(Source(file.file.clone())) }
+        });
+        let (uid, gid) = owner.unwrap_or((0, 0));
+        let disks = Disks::new(named.collect(), uid, gid)?;
+        Ok(OpenDisks { disks, files: shown })
+    }
+}
+
+/// Nobody writes here, whatever the modes say.
+fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
+    let readable = stat.mode & 0o444;
+    let (uid, gid) = owner.unwrap_or((stat.uid, stat.gid));
+    Attributes {
+        node: NodeId(0),
+        kind: Kind::File,
+        permissions: if owner.is_some() { readable | 0o400 } else { readable },
+        uid,
+        gid,
+        nlink: 1,
+        rdev: 0,
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
+    }
+}
+
+struct Source(Arc<dyn OpenFile>);
+
+impl File for Source {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.0.read_at(into, offset)
+    }
+}
+
+impl ChainFile {
+    /// Whether it is another now than when it was opened.
+    pub fn has_changed(&self) -> Result<bool> {
+        let now = self.file.stat()?;
+        Ok((now.size_bytes, now.modified) != (self.stat.size_bytes, self.stat.modified))
+    }
+}

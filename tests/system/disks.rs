@@ -1,0 +1,789 @@
+//! Disk images of virtual machines: recorded as an unchanged QEMU reads them, served from memory at their own paths, in a
+//! directory, and as a layer of QEMU's own format; and what happens when something breaks. The machine here is a boot
+//! sector; a whole Debian is in machines.rs.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+
+use crate::skip;
+use crate::stage::{Ended, Mounted, Running, Stage, eventually, has, send};
+use crate::trees;
+
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 2048;
+
+/// Says why nothing here can run.
+macro_rules! need_qemu {
+    () => {
+        if !has("qemu-img") || !has("qemu-io") {
+            skip!("QEMU's tools (qemu-utils) are not installed");
+        }
+    };
+}
+
+/// A raw disk image of 8 MiB, and a machine's own image on top of it.
+struct Scene {
+    stage: Stage,
+    base: PathBuf,
+    own: PathBuf,
+    image: PathBuf,
+}
+
+/// `qemu-io -c` for each, which ends with 1 if one fails.
+fn io(own: &Path, options: &[&str], commands: &[&str]) -> Vec<String> {
+    let mut words = vec!["qemu-io".to_owned()];
+    words.extend(options.iter().map(|word| (*word).to_owned()));
+    words.extend(commands.iter().flat_map(|command| ["-c".to_owned(), (*command).to_owned()]));
+    words.push(own.to_str().unwrap().to_owned());
+    words
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let stage = Stage::new();
+        let base = stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 1));
+        let scene = Scene { own: stage.path("own.qcow2"), image: stage.path("vm.boot"), base, stage };
+        scene.layer(&scene.own, &scene.base, "raw");
+        scene
+    }
+
+    /// A new qcow2 image on top of another, named as it is given.
+    fn layer(&self, path: &Path, on: &Path, format: &str) {
+        let mut command = self.stage.command("qemu-img");
+        command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(on).arg(path);
+        self.stage.run(&mut command).expect(0);
+    }
+
+    fn img(&self, words: &[&str], paths: &[&Path]) -> Ended {
+        self.stage.run(self.stage.command("qemu-img").args(words).args(paths))
+    }
+
+    fn record(&self, disk: &Path, options: &[&str], command: &[String]) -> Ended {
+        let mut quell = self.stage.quell();
+        quell.args(["record", "-q"]).args(options).arg("--image").arg(disk).arg("-o").arg(&self.image);
+        self.stage.run(quell.arg("--").args(command))
+    }
+
+    fn run(&self, disk: &Path, options: &[&str], command: &[String]) -> Ended {
+        let mut quell = self.stage.quell();
+        quell.arg("run").args(options).arg("--image").arg(disk).arg("-b").arg(&self.image);
+        self.stage.run(quell.arg("--").args(command))
+    }
+
+    fn try_mount(&self, disk: &Path, options: &[&str]) -> (Ended, PathBuf) {
+        let point = self.stage.dir("point");
+        let mut quell = self.stage.quell();
+        quell.arg("mount").args(options).args(["--image", "-b"]).arg(&self.image).arg(disk).arg(&point);
+        (self.stage.run(&mut quell), point)
+    }
+
+    fn mount(&self, disk: &Path, options: &[&str]) -> Mounted<'_> {
+        let (ended, point) = self.try_mount(disk, options);
+        ended.expect(0);
+        Mounted::at(&self.stage, point)
+    }
+
+    fn boot(&self, words: &[&str]) -> Ended {
+        self.stage.run(self.stage.quell().arg("boot").arg(words[0]).arg(&self.image).args(&words[1..]))
+    }
+
+    /// Place and blocks of each file in the image.
+    fn recorded(&self) -> Vec<(String, u64)> {
+        let shown = self.boot(&["show", "--files", "--json"]).expect(0).json();
+        let files = shown["list"].as_array().unwrap().clone();
+        let place = |f: &serde_json::Value| f["name"].as_str().unwrap().split(' ').next().unwrap().to_owned();
+        files.iter().map(|f| (place(f), f["blocks"].as_u64().unwrap())).collect()
+    }
+
+    fn stats(&self, path: &Path) -> (u64, u64) {
+        let stats = self.stage.run(self.stage.quell().args(["stats", "--json"]).arg(path)).expect(0).json();
+        let counters = &stats[0]["trees"][0]["counters"];
+        let of = |name: &str| counters[name].as_u64().unwrap();
+        (of("blocks_from_memory"), of("blocks_from_source"))
+    }
+
+    /// Other bytes everywhere, and the same size and time: whoever still reads the file is found out.
+    fn forge(&self, path: &Path, byte: u8) {
+        let metadata = fs::metadata(path).unwrap();
+        fs::write(path, vec![byte; metadata.len() as usize]).unwrap();
+        fs::File::options()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_modified(metadata.modified().unwrap())
+            .unwrap();
+    }
+}
+
+/// What a machine reads in these tests: one block at 1 MiB, four at 4 MiB.
+const READS: [&str; 2] = ["read 1M 4k", "read 4M 16k"];
+
+/// Reads the whole disk; what `READS` reads is as the disk was made.
+fn checks(scene: &Scene) -> Vec<String> {
+    let bytes = trees::noise(BLOCKS * BLOCK, 1);
+    let mut script = String::from("set -e; qemu-img convert -U -f qcow2 -O raw \"$1\" \"$2\"\n");
+    for (offset, length) in [(1usize << 20, 4096usize), (4 << 20, 16384)] {
+        let piece = scene.stage.file(&format!("piece-{offset}"), &bytes[offset..offset + length]);
+        script += &format!("cmp -n {length} -i {offset}:0 \"$2\" {}\n", piece.display());
+    }
+    let (own, copy) = (scene.own.to_str().unwrap(), scene.stage.path("copy.raw"));
+    ["sh", "-c", &script, "sh", own, copy.to_str().unwrap()].map(str::to_owned).into()
+}
+
+#[test]
+fn what_a_machine_reads_is_recorded_to_the_block() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    // And its first block, as of every file that was opened.
+    assert_eq!(scene.recorded(), [("0".to_owned(), 6)]);
+    let disk = scene.base.to_str().unwrap();
+    scene.boot(&["verify", "--image", disk]).expect(0);
+    assert!(scene.boot(&["show", "--files"]).expect(0).text().contains(&format!("0 {disk}")));
+    let out = scene.stage.path("hot");
+    scene.stage.run(scene.stage.quell().args(["boot", "extract"]).arg(&scene.image).arg(&out)).expect(0);
+    let (hot, whole) = (fs::read(out.join("0-base.raw")).unwrap(), fs::read(&scene.base).unwrap());
+    assert_eq!(hot.len(), whole.len());
+    assert_eq!(hot[4 << 20..(4 << 20) + 4 * BLOCK], whole[4 << 20..(4 << 20) + 4 * BLOCK]);
+    assert!(hot[2 << 20..3 << 20].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn a_boot_from_memory_reads_nothing_of_the_disk() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    scene.forge(&scene.base, b'x');
+    scene.run(&scene.base, &["-q", "--strict"], &checks(&scene)).expect(0);
+    // What was not recorded comes from the disk.
+    let cold = io(&scene.own, &[], &["read -P 0x78 2M 64k", "read -P 0x78 7M 1M"]);
+    scene.run(&scene.base, &["-q", "--strict"], &cold).expect(0);
+    scene.boot(&["verify", "--image", scene.base.to_str().unwrap()]).expect(1);
+}
+
+#[test]
+fn a_directory_shows_the_disk_too_and_counts() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let mounted = scene.mount(&scene.base, &["-q"]);
+    let elsewhere = scene.stage.path("elsewhere.qcow2");
+    scene.layer(&elsewhere, &mounted.point.join("base.raw"), "raw");
+    scene
+        .stage
+        .run(scene.stage.command("sh").args(["-c", "exec \"$@\"", "sh"]).args(io(&elsewhere, &[], &READS)))
+        .expect(0);
+    let (from_memory, from_source) = scene.stats(&mounted.point);
+    assert!(from_memory >= 5 && from_source == 0, "{from_memory}, {from_source}");
+    assert!(fs::read(mounted.point.join("base.raw")).unwrap() == fs::read(&scene.base).unwrap());
+    mounted.umount();
+}
+
+#[test]
+fn every_way_in_which_qemu_opens_files_reads_the_same() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let expected = scene.stage.run(scene.stage.command("cksum").arg(&scene.base)).expect(0).out;
+    let expected = String::from_utf8(expected).unwrap().split(' ').next().unwrap().to_owned();
+    let mut script = String::from("disk=$1 copy=$2\n");
+    for direct in ["off", "on"] {
+        for aio in ["threads", "native", "io_uring"] {
+            // QEMU's own rule.
+            if aio == "native" && direct == "off" {
+                continue;
+            }
+            script += &format!(
+                "if qemu-img dd --image-opts -O raw bs=1M of=\"$copy\" 2>\"$copy.err\" \
+                 if=driver=raw,file.driver=file,file.filename=\"$disk\",file.aio={aio},file.locking=on,cache.direct={direct}
+                 then test \"$(cksum <\"$copy\" | cut -d' ' -f1)\" = {expected} || exit 1
+                 else echo \"{aio}, direct {direct}: $(cat \"$copy.err\")\"; test {aio} = io_uring || exit 2; fi\n"
+            );
+        }
+    }
+    let copy = scene.stage.path("copy");
+    let words = ["sh", "-c", &script, "sh", scene.base.to_str().unwrap(), copy.to_str().unwrap()];
+    let ended = scene.run(&scene.base, &["-q", "--strict"], &words.map(str::to_owned)).expect(0);
+    // The kernel, or a container, may have switched io_uring off.
+    ended.text().lines().for_each(|line| println!("SKIPPED: {line}"));
+}
+
+#[test]
+fn the_disk_itself_is_never_written() {
+    need_qemu!();
+    let scene = Scene::new();
+    let before = fs::read(&scene.base).unwrap();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &["write -P 7 1M 64k", "read 1M 4k"])).expect(0);
+    // The machine's writes are in its own image.
+    scene
+        .run(
+            &scene.base,
+            &["-q", "--strict"],
+            &io(&scene.own, &[], &["read -P 7 1M 64k", "write -P 8 4M 4k"]),
+        )
+        .expect(0);
+    let refused =
+        scene.run(&scene.base, &["-q", "--strict"], &io(&scene.base, &["-f", "raw"], &["write 0 4k"]));
+    assert!(refused.err.contains("Read-only file system"), "{}", refused.err);
+    let mounted = scene.mount(&scene.base, &["-q"]);
+    let opened = fs::File::options().write(true).open(mounted.point.join("base.raw"));
+    assert!(opened.is_err(), "a writable open");
+    mounted.umount();
+    assert!(fs::read(&scene.base).unwrap() == before);
+}
+
+/// base.raw below mid.qcow2 below top.qcow2, by relative names; the machine's own image lies on top.qcow2.
+fn chain() -> (Scene, PathBuf) {
+    let mut scene = Scene::new();
+    let (mid, top) = (scene.stage.path("mid.qcow2"), scene.stage.path("top.qcow2"));
+    scene.layer(&mid, Path::new("base.raw"), "raw");
+    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 5 2M 64k"]).arg(&mid)).expect(0);
+    scene.layer(&top, Path::new("mid.qcow2"), "qcow2");
+    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 6 3M 64k"]).arg(&top)).expect(0);
+    scene.own = scene.stage.path("chained.qcow2");
+    scene.layer(&scene.own, &top, "qcow2");
+    (scene, top)
+}
+
+const CHAIN_READS: [&str; 4] = ["read 1M 4k", "read -P 5 2M 8k", "read -P 6 3M 8k", "read 4M 4k"];
+
+#[test]
+fn a_whole_chain_of_images_is_recorded_and_served() {
+    need_qemu!();
+    let (scene, top) = chain();
+    scene.record(&top, &[], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
+    let recorded = scene.recorded();
+    assert_eq!(recorded.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
+    assert_eq!(recorded[2].1, 3, "the raw one has its first block and what was read of it");
+    // Tables of qcow2 are blocks like others: with nothing but the image a machine finds its way.
+    for name in ["base.raw", "mid.qcow2", "top.qcow2"] {
+        scene.forge(&scene.stage.path(name), 0);
+    }
+    let chained = io(&scene.own, &[], &CHAIN_READS);
+    // The headers are forged, too: which files there are is not found any more.
+    scene.run(&top, &["-q", "--strict"], &chained).expect(2).says("lies on no such file");
+    let (scene, top) = chain();
+    scene.record(&top, &[], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
+    scene.forge(&scene.base, 0);
+    scene.run(&top, &["-q", "--strict"], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
+    let mounted = scene.mount(&top, &["-q", "--strict"]);
+    let elsewhere = scene.stage.path("elsewhere.qcow2");
+    scene.layer(&elsewhere, &mounted.point.join("top.qcow2"), "qcow2");
+    let words = io(&elsewhere, &[], &CHAIN_READS);
+    scene.stage.run(scene.stage.command(&words[0]).args(&words[1..])).expect(0);
+    let (from_memory, from_source) = scene.stats(&mounted.point);
+    assert!(from_memory > 8 && from_source == 0, "{from_memory}, {from_source}");
+    mounted.umount();
+}
+
+#[test]
+fn a_file_below_that_is_named_elsewhere_is_said_or_refused() {
+    need_qemu!();
+    let scene = Scene::new();
+    let apart = scene.stage.dir("apart").join("top.qcow2");
+    for name in [scene.base.to_str().unwrap(), "../base.raw"] {
+        scene.layer(&apart, Path::new(name), "raw");
+        scene.record(&apart, &[], &io(&apart, &["-r"], &READS)).expect(0);
+        assert_eq!(scene.recorded().len(), 2);
+        scene.run(&apart, &["-q", "--strict"], &io(&apart, &["-r"], &READS)).expect(0);
+        let (refused, _) = scene.try_mount(&apart, &["--strict"]);
+        refused.expect(2).says("not below its directory");
+        let (ended, point) = scene.try_mount(&apart, &[]);
+        ended.expect(0).says("nothing of it comes from memory");
+        let mounted = Mounted::at(&scene.stage, point);
+        let names: Vec<_> = fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["top.qcow2"]);
+        mounted.umount();
+    }
+}
+
+#[test]
+fn chains_that_cannot_be_are_refused_with_the_reason() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let odd = scene.stage.path("odd.qcow2");
+    let refused = |words: &str| {
+        scene.run(&odd, &["--strict"], &["true".to_owned()]).expect(2).says(words);
+        let quell = &mut scene.stage.quell();
+        let quell = quell.args(["record", "--image"]).arg(&odd).arg("-o").arg(scene.stage.path("new.boot"));
+        scene.stage.run(quell.args(["--", "true"])).expect(2).says(words);
+    };
+    let rebase = |name: &str| {
+        scene.layer(&odd, &scene.base, "raw");
+        scene.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", name], &[&odd]).expect(0);
+    };
+    rebase("odd.qcow2");
+    refused("it lies on itself");
+    let back = scene.stage.path("back.qcow2");
+    scene.layer(&back, &scene.base, "raw");
+    rebase("back.qcow2");
+    scene.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "odd.qcow2"], &[&back]).expect(0);
+    refused("it lies on itself");
+    rebase("missing.raw");
+    refused("missing.raw");
+    rebase("nbd:localhost:10809");
+    refused("no local file");
+    rebase("json:{\"driver\":\"raw\"}");
+    refused("no local file");
+    rebase("base.raw");
+    refused("does not begin as one");
+    fs::write(&odd, b"QFI\xfb").unwrap();
+    refused("damaged qcow2");
+    let mut hostile = fs::read(&scene.own).unwrap();
+    hostile[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
+    fs::write(&odd, &hostile).unwrap();
+    refused("damaged qcow2");
+    // As raw bytes it is a disk like any other.
+    let quell = &mut scene.stage.quell();
+    let quell = quell.args(["record", "-q", "--image-format", "raw", "--image"]).arg(&odd).arg("-o");
+    scene.stage.run(quell.arg(scene.stage.path("new.boot")).args(["--", "cat"]).arg(&odd)).expect(0);
+}
+
+#[test]
+fn two_machines_of_one_base_share_their_blocks() {
+    need_qemu!();
+    let scene = Scene::new();
+    let parts = |own: &str, reads: &[&str]| {
+        let own = scene.stage.path(own);
+        scene.layer(&own, &scene.base, "raw");
+        scene.record(&scene.base, &[], &io(&own, &[], reads)).expect(0);
+        let part = own.with_extension("boot");
+        fs::rename(&scene.image, &part).unwrap();
+        part
+    };
+    let one = parts("one.qcow2", &["read 0 2M", "read 4M 256k"]);
+    let two = parts("two.qcow2", &["read 0 2M", "read 6M 256k"]);
+    let mut quell = scene.stage.quell();
+    quell.args(["boot", "merge"]).arg(&one).arg(&two).arg("-o").arg(&scene.image);
+    scene.stage.run(&mut quell).expect(0);
+    let bytes = |path: &Path| fs::metadata(path).unwrap().len();
+    let (both, sum) = (bytes(&scene.image), bytes(&one) + bytes(&two));
+    assert!(both * 10 < sum * 6, "{both} of {sum}");
+    assert_eq!(scene.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
+    scene.forge(&scene.base, b'x');
+    scene.run(&scene.base, &["-q", "--strict"], &io(&scene.own, &[], &["read 0 4k"])).expect(0);
+    // Another state of the disk is another disk.
+    scene.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
+    let three = parts("three.qcow2", &["read 0 4k"]);
+    let mut quell = scene.stage.quell();
+    quell.args(["boot", "merge"]).arg(&one).arg(&three).arg("-o").arg(&scene.image);
+    scene.stage.run(&mut quell).expect(2).says("another state");
+    fs::rename(&one, &scene.image).unwrap();
+    scene
+        .record(&scene.base, &["--merge"], &io(&scene.own, &[], &READS))
+        .expect(3)
+        .says("--merge cannot join it");
+}
+
+#[test]
+fn machines_that_are_started_one_by_one_share_one_process_and_its_memory() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let mut machines: Vec<Running> = (0..3)
+        .map(|number| {
+            let own = scene.stage.path(format!("own-{number}.qcow2"));
+            scene.layer(&own, &scene.base, "raw");
+            let mut quell = scene.stage.quell();
+            quell.args(["run", "-q", "--strict", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image);
+            let script = "qemu-io -c 'read 1M 4k' -c 'read 4M 16k' \"$1\" && echo ready && exec sleep 600";
+            scene.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&own))
+        })
+        .collect();
+    machines.iter_mut().for_each(|machine| machine.wait_for_output("ready"));
+    assert_eq!(scene.stage.holders().len(), 1);
+    let (from_memory, from_source) = scene.stats(&scene.base);
+    assert!(from_memory >= 15 && from_source == 0, "{from_memory}, {from_source}");
+    machines.iter().for_each(|machine| machine.signal(Signal::TERM));
+    machines.into_iter().for_each(|machine| _ = machine.wait());
+    scene.stage.expect_nothing_left();
+}
+
+/// What a base may be made as.
+fn formats(scene: &Scene) -> Vec<(&'static str, PathBuf)> {
+    let converted = |name: &str, options: &[&str]| {
+        let path = scene.stage.path(name);
+        let words = [&["convert", "-f", "raw", "-O", "qcow2"], options].concat();
+        scene.img(&words, &[&scene.base, &path]).expect(0);
+        path
+    };
+    vec![
+        ("raw", scene.base.clone()),
+        ("qcow2", converted("plain.qcow2", &[])),
+        ("qcow2", converted("old.qcow2", &["-o", "compat=0.10,cluster_size=4k"])),
+        ("qcow2", converted("deflate.qcow2", &["-c"])),
+        ("qcow2", converted("zstd.qcow2", &["-c", "-o", "compression_type=zstd,cluster_size=2M"])),
+    ]
+}
+
+#[test]
+fn the_hot_blocks_are_an_image_for_qemu_alone() {
+    need_qemu!();
+    let scene = Scene::new();
+    // Something to compress, and zeros.
+    let mut bytes = trees::noise(BLOCKS * BLOCK, 1);
+    bytes.iter_mut().for_each(|b| *b &= 0x0f);
+    bytes[4 << 20..(4 << 20) + 2 * BLOCK].fill(0);
+    scene.stage.file("base.raw", &bytes);
+    let (mid, top) = (scene.stage.path("mid.qcow2"), scene.stage.path("chain.qcow2"));
+    let mut bases = formats(&scene);
+    scene.layer(&mid, &scene.base, "raw");
+    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 5 1M 4k"]).arg(&mid)).expect(0);
+    scene.layer(&top, &mid, "qcow2");
+    bases.push(("qcow2", top));
+    for (format, base) in bases {
+        let hot = scene.stage.path("hot.qcow2");
+        let own = scene.stage.path("mine.qcow2");
+        scene.layer(&own, &base, format);
+        scene.record(&base, &[], &io(&own, &[], &READS)).expect(0);
+        let mut quell = scene.stage.quell();
+        quell.args(["boot", "qcow2", "-q"]).arg(&scene.image).arg("-o").arg(&hot);
+        scene.stage.run(&mut quell).expect(0);
+        let first = fs::read(&hot).unwrap();
+        scene.stage.run(&mut quell).expect(0);
+        assert!(fs::read(&hot).unwrap() == first, "the same bytes for the same recording");
+        scene.img(&["check", "-q", "-f", "qcow2"], &[&hot]).expect(0);
+        scene.img(&["compare", "-q", "-f", "qcow2", "-F", format], &[&hot, &base]).expect(0);
+        let map = scene.img(&["map", "--output=json", "-f", "qcow2"], &[&hot]).expect(0).json();
+        let own_bytes: u64 = map
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|piece| piece["depth"] == 0)
+            .map(|piece| piece["length"].as_u64().unwrap())
+            .sum();
+        let name = base.display();
+        assert!(own_bytes >= 3 * BLOCK as u64, "{name}: {own_bytes} bytes\n{map}");
+        let is_here = |offset: u64| {
+            let covers = |piece: &&serde_json::Value| {
+                let (start, length) = (piece["start"].as_u64().unwrap(), piece["length"].as_u64().unwrap());
+                (start..start + length).contains(&offset)
+            };
+            map.as_array().unwrap().iter().find(covers).unwrap()["depth"] == 0
+        };
+        // Where a base says itself that there are zeros, it is asked for nothing.
+        for offset in [1 << 20, (4 << 20) + 3 * 4096] {
+            assert!(is_here(offset), "{name}: nothing at {offset}\n{map}");
+        }
+        // A machine finds there what it read, whatever became of the base.
+        let mine = scene.stage.path("on-hot.qcow2");
+        scene.layer(&mine, &hot, "qcow2");
+        let info = scene.img(&["info", "--output=json"], &[&hot]).expect(0).json();
+        assert_eq!(info["full-backing-filename"], base.to_str().unwrap());
+        assert_eq!(info["backing-filename-format"], format);
+        scene.stage.run(scene.stage.command("qemu-io").args(["-c", "read 0 8M"]).arg(&mine)).expect(0);
+    }
+    // Of a disk that is another now no layer is made.
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    fs::File::options().write(true).open(&scene.base).unwrap().write_all_at(b"x", 0).unwrap();
+    scene
+        .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
+        .expect(2)
+        .says("another size or time");
+    scene
+        .boot(&["qcow2", "-o", scene.base.to_str().unwrap(), "--base", scene.own.to_str().unwrap()])
+        .expect(2);
+}
+
+#[test]
+fn a_layer_of_hot_blocks_hides_what_becomes_of_the_base() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let hot = scene.stage.path("hot.qcow2");
+    scene.boot(&["qcow2", "-q", "-o", hot.to_str().unwrap()]).expect(0);
+    scene.forge(&scene.base, b'x');
+    let moved = Scene { own: scene.stage.path("on-hot.qcow2"), ..scene };
+    moved.layer(&moved.own, &hot, "qcow2");
+    let words = checks(&moved);
+    moved.stage.run(moved.stage.command(&words[0]).args(&words[1..])).expect(0);
+    let cold = io(&moved.own, &[], &["read -P 0x78 2M 64k"]);
+    moved.stage.run(moved.stage.command(&cold[0]).args(&cold[1..])).expect(0);
+}
+
+#[test]
+fn a_disk_that_changed_is_served_as_it_is_and_reported() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    fs::write(&scene.base, vec![b'n'; BLOCKS * BLOCK]).unwrap();
+    let now = io(&scene.own, &[], &["read -P 0x6e 0 8M"]);
+    scene.run(&scene.base, &["-q"], &now).expect(0).says("has changed since").says("record it again");
+    scene.run(&scene.base, &["--strict"], &now).expect(2).says("has changed since");
+    let (refused, _) = scene.try_mount(&scene.base, &["--strict"]);
+    refused.expect(2).says("has changed since");
+}
+
+#[test]
+fn a_disk_that_changes_while_it_is_served_is_served_as_it_is_and_reported() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let mut quell = scene.stage.quell();
+    quell
+        .args(["run", "-q", "--strict", "--recheck", "100", "--image"])
+        .arg(&scene.base)
+        .arg("-b")
+        .arg(&scene.image);
+    let script = "qemu-io -c 'read 1M 4k' \"$1\" && echo ready && while ! test -e \"$2\"; do sleep 0.05; done; \
+                  qemu-io -c 'read -P 0x6e 1M 4k' \"$1\"";
+    let go = scene.stage.path("go");
+    let mut running =
+        scene.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&scene.own).arg(&go));
+    running.wait_for_output("ready");
+    let disk = fs::File::options().write(true).open(&scene.base).unwrap();
+    disk.write_all_at(&vec![b'n'; BLOCKS * BLOCK], 0).unwrap();
+    running.wait_for_error("has changed while it is served");
+    fs::write(&go, "").unwrap();
+    running.wait().expect(0);
+}
+
+#[test]
+fn a_disk_that_is_cut_short_is_an_error_and_never_zeros() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let mounted = scene.mount(&scene.base, &["-q", "--recheck", "0"]);
+    fs::File::options().write(true).open(&scene.base).unwrap().set_len(1 << 20).unwrap();
+    let file = fs::File::open(mounted.point.join("base.raw")).unwrap();
+    let mut block = [0; BLOCK];
+    file.read_exact_at(&mut block, 4 << 20).unwrap();
+    assert_eq!(block[..], trees::noise(BLOCKS * BLOCK, 1)[4 << 20..(4 << 20) + BLOCK]);
+    assert!(file.read_at(&mut block, 6 << 20).is_err());
+    drop(file);
+    mounted.umount();
+}
+
+#[test]
+fn a_disk_that_changes_while_it_is_recorded_is_not_recorded() {
+    need_qemu!();
+    let scene = Scene::new();
+    let own = io(&scene.own, &[], &READS).join("' '");
+    let hole = scene.stage.path("link");
+    fs::hard_link(&scene.base, &hole).unwrap();
+    // By its other name, which is not covered.
+    let script = format!("'{own}' && printf x | dd of='{}' conv=notrunc status=none", hole.display());
+    let ended = scene.record(&scene.base, &[], &["sh".to_owned(), "-c".to_owned(), script]);
+    ended.expect(3).says("has changed meanwhile");
+    assert!(!scene.image.exists());
+}
+
+#[test]
+fn a_disk_that_is_removed_goes_on_being_served() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let whole = fs::read(&scene.base).unwrap();
+    let mounted = scene.mount(&scene.base, &["-q"]);
+    fs::remove_file(&scene.base).unwrap();
+    assert!(fs::read(mounted.point.join("base.raw")).unwrap() == whole);
+    mounted.umount();
+}
+
+/// The disk lies on a file system that fails: a view of ours whose process is killed.
+#[test]
+fn without_the_disks_file_system_hot_blocks_are_served_and_others_are_errors() {
+    need_qemu!();
+    let scene = Scene::new();
+    let tree = scene.stage.dir("tree");
+    fs::copy(&scene.base, tree.join("base.raw")).unwrap();
+    let index = scene.stage.index(&tree);
+    let below = scene.stage.mount(&index, "fuse", &["-q"]);
+    let failing = scene.stage.holder();
+    let disk = below.point.join("base.raw");
+    let own = scene.stage.path("far.qcow2");
+    scene.layer(&own, &disk, "raw");
+    scene.record(&disk, &[], &io(&own, &[], &READS)).expect(0);
+    assert!(eventually(|| scene.stage.holders().len() == 1));
+    let mounted = scene.mount(&disk, &["-q"]);
+    let file = fs::File::open(mounted.point.join("base.raw")).unwrap();
+    send(failing, Signal::KILL);
+    assert!(eventually(|| !scene.stage.holders().contains(&failing)));
+    let mut blocks = vec![0; 4 * BLOCK];
+    file.read_exact_at(&mut blocks, 4 << 20).unwrap();
+    assert_eq!(blocks, trees::noise(BLOCKS * BLOCK, 1)[4 << 20..(4 << 20) + 4 * BLOCK]);
+    assert!(file.read_at(&mut blocks, 6 << 20).is_err(), "a block that nobody has");
+    drop(file);
+    mounted.umount();
+}
+
+#[test]
+fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let whole = fs::read(&scene.image).unwrap();
+    let damage = |bytes: &[u8], words: &str| {
+        fs::write(&scene.image, bytes).unwrap();
+        scene
+            .run(&scene.base, &[], &checks(&scene))
+            .expect(0)
+            .says(words)
+            .says("nothing of it is served from memory");
+        scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2).says(words);
+        scene.boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()]).expect(2).says(words);
+    };
+    damage(&whole[..whole.len() - 1], "header at 16");
+    damage(&whole[..50], "the file ends here");
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    damage(&flipped, "frame at 0: the checksum is wrong");
+    flipped = whole.clone();
+    flipped[130] ^= 1;
+    damage(&flipped, "the checksum of the tables is wrong");
+    fs::write(&scene.image, &whole).unwrap();
+
+    // Of another disk, and of one that lies on more files.
+    let other = scene.stage.file("other.raw", trees::noise(BLOCKS * BLOCK, 1));
+    let ended = scene.run(&other, &["-q"], &["true".to_owned()]).expect(0);
+    ended.says("was recorded of").says("it is another disk image");
+    scene.record(&scene.own, &[], &io(&scene.own, &["-r"], &READS)).expect(0);
+    scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2);
+
+    // Of a tree, and the other way round.
+    let tree = scene.stage.dir("tree");
+    fs::write(tree.join("file"), "text").unwrap();
+    let index = scene.stage.index(&tree);
+    let of_tree = scene.stage.path("tree.boot");
+    let mut quell = scene.stage.quell();
+    quell.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&of_tree);
+    scene.stage.run(quell.args(["--", "cat"]).arg(tree.join("file"))).expect(0);
+    let mut quell = scene.stage.quell();
+    quell.args(["run", "--strict", "-i"]).arg(&index).arg("-b").arg(&scene.image);
+    scene.stage.run(quell.args(["--", "true"])).expect(2).says("it goes with --image");
+    fs::rename(&of_tree, &scene.image).unwrap();
+    scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2).says("it goes with -i");
+}
+
+#[test]
+fn less_memory_than_the_image_takes_means_none() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &["read 0 2M"])).expect(0);
+    scene.run(&scene.base, &["--budget", "1"], &checks(&scene)).expect(0).says("takes 2 MiB of memory");
+    scene
+        .run(&scene.base, &["--budget", "1", "--strict"], &["true".to_owned()])
+        .expect(3)
+        .says("takes 2 MiB");
+}
+
+#[test]
+fn options_that_are_for_trees_are_refused() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    for option in [&["--scratch"][..], &["--at", "/tmp"], &["--view", "overlay"], &["-i", "/tmp"]] {
+        let ended = scene.run(&scene.base, &[option, &["--strict"]].concat(), &["true".to_owned()]);
+        assert_eq!(ended.code(), Some(2), "{option:?}: {}", ended.err);
+    }
+    let mut quell = scene.stage.quell();
+    quell.args(["run", "--strict", "--image"]).arg(&scene.base).args(["--", "true"]);
+    scene.stage.run(&mut quell).expect(2).says("--image goes with -b");
+}
+
+#[test]
+fn a_reader_whose_server_is_killed_gets_an_error_and_does_not_hang() {
+    need_qemu!();
+    let scene = Scene::new();
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let (ended, point) = scene.try_mount(&scene.base, &["-q"]);
+    ended.expect(0);
+    let script = "exec 3<\"$1\"; while dd bs=4096 count=1 skip=0 <&3 >/dev/null 2>&1 && cat <\"$1\" >/dev/null; do echo read; done; echo over";
+    let mut running =
+        scene.stage.start(scene.stage.command("sh").args(["-c", script, "sh"]).arg(point.join("base.raw")));
+    running.wait_for_output("read");
+    send(scene.stage.holder(), Signal::KILL);
+    assert!(running.wait().expect(0).text().ends_with("over\n"));
+    scene.stage.run(scene.stage.quell().args(["umount", "--force"]).arg(&point)).expect(0);
+}
+
+/// A machine that reads its disk block by block, and writes `.` to its serial line for each, `E` for an error:
+///
+/// ```text
+///          xor  ax, ax            ; ds = es = ss = 0
+///          mov  ds, ax
+///          mov  es, ax
+///          mov  ss, ax
+///          mov  sp, 0x7c00
+///          mov  [drive], dl
+/// again:   mov  si, packet
+///          mov  ah, 0x42          ; read as the packet says
+///          mov  dl, [drive]
+///          int  0x13
+///          mov  al, '.'
+///          jnc  say
+///          mov  al, 'E'
+/// say:     mov  dx, 0x3f8
+///          out  dx, al
+///          add  dword [block], 8
+///          mov  ah, 0x86          ; 20 ms
+///          xor  cx, cx
+///          mov  dx, 20000
+///          int  0x15
+///          jmp  again
+/// packet:  db 16, 0               ; eight sectors to 0x8000
+///          dw 8, 0x8000, 0
+/// block:   dd 8, 0
+/// drive:   db 0
+/// ```
+const BOOT_SECTOR: [u8; 0x48] = [
+    0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0x88, 0x16, 0x48, 0x7c, 0xbe, 0x38,
+    0x7c, 0xb4, 0x42, 0x8a, 0x16, 0x48, 0x7c, 0xcd, 0x13, 0xb0, 0x2e, 0x73, 0x02, 0xb0, 0x45, 0xba, 0xf8,
+    0x03, 0xee, 0x66, 0x83, 0x06, 0x40, 0x7c, 0x08, 0xb4, 0x86, 0x31, 0xc9, 0xba, 0x20, 0x4e, 0xcd, 0x15,
+    0xeb, 0xda, 0x8d, 0x74, 0x00, 0x10, 0x00, 0x08, 0x00, 0x00, 0x80, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00,
+    0x00, 0x00, 0x00, 0x00,
+];
+
+#[test]
+fn a_machine_whose_server_is_killed_gets_errors_and_does_not_hang() {
+    need_qemu!();
+    if !has("qemu-system-x86_64") {
+        skip!("QEMU (qemu-system-x86) is not installed");
+    }
+    let mut scene = Scene::new();
+    scene.base = scene.stage.path("large.raw");
+    let disk = fs::File::create(&scene.base).unwrap();
+    disk.set_len(64 << 20).unwrap();
+    disk.write_all_at(&BOOT_SECTOR, 0).unwrap();
+    disk.write_all_at(&[0x55, 0xaa], 510).unwrap();
+    drop(disk);
+    let machine = |command: &mut std::process::Command, number: usize| {
+        let own = scene.stage.path(format!("machine-{number}.qcow2"));
+        scene.layer(&own, &scene.base, "raw");
+        let serial = scene.stage.path(format!("serial-{number}"));
+        command.args(["--", "qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-display", "none"]);
+        command
+            .args(["-monitor", "none", "-net", "none", "-serial"])
+            .arg(format!("file:{}", serial.display()));
+        command.arg("-drive").arg(format!("file={},if=virtio,rerror=report", own.display()));
+        (scene.stage.start(command), serial)
+    };
+    let lines = |serial: &Path| fs::read_to_string(serial).unwrap_or_default();
+    let mut quell = scene.stage.quell();
+    quell.args(["record", "-q", "--image"]).arg(&scene.base).arg("-o").arg(&scene.image);
+    let (recorder, serial) = machine(&mut quell, 0);
+    assert!(eventually(|| lines(&serial).len() >= 20), "the machine does not start: {}", recorder.err());
+    recorder.signal(Signal::TERM);
+    recorder.wait();
+    let blocks = scene.recorded()[0].1;
+    assert!(blocks >= 20, "{blocks}");
+    let running: Vec<(Running, PathBuf)> = (1..3)
+        .map(|number| {
+            let mut quell = scene.stage.quell();
+            quell.args(["run", "-q", "--strict", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image);
+            machine(&mut quell, number)
+        })
+        .collect();
+    assert!(running.iter().all(|(_, serial)| eventually(|| lines(serial).len() >= 20)));
+    assert!(running.iter().all(|(_, serial)| !lines(serial).contains('E')));
+    send(scene.stage.holder(), Signal::KILL);
+    for (machine, serial) in running {
+        assert!(eventually(|| lines(&serial).contains('E')), "no error came: {}", lines(&serial));
+        machine.signal(Signal::TERM);
+        machine.wait();
+    }
+}
