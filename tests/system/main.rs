@@ -19,6 +19,7 @@ mod fidelity;
 mod formats;
 mod freshness;
 mod index_command;
+mod machines;
 mod model;
 mod moosefs;
 mod probe_command;

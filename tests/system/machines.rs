@@ -1,0 +1,158 @@
+//! A real Debian machine (testbed/debian-vm) under an unchanged QEMU, from its boot loader to the banner of its SSH server:
+//! recorded once, then booted from memory in the three ways there are. The machine writes to an image of its own.
+//!
+//! Without KVM, which many test machines have not; nothing is timed.
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::skip;
+use crate::stage::{Mounted, Running, Stage, has, is_root};
+
+/// Longer than a boot takes that is emulated on a busy machine: only what hangs reaches it.
+const PATIENCE: Duration = Duration::from_secs(600);
+const BANNER: &[u8] = b"SSH-2.0-OpenSSH";
+
+/// The disk image, if there is one that this user may read.
+fn debian() -> Result<PathBuf, String> {
+    let checkout = std::env::var_os("QUELL_SOURCE")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from);
+    let mut script = Command::new(checkout.join("testbed/debian-vm"));
+    if std::env::var_os("QUELL_MACHINES").is_some_and(|path| path.is_empty()) {
+        script.env_remove("QUELL_MACHINES");
+    }
+    let output = script.arg("--have").output().unwrap();
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout).unwrap().trim().into()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().into()),
+    }
+}
+
+/// A machine that runs.
+struct Machine {
+    running: Running,
+    port: u16,
+    serial: PathBuf,
+}
+
+/// Starts QEMU by the command, which may be one of ours that ends with `--`.
+fn start(stage: &Stage, mut command: Command, name: &str, on: &Path, format: &str) -> Machine {
+    let own = stage.path(format!("{name}.qcow2"));
+    let mut create = stage.command("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(on).arg(&own);
+    stage.run(&mut create).expect(0);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    let serial = stage.path(format!("{name}.serial"));
+    if command.get_program() != "qemu-system-x86_64" {
+        command.arg("qemu-system-x86_64");
+    }
+    command.args(["-accel", "tcg", "-m", "256", "-display", "none", "-monitor", "none", "-serial"]);
+    command.arg(format!("file:{}", serial.display()));
+    command.arg("-drive").arg(format!("file={},if=virtio", own.display()));
+    command.arg("-nic").arg(format!("user,model=virtio,hostfwd=tcp:127.0.0.1:{port}-:22"));
+    Machine { running: stage.start(&mut command), port, serial }
+}
+
+impl Machine {
+    /// Waits until the SSH server answers.
+    #[track_caller]
+    fn wait_until_up(&mut self) {
+        let begun = Instant::now();
+        while !answers(self.port) {
+            let serial =
+                || String::from_utf8_lossy(&std::fs::read(&self.serial).unwrap_or_default()).into_owned();
+            assert!(self.running.is_running(), "QEMU ended: {}\n{}", self.running.err(), serial());
+            assert!(begun.elapsed() < PATIENCE, "no SSH server: {}\n{}", self.running.err(), serial());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn end(self) {
+        self.running.signal(Signal::TERM);
+        self.running.wait();
+    }
+}
+
+fn answers(port: u16) -> bool {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut banner = [0; BANNER.len()];
+    // QEMU accepts before the machine does.
+    stream.read_exact(&mut banner).is_ok() && banner == BANNER
+}
+
+fn served(stage: &Stage, path: &Path) -> (u64, u64) {
+    let stats = stage.run(stage.quell().args(["stats", "--json"]).arg(path)).expect(0).json();
+    let counters = &stats[0]["trees"][0]["counters"];
+    let of = |name: &str| counters[name].as_u64().unwrap();
+    (of("blocks_from_memory"), of("blocks_from_source"))
+}
+
+#[test]
+fn a_debian_machine_boots_from_memory() {
+    if !has("qemu-system-x86_64") || !has("qemu-img") {
+        skip!("QEMU (qemu-system-x86, qemu-utils) is not installed");
+    }
+    let disk = match debian() {
+        Ok(disk) => disk,
+        Err(why) => skip!("{why}"),
+    };
+    let stage = Stage::new();
+    let image = stage.path("debian.boot");
+    let sum = |path: &Path| stage.run(stage.command("cksum").arg(path)).expect(0).text();
+    let before = sum(&disk);
+
+    let mut record = stage.quell();
+    record.args(["record", "-q", "--image"]).arg(&disk).arg("-o").arg(&image).arg("--");
+    let mut recorded = start(&stage, record, "recorded", &disk, "raw");
+    recorded.wait_until_up();
+    recorded.end();
+    let shown = stage.run(stage.quell().args(["boot", "show", "--json"]).arg(&image)).expect(0).json();
+    let blocks = shown["blocks"].as_u64().unwrap();
+    let whole = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&disk).unwrap()) * 512;
+    assert!(blocks > 2000 && blocks * 4096 * 3 < whole, "{blocks} blocks of {whole} bytes");
+
+    // At its own path; in a directory; and as a layer for QEMU alone, all at once.
+    let mut run = stage.quell();
+    run.args(["run", "-q", "--strict", "--image"]).arg(&disk).arg("-b").arg(&image).arg("--");
+    let mut covered = start(&stage, run, "covered", &disk, "raw");
+    let point = stage.dir("point");
+    let mut mount = stage.quell();
+    mount.args(["mount", "-q", "--strict", "--image", "-b"]).arg(&image).arg(&disk).arg(&point);
+    stage.run(&mut mount).expect(0);
+    let mounted = Mounted::at(&stage, point);
+    let qemu = || stage.command("qemu-system-x86_64");
+    let there = mounted.point.join(disk.file_name().unwrap());
+    let mut in_directory = start(&stage, qemu(), "in-directory", &there, "raw");
+    let hot = stage.path("hot.qcow2");
+    stage.run(stage.quell().args(["boot", "qcow2", "-q"]).arg(&image).arg("-o").arg(&hot)).expect(0);
+    let mut check = stage.command("qemu-img");
+    stage.run(check.args(["check", "-q"]).arg(&hot)).expect(0);
+    let mut compare = stage.command("qemu-img");
+    stage.run(compare.args(["compare", "-q", "-f", "qcow2", "-F", "raw"]).arg(&hot).arg(&disk)).expect(0);
+    // What QEMU does alone is the same whoever runs it.
+    let mut layered = is_root().then(|| start(&stage, qemu(), "layered", &hot, "qcow2"));
+    covered.wait_until_up();
+    in_directory.wait_until_up();
+    layered.iter_mut().for_each(Machine::wait_until_up);
+    for path in [&disk, &mounted.point] {
+        // No two boots read quite the same.
+        let (from_memory, from_source) = served(&stage, path);
+        println!("{}: {from_memory} blocks from memory, {from_source} from the disk image", path.display());
+        assert!(
+            from_memory > blocks / 2 && from_source < blocks / 5,
+            "{from_memory}, {from_source} of {blocks}"
+        );
+    }
+    [Some(covered), Some(in_directory), layered].into_iter().flatten().for_each(Machine::end);
+    mounted.umount();
+    assert_eq!(sum(&disk), before, "the disk image was written to");
+    stage.expect_nothing_left();
+}
