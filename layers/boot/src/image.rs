@@ -330,6 +330,12 @@ impl BootImage {
         self.contents
     }
 
+    /// What they take at most where they are served from: a block that several files have may be there several times.
+    pub fn serving_bytes(&self) -> u64 {
+        let runs = (0..self.run_count()).map(|number| self.run(number)).filter(|run| run.content != ZEROS);
+        runs.map(|run| u64::from(run.blocks)).sum::<u64>() * BLOCK_BYTES as u64
+    }
+
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.contents) * BLOCK_BYTES as u64
     }

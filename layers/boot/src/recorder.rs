@@ -8,11 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result};
 
 use crate::format::BLOCK_BYTES;
-use crate::image::BootImage;
+use crate::image::{BootImage, blocks_of};
 use crate::naming::Subject;
 use crate::over::{Open, Over};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
+
+/// A file of a tree that is no larger is whole in an image, as far as its budget allows: one request reads it, and a view serves
+/// whole files at less cost.
+const SMALL_BLOCKS: u32 = 32;
 
 /// What goes into an image.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +124,15 @@ impl Recorder {
                 .collect();
             recording.join(&old.recording(), |file| theirs[file as usize]);
         }
-        let recording = recording.chosen(choice.min_recordings, choice.blocks_max);
+        let mut recording = recording.chosen(choice.min_recordings, choice.blocks_max);
+        if let Subject::Tree(_) = subject {
+            for (number, node) in (0..).zip(&nodes) {
+                let blocks = blocks_of(fs.attributes(*node)?.size_bytes);
+                if blocks <= SMALL_BLOCKS {
+                    recording.complete(number, blocks, choice.blocks_max);
+                }
+            }
+        }
         let mut source = Source { fs, nodes: &nodes, open: None };
         packer.pack(subject.kind(), &recording, &mut source, threads)
     }

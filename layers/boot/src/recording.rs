@@ -95,6 +95,24 @@ impl Recording {
     }
 }
 
+impl Recording {
+    /// Adds what is missing of a file of so many blocks, as hot as its hottest block, unless that makes more than
+    /// `blocks_max` in all. Nothing is added to a file of which nothing is here.
+    pub fn complete(&mut self, file: u32, blocks: u32, blocks_max: usize) {
+        let here: Vec<u32> = (0..blocks).filter_map(|block| self.seen.get(&(file, block)).copied()).collect();
+        let Some(hottest) = here.iter().max() else { return };
+        if self.order.len() + (blocks as usize - here.len()) > blocks_max {
+            return;
+        }
+        for block in 0..blocks {
+            self.seen.entry((file, block)).or_insert_with(|| {
+                self.order.push((file, block));
+                *hottest
+            });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,6 +138,18 @@ mod tests {
         two.add(8, 0..1);
         one.join(&two, |file| (file == 7).then_some(0));
         assert_eq!((one.recordings(), blocks(&one)), (2, vec![(0, 0, 1), (0, 1, 2), (0, 2, 1)]));
+    }
+
+    #[test]
+    fn a_file_is_completed_within_the_limit_and_not_invented() {
+        let mut recording = Recording::new();
+        recording.add(0, 1..2);
+        recording.join(&recording.clone(), Some);
+        recording.complete(0, 3, 2);
+        assert_eq!(recording.blocks(), 1, "three blocks are more than two");
+        recording.complete(0, 3, 3);
+        recording.complete(1, 3, usize::MAX);
+        assert_eq!(blocks(&recording), [(0, 1, 2), (0, 0, 2), (0, 2, 2)]);
     }
 
     #[test]

@@ -354,7 +354,7 @@ fn heat_one(
             shown(path)
         )));
     };
-    let needed = boot.memory_bytes();
+    let needed = boot.serving_bytes();
     if needed > *memory_left {
         return Err(Failure::cannot(format!(
             "{} takes {} MiB of memory, and {} are left of those allowed (--budget)",
