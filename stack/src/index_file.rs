@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use quell_boot::BootImage;
+use quell_boot::{BootImage, Filling};
 use quell_fs::{Error, ErrorKind, Kind, Result};
 use quell_index::{Image, format};
 
@@ -44,6 +44,39 @@ pub fn load_boot(path: &Path) -> Result<BootImage> {
 pub fn load_boot_from(file: File, path: &Path) -> Result<BootImage> {
     let bytes = read_whole(file, path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
     BootImage::parse(bytes).map_err(|damage| damaged(path, "read boot image", damage))
+}
+
+/// A boot image of which the tables were read and checked; its frames are still in the file.
+#[derive(Debug)]
+pub struct OpenBoot {
+    pub image: BootImage,
+    file: File,
+    path: PathBuf,
+}
+
+impl OpenBoot {
+    pub fn begin(file: Option<File>, path: &Path) -> Result<OpenBoot> {
+        let operation = "read boot image";
+        let file = file.map_or_else(|| open(path, operation), Ok)?;
+        let failed = |e| Error::from_io(e, operation, path.as_os_str().as_bytes());
+        let length = file.metadata().map_err(failed)?.len();
+        let mut bytes = vec![0; length.min(quell_boot::HEADER_BYTES as u64) as usize];
+        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        if let Some(header) = bytes.first_chunk() {
+            let end = BootImage::tables_end(header).min(length).min(quell_boot::FILE_BYTES_MAX);
+            bytes.resize(end as usize, 0);
+            file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        }
+        let image =
+            BootImage::parse_tables(bytes, length).map_err(|damage| damaged(path, operation, damage))?;
+        Ok(OpenBoot { image, file, path: path.into() })
+    }
+
+    /// Reads and decodes all frames in order.
+    pub fn fill(&self, filling: &Filling) -> Result<()> {
+        let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
+        filling.fill(&self.image, &mut |offset, into| self.file.read_exact_at(into, offset).map_err(failed))
+    }
 }
 
 fn damaged(

@@ -7,6 +7,6 @@ mod index_file;
 pub use assemble::{Covered, cover};
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
 pub use index_file::{
-    Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from, readers_of,
-    replace_file, save_index,
+    OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
+    readers_of, replace_file, save_index,
 };

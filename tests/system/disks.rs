@@ -619,11 +619,16 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     let whole = fs::read(&scene.image).unwrap();
     let damage = |bytes: &[u8], words: &str| {
         fs::write(&scene.image, bytes).unwrap();
-        scene
-            .run(&scene.base, &[], &checks(&scene))
-            .expect(0)
-            .says(words)
-            .says("nothing of it is served from memory");
+        // Frames are read while the machine runs already.
+        let mut script = checks(&scene);
+        script[2] += "read line || echo checked\n";
+        let mut quell = scene.stage.quell();
+        quell.args(["run", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image).arg("--").args(script);
+        let mut running = scene.stage.start(quell.stdin(std::process::Stdio::piped()));
+        running.wait_for_error("served from memory");
+        assert!(running.err().contains(words), "{}", running.err());
+        drop(running.stdin());
+        assert!(running.wait().expect(0).text().ends_with("checked\n"));
         scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2).says(words);
         scene.boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()]).expect(2).says(words);
     };

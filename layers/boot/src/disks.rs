@@ -11,9 +11,10 @@ use quell_fs::{
     Time,
 };
 
+use crate::filling::Filling;
 use crate::format::BLOCK_BYTES;
 use crate::hot::{Served, copy};
-use crate::image::{BootImage, Contents};
+use crate::image::BootImage;
 use crate::naming::{DISK_FILES_MAX, disk_place};
 
 const ROOT: NodeId = NodeId(0);
@@ -59,7 +60,7 @@ pub enum Fit {
 
 struct Hot {
     image: BootImage,
-    contents: Contents,
+    contents: Arc<Filling>,
     /// By place: the image's number of the file.
     files: Vec<Option<u32>>,
 }
@@ -151,9 +152,9 @@ impl Disks {
     }
 
     /// The same, with the blocks of those files of the image that fit served from memory.
-    pub fn heated(mut self, image: BootImage, contents: Contents) -> Disks {
+    pub fn heated(mut self, image: &BootImage, contents: Arc<Filling>) -> Disks {
         let mut files = vec![None; self.sources.len()];
-        for (number, fit) in (0..).zip(self.fits(&image)) {
+        for (number, fit) in (0..).zip(self.fits(image)) {
             if let Fit::Same { place } = fit {
                 files[place] = Some(number);
             }
@@ -184,7 +185,8 @@ impl Disks {
         let Some(number) = hot.files[place].filter(|_| !self.changed[place].load(Ordering::Relaxed)) else {
             return 0;
         };
-        let done = copy(&hot.image, &hot.contents, &hot.image.file(number), into, offset);
+        let done =
+            copy(&hot.image, &|content| hot.contents.block(content), &hot.image.file(number), into, offset);
         self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
         done
     }
@@ -390,9 +392,21 @@ mod tests {
     #[test]
     fn hot_blocks_need_no_source_and_others_are_read() {
         let image = recorded(&[(1, 100, 5000), (2, 3 * 4096, 4096)]);
-        let contents = image.decode(1).unwrap();
-        let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(image, contents));
+        let contents = Filling::new(&image);
+        let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
         let fs = DisksFs(disks.clone());
+        // Who asks too early waits.
+        let early = std::thread::spawn({
+            let fs = fs.clone();
+            move || fs.open(NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()
+        });
+        contents
+            .fill(&image, &mut |offset, into| {
+                into.copy_from_slice(&image.as_bytes()[offset as usize..][..into.len()]);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(early.join().unwrap(), 10);
         let mut into = vec![0; 5 * 4096];
         assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into[..2 * 4096], 6000).unwrap(), 2 * 4096);
         assert_eq!(into[..2 * 4096], noise(20)[6000..6000 + 2 * 4096]);
@@ -403,6 +417,24 @@ mod tests {
         disks.changed(1);
         fs.open(NodeId(2)).unwrap().read_at(&mut into[..4096], 4096).unwrap();
         assert_eq!(disks.served().from_source, 3);
+    }
+
+    #[test]
+    fn blocks_that_do_not_come_are_read_from_the_source() {
+        let image = recorded(&[(2, 3 * 4096, 4096)]);
+        for flip in [false, true] {
+            let contents = Filling::new(&image);
+            let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
+            let filled = contents.fill(&image, &mut |_, into| {
+                into.fill(7);
+                if flip { Ok(()) } else { Err(Error::new(ErrorKind::Os(5), "read", b"it")) }
+            });
+            assert!(filled.is_err());
+            let mut into = vec![0; 3 * 4096];
+            DisksFs(disks.clone()).open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap();
+            assert_eq!(into, noise(20)[4096..4 * 4096]);
+            assert_eq!(disks.served(), Served { from_memory: 0, from_source: 3 });
+        }
     }
 
     #[test]

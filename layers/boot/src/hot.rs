@@ -194,7 +194,7 @@ impl Hot {
     }
 
     pub(crate) fn read(&self, file: &BootFile, into: &mut [u8], offset: u64) -> usize {
-        let done = copy(&self.image, &self.contents, file, into, offset);
+        let done = copy(&self.image, &|content| Some(self.contents.block(content)), file, into, offset);
         self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
         done
     }
@@ -205,9 +205,9 @@ impl Hot {
 }
 
 /// Copies blocks of a file from memory as far as it goes without a gap.
-pub(crate) fn copy(
+pub(crate) fn copy<'a>(
     image: &BootImage,
-    contents: &Contents,
+    block_of: &dyn Fn(ContentId) -> Option<&'a [u8]>,
     file: &BootFile,
     into: &mut [u8],
     offset: u64,
@@ -218,9 +218,10 @@ pub(crate) fn copy(
         let at = offset + done as u64;
         let within = (at % BLOCK_BYTES as u64) as usize;
         let block = u32::try_from(at / BLOCK_BYTES as u64).ok();
-        let Some(content) = block.and_then(|block| image.content(file, block)) else { break };
+        let content = block.and_then(|block| image.content(file, block));
+        let Some(bytes) = content.and_then(block_of) else { break };
         let length = (BLOCK_BYTES - within).min(wanted - done);
-        into[done..done + length].copy_from_slice(&contents.block(content)[within..within + length]);
+        into[done..done + length].copy_from_slice(&bytes[within..within + length]);
         done += length;
     }
     done

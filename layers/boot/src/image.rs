@@ -137,6 +137,21 @@ pub fn reseal(bytes: &mut [u8]) {
 impl BootImage {
     /// Takes a file's bytes after checking all but the frames, which are checked as they are decoded.
     pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+        let length = bytes.len() as u64;
+        BootImage::parse_tables(bytes, length)
+    }
+
+    /// Where the tables end, by what a header says that was not checked.
+    pub fn tables_end(header: &[u8; HEADER_BYTES]) -> u64 {
+        let count = |at: usize| u64::from(u32_at(header, at));
+        let rows = FILE_ROW_BYTES as u64 * count(56)
+            + RUN_ROW_BYTES as u64 * count(60)
+            + FRAME_ROW_BYTES as u64 * count(68);
+        u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64)
+    }
+
+    /// The same of a file's beginning that holds its tables; the file has `length` bytes.
+    pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
         if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
             return damage("header", 0, "this is not a boot image");
         }
@@ -151,8 +166,8 @@ impl BootImage {
             return damage("header", HEADER_CHECKSUM_AT, "the checksum is wrong");
         }
         let file_bytes = u64_at(&bytes, 16);
-        if file_bytes != bytes.len() as u64 || file_bytes > FILE_BYTES_MAX {
-            return damage("header", 16, format!("{file_bytes} bytes are said, {} are here", bytes.len()));
+        if file_bytes != length || file_bytes > FILE_BYTES_MAX {
+            return damage("header", 16, format!("{file_bytes} bytes are said, {length} are here"));
         }
         let image = BootImage::place(bytes)?;
         let tables = &image.bytes[HEADER_BYTES..image.frames.end];
@@ -161,7 +176,7 @@ impl BootImage {
         }
         image.check_files()?;
         image.check_runs()?;
-        image.check_frames()?;
+        image.check_frames(length)?;
         Ok(image)
     }
 
@@ -281,7 +296,7 @@ impl BootImage {
         Ok(())
     }
 
-    fn check_frames(&self) -> Result<(), Damage> {
+    fn check_frames(&self, file_bytes: u64) -> Result<(), Damage> {
         let mut next = self.frames.end as u64;
         for number in 0..self.frame_count() {
             let row = self.frames.start + number * FRAME_ROW_BYTES;
@@ -290,11 +305,11 @@ impl BootImage {
                 return damage("FRAMES", number, "it does not follow the frame before");
             }
             next += u64::from(length);
-            if next > self.bytes.len() as u64 {
+            if next > file_bytes {
                 return damage("FRAMES", number, "the file ends before this frame does");
             }
         }
-        if next != self.bytes.len() as u64 {
+        if next != file_bytes {
             return damage("FRAMES", self.frame_count(), "bytes after the last frame");
         }
         Ok(())
@@ -348,7 +363,7 @@ impl BootImage {
         (self.runs.len() / RUN_ROW_BYTES) as u32
     }
 
-    fn frame_count(&self) -> usize {
+    pub(crate) fn frame_count(&self) -> usize {
         self.frames.len() / FRAME_ROW_BYTES
     }
 
@@ -436,9 +451,18 @@ impl BootImage {
     }
 
     fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), Damage> {
+        let (begin, length) = self.frame_place(number);
+        self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
+    }
+
+    /// Offset in the file and bytes of a frame.
+    pub(crate) fn frame_place(&self, number: usize) -> (u64, usize) {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
-        let begin = u64_at(&self.bytes, row) as usize;
-        let frame = &self.bytes[begin..begin + u32_at(&self.bytes, row + 8) as usize];
+        (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
+    }
+
+    pub(crate) fn decode_bytes(&self, number: usize, frame: &[u8], into: &mut [u8]) -> Result<(), Damage> {
+        let row = self.frames.start + number * FRAME_ROW_BYTES;
         if xxh3_64(frame) != u64_at(&self.bytes, row + 16) {
             return damage("frame", number, "the checksum is wrong");
         }
@@ -540,7 +564,7 @@ impl fmt::Debug for Contents {
     }
 }
 
-const BLOCK_OF_ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
+pub(crate) const BLOCK_OF_ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl Contents {
     /// What they take.

@@ -5,6 +5,7 @@
 
 mod disks;
 mod file_system;
+mod filling;
 mod format;
 mod hot;
 mod image;
@@ -18,7 +19,8 @@ mod recording;
 
 pub use disks::{DiskFile, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
-pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, ZEROS};
+pub use filling::Filling;
+pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
 #[doc(hidden)]
 pub use image::reseal;
