@@ -126,6 +126,30 @@ fn what_is_hot_outlives_the_source_and_the_rest_is_an_error() {
 }
 
 #[test]
+fn a_holder_that_is_killed_takes_only_what_is_nowhere_else() {
+    let scene = Scene::new();
+    scene.record(&["-q"], START).expect(0);
+    let expected = scene.direct(START);
+    let dead = scene.stage.path("dead");
+    let script = format!(
+        r#"echo ready; while ! test -e "$1"; do sleep 0.05; done; {START}
+           cksum <"$0/cold"; tail -c 5000 "$0/large" >/dev/null 2>&1 || echo large"#
+    );
+    let mut command = scene.stage.quell();
+    let options = ["run", "-q", "--strict", "--view", "overlay", "-i"];
+    command.args(options).arg(&scene.index).arg("-b").arg(&scene.image);
+    let mut running =
+        scene.stage.start(command.args(["--", "sh", "-c", &script]).arg(&scene.tree).arg(&dead));
+    running.wait_for_output("ready");
+    crate::stage::send(scene.stage.holder(), rustix::process::Signal::KILL);
+    assert!(crate::stage::eventually(|| scene.stage.holders().is_empty()));
+    fs::write(&dead, "").unwrap();
+    let ended = running.wait().expect(0);
+    let cold = scene.direct(r#"cksum <"$0/cold""#);
+    assert_eq!(ended.out, [b"ready\n", &expected[..], &cold[..], b"large\n"].concat(), "{}", ended.err);
+}
+
+#[test]
 fn what_was_not_recorded_comes_from_the_source() {
     let scene = Scene::new();
     scene.record(&["-q"], START).expect(0);

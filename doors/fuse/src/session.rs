@@ -31,6 +31,7 @@ pub struct Session {
     place: Place,
     /// Holds a descriptor of the device, and with it the connection.
     notifier: Option<Notifier>,
+    no_open: bool,
 }
 
 /// Visits the pieces of one file, each with its offset.
@@ -53,7 +54,8 @@ impl Session {
         let workers = fuser::Session::from_fd(door, device, SessionACL::All, config)
             .map_err(|cause| Error::from_io(cause, "greet the kernel on", "/dev/fuse"))?;
         let notifier = options.fills_cache.then(|| workers.notifier());
-        let session = Session { counters, ending: Arc::clone(&ending), place, notifier };
+        let no_open = options.no_open;
+        let session = Session { counters, ending: Arc::clone(&ending), place, notifier, no_open };
         thread::Builder::new()
             .name("quell-fuse".to_owned())
             .spawn(move || ending.finish(workers.run()))
@@ -67,6 +69,11 @@ impl Session {
     /// be filled is read as any other is.
     pub fn fill_cache(&mut self, mount: &OwnedFd, files: &[(NodeId, Vec<u8>)], pieces: &Pieces<'_>) -> u64 {
         let Some(notifier) = self.notifier.take() else { return 0 };
+        if let (true, Some((_, path))) = (self.no_open, files.first()) {
+            // With this it knows that it needs to ask for no open, also when nobody is left to tell.
+            let _ =
+                rustix::fs::openat(mount, path.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        }
         let mut bytes = 0;
         for (node, path) in files {
             // The kernel knows the inode as long as somebody has it open.
