@@ -175,17 +175,26 @@ pub fn replace_file(
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    let mut prefix = OsString::from(".");
-    prefix.push(path.file_name().unwrap_or_default());
-    prefix.push(".");
+    let prefix = aside_prefix(path);
     // Removed if it never comes to be put in place.
-    let mut aside = tempfile::Builder::new().prefix(&prefix).tempfile_in(directory).map_err(failed)?;
+    let mut builder = tempfile::Builder::new();
+    let mut aside = builder.prefix(&prefix).suffix(ASIDE).tempfile_in(directory).map_err(failed)?;
     aside.write_all(bytes).map_err(failed)?;
     admit(aside.as_file()).map_err(failed)?;
     aside.as_file().sync_all().map_err(failed)?;
     aside.persist(path).map_err(|e| failed(e.error))?;
     Ok(())
 }
+
+/// The name of what is written aside for a file: this, some random letters, and `ASIDE`.
+pub(crate) fn aside_prefix(path: &Path) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(path.file_name().unwrap_or_default());
+    prefix.push(".");
+    prefix
+}
+
+pub(crate) const ASIDE: &str = ".aside";
 
 #[cfg(test)]
 mod tests {

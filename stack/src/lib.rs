@@ -1,10 +1,12 @@
 //! Assembles layers from what a user names, once, when something is mounted. Not on the way of any read.
 
 mod assemble;
+mod boot_file;
 mod disks;
 mod index_file;
 
 pub use assemble::{Covered, cover};
+pub use boot_file::BootPlace;
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
 pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,

@@ -7,22 +7,22 @@ use std::process::Command;
 use crate::stage::{Stage, is_root};
 use crate::trees;
 
-const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
 
 /// A tree with small files, a large one of which a start reads little, and one that no start reads.
-struct Scene {
-    stage: Stage,
-    tree: PathBuf,
-    index: PathBuf,
-    image: PathBuf,
+pub struct Scene {
+    pub stage: Stage,
+    pub tree: PathBuf,
+    pub index: PathBuf,
+    pub image: PathBuf,
 }
 
-const START: &str = r#"cat "$0/small" "$0/sub/other" && dd if="$0/large" bs=4096 skip=100 count=3 status=none | cksum && test -r "$0/empty" && cat "$0/empty""#;
+pub const START: &str = r#"cat "$0/small" "$0/sub/other" && dd if="$0/large" bs=4096 skip=100 count=3 status=none | cksum && test -r "$0/empty" && cat "$0/empty""#;
 
 impl Scene {
-    fn new() -> Scene {
+    pub fn new() -> Scene {
         let stage = Stage::new();
         let tree = stage.dir("tree");
         fs::create_dir(tree.join("sub")).unwrap();
@@ -36,28 +36,29 @@ impl Scene {
         Scene { stage, tree, index, image }
     }
 
-    fn record(&self, options: &[&str], script: &str) -> crate::stage::Ended {
+    pub fn record(&self, options: &[&str], script: &str) -> crate::stage::Ended {
         let mut command = self.stage.quell();
         command.arg("record").args(options).arg("-i").arg(&self.index).arg("-o").arg(&self.image);
         self.stage.run(command.args(["--", "sh", "-c", script]).arg(&self.tree))
     }
 
-    fn run(&self, options: &[&str], script: &str) -> crate::stage::Ended {
+    pub fn run(&self, options: &[&str], script: &str) -> crate::stage::Ended {
         let mut command = self.stage.quell();
         command.arg("run").args(options).arg("-i").arg(&self.index).arg("-b").arg(&self.image);
         self.stage.run(command.args(["--", "sh", "-c", script]).arg(&self.tree))
     }
 
-    fn boot(&self, words: &[&str]) -> crate::stage::Ended {
+    pub fn boot(&self, words: &[&str]) -> crate::stage::Ended {
         self.stage.run(self.stage.quell().arg("boot").arg(words[0]).arg(&self.image).args(&words[1..]))
     }
 
-    fn direct(&self, script: &str) -> Vec<u8> {
+    pub fn direct(&self, script: &str) -> Vec<u8> {
         self.stage.run(self.stage.command("sh").args(["-c", script]).arg(&self.tree)).expect(0).out
     }
 }
 
-fn files_of(ended: &crate::stage::Ended) -> Vec<(String, u64)> {
+/// Name and blocks of each file that `boot show --files --json` lists.
+pub fn files_of(ended: &crate::stage::Ended) -> Vec<(String, u64)> {
     let list = ended.json()["list"].as_array().unwrap().clone();
     list.iter().map(|f| (f["name"].as_str().unwrap().to_owned(), f["blocks"].as_u64().unwrap())).collect()
 }
@@ -245,7 +246,10 @@ fn less_memory_than_it_takes_means_none() {
     let scene = Scene::new();
     scene.record(&["-q"], r#"cat "$0/large""#).expect(0);
     let script = r#"cksum "$0/large""#;
-    let ended = scene.run(&["--budget", "1"], script).expect(0).says("takes 2 MiB of memory");
+    let ended = scene
+        .run(&["--budget", "3"], script)
+        .expect(0)
+        .says("takes 4 MiB of memory, and 3 are left (of those that --budget allows)");
     assert_eq!(ended.out, scene.direct(script));
 }
 

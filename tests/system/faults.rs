@@ -7,6 +7,7 @@ use std::os::unix::fs::{chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::group::Group;
 use crate::skip;
 use crate::stage::{Stage, is_root, quell, views};
 use crate::trees::{self, HUGE_BYTES, set_mode};
@@ -131,10 +132,6 @@ fn a_limit_on_file_sizes_that_a_tmpfs_cannot_keep_to_leads_to_fuse() {
 
 #[test]
 fn a_holder_without_memory_leaves_the_program_on_the_original() {
-    let group = Path::new("/sys/fs/cgroup/memory");
-    if !is_root() || !group.join("memory.limit_in_bytes").exists() {
-        skip!("no memory control group that can be limited");
-    }
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let directory = fs::File::open(&tree).unwrap();
@@ -143,22 +140,13 @@ fn a_holder_without_memory_leaves_the_program_on_the_original() {
         rustix::fs::openat(&directory, format!("{number}"), flags, 0o644.into()).unwrap();
     }
     let index = stage.index(&tree);
-    struct Group(PathBuf);
-    impl Drop for Group {
-        fn drop(&mut self) {
-            crate::stage::eventually(|| fs::remove_dir(&self.0).is_ok() || !self.0.exists());
-        }
-    }
-    let group = Group(group.join(format!("quell-system-test-{}", std::process::id())));
-    if fs::create_dir(&group.0).is_err() {
-        skip!("a memory control group cannot be made here");
-    }
-    if fs::write(group.0.join("memory.limit_in_bytes"), "24M").is_err() {
-        skip!("a memory control group cannot be limited here");
-    }
+    let group = match Group::new(24 << 20) {
+        Ok(group) => group,
+        Err(why) => skip!("{why}"),
+    };
     let script =
         "echo $$ >\"$4/cgroup.procs\"; exec \"$1\" run --view overlay -i \"$2\" -- cat \"$3/readme\"";
-    let ended = stage.sh(script, &[&quell(), &index, &tree, &group.0]).expect(0);
+    let ended = stage.sh(script, &[&quell(), &index, &tree, &group.path]).expect(0);
     assert_eq!(ended.text(), "hello\n");
     ended.says("running on the original directory");
     assert!(crate::stage::eventually(|| stage.processes().is_empty()));

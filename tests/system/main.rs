@@ -3,14 +3,17 @@
 //!
 //! `Stage` is the place a test works in: it runs programs with a time limit and, when it goes, checks that
 //! no process and no mount of the test is left. `trees` makes what is covered, `probe` is the program that looks, `bed`
-//! is a real parallel file system.
+//! is a real parallel file system, `group` a control group with little memory.
 
 mod bed;
+mod group;
 mod probe;
 mod stage;
 mod trees;
 
 mod boot;
+mod boot_faults;
+mod boot_until;
 mod command_line;
 mod counters;
 mod disks;

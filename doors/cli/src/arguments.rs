@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::until::{self, Until};
+
 const AFTER: &str = "\
 Exit codes: 0 done; 1 the answer is no (a difference was found, something could not be read);
 2 wrong usage or input; 3 this machine cannot do it. `quell run` ends with its program's own.
@@ -164,9 +166,10 @@ pub struct BootArgs {
     /// Serve the blocks of this boot image from memory (made by `quell record`); for several trees, one for each.
     #[arg(short, long, value_name = "FILE")]
     pub boot: Vec<PathBuf>,
-    /// Memory that boot images may take on this node, in MiB; without enough of it nothing is served from memory.
-    #[arg(long, value_name = "MIB", default_value_t = 1024)]
-    pub budget: u64,
+    /// Memory that boot images may take on this node, in MiB; an image that does not fit is not served. Never more than is
+    /// available on the machine and in the control groups of the job [default: 1024, or half of what is available].
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    pub budget: Option<u64>,
 }
 
 /// Common to what takes disk images of virtual machines.
@@ -203,8 +206,20 @@ Example:
   quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
-  quell record --image /srv/debian.raw -o debian.boot --until 60 -- \
+  quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- /shared/env/bin/python server.py
+  quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
+
+--until is for programs that never end. When so many seconds have passed, or a line of CMD's output
+or error output matches the pattern, CMD and its children are sent SIGTERM, and the image is written
+once they have gone; the exit code is CMD's own, 143 if SIGTERM ended it. What CMD reads on the way
+out is recorded too. If it ends earlier, all of it is recorded.
+
+A pattern is a regular expression (https://docs.rs/regex/#syntax); a plain text is one as well. A
+number is seconds: write '(8080)' for a pattern of digits. A line counts before it is ended, as
+prompts are not. With a pattern CMD's output comes to us first and is passed on at once, unaltered.
+If ours is a terminal, CMD has one, too; else a pipe, to which many programs write in large pieces
+(PYTHONUNBUFFERED=1 and stdbuf -oL keep them from it).
 
 With --image, what a virtual machine reads of its disk image is recorded, and of the files that this lies on.")]
 pub struct RecordArgs {
@@ -226,11 +241,11 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
     /// Keep at most so many MiB of blocks, those that most recordings read first.
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
-    /// End CMD after so many seconds, for programs that never end.
-    #[arg(long, value_name = "SECONDS")]
-    pub until: Option<f64>,
+    /// End CMD after so many seconds, or when a line of its output matches, for programs that never end.
+    #[arg(long, value_name = "PATTERN|SECONDS", value_parser = until::parse)]
+    pub until: Option<Until>,
     /// Where the tree lies on this node, if not where it was indexed.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
@@ -300,7 +315,7 @@ pub struct BootMergeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
     /// Keep at most so many MiB of blocks, those that most recordings read first.
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
 }
 
@@ -362,7 +377,7 @@ pub struct CoverArgs {
     /// Give a private writable layer that is kept in DIR (on a local file system).
     #[arg(long, value_name = "DIR")]
     pub writable: Option<PathBuf>,
-    /// What opening a file does that is no longer as indexed, where the view sees opens (fuse).
+    /// What opening a file does that is no longer as indexed, where the view sees opens (fuse). With a boot image: refuse.
     #[arg(long, value_enum, default_value = "refuse")]
     pub on_change: OnChangeArg,
     /// Memory that the metadata of one tree may take in the kernel, in MiB (1.3 kB an entry); a larger tree is served

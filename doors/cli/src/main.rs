@@ -5,12 +5,15 @@ mod commands;
 mod config;
 mod failure;
 mod inputs;
+mod memory;
 mod mounts;
 mod plan;
 mod progress;
 mod runtime;
+mod tap;
 mod tracer;
 mod traces;
+mod until;
 mod views;
 
 use std::process::ExitCode;

@@ -11,9 +11,13 @@ pub const TABLE: &str = "/proc/self/mountinfo";
 /// One line of the table.
 #[derive(Debug)]
 pub struct Mount {
+    /// What of the file system is seen there.
+    pub root: PathBuf,
     pub point: PathBuf,
     pub kind: String,
     pub source: String,
+    /// The file system's own, not those of this mount.
+    pub options: String,
 }
 
 impl Mount {
@@ -46,12 +50,14 @@ pub fn file_system_of(path: &Path) -> Option<String> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     use std::os::unix::ffi::OsStringExt;
+    let path = |field: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
     let mut fields = line.split(|b| *b == b' ');
-    let point = unescape(fields.nth(4)?);
+    let (root, point) = (path(fields.nth(3)?), path(fields.next()?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
-    Some(Mount { point: std::ffi::OsString::from_vec(point).into(), kind, source })
+    let options = String::from_utf8_lossy(rest.next()?).into_owned();
+    Some(Mount { root, point, kind, source, options })
 }
 
 /// The mount table writes blanks and backslashes as three octal digits.
@@ -84,10 +90,11 @@ mod tests {
     #[test]
     fn a_mount_table_line_is_read_with_its_escapes() {
         let line =
-            br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw";
+            br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw,x=1";
         let mount = parse(line).unwrap();
         assert_eq!(mount.point, Path::new("/mnt two"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.quell", r"quell:/a\b"));
+        assert_eq!((mount.root.as_path(), mount.options.as_str()), (Path::new("/mnt1"), "rw,x=1"));
         assert!(parse(b"").is_none());
     }
 }

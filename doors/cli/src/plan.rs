@@ -8,6 +8,7 @@ use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, OnChangeArg, ViewArg};
+use crate::failure::Failure;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
@@ -22,8 +23,8 @@ pub struct Plan {
     pub boots: Vec<PathBuf>,
     /// Files named here that the creator has opened; their descriptors come with the plan, in this order.
     pub opened: Vec<PathBuf>,
-    /// Memory that they may take together.
-    pub budget_mib: u64,
+    /// Memory that boot images may take together, if the user said so.
+    pub budget_mib: Option<u64>,
     pub recording: Option<RecordingPlan>,
     pub view: ViewArg,
     pub check: Check,
@@ -47,8 +48,19 @@ pub struct RecordingPlan {
     pub merge: bool,
     pub min_runs: u32,
     pub budget_mib: Option<u64>,
-    /// A pipe in the runtime directory on which `quell record` waits for a `Recorded`.
+    /// A pipe in the runtime directory on which `quell record` waits for a line of `Begun` and one of `Recorded`.
     pub pipe: PathBuf,
+    /// What the program is given as its output and its error output, if not ours.
+    pub outputs: Option<[PathBuf; 2]>,
+}
+
+/// Which processes are recorded.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Begun {
+    /// Their mount namespace, as /proc/PID/ns/mnt names it.
+    pub namespace: PathBuf,
+    /// The one in it that is not of the program.
+    pub holder: u32,
 }
 
 /// What became of a recording.
@@ -137,6 +149,17 @@ impl Plan {
             OnChangeArg::Serve | OnChangeArg::Ignore => OnChange::Serve,
         }
     }
+}
+
+/// A block in memory is of the file as it was indexed; beside blocks of the file as it is now it would make a file that never
+/// was.
+pub fn refuse_mixtures(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Failure> {
+    if boot.boot.is_empty() || cover.on_change == OnChangeArg::Refuse {
+        return Ok(());
+    }
+    Err(Failure::wrong_input(
+        "a boot image is of files as they were indexed: it goes with --on-change refuse alone",
+    ))
 }
 
 /// The holder's answer, one line, once the view is there or cannot be.

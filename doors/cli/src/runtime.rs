@@ -67,7 +67,9 @@ pub struct Pipe {
 
 impl Pipe {
     pub fn make(purpose: &str) -> Result<Pipe, Failure> {
-        let path = directory()?.join(format!("{purpose}-{}", std::process::id()));
+        let directory = directory()?;
+        sweep_pipes(&directory);
+        let path = directory.join(format!("{purpose}-{}", std::process::id()));
         let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
         // Of a process that had this number before and was killed.
         let _ = std::fs::remove_file(&path);
@@ -80,6 +82,25 @@ impl Pipe {
 impl Drop for Pipe {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Removes the pipes of processes that were killed: nobody of that number lives, and nobody reads.
+fn sweep_pipes(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let is_pipe = entry.file_type().is_ok_and(|kind| std::os::unix::fs::FileTypeExt::is_fifo(&kind));
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.rsplit_once('-')?.1.parse::<u32>().ok());
+        let lives = |pid: u32| Path::new(&format!("/proc/{pid}")).exists();
+        if !is_pipe || owner.is_none_or(lives) {
+            continue;
+        }
+        // It may belong to a process that is numbered elsewhere, in a container.
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if matches!(rustix::fs::open(entry.path(), flags, Mode::empty()), Err(rustix::io::Errno::NXIO)) {
+            let _ = std::fs::remove_file(entry.path());
+        }
     }
 }
 

@@ -209,27 +209,16 @@ pub fn run_plainly(
     Ok((status, begun.elapsed()))
 }
 
-fn wait(child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
-    wait_until(child, interrupted, None)
-}
-
-/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone, and the end of the time, are
-/// passed on: also to all that is traced, as strace goes on until the last of it has ended, and itself lets no signal
-/// end it.
-pub fn wait_until(
-    mut child: Child,
-    interrupted: &AtomicBool,
-    until: Option<Duration>,
-) -> Result<ExitStatus, Failure> {
+/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone is passed on: also to all that is
+/// traced, as strace goes on until the last of it has ended, and itself lets no signal end it.
+fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot wait for the program: {e}"));
-    let begun = Instant::now();
     let mut told = false;
     loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             return Ok(status);
         }
-        let enough = interrupted.load(Ordering::Relaxed) || until.is_some_and(|time| begun.elapsed() > time);
-        if enough && !told {
+        if interrupted.load(Ordering::Relaxed) && !told {
             told = true;
             for pid in tracees_of(child.id()).into_iter().chain([child.id() as i32]) {
                 let _ = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::TERM));

@@ -245,6 +245,7 @@ impl ReadBlock for Images {
 }
 
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let place = quell_stack::BootPlace::claim(&args.output)?;
     let images = args.files.iter().map(|path| whole(path)).collect::<Result<Vec<_>, _>>()?;
     let kind = images[0].0.kind();
     if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
@@ -287,7 +288,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
     let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
-    quell_stack::replace_file(&args.output, &bytes, |_| Ok(()))?;
+    place.replace(&bytes)?;
     if !quiet {
         println!(
             "{}: {} recordings, {} blocks, {}",

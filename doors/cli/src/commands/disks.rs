@@ -19,8 +19,8 @@ use crate::arguments::{Check, CoverArgs, ImageFormatArg, ImageFormatArgs, ViewAr
 use crate::commands::holder::{Files, Unfinished, answer, isolation, say};
 use crate::failure::Failure;
 use crate::inputs::{shown, shown_bytes};
-use crate::mounts;
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
+use crate::{memory, mounts};
 
 impl From<ImageFormatArg> for DiskFormat {
     fn from(format: ImageFormatArg) -> DiskFormat {
@@ -87,6 +87,9 @@ pub fn check_boots(boots: usize, recording: bool) -> Result<(), Failure> {
 pub fn hold(plan: &Plan, opened: Files) -> Result<ExitCode, Failure> {
     match establish(plan, opened) {
         Ok(served) => {
+            if let Some(recording) = &served.recording {
+                recording.tell_begun()?;
+            }
             answer(&Answer { refused: None });
             quell_overlay::sweep(&plan.directory);
             served.serve(plan)?;
@@ -287,7 +290,7 @@ fn heat(
     Ok((disks, Some(Coming { boot: open, contents, path: boot.into() })))
 }
 
-fn load(boot: &Path, opened: Option<File>, budget_mib: u64) -> Result<OpenBoot, Failure> {
+fn load(boot: &Path, opened: Option<File>, budget_mib: Option<u64>) -> Result<OpenBoot, Failure> {
     let open = OpenBoot::begin(opened, boot)?;
     let image = &open.image;
     if image.kind() != Kind::Disk {
@@ -297,14 +300,8 @@ fn load(boot: &Path, opened: Option<File>, budget_mib: u64) -> Result<OpenBoot, 
         );
         return Err(Failure::wrong_input(message));
     }
-    let needed = image.memory_bytes();
-    if needed > budget_mib << 20 {
-        return Err(Failure::cannot(format!(
-            "{} takes {} MiB of memory, and {budget_mib} are allowed (--budget)",
-            shown(boot),
-            needed.div_ceil(1 << 20)
-        )));
-    }
+    // Its frames are read and decoded one by one.
+    memory::allowed(budget_mib).take(boot, image.memory_bytes(), 0)?;
     Ok(open)
 }
 

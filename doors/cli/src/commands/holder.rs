@@ -29,9 +29,10 @@ use rustix::net::{
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::failure::Failure;
 use crate::inputs::{Named, Reading, image_of, root_of, shown, shown_bytes};
+use crate::memory::{self, Allowed};
 use crate::mounts;
 use crate::plan::{
-    Answer, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
+    Answer, Begun, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
 };
 use crate::runtime;
 use crate::views::{self, Heat, Mounted, Surroundings, Taken};
@@ -126,6 +127,9 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     }
     match establish(&plan, files) {
         Ok(view) => {
+            if let Some(recording) = &view.recording {
+                recording.tell_begun()?;
+            }
             answer(&Answer { refused: None });
             quell_overlay::sweep(&plan.directory);
             let recording = view.serve(&plan)?;
@@ -321,9 +325,12 @@ struct ReadyTree {
 /// Gives each boot image to the tree whose index it belongs to. Without `--strict` an image that cannot be used is said
 /// and left out: the tree is served all the same.
 fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>, files: &mut Files) -> std::result::Result<(), Failure> {
-    let mut memory_left = plan.budget_mib << 20;
+    if plan.boots.is_empty() {
+        return Ok(());
+    }
+    let mut allowed = memory::allowed(plan.budget_mib);
     for path in &plan.boots {
-        if let Err(failure) = heat_one(path, files.remove(path), &mut memory_left, trees) {
+        if let Err(failure) = heat_one(path, files.remove(path), &mut allowed, trees) {
             if plan.strict {
                 return Err(failure);
             }
@@ -336,13 +343,10 @@ fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>, files: &mut Files) -> std::resu
 fn heat_one(
     path: &Path,
     opened: Option<File>,
-    memory_left: &mut u64,
+    allowed: &mut Allowed,
     trees: &mut Vec<ReadyTree>,
 ) -> std::result::Result<(), Failure> {
-    let boot = match opened {
-        Some(file) => quell_stack::load_boot_from(file, path)?,
-        None => quell_stack::load_boot(path)?,
-    };
+    let boot = memory::load_boot(path, opened, allowed)?;
     if boot.kind() == Kind::Disk {
         let message = format!("{} holds blocks of a disk image: it goes with --image", shown(path));
         return Err(Failure::wrong_input(message));
@@ -354,16 +358,8 @@ fn heat_one(
             shown(path)
         )));
     };
-    let needed = boot.serving_bytes();
-    if needed > *memory_left {
-        return Err(Failure::cannot(format!(
-            "{} takes {} MiB of memory, and {} are left of those allowed (--budget)",
-            shown(path),
-            needed.div_ceil(1 << 20),
-            *memory_left >> 20
-        )));
-    }
-    *memory_left -= needed;
+    // While it is decoded its file is there, too.
+    allowed.take(path, boot.serving_bytes(), boot.file_bytes())?;
     let mut tree = trees.swap_remove(at);
     tree.covered = tree.covered.heated(boot);
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
@@ -408,7 +404,17 @@ impl Unfinished {
             .write(true)
             .open(&how.pipe)
             .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&how.pipe))))?;
+        // Open it needs no name, and stays no longer than those who use it.
+        let _ = std::fs::remove_file(&how.pipe);
         Ok(Unfinished { how: how.clone(), recorder, fs, subject, pipe })
+    }
+
+    /// Which processes are recorded.
+    pub(super) fn tell_begun(&self) -> std::result::Result<(), Failure> {
+        let namespace = std::fs::read_link("/proc/self/ns/mnt")
+            .map_err(|e| Failure::cannot(format!("/proc/self/ns/mnt: {e}")))?;
+        self.write(&Begun { namespace, holder: std::process::id() });
+        Ok(())
     }
 
     fn finish(self) {
@@ -416,17 +422,22 @@ impl Unfinished {
         self.tell(packed);
     }
 
-    pub(super) fn tell(mut self, packed: std::result::Result<Recorded, Failure>) {
+    pub(super) fn tell(self, packed: std::result::Result<Recorded, Failure>) {
         let recorded = packed
             .unwrap_or_else(|failure| Recorded { failure: Some(failure.to_string()), ..Recorded::default() });
-        let text = serde_json::to_string(&recorded).expect("a result is always JSON");
-        // Whoever asked may be gone; the image is there all the same.
-        let _ = writeln!(self.pipe, "{text}");
+        self.write(&recorded);
+    }
+
+    /// Whoever asked may be gone; the image is made all the same.
+    fn write(&self, what: &impl serde::Serialize) {
+        let text = serde_json::to_string(what).expect("what we say is always JSON");
+        let _ = writeln!(&self.pipe, "{text}");
     }
 
     pub(super) fn pack(&self) -> std::result::Result<Recorded, Failure> {
         let output = &self.how.output;
         let threads = runtime::processors();
+        let place = quell_stack::BootPlace::claim(output)?;
         let old = match self.how.merge && output.exists() {
             true => Some(quell_stack::load_boot(output)?),
             false => None,
@@ -446,7 +457,7 @@ impl Unfinished {
         let image = BootImage::parse(bytes).map_err(|damage| {
             Failure::cannot(format!("the boot image just made is not readable: {damage}"))
         })?;
-        quell_stack::replace_file(output, image.as_bytes(), |_| Ok(()))?;
+        place.replace(image.as_bytes())?;
         Ok(Recorded {
             failure: None,
             files: self.recorder.files() as u64,
@@ -565,8 +576,9 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
     Ok(differences)
 }
 
+/// The terminal or pipe may be gone, which is no reason to end.
 pub(super) fn say(message: &str) {
-    eprintln!("quell: {message}");
+    let _ = writeln!(std::io::stderr(), "quell: {message}");
 }
 
 impl Cover {

@@ -6,13 +6,14 @@ use crate::arguments::MountArgs;
 use crate::commands::{disks, holder};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
-use crate::plan::{Place, Plan, TreePlan};
+use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
 use crate::runtime;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if args.cover.at.is_some() {
         return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
     }
+    refuse_mixtures(&args.boot, &args.cover)?;
     let mountpoint = real_path(&args.mountpoint)?;
     if !mountpoint.is_dir() {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&mountpoint))));

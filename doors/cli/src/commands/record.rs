@@ -1,18 +1,30 @@
 //! `quell record`: runs a program covered, in a view that records, and waits for the boot image.
 
-use std::io::Read;
-use std::path::Path;
-use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::buffer::spare_capacity;
+use rustix::fs::Access;
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::arguments::RecordArgs;
 use crate::commands::disks;
 use crate::commands::run::index_of;
 use crate::failure::Failure;
 use crate::inputs::shown;
-use crate::plan::{Recorded, RecordingPlan};
+use crate::plan::{Begun, Recorded, RecordingPlan};
 use crate::runtime::Pipe;
+use crate::tap::Taps;
+use crate::until::Until;
 use crate::{progress, tracer};
+
+const POLL: Duration = Duration::from_millis(20);
+/// Before it is said what is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let index = args.index.as_ref().map(|index| index_of(index, quiet)).transpose()?;
@@ -20,25 +32,20 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(image) = &args.image {
         disks::check(image, args.image_format)?;
     }
-    let parent = args.output.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let parent = crate::inputs::real_path(parent)?;
-    let name = args.output.file_name();
-    let name = name.ok_or_else(|| Failure::wrong_input(format!("{} names no file", shown(&args.output))))?;
-    let output = parent.join(name);
-    if output.is_dir() {
-        return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
-    }
-    if args.until.is_some_and(|s| !s.is_finite() || s <= 0.0) {
-        return Err(Failure::wrong_input("--until takes a number of seconds above 0"));
-    }
+    let output = output_of(&args.output)?;
     let interrupted = progress::interruption();
     let pipe = Pipe::make("record")?;
+    let taps = match &args.until {
+        Some(Until::Line(_)) => Some(Taps::make()?),
+        _ => None,
+    };
     let recording = RecordingPlan {
         output: output.clone(),
         merge: args.merge,
         min_runs: args.min_runs,
         budget_mib: args.budget,
         pipe: pipe.path.clone(),
+        outputs: taps.as_ref().map(Taps::paths),
     };
     let text = serde_json::to_string(&recording).map_err(|e| Failure::cannot(e.to_string()))?;
     let mut command = Command::new("/proc/self/exe");
@@ -62,12 +69,39 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .args(&args.command)
         .spawn()
         .map_err(|e| Failure::cannot(format!("cannot start the program: {e}")))?;
-    let until = args.until.map(Duration::from_secs_f64);
-    let status = tracer::wait_until(child, &interrupted, until)?;
-    let code = tracer::code_of(status);
-    let recorded = result(pipe)?;
+    let (found, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+    let begun = Instant::now();
+    let is_reached = || match &args.until {
+        Some(Until::Time(time)) => begun.elapsed() > *time,
+        Some(Until::Line(_)) => found.load(Ordering::Acquire),
+        None => false,
+    };
+    let reasons = || u8::from(is_reached()) + u8::from(interrupted.load(Ordering::Relaxed));
+    let told = std::thread::scope(|scope| {
+        if let (Some(taps), Some(Until::Line(pattern))) = (taps, &args.until) {
+            scope.spawn(|| taps.pass_on(pattern, &found, &ended));
+        }
+        let told = wait(child, &pipe, &reasons);
+        ended.store(true, Ordering::Release);
+        told
+    })?;
+    let code = tracer::code_of(told.status);
+    if told.begun.is_none() {
+        // `quell run` has said why.
+        return Ok(ExitCode::from(code));
+    }
+    let recorded = told.recorded.ok_or_else(|| {
+        Failure::cannot("the process that recorded has ended without a result; no boot image was written")
+    })?;
     if let Some(failure) = recorded.failure {
         return Err(Failure::cannot(format!("nothing was recorded: {failure}")));
+    }
+    if !quiet && let (Some(until), false) = (&args.until, told.was_enough) {
+        let what = match until {
+            Until::Time(time) => format!("{} s had passed", time.as_secs_f64()),
+            Until::Line(pattern) => format!("a line matched '{pattern}'"),
+        };
+        eprintln!("quell: the program ended before {what}; all of it is recorded");
     }
     if args.json {
         println!("{}", serde_json::to_string(&recorded).map_err(|e| Failure::cannot(e.to_string()))?);
@@ -89,13 +123,117 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// What the holder says became of the recording. Its end without a word is the holder's end.
-fn result(pipe: Pipe) -> Result<Recorded, Failure> {
-    let failed = |e: std::io::Error| Failure::cannot(format!("cannot hear of the recording: {e}"));
-    rustix::io::ioctl_fionbio(&pipe.end, false).map_err(|e| failed(e.into()))?;
-    let mut text = String::new();
-    (&pipe.end).read_to_string(&mut text).map_err(failed)?;
-    serde_json::from_str(&text).map_err(|_| {
-        Failure::cannot("the process that recorded has ended without a result; no boot image was written")
-    })
+/// The image to write, as a path for every process; refused now rather than after a long run.
+fn output_of(path: &Path) -> Result<PathBuf, Failure> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = crate::inputs::real_path(parent)?;
+    let name = path.file_name();
+    let name = name.ok_or_else(|| Failure::wrong_input(format!("{} names no file", shown(path))))?;
+    let output = parent.join(name);
+    if output.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
+    }
+    rustix::fs::access(&parent, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| {
+        Failure::cannot(format!("{} cannot be written to, where the image is to lie: {e}", shown(&parent)))
+    })?;
+    Ok(output)
+}
+
+/// What was heard of a program and of its recording.
+struct Told {
+    status: ExitStatus,
+    begun: Option<Begun>,
+    recorded: Option<Recorded>,
+    /// It was ended.
+    was_enough: bool,
+}
+
+/// Until the program has ended and the holder has said what became of the recording, or has ended without a word. With each
+/// reason more all that is recorded is asked to end, once: children that outlive their parents, too.
+fn wait(mut child: Child, pipe: &Pipe, reasons: &dyn Fn() -> u8) -> Result<Told, Failure> {
+    let mut heard = Vec::new();
+    let (mut status, mut asked, mut told) = (None, 0, HashSet::new());
+    // Since when there is nothing to wait for but what goes on nevertheless.
+    let mut since = None;
+    let mut was_said = false;
+    loop {
+        if status.is_none() {
+            let failed = |e| Failure::cannot(format!("cannot wait for the program: {e}"));
+            status = child.try_wait().map_err(failed)?;
+        }
+        // Before the program has ended there may be no holder yet, which reads like its end.
+        let is_over = hear(pipe, &mut heard)?;
+        let mut lines = heard.split_inclusive(|b| *b == b'\n').filter(|line| line.ends_with(b"\n"));
+        let begun: Option<Begun> = lines.next().and_then(|line| serde_json::from_slice(line).ok());
+        let recorded: Option<Recorded> = lines.next().and_then(|line| serde_json::from_slice(line).ok());
+        if let Some(status) = status
+            && (is_over || recorded.is_some())
+        {
+            return Ok(Told { status, begun, recorded, was_enough: asked > 0 });
+        }
+        let reasons = reasons();
+        if reasons > asked {
+            asked = reasons;
+            told.clear();
+            if status.is_none() {
+                tell(child.id() as i32, &mut told);
+            }
+            begun.iter().flat_map(members).for_each(|pid| tell(pid, &mut told));
+        } else if asked > 0 {
+            // Those that were being made in that moment. What a process starts that has been told, and lives, is its affair.
+            let is_left = |pid: &i32, told: &HashSet<i32>| parent_of(*pid).is_none_or(|p| !told.contains(&p));
+            for pid in begun.iter().flat_map(members) {
+                if is_left(&pid, &told) {
+                    tell(pid, &mut told);
+                }
+            }
+        }
+        if status.is_some() || asked > 0 {
+            let since = since.get_or_insert_with(Instant::now);
+            if !was_said && since.elapsed() > PATIENCE {
+                was_said = true;
+                let left: Vec<String> = begun.iter().flat_map(members).map(|pid| pid.to_string()).collect();
+                if !left.is_empty() {
+                    let left = left.join(", ");
+                    eprintln!("quell: still running, and recorded: process {left}; Ctrl-C asks them to end");
+                }
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Adds what the holder has said; whether nobody is left who could say more.
+fn hear(pipe: &Pipe, heard: &mut Vec<u8>) -> Result<bool, Failure> {
+    loop {
+        heard.reserve(1 << 12);
+        match rustix::io::read(&pipe.end, spare_capacity(heard)) {
+            Ok(0) => return Ok(true),
+            Err(Errno::AGAIN) => return Ok(false),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(Failure::cannot(format!("cannot hear of the recording: {e}"))),
+        }
+    }
+}
+
+/// Asks a process to end that was not asked before.
+fn tell(pid: i32, told: &mut HashSet<i32>) {
+    if told.insert(pid) {
+        let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
+    }
+}
+
+fn parent_of(pid: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+/// The processes that are recorded, but for the one that records.
+fn members(begun: &Begun) -> impl Iterator<Item = i32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let theirs = |pid: &u32| std::fs::read_link(format!("/proc/{pid}/ns/mnt"));
+    let in_it =
+        move |pid: &u32| *pid != begun.holder && theirs(pid).is_ok_and(|found| found == begun.namespace);
+    pids.filter(in_it).map(|pid| pid as i32)
 }

@@ -1,6 +1,7 @@
 //! `quell run`: joins or makes the view, then becomes the program.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -11,13 +12,19 @@ use crate::commands::{disks, holder, index};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::inputs::{Named, real_path, shown};
-use crate::plan::{Place, Plan, Refusal, TreePlan};
-use crate::runtime;
+use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures};
+use crate::{runtime, tap};
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
     let strict = plan.strict;
     let original = if plan.disk.is_some() { "disk image" } else { "directory" };
+    // In a view their names may lead elsewhere.
+    let outputs = plan.recording.as_ref().and_then(|recording| recording.outputs.as_ref());
+    let outputs = match outputs {
+        Some([out, err]) => Some([tap::open(out)?, tap::open(err)?]),
+        None => None,
+    };
     // Entering a namespace loses the working directory: it is found again by its name, which may now
     // lead into a covered tree.
     let working_directory = std::env::current_dir();
@@ -35,7 +42,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             eprintln!("quell: running on the original {original}");
         }
     }
-    become_program(&args.command)
+    become_program(&args.command, outputs)
 }
 
 fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
@@ -43,6 +50,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
         return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
     }
+    refuse_mixtures(&args.boot, cover)?;
     if let Some(disk) = &args.image {
         disks::check_boots(args.boot.boot.len(), args.recording.is_some())?;
         let disk = disks::plan_of(disk, args.image_format, cover)?;
@@ -156,9 +164,13 @@ fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), Failure>
 }
 
 /// Never returns where the program can be started: exit code, signals and terminal are its own.
-fn become_program(command: &[OsString]) -> Result<ExitCode, Failure> {
+fn become_program(command: &[OsString], outputs: Option<[File; 2]>) -> Result<ExitCode, Failure> {
     let (program, arguments) = command.split_first().expect("clap asks for one");
-    let error = Command::new(program).args(arguments).exec();
+    let mut command = Command::new(program);
+    if let Some([out, err]) = outputs {
+        command.stdout(out).stderr(err);
+    }
+    let error = command.args(arguments).exec();
     // As shells and env(1) have it: 127 not found, 126 found but not started.
     eprintln!("quell: {}: {error}", shown(Path::new(program)));
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };

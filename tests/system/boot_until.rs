@@ -1,0 +1,124 @@
+//! Recordings that end with a line of the program's output, and the output on its way there.
+
+use std::fs;
+
+use crate::boot::{Scene, files_of};
+use crate::skip;
+use crate::stage::{Ended, has};
+
+impl Scene {
+    fn recorded(&self) -> Vec<(String, u64)> {
+        files_of(&self.boot(&["show", "--files", "--json"]).expect(0))
+    }
+
+    fn until(&self, pattern: &str, script: &str) -> Ended {
+        self.record(&["-q", "--until", pattern], script)
+    }
+}
+
+#[test]
+fn a_line_of_the_output_ends_the_program_and_the_recording() {
+    let scene = Scene::new();
+    let ended = scene.until(
+        "^ready to (serve|listen)$",
+        r#"cat "$0/small"; echo not ready to serve; echo ready to listen; sleep 600; cat "$0/cold""#,
+    );
+    assert_eq!(ended.text(), "small\nnot ready to serve\nready to listen\n");
+    ended.expect(143);
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
+}
+
+#[test]
+fn a_line_of_the_error_output_ends_it_too_and_digits_go_in_brackets() {
+    let scene = Scene::new();
+    let script = r#"cat "$0/small" >/dev/null; echo 8080 >&2; exec sleep 600"#;
+    scene.until("(8080)", script).says("8080").expect(143);
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
+}
+
+#[test]
+fn a_prompt_ends_it_before_its_line_does() {
+    let scene = Scene::new();
+    let ended =
+        scene.until("login: $", r#"cat "$0/small" >/dev/null; printf "host login: "; exec sleep 600"#);
+    assert_eq!(ended.expect(143).text(), "host login: ");
+}
+
+#[test]
+fn children_that_outlive_their_parent_are_ended_with_it() {
+    let scene = Scene::new();
+    let script = r#"(cat "$0/small"; sleep 600) & (setsid sh -c "sleep 600; echo no") & wait"#;
+    assert_eq!(scene.until("^small$", script).expect(143).text(), "small\n");
+    let script = r#"(sleep 0.2; cat "$0/small"; sleep 600; echo no) & exit 5"#;
+    assert_eq!(scene.until("^small$", script).expect(5).text(), "small\n");
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
+    // By time alone as well.
+    scene.until("1", r#"cat "$0/small" >/dev/null; sleep 600; echo no"#).expect(143);
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
+}
+
+#[test]
+fn a_program_may_end_in_its_own_way_and_before_any_line() {
+    let scene = Scene::new();
+    let script = r#"trap 'echo going; exit 9' TERM; cat "$0/small"; while :; do sleep 0.05; done"#;
+    assert_eq!(scene.until("^small$", script).expect(9).text(), "small\ngoing\n");
+    let ended = scene.record(&["--until", "never said"], r#"cat "$0/small"; exit 3"#).expect(3);
+    ended.says("the program ended before a line matched 'never said'; all of it is recorded");
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
+}
+
+#[test]
+fn output_is_passed_on_unaltered_and_input_is_the_programs_own() {
+    let scene = Scene::new();
+    // Every byte there is, lines with and without ends, more than a pipe holds.
+    let mut bytes: Vec<u8> = (0..=255u8).cycle().take(300_000).collect();
+    bytes.extend_from_slice(b"\r\n\n\x1b[31mred\x1b[0m");
+    let input = scene.stage.file("input", &bytes);
+    let mut command = scene.stage.quell();
+    command
+        .args(["record", "-q", "--until", "never said", "-i"])
+        .arg(&scene.index)
+        .arg("-o")
+        .arg(&scene.image);
+    command.args(["--", "sh", "-c", r#"tee /dev/stderr; echo of the error output >&2"#]);
+    let ended = scene.stage.run(command.stdin(fs::File::open(input).unwrap())).expect(0);
+    assert!(ended.out == bytes, "other bytes");
+    assert!(ended.err.ends_with("of the error output\n") && ended.err.len() > bytes.len());
+}
+
+#[test]
+fn a_reader_that_goes_ends_the_program_as_without_us() {
+    let scene = Scene::new();
+    let script = r#""$1" record -q --until never -i "$2" -o "$3" -- yes | head -n 1"#;
+    let ended = scene.stage.sh(script, &[&crate::stage::quell(), &scene.index, &scene.image]).expect(0);
+    assert_eq!(ended.text(), "y\n");
+    scene.boot(&["verify"]).expect(0);
+}
+
+#[test]
+fn where_ours_is_a_terminal_the_program_has_one() {
+    if !has("script") {
+        skip!("script(1), which makes a terminal, is not installed");
+    }
+    let scene = Scene::new();
+    let program = scene.stage.file(
+        "program",
+        "[ -t 1 ] && [ -t 2 ] && echo terminals; stty size <&1; echo ready >&2; exec sleep 600\n",
+    );
+    let script = r#"stty cols 91 rows 17; "$QUELL" record -q --until ready -i "$INDEX" -o "$IMAGE" -- sh "$PROGRAM"; echo "code $?""#;
+    // script(1) hands its command to a shell without arguments.
+    let mut command = scene.stage.command("script");
+    command.env("QUELL", crate::stage::quell()).env("INDEX", &scene.index);
+    command.env("IMAGE", &scene.image).env("PROGRAM", program);
+    let ended = scene.stage.run(command.args(["-qefc", script, "/dev/null"])).expect(0);
+    assert_eq!(ended.text(), "terminals\r\n17 91\r\nready\r\ncode 143\r\n");
+}
+
+#[test]
+fn what_is_no_pattern_and_no_time_is_refused_before_anything_runs() {
+    let scene = Scene::new();
+    for (until, words) in [("(", "not a pattern"), ("0", "above 0"), ("", "found in every line")] {
+        scene.until(until, "echo run").expect(2).says(words);
+    }
+    assert!(!scene.image.exists());
+}
