@@ -1,26 +1,30 @@
-"""`make demo`: one program started directly and covered, on any file system and without privilege.
+"""`make demo`: one program started directly, covered, and with a boot image, on any file system and without privilege.
 
 usage: locally.py ENVIRONMENT PROGRAM        ($QUELL is the quell binary)
 
 What a file system is asked is counted where the program asks it: every call on a name in the
 environment, seen by strace. Covered, the view answers all of them but the opening of files, whose
-bytes come from the environment itself; what `quell run` asks on its own is counted as well.
+bytes come from the environment itself; with a boot image, files of the image are in memory, too. What
+`quell run` asks on its own is counted as well.
 """
+import json
 import os
 import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # the checkout stays as it is
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testbed"))
-from measure import Failed, alternate, count_calls, machine, seconds_of, stop_on_signals, text_of, view_of
+from measure import Failed, alternate, count_calls, machine, run, seconds_of, stop_on_signals, text_of, view_of
 
 REPEATS = 5
+BLOCK = 4096
 
 
 def main(environment, program):
-    quell, index = os.environ["QUELL"], f"{environment}.quell"
+    quell, index, image = os.environ["QUELL"], f"{environment}.quell", f"{environment}.boot"
     command = [f"{environment}/bin/python", program]
     covered = [quell, "run", "--quiet", "--strict", "-i", index, "--"]
+    booted = [quell, "run", "--quiet", "--strict", "-i", index, "-b", image, "--"]
 
     print(f"On {machine()}\nTree {environment}")
     print("Running the program directly, uncovered ...", flush=True)
@@ -36,9 +40,17 @@ def main(environment, program):
     covered_line = text_of([*covered, *command])
     view = view_of(covered, environment)
     inside = count_calls(command, environment, before=covered)
-    direct_seconds, covered_seconds = alternate([command, [*covered, *command]], REPEATS)
+
+    print("Recording what its start reads, and running it with that boot image ...", flush=True)
+    run([quell, "record", "--quiet", "-i", index, "-o", image, "--", *command])
+    booted_line = text_of([*booted, *command])
+    shown = json.loads(text_of([quell, "boot", "show", "--json", "--files", image]))
+    hot = frozenset(os.path.join(environment, file["name"]) for file in shown["list"])
+    within = count_calls(command, environment, before=booted, hot=hot)
+    seconds = alternate([command, [*covered, *command], [*booted, *command]], REPEATS)
     try:
-        own = count_calls([*covered, "true"], environment)["total"] + count_calls([*covered, "true"], index)["total"]
+        own = [sum(count_calls([*way, "true"], asked)["total"] for asked in (environment, *files))
+               for way, files in ((covered, [index]), (booted, [index, image]))]
     except Failed:
         own = None  # strace takes the privileges of fusermount3 away
 
@@ -46,28 +58,38 @@ def main(environment, program):
         view = None  # some other mount: nothing is known of what it answers
     if view is None:
         print("\nThe tree was NOT covered: no mount at its path was seen. `quell doctor` says what this machine allows.")
-    rows = [("kind of call on the tree", "direct", "covered")]
+    rows = [("kind of call on the tree", "direct", "covered", "boot image")]
     for kind, title in (("stat", "questions about a name (stat, access, readlink)"), ("negative", "searches that found nothing"),
                         ("list", "directory listings")):
-        rows.append((title, f"{direct[kind]:,}", "0" if view else f"{inside[kind]:,}"))
-    rows.append(("files opened", f"{direct['open']:,}", f"{inside['open']:,}"))
-    rows.append(("asked by quell itself: index and check", "-", "not measured" if own is None else f"{own:,}"))
-    reached = (inside["open"] if view else inside["total"]) + (own or 0)
-    rows.append(("metadata operations that reached the file system", f"{direct['total']:,}", f"{reached:,}"))
-    rows.append((f"wall time, median of {REPEATS}, warm", f"{direct_seconds:.2f} s", f"{covered_seconds:.2f} s"))
+        rows.append((title, f"{direct[kind]:,}", *("0" if view else f"{ways[kind]:,}" for ways in (inside, within))))
+    opened = within["open"] - within["open_hot"]
+    rows.append(("files opened", f"{direct['open']:,}", f"{inside['open']:,}", f"{opened:,}" if view else f"{within['open']:,}"))
+    rows.append(("asked by quell itself: index, image and check", "-", *(["not measured"] * 2 if own is None else (f"{n:,}" for n in own))))
+    reached = [(asked if view else ways["total"]) + n
+               for ways, asked, n in zip((inside, within), (inside["open"], opened), own or (0, 0))]
+    rows.append(("metadata operations that reached the file system", f"{direct['total']:,}", *(f"{n:,}" for n in reached)))
+    read = f"{shown['blocks'] * BLOCK / 1e6:.1f} MB"
+    rows.append(("data of the tree that the start reads", read, read, f"{shown['file_bytes'] / 1e6:.1f} MB"))
+    rows.append((f"wall time, median of {REPEATS}, warm", *(f"{s:.2f} s" for s in seconds)))
     print(f"\nThe program printed: {direct_line.strip()}")
     print()
-    for title, left, right in rows:
-        print(f"  {title:50} {left:>10} {right:>14}")
-    print(f"\n  view: {view or 'none'}; covered / direct: {reached / direct['total']:.2f} of the operations, "
-          f"{covered_seconds / direct_seconds:.2f} of the time")
+    for title, *cells in rows:
+        print(f"  {title:50} " + " ".join(f"{cell:>12}" for cell in cells))
+    for title, n, s in zip(("covered", "boot image"), reached, seconds[1:]):
+        print(f"  {title + ' / direct':50} {n / direct['total']:.3f} of the operations, {s / seconds[0]:.2f} of the time")
+    print(f"\n  view: {view or 'none'}")
     print(f"  index: {size / 1e6:.2f} MB, {entries:,} entries, {size / entries:.1f} bytes each, made in {index_seconds:.2f} s")
-    print("  Counted with strace where the program asks. Covered, the view answers everything but the opening of files."
-          "\n  Local disks answer metadata quickly, so the time differs little here: `make demo PFS=moosefs`, as root, counts the messages to the metadata server of a real parallel file system.")
-    if covered_line != direct_line:
-        print(f"\nThe outputs DIFFER. Covered: {covered_line.strip()}")
-        return 1
-    print("\nThe output was identical, directly and covered.")
+    print(f"  boot image: {shown['file_bytes'] / 1e6:.1f} MB, the blocks that a start reads of {shown['files']:,} files "
+          f"({shown['files_bytes'] / 1e6:.0f} MB), read at once from one file")
+    print("  Counted with strace where the program asks. Covered, the view answers everything but the opening of files; with the boot\n"
+          "  image that, too, but for files that are not in it. Local disks answer quickly, so the time differs little here:\n"
+          "  `make demo PFS=moosefs`, as root, counts the messages to the servers of a real parallel file system.")
+    lines = {"Covered": covered_line, "With the boot image": booted_line}
+    for way, line in lines.items():
+        if line != direct_line:
+            print(f"\nThe outputs DIFFER. {way}: {line.strip()}")
+            return 1
+    print("\nThe output was identical, directly, covered, and with the boot image.")
     return 0 if view else 1
 
 

@@ -121,14 +121,16 @@ CALL = re.compile(r'^(?:\d+ +)?(\w+)\((?:(?:AT_FDCWD|-?\d+)<((?:[^>\\]|\\.)*)>, 
 RESUMED = re.compile(r"^(?:\d+ +)?<\.\.\. \w+ resumed>(.*)$")
 
 
-def count_lines(lines, tree, directory):
+def count_lines(lines, tree, directory, hot=frozenset()):
     """Count the traced calls on names in `tree` (pure: lines of strace -f -y in, counts out).
 
     stat: answered questions about a name; negative: names that are not there; list: directories
-    opened; open: files opened, and files_opened how many different ones.
+    opened; open: files opened, and files_opened how many different ones; open_hot: of the opens, those
+    of paths in `hot`.
     """
     tree = os.path.normpath(tree)
     counts = {"stat": 0, "negative": 0, "list": 0, "open": 0}
+    open_hot = 0
     opened = set()
     unfinished = {}
     for line in lines:
@@ -156,15 +158,17 @@ def count_lines(lines, tree, directory):
                 counts["list"] += 1
             else:
                 counts["open"] += 1
+                open_hot += path in hot
                 opened.add(path)
         else:
             counts["stat"] += 1
     counts["total"] = sum(counts.values())
     counts["files_opened"] = len(opened)
+    counts["open_hot"] = open_hot
     return counts
 
 
-def count_calls(command, tree, before=(), **options):
+def count_calls(command, tree, before=(), hot=frozenset(), **options):
     """Run `command` under strace and count its calls on names in `tree`.
 
     `before` goes in front of strace: with a `quell run ... --` there, strace runs inside the view.
@@ -174,7 +178,7 @@ def count_calls(command, tree, before=(), **options):
         run([*before, "strace", "-f", "-qq", "-y", "-s", "4096", "-e", f"trace={TRACED}", "-e", "signal=none",
              "-o", trace, *command], **options)
         with open(trace, errors="surrogateescape") as lines:
-            return count_lines(lines, str(tree), os.getcwd())
+            return count_lines(lines, str(tree), os.getcwd(), hot)
 
 
 # --- the machine ----------------------------------------------------------------------------------

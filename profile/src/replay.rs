@@ -17,7 +17,7 @@ const KEPT_US: u64 = 1_000_000;
 /// Loading the index of a tree (the way to it, its open, its size) and looking eight times whether the tree is as
 /// indexed. Measured on MooseFS: 10 to 11.
 pub const OPERATIONS_OF_AN_INDEX: u64 = 11;
-/// The same, and loading the image.
+/// The same, and loading the image, which lies on the same way as a rule.
 pub const OPERATIONS_OF_A_BOOT: u64 = 12;
 /// While trees are covered, one look a second notices changes (`quell run --recheck`), after the first seconds.
 const LOOKS_A_SECOND: f64 = 1.0;
