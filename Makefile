@@ -10,7 +10,7 @@ scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
 # Seconds that `make fuzz` spends on each decoder.
 FUZZ_SECONDS ?= 60
 
-demo: ## run a real Python program directly and covered, and print what reached the file system (PFS=moosefs: on a real MooseFS, as root)
+demo: ## run a real Python program directly, covered and with a boot image, and print what reached the file system (PFS=moosefs: on a real MooseFS, as root)
 	@PFS="$(PFS)" scripts/demo
 
 test: ## run all tests; as root also the ones that need it

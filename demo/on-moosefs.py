@@ -1,8 +1,8 @@
-"""`make demo PFS=moosefs`: the program started on 4 nodes of a real MooseFS, directly and covered, side by side.
+"""`make demo PFS=moosefs`: the program started on 4 nodes of a real MooseFS, directly, covered, and with a boot image.
 
 usage: on-moosefs.py PYTHON REQUIREMENTS PROGRAM      (as root; $QUELL is the quell binary)
 
-Counts the messages that each node sends to the metadata server. The test bed is made for this run
+Counts the messages that each node sends to the metadata server, and the reads that it sends to the data servers. The test bed is made for this run
 and taken down at its end, also on Ctrl-C.
 """
 import os
@@ -15,6 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testbed"))
 from measure import Bed, Failed, alternate, machine, median, run, stop_on_signals, text_of, view_of
 
 NODES = 4
+WAYS = ("direct", "covered", "boot image")
+
+
+def cell(measured):
+    operations, reads, seconds = measured
+    return f"{operations:>12,.0f} {reads:>7,.0f} {seconds:>5.2f} s"
 
 
 def main(python, requirements, program):
@@ -37,6 +43,10 @@ def compare(bed, quell, program):
     index_seconds, index_operations, _ = bed.measured(
         1, lambda: run([quell, "index", bed.path(1, "env"), "-o", bed.path(1, "env.quell")]))
     size = bed.path(1, "env.quell").stat().st_size
+    print("Recording what a start reads, on node 1 ...", flush=True)
+    run([quell, "record", "--quiet", "-i", bed.path(1, "env.quell"), "-o", bed.path(1, "env.boot"), "--",
+         bed.path(1, "env/bin/python"), program])
+    image_size = bed.path(1, "env.boot").stat().st_size
     entries = 1 + sum(len(dirs) + len(files) for _, dirs, files in os.walk(bed.path(1, "env")))
 
     lines, rows, views = set(), [], set()
@@ -44,42 +54,46 @@ def compare(bed, quell, program):
         tree = bed.path(node, "env")
         command = [tree / "bin/python", program]
         covered = [quell, "run", "--quiet", "--strict", "-i", bed.path(node, "env.quell"), "--source", tree, "--"]
+        booted = [*covered[:-1], "-b", bed.path(node, "env.boot"), "--"]
         row = {}
-        for way, words in (("direct", command), ("covered", [*covered, *command])):
+        for way, words in (("direct", command), ("covered", [*covered, *command]), ("boot image", [*booted, *command])):
             bed.drop(node)
             print(f"Node {node}, {way} ...", flush=True)
             for state in ("cold", "warm"):
                 got = []
-                seconds, operations, _ = bed.measured(node, lambda: got.append(text_of(words)))
+                seconds, operations, changed = bed.measured(node, lambda: got.append(text_of(words)))
                 lines.update(got)
-                row[way, state] = (operations, seconds)
+                row[way, state] = (operations, changed.get("fuse_ops.read", 0), seconds)
         views.add(view_of(covered, tree))
         rows.append((node, row))
 
-    columns = [(way, state) for state in ("cold", "warm") for way in ("direct", "covered")]
-    print(f"\nThe program printed: {min(lines).strip()}\n\nmessages to the metadata server, and wall time")
-    print("  node" + "".join(f"{state + ' ' + way:>22}" for way, state in columns))
-    for node, row in rows:
-        print(f"  {node:4}" + "".join(f"{row[c][0]:>12,} {row[c][1]:>7.2f} s" for c in columns))
-    middle = {c: tuple(median(row[c][i] for _, row in rows) for i in (0, 1)) for c in columns}
-    print("median" + "".join(f"{middle[c][0]:>12,.0f} {middle[c][1]:>7.2f} s" for c in columns))
+    print(f"\nThe program printed: {min(lines).strip()}")
+    print("\nmessages to the metadata server, reads of data, and wall time")
     for state in ("cold", "warm"):
-        direct, covered = middle["direct", state], middle["covered", state]
-        print(f"  covered / direct, {state}: {covered[0] / direct[0]:.2f} of the messages, {covered[1] / direct[1]:.2f} of the time")
+        print(f"  {state:6}" + "".join(f"{way:>28}" for way in WAYS))
+        for node, row in rows:
+            print(f"  node {node}" + "".join(cell(row[way, state]) for way in WAYS))
+        middle = {way: [median(row[way, state][i] for _, row in rows) for i in range(3)] for way in WAYS}
+        print("  median" + "".join(cell(middle[way]) for way in WAYS))
+        for way in WAYS[1:]:
+            operations, reads, seconds = (left / right if right else 1 for left, right in zip(middle[way], middle["direct"]))
+            print(f"  {way} / direct, {state}: {operations:.3f} of the messages, {reads:.3f} of the reads, {seconds:.2f} of the time")
     command = [bed.path(1, "env/bin/python"), program]
     covered = [quell, "run", "--quiet", "--strict", "-i", bed.path(1, "env.quell"), "--"]
-    direct_seconds, covered_seconds = alternate([command, [*covered, *command]], 5)
-    print(f"  wall time on node 1, warm, median of 5: {direct_seconds:.2f} s direct, {covered_seconds:.2f} s covered")
+    booted = [*covered[:-1], "-b", bed.path(1, "env.boot"), "--"]
+    times = zip(WAYS, alternate([command, [*covered, *command], [*booted, *command]], 5))
+    print("  wall time on node 1, warm, median of 5: " + ", ".join(f"{seconds:.2f} s {way}" for way, seconds in times))
     print(f"  view: {', '.join(map(str, views))}")
     print(f"  index: {size / 1e6:.2f} MB, {entries:,} entries, {size / entries:.1f} bytes each; made once, on a cold node, "
           f"in {index_seconds:.2f} s with {index_operations:,} messages")
+    print(f"  boot image: {image_size / 1e6:.1f} MB, recorded once")
     if None in views:
         print("\nThe tree was NOT covered on every node. `quell doctor` says what this machine allows.")
     if len(lines) != 1:
         print("\nThe outputs DIFFER:\n" + "".join(sorted(lines)))
     if None in views or len(lines) != 1:
         return 1
-    print("\nThe output was identical on every node, directly and covered.")
+    print("\nThe output was identical on every node, directly, covered, and with the boot image.")
     return 0
 
 
