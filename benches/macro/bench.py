@@ -24,16 +24,12 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
 sys.dont_write_bytecode = True  # the checkout stays as it is
 sys.path.insert(0, str(TOP / "testbed"))
+from boot import OF_THE_SERVER, BootImages
 from measure import Bed, Failed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
 NODES = 4
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
 PROGRAM = TOP / "demo/program.py"
-# The counters of a MooseFS client that are one message to the metadata server each.
-OF_THE_SERVER = (
-    "lookup.master", "getattr", "setattr", "access", "statfs", "open", "create", "mknod", "mkdir", "unlink", "rmdir", "symlink",
-    "rename", "link", "opendir", "readdir.with_attrs+", "readdir.with_attrs", "readdir.without_attrs", "readlink.master",
-)
 
 
 class Row:
@@ -471,6 +467,9 @@ def set_up(bed, options):
                    '--only-binary :all: -r "$2"')
     commands = [["sh", "-c", environment, sys.executable, bed.path(1, "env"), TOP / "demo/requirements.txt"],
                 [synthetic, bed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
+    places = {"env": bed.path(1, "env"), "tree": bed.path(1, "tree"), "million": options.million}
+    if options.only:
+        commands, places = commands[:1], {"env": places["env"]}
     running = []
     try:
         # Sessions of their own: whatever ends this program, all that it started here ends before the bed does.
@@ -485,7 +484,6 @@ def set_up(bed, options):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    places = {"env": bed.path(1, "env"), "tree": bed.path(1, "tree"), "million": options.million}
     options.entries = {name: 1 + sum(len(d) + len(f) for _, d, f in os.walk(place)) for name, place in places.items()}
 
 
@@ -494,6 +492,7 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
+    parser.add_argument("--only", choices=["boot"], help="these rows alone; results are not kept")
     parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.digest:
@@ -527,9 +526,15 @@ def main():
             for view in options.view or [None]:
                 bench = Bench(bed, quell, scratch, view, options)
                 print(f"\nview: {view or 'automatic'}", flush=True)
-                bench.build_indexes()
+                if options.only:
+                    run([quell, "index", "--quiet", bed.path(1, "env"), "-o", bed.path(1, "env.quell")])
+                else:
+                    bench.build_indexes()
                 taken = view_of(bench.covered(1, "env"), bed.path(1, "env")) or "NONE: the tree was not covered"
                 results[f"{view or 'automatic'} ({taken})"] = bench.rows
+                BootImages(bench, PROGRAM).rows(paths, local, [sys.executable, __file__, "--digest", bed.path(3, "env")])
+                if options.only:
+                    continue
                 bench.program_start()
                 bench.walks()
                 bench.identity()
@@ -539,8 +544,8 @@ def main():
                 bench.profile()
     text = report(facts, results)
     print("\n" + text)
-    if options.quick:
-        print("A quick run: docs/benchmarks was not touched.")
+    if options.quick or options.only:
+        print("A part alone: docs/benchmarks was not touched.")
     else:
         keep = TOP / "docs/benchmarks"
         keep.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,167 @@
+"""Boot images of programs, measured for bench.py: the import of six packages on a cold node, directly, with the index alone,
+with index and boot image, and from the file-system images that root would mount instead.
+
+What a client asks is counted by the client itself: metadata are the messages that programs cause at the metadata server (not
+those that a client sends to stay registered), data the reads that it sends to the data servers. Loading index and image,
+and mounting a file-system image, are part of what is counted and timed.
+"""
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from measure import Failed, median, run, seconds_of, text_of
+
+# The counters of a MooseFS client that are one message to the metadata server each.
+OF_THE_SERVER = (
+    "lookup.master", "getattr", "setattr", "access", "statfs", "open", "create", "mknod", "mkdir", "unlink", "rmdir", "symlink",
+    "rename", "link", "opendir", "readdir.with_attrs+", "readdir.with_attrs", "readdir.without_attrs", "readlink.master",
+)
+REPEATS = 3
+NODE = 2
+READ_BYTES = 128 << 10  # of one request
+IMPORT = "import of six packages, cold node"
+# A file system mounted in a namespace of the command's own: nothing of it stays, however the command ends.
+MOUNTED = 'mount -t "$0" -o ro,loop "$1" "$2" && shift 2 && exec "$@"'
+# Both with the compression that is quick to undo.
+IMAGES = {
+    "squashfs": ["mksquashfs", "{tree}", "{image}", "-quiet", "-no-progress", "-comp", "zstd", "-Xcompression-level", "9"],
+    "erofs": ["mkfs.erofs", "--quiet", "-zlz4hc", "-C65536", "{image}", "{tree}"],
+}
+
+
+def operations(changed):
+    """(metadata, data) of a client's changed counters."""
+    return sum(changed.get(f"fuse_ops.{name}", 0) for name in OF_THE_SERVER), changed.get("fuse_ops.read", 0)
+
+
+def why_not(kind):
+    """Why an image of this kind cannot be mounted here, or None."""
+    if not shutil.which(IMAGES[kind][0]):
+        return f"{IMAGES[kind][0]} is not installed"
+    if not any(line.split()[-1] == kind for line in Path("/proc/filesystems").read_text().splitlines()):
+        return f"the kernel has no {kind}"
+    return None if Path("/dev/loop-control").exists() else "there are no loop devices"
+
+
+class BootImages:
+    """The rows, added to a bench's own."""
+
+    def __init__(self, bench, program):
+        self.bench, self.bed, self.program = bench, bench.bed, program
+        self.scratch = Path(tempfile.mkdtemp(prefix="boot.", dir=bench.scratch))
+        self.point = self.scratch / "point"
+        self.point.mkdir()
+        self.runs = 0
+
+    def booted(self, node, *command):
+        words = self.bench.covered(node, "env", *command)
+        at = words.index("--")
+        return [*words[:at], "-b", self.bed.path(node, "env.boot"), *words[at:]]
+
+    def commands(self):
+        """What is started on the cold node, by name."""
+        program = [self.bed.path(NODE, "env/bin/python"), self.program]
+        commands = {"direct": program, "index": self.bench.covered(NODE, "env", *program), "boot": self.booted(NODE, *program)}
+        for kind in IMAGES:
+            if why_not(kind):
+                continue
+            image = self.bed.path(NODE, f"env.{kind}")
+            python = [self.point / "bin/python", self.program]
+            commands[kind] = ["unshare", "--mount", "sh", "-c", MOUNTED, kind, image, self.point, *python]
+        return commands
+
+    def fresh(self):
+        """The environment of a node on which nothing has run: what Quell keeps there is gone, too."""
+        self.runs += 1
+        runtime = self.scratch / f"runtime-{self.runs}"
+        runtime.mkdir(mode=0o700)
+        return {**os.environ, "QUELL_RUNTIME_DIR": str(runtime)}
+
+    def measured(self, command, environment):
+        """(seconds, metadata, data, output)"""
+        got = []
+        seconds, _, changed = self.bed.measured(NODE, lambda: got.append(text_of(command, env=environment)))
+        return seconds, *operations(changed), got[0]
+
+    def make(self):
+        """The boot image, and the images of file systems, all on the parallel file system."""
+        quell, path = self.bench.quell, self.bed.path
+        tree = path(1, "env")
+        run([quell, "record", "--quiet", "-i", path(1, "env.quell"), "-o", path(1, "env.boot"), "--", tree / "bin/python", self.program])
+        for kind, words in IMAGES.items():
+            if not why_not(kind):
+                image = path(1, f"env.{kind}")
+                image.unlink(missing_ok=True)
+                run([word.format(tree=tree, image=image) for word in words])
+
+    def cold_and_next(self):
+        """Medians by way of starting: cold starts in turn, and with the boot image the launches that follow on the node."""
+        commands, got, after, lines = self.commands(), {}, [], {}
+        for _ in range(REPEATS):
+            for way, command in commands.items():
+                environment = self.fresh()
+                self.bed.drop(NODE)
+                *numbers, lines[way] = self.measured(command, environment)
+                got.setdefault(way, []).append(numbers)
+                if way == "boot":
+                    after.append(self.measured(command, environment)[:3])
+        middle = {way: [median(values) for values in zip(*runs)] for way, runs in got.items()}
+        return middle, [median(values) for values in zip(*after)], lines
+
+    def local_warm(self, local):
+        """The same from a copy on a local disk, in the page cache, in turn with the cold start with the boot image."""
+        copy = Path(local, "env")
+        run(["cp", "-a", self.bed.path(1, "env"), copy])
+        command = [copy / "bin/python", self.program]
+        run(command)
+        warm, cold = [], []
+        for _ in range(REPEATS):
+            warm.append(seconds_of(command))
+            environment = self.fresh()
+            self.bed.drop(NODE)
+            cold.append(seconds_of(self.booted(NODE, self.bed.path(NODE, "env/bin/python"), self.program), env=environment))
+        shutil.rmtree(copy)
+        return median(warm), median(cold)
+
+    def rows(self, paths, local, digest):
+        add, bed = self.bench.add, self.bed
+        self.make()
+        size = bed.path(1, "env.boot").stat().st_size
+        size_mb = size / 1e6
+        add("boot image of the import of six packages: size", "MB", None, size_mb, "at most 45 MB", size_mb <= 45)
+        middle, after, lines = self.cold_and_next()
+        (direct_s, direct_metadata, direct_data), (_, metadata, data) = middle["direct"], middle["index"]
+        note = f"median of {REPEATS}, in turn"
+        add(f"{IMPORT}, index alone: metadata operations", "ops", direct_metadata, metadata, note=note)
+        add(f"{IMPORT}, index alone: data operations", "ops", direct_data, data, note=note)
+        boot_s, metadata, data = middle["boot"]
+        limit = size // READ_BYTES + 20
+        add(f"{IMPORT}, boot image: metadata operations", "ops", direct_metadata, metadata, "at most 20", metadata <= 20, note=note)
+        add(f"{IMPORT}, boot image: data operations", "ops", direct_data, data, f"at most size / 128 KiB + 20 ({limit})",
+            data <= limit, note=note)
+        add(f"{IMPORT}, boot image: wall", "s", direct_s, boot_s, note=note)
+        _, metadata, data = after
+        add("  the next launch on that node: metadata operations", "ops", direct_metadata, metadata, "at most 10", metadata <= 10,
+            note=note)
+        add("  the next launch on that node: data operations", "ops", direct_data, data, "none", data == 0, note=note)
+        for kind in IMAGES:
+            title = f"{IMPORT}: {kind} image on MooseFS, and boot image"
+            if kind not in middle:
+                add(title, "s", None, None, note=f"SKIPPED: {why_not(kind)}")
+                continue
+            image_mb = bed.path(1, f"env.{kind}").stat().st_size / 1e6
+            seconds, metadata, data = middle[kind]
+            add(f"{title}: metadata", "ops", metadata, middle["boot"][1], note="mounted by root, through a loop device")
+            add(f"{title}: data", "ops", data, middle["boot"][2], note=f"the image of the whole tree has {image_mb:.0f} MB")
+            add(f"{title}: wall", "s", seconds, boot_s, f"at most 0.75 of {kind}", boot_s <= 0.75 * seconds, note=note)
+        warm_s, cold_s = self.local_warm(local)
+        add("the same: local disk, warm, and boot image, cold node: wall", "s", warm_s, cold_s, "at most 1.25 of local",
+            cold_s <= 1.25 * warm_s, note=note)
+        now = self.bench.launch(None, None, paths, own=self.booted(1, paths, "now"))
+        add("quell run -b to the command's first instruction", "s", None, now, note="median of 5, warm")
+        add("output of the program, all ways", "", None, None, "identical", len(set(lines.values())) == 1)
+        sums = [text_of(words) for words in (digest, self.booted(3, *digest))]
+        add("every byte of the Python environment, with the boot image (SHA-256)", "", None, None, "identical", sums[0] == sums[1])
+        if len(sums[0].split()) != 2:
+            raise Failed(f"no sum: {sums[0]!r}")
