@@ -24,7 +24,7 @@ fn beside(image: &Path) -> Vec<String> {
 }
 
 impl Scene {
-    fn start_recording(&self, options: &[&str], script: &str) -> Running {
+    pub fn start_recording(&self, options: &[&str], script: &str) -> Running {
         let mut command = self.stage.quell();
         command.arg("record").args(options).arg("-i").arg(&self.index).arg("-o").arg(&self.image);
         self.stage.start(command.args(["--", "sh", "-c", script]).arg(&self.tree))

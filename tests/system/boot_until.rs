@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rustix::process::Signal;
+
 use crate::boot::{Scene, files_of};
 use crate::skip;
 use crate::stage::{Ended, has};
@@ -121,4 +123,29 @@ fn what_is_no_pattern_and_no_time_is_refused_before_anything_runs() {
         scene.until(until, "echo run").expect(2).says(words);
     }
     assert!(!scene.image.exists());
+}
+
+#[test]
+fn a_signal_to_the_recorder_ends_the_program_and_the_image_is_written() {
+    let scene = Scene::new();
+    for (signal, word) in [(Signal::INT, "small"), (Signal::TERM, "cold")] {
+        let script = format!(r#"cat "$0/{word}" >/dev/null; echo read; sleep 600; echo no"#);
+        let mut running = scene.start_recording(&["-q"], &script);
+        running.wait_for_output("read");
+        running.signal(signal);
+        assert_eq!(running.wait().expect(143).text(), "read\n");
+        let recorded = scene.recorded();
+        assert!(recorded.len() == 1 && recorded[0].0 == word, "{recorded:?}");
+    }
+}
+
+#[test]
+fn what_goes_on_after_the_program_is_recorded_named_and_can_be_ended() {
+    let scene = Scene::new();
+    let script = r#"(cat "$0/small"; exec sleep 600) & exit 4"#;
+    let mut running = scene.start_recording(&["-q"], script);
+    running.wait_for_error("still running, and recorded: process ");
+    running.signal(Signal::INT);
+    assert_eq!(running.wait().expect(4).text(), "small\n");
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
 }
