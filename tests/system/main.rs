@@ -13,6 +13,7 @@ mod trees;
 
 mod boot;
 mod boot_faults;
+mod boot_moosefs;
 mod boot_until;
 mod command_line;
 mod counters;

@@ -1,0 +1,92 @@
+//! Boot images on a real parallel file system: recorded on two nodes at once into one file, and served on a cold node, whose
+//! client counts what it asks its servers.
+//!
+//! Needs root, for the network namespaces of `testbed/moosefs`.
+
+use std::fs;
+use std::path::Path;
+
+use crate::bed::Bed;
+use crate::boot::BLOCK;
+use crate::skip;
+use crate::stage::{Running, Stage, eventually, has, is_root};
+use crate::trees;
+
+const DIRECTORIES: usize = 10;
+const FILES_IN_EACH: usize = 20;
+const FILE_BYTES: usize = 2 * BLOCK + 100;
+/// Loading index and image, the check, the way to the tree.
+const OPERATIONS_MAX: u64 = 20;
+
+/// Reads the files whose names begin with the second argument, and ends when it is told to.
+const READ: &str = r#"cat "$1"/*/$2*; echo read >&2; while ! test -e "$3"; do sleep 0.05; done"#;
+const READ_ALL: &str = r#"cat "$1"/*/*"#;
+
+fn make_tree(at: &Path) {
+    for d in 0..DIRECTORIES {
+        let directory = at.join(format!("d{d}"));
+        fs::create_dir_all(&directory).unwrap();
+        for f in 0..FILES_IN_EACH {
+            let name = format!("{}{f}", if f % 2 == 0 { "even" } else { "odd" });
+            fs::write(directory.join(name), trees::noise(FILE_BYTES, (d * 100 + f) as u64)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn nodes_record_at_once_into_one_image_that_spares_a_cold_node_the_servers() {
+    if !is_root() || !has("mfsmaster") {
+        skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
+    }
+    let stage = Stage::new();
+    let bed = Bed::up(&stage);
+    make_tree(&bed.node("1").join("tree"));
+    stage.run(stage.quell().args(["index", "-q"]).arg(bed.node("1").join("tree"))).expect(0);
+
+    let go = stage.path("go");
+    let recorders: Vec<Running> = [("1", "even"), ("2", "odd")]
+        .iter()
+        .map(|(node, half)| {
+            let place = bed.node(node);
+            let mut command = stage.quell();
+            command.args(["record", "-q", "--merge", "-i"]).arg(place.join("tree.quell"));
+            command.arg("--source").arg(place.join("tree")).arg("-o").arg(place.join("app.boot"));
+            command.args(["--", "sh", "-c", READ, "sh"]).arg(place.join("tree")).arg(half).arg(&go);
+            let mut running = stage.start(&mut command);
+            running.wait_for_error("read");
+            running
+        })
+        .collect();
+    fs::write(&go, "").unwrap();
+    for recorder in recorders {
+        recorder.wait().expect(0);
+    }
+    let place = bed.node("2");
+    let mut show = stage.quell();
+    let shown = stage.run(show.args(["boot", "show", "--json"]).arg(place.join("app.boot"))).expect(0).json();
+    let files = DIRECTORIES * FILES_IN_EACH;
+    assert_eq!((shown["recordings"].as_u64(), shown["files"].as_u64()), (Some(2), Some(files as u64)));
+    let mut names: Vec<String> =
+        fs::read_dir(&place).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name.contains("app.boot"));
+    assert_eq!(names, ["app.boot"], "what was written aside is gone");
+
+    let tree = place.join("tree");
+    let mut expected = Vec::new();
+    let direct = bed.asked("2", || expected = stage.sh(READ_ALL, &[&tree]).expect(0).out);
+    assert!(direct["open"] >= files as u64, "{direct:?}");
+    let mut command = stage.quell();
+    command.args(["run", "-q", "--strict", "--recheck", "0", "-i"]).arg(place.join("tree.quell"));
+    command.arg("-b").arg(place.join("app.boot")).arg("--source").arg(&tree);
+    command.args(["--", "sh", "-c", READ_ALL, "sh"]).arg(&tree);
+    let mut seen = Vec::new();
+    let asked = bed.asked("2", || seen = stage.run(&mut command).expect(0).out);
+    assert!(seen == expected, "other bytes");
+    let to_servers = ["lookup.master", "getattr", "open", "opendir", "access", "statfs", "readlink.master"];
+    let operations: u64 = to_servers.iter().filter_map(|name| asked.get(*name)).sum();
+    assert!(operations <= OPERATIONS_MAX, "{operations}: {asked:?}");
+    let reads_max = fs::metadata(place.join("app.boot")).unwrap().len() / (128 << 10) + 10;
+    assert!(asked["read"] <= reads_max, "at most {reads_max}: {asked:?}");
+    drop(bed);
+    assert!(eventually(|| stage.processes().is_empty()));
+}
