@@ -25,6 +25,7 @@ TOP = HERE.parent.parent
 sys.dont_write_bytecode = True  # the checkout stays as it is
 sys.path.insert(0, str(TOP / "testbed"))
 from boot import OF_THE_SERVER, BootImages
+from machines import Machines
 from measure import Bed, Failed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
 NODES = 4
@@ -249,6 +250,9 @@ class Bench:
         report = json.loads((output / "report.json").read_text())
         shutil.rmtree(output)
         return report
+
+    def machines(self):
+        Machines(self.bed, self.quell, self.scratch, 1 if self.options.quick else 3, self.add).measure()
 
     def profile(self):
         calls = 20_000 if self.options.quick else 1_000_000
@@ -542,6 +546,8 @@ def main():
                 bench.operations(paths, local)
                 bench.million(paths)
                 bench.profile()
+            if not options.only:  # benches/macro/machines.py does these alone; they have one view
+                bench.machines()
     text = report(facts, results)
     print("\n" + text)
     if options.quick or options.only:

@@ -72,10 +72,11 @@ impl OpenBoot {
         Ok(OpenBoot { image, file, path: path.into() })
     }
 
-    /// Reads and decodes all frames in order.
-    pub fn fill(&self, filling: &Filling) -> Result<()> {
+    /// Reads and decodes all frames in order, so many at a time.
+    pub fn fill(&self, filling: &Filling, threads: usize) -> Result<()> {
         let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
-        filling.fill(&self.image, &mut |offset, into| self.file.read_exact_at(into, offset).map_err(failed))
+        filling
+            .fill(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
     }
 }
 

@@ -401,7 +401,7 @@ mod tests {
             move || fs.open(NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()
         });
         contents
-            .fill(&image, &mut |offset, into| {
+            .fill(&image, 2, &|offset, into| {
                 into.copy_from_slice(&image.as_bytes()[offset as usize..][..into.len()]);
                 Ok(())
             })
@@ -425,7 +425,7 @@ mod tests {
         for flip in [false, true] {
             let contents = Filling::new(&image);
             let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
-            let filled = contents.fill(&image, &mut |_, into| {
+            let filled = contents.fill(&image, 2, &|_, into| {
                 into.fill(7);
                 if flip { Ok(()) } else { Err(Error::new(ErrorKind::Os(5), "read", b"it")) }
             });

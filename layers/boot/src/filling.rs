@@ -2,12 +2,16 @@
 //! a start that begins at once rarely waits for long.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use quell_fs::{Error, ErrorKind, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BLOCK_OF_ZEROS, BootImage};
+
+/// Fills a buffer from an offset of an image's file; several threads ask at a time.
+pub type ReadFrame<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + Sync + 'a;
 
 /// One slot for each frame; `None` in it: it will not come.
 pub struct Filling {
@@ -37,24 +41,30 @@ impl Filling {
         Arc::new(Filling { frames: (0..image.frame_count()).map(|_| OnceLock::new()).collect() })
     }
 
-    /// Decodes all frames in order. `read` fills a buffer from an offset of the image's file. After an error the
-    /// frames that are missing will not come.
-    pub fn fill(&self, image: &BootImage, read: &mut dyn FnMut(u64, &mut [u8]) -> Result<()>) -> Result<()> {
+    /// Decodes all frames, in order but for as many as there are threads. `read` fills a buffer from an offset of the
+    /// image's file. After an error the frames that are missing will not come.
+    pub fn fill(&self, image: &BootImage, threads: usize, read: &ReadFrame<'_>) -> Result<()> {
         let _rest = GivingUp(self);
-        let mut frame = Vec::new();
-        for (number, slot) in self.frames.iter().enumerate() {
-            let (offset, length) = image.frame_place(number);
-            frame.resize(length, 0);
-            read(offset, &mut frame)?;
-            let blocks = (image.contents() as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
-            let mut bytes = vec![0; blocks * BLOCK_BYTES];
-            image.decode_bytes(number, &frame, &mut bytes).map_err(|damage| Error {
-                source: Some(Box::new(damage)),
-                ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
-            })?;
-            let _ = slot.set(Some(bytes));
-        }
-        Ok(())
+        let next = AtomicUsize::new(0);
+        let failure = Mutex::new(None);
+        let work = || {
+            let going_well = || failure.lock().is_ok_and(|failure| failure.is_none());
+            while going_well() {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                let Some(slot) = self.frames.get(number) else { return };
+                match frame(image, number, read) {
+                    Ok(bytes) => _ = slot.set(Some(bytes)),
+                    Err(e) => *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(e),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     /// Waits for it; `None`: it will not come. `content` is one that the same image named.
@@ -66,4 +76,17 @@ impl Filling {
         let begin = content as usize % FRAME_BLOCKS * BLOCK_BYTES;
         Some(&frame[begin..begin + BLOCK_BYTES])
     }
+}
+
+fn frame(image: &BootImage, number: usize, read: &ReadFrame<'_>) -> Result<Vec<u8>> {
+    let (offset, length) = image.frame_place(number);
+    let mut frame = vec![0; length];
+    read(offset, &mut frame)?;
+    let blocks = (image.contents() as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
+    let mut bytes = vec![0; blocks * BLOCK_BYTES];
+    image.decode_bytes(number, &frame, &mut bytes).map_err(|damage| Error {
+        source: Some(Box::new(damage)),
+        ..Error::new(ErrorKind::Damaged, "decode", b"the boot image")
+    })?;
+    Ok(bytes)
 }

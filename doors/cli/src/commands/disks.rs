@@ -22,6 +22,9 @@ use crate::inputs::{shown, shown_bytes};
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
 use crate::{memory, mounts};
 
+/// Frames of a boot image that are read at a time: a disk that others use, too, serves one reader slowly.
+const FILL_THREADS: usize = 4;
+
 impl From<ImageFormatArg> for DiskFormat {
     fn from(format: ImageFormatArg) -> DiskFormat {
         match format {
@@ -243,7 +246,7 @@ impl Coming {
     /// waits for all of it. Whoever asks for a block that has not come waits for it.
     fn fill(self) {
         std::thread::spawn(move || {
-            if let Err(e) = self.boot.fill(&self.contents) {
+            if let Err(e) = self.boot.fill(&self.contents, FILL_THREADS) {
                 say(&format!("{}: {e}; the rest of it is not served from memory", shown(&self.path)));
             }
         });
@@ -284,7 +287,7 @@ fn heat(
     let disks = disks.heated(&open.image, contents.clone());
     if plan.strict {
         // What is wrong with it is known before a machine starts.
-        open.fill(&contents).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
+        open.fill(&contents, FILL_THREADS).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
         return Ok((disks, None));
     }
     Ok((disks, Some(Coming { boot: open, contents, path: boot.into() })))
