@@ -287,7 +287,8 @@ fn heat(
     let disks = disks.heated(&open.image, contents.clone());
     if plan.strict {
         // What is wrong with it is known before a machine starts.
-        open.fill(&contents, FILL_THREADS).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
+        open.fill(&contents, FILL_THREADS)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
         return Ok((disks, None));
     }
     Ok((disks, Some(Coming { boot: open, contents, path: boot.into() })))
