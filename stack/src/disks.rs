@@ -107,10 +107,17 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
         let reached = reached(&top, &named_as);
         if let Some(header) = &header {
             if let Some(name) = &header.data_file {
-                let named_as = local(&real, &directory, name)?;
+                // QEMU looks for it in its working directory, wherever the image is.
+                let Named::Absolute(name) = named(name) else {
+                    let why = format!(
+                        "its data is in {}, which is not named by an absolute path: where that is depends on who opens it",
+                        name.escape_ascii()
+                    );
+                    return Err(refused(ErrorKind::InvalidInput, &real, why));
+                };
+                let named_as = PathBuf::from(OsStr::from_bytes(name));
                 let (path, file, stat) = open(&named_as)?;
-                let reached = self::reached(&top, &named_as);
-                let format = DiskFormat::Raw;
+                let (reached, format) = (Reached::Elsewhere(named_as), DiskFormat::Raw);
                 chain.push(ChainFile { path, reached, format, header: None, is_data_file: true, stat, file });
             }
             if let Some(backing) = &header.backing {

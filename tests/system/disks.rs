@@ -301,6 +301,39 @@ fn a_file_below_that_is_named_elsewhere_is_said_or_refused() {
 }
 
 #[test]
+fn an_image_whose_data_is_in_a_file_of_its_own_is_covered_with_it() {
+    need_qemu!();
+    let scene = Scene::new();
+    let (disk, data) = (scene.stage.path("apart.qcow2"), scene.stage.path("data.raw"));
+    let create = |name: &str| {
+        let options = format!("data_file={name}");
+        let mut command = scene.stage.command("qemu-img");
+        command
+            .current_dir(scene.stage.path(""))
+            .args(["create", "-q", "-f", "qcow2", "-o", &options])
+            .arg(&disk);
+        scene.stage.run(command.arg("8M")).expect(0);
+    };
+    create(data.to_str().unwrap());
+    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 9 1M 64k"]).arg(&disk)).expect(0);
+    let own = scene.stage.path("own-apart.qcow2");
+    scene.layer(&own, &disk, "qcow2");
+    let reads = io(&own, &[], &["read -P 9 1M 8k"]);
+    scene.record(&disk, &[], &reads).expect(0);
+    assert_eq!(scene.recorded()[1].0, "1");
+    scene.forge(&data, b'x');
+    scene.run(&disk, &["-q", "--strict"], &reads).expect(0);
+    scene.try_mount(&disk, &[]).0.expect(2).says("has its data in");
+    scene
+        .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
+        .expect(2)
+        .says("file of its own");
+    fs::remove_file(&data).unwrap();
+    create("data.raw");
+    scene.run(&disk, &["--strict"], &["true".to_owned()]).expect(2).says("depends on who opens it");
+}
+
+#[test]
 fn chains_that_cannot_be_are_refused_with_the_reason() {
     need_qemu!();
     let scene = Scene::new();

@@ -216,6 +216,13 @@ fn mount(
 
 /// A file below that is named by a path of its own is opened there, whatever directory the disk image is seen in.
 fn say_what_is_not_shown(plan: &Plan, chain: &[ChainFile]) -> Result<(), Failure> {
+    if let Some(data) = chain.iter().find(|file| file.is_data_file) {
+        return Err(Failure::wrong_input(format!(
+            "{} has its data in {}, which machines open there: `quell run --image` covers both",
+            shown(&chain[0].path),
+            shown(&data.path)
+        )));
+    }
     let past = chain.iter().find_map(|file| match &file.reached {
         Reached::Elsewhere(path) => Some(path),
         Reached::Within(_) => None,
