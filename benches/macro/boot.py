@@ -20,6 +20,7 @@ OF_THE_SERVER = (
 REPEATS = 3
 NODE = 2
 READ_BYTES = 128 << 10  # of one request
+FEW = 6  # looks at the tree are drawn by chance, and a traced run takes longer
 IMPORT = "import of six packages, cold node"
 # A file system mounted in a namespace of the command's own: nothing of it stays, however the command ends.
 MOUNTED = 'mount -t "$0" -o ro,loop "$1" "$2" && shift 2 && exec "$@"'
@@ -146,6 +147,10 @@ class BootImages:
         add(f"{IMPORT}, boot image: data operations", "ops", direct_data, data, f"at most size / 128 KiB + 20 ({limit})",
             data <= limit, note=note)
         add(f"{IMPORT}, boot image: wall", "s", direct_s, boot_s, note=note)
+        report = self.bench.profile_report("--compare", "--", bed.path(1, "env/bin/python"), self.program)
+        foretold = report["remaining"]["boot"]["metadata"]
+        add("  metadata operations measured, and foretold by quell profile", "ops", metadata, foretold,
+            f"within {FEW} of measured", abs(foretold - metadata) <= FEW)
         _, metadata, data = after
         add("  the next launch on that node: metadata operations", "ops", direct_metadata, metadata, "at most 10", metadata <= 10,
             note=f"{note}; the last: {said['next']}")

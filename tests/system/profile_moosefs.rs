@@ -41,7 +41,7 @@ const PER_CENT: u64 = 5;
 /// What few operations may differ by: loading an index takes one more or less, and so does another second.
 const FEW: u64 = 4;
 /// The same where nearly all that remains is loading the index and the image.
-const FEW_OF_A_BOOT: u64 = 10;
+const FEW_OF_A_BOOT: u64 = 6;
 
 /// Copies the interpreter and its library, which is how an environment on a shared file system looks.
 const INSTALL: &str = r#"
