@@ -59,6 +59,37 @@ fn every_entry_is_seen_as_on_the_original() {
 }
 
 #[test]
+fn with_a_boot_image_every_entry_is_seen_as_on_the_original() {
+    let stage = Stage::new();
+    let tree = trees::varied(&stage);
+    let index = stage.index(&tree);
+    let image = stage.path("app.boot");
+    let original = stage.snapshot_original(&tree);
+    let output = stage.path("out/probe");
+    let probe = stage.probe_command("snapshot", &tree, &output);
+    let seen = |mut command: std::process::Command| -> std::collections::BTreeMap<String, Facts> {
+        stage.run(command.arg("--").arg(probe.get_program()).args(probe.get_args())).expect(0);
+        serde_json::from_slice(&fs::read(&output).unwrap()).unwrap()
+    };
+    let mut record = stage.quell();
+    record.args(["record", "--quiet", "-i"]).arg(&index).arg("-o").arg(&image);
+    seen(record);
+    let mut lines = Vec::new();
+    for view in views() {
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--strict", "--quiet", "-b"]).arg(&image);
+        let way = Way::Run(view);
+        // The blocks of a whole file are those of a copy of it.
+        let as_told = |name: &str, a: &Facts, b: &Facts| {
+            documented(way, name, a, b) || (way.is_overlay() && name.starts_with("blocks"))
+        };
+        let found = differences(&original, &seen(command), |_, name, a, b| as_told(name, a, b));
+        lines.extend(found.into_iter().map(|line| format!("{view} {line}")));
+    }
+    assert!(lines.is_empty(), "{}", lines.join("\n"));
+}
+
+#[test]
 fn opens_without_a_round_trip_and_one_thread_show_the_same() {
     if !views().contains(&"fuse") {
         skip!("no fuse view");

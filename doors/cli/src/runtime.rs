@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use quell_index::Image;
 use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
@@ -140,10 +141,24 @@ pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Fa
     Ok(format!("view-{:016x}", xxh3_64(text.as_encoded_bytes())))
 }
 
+const STAMP: &str = "checked-";
+
 /// A file whose age says when a tree was last seen to be as this generation of its index has it.
 pub fn stamp_of(plan: &Plan, image: &Image, source: &Path) -> PathBuf {
     let text = [image.generation().to_string().as_bytes(), source.as_os_str().as_bytes()].concat();
-    plan.directory.join(format!("checked-{:016x}", xxh3_64(&text)))
+    plan.directory.join(format!("{STAMP}{:016x}", xxh3_64(&text)))
+}
+
+/// Removes all other stamps that are too old to say anything.
+pub fn sweep_stamps(but: &Path, lasts: Duration) {
+    let Some(entries) = but.parent().and_then(|directory| std::fs::read_dir(directory).ok()) else { return };
+    for entry in entries.flatten() {
+        let is_stamp = entry.file_name().to_str().is_some_and(|name| name.starts_with(STAMP));
+        let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+        if is_stamp && entry.path() != but && age().is_none_or(|age| age >= lasts) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// The name of the holder behind a mount point.

@@ -241,7 +241,8 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mou
     probe()?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The layer is used with the mounter's credentials and must not refuse anybody else's.
-    let (layer, session) = quell_fuse::detached(metadata, &fuse_options(around, true))?;
+    let options = quell_fuse::Options { fills_cache: false, ..fuse_options(around, true) };
+    let (layer, session) = quell_fuse::detached(metadata, &options)?;
     // Overlayfs judges access to its root by the owner in the kernel's inode, which is known once it was asked for.
     rustix::fs::statx(&layer, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::BASIC_STATS)
         .map_err(|e| Error::from_io(e.into(), "stat", b"the metadata layer"))?;

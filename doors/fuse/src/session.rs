@@ -64,9 +64,8 @@ impl Session {
     }
 
     /// Puts pieces of files into the kernel's cache before anybody asks for them, if the session was made for it
-    /// ([`Options::fills_cache`]). To be called once, before the mount is given away: what the kernel reads at the same
-    /// time it might wait for while it is waited for. Returns the bytes that were put there; a file that could not
-    /// be filled is read as any other is.
+    /// ([`Options::fills_cache`]). To be called once, and not from a worker: a page that is being asked for is waited
+    /// for. Returns the bytes that were put there; a file that could not be filled is read as any other is.
     pub fn fill_cache(&mut self, mount: &OwnedFd, files: &[(NodeId, Vec<u8>)], pieces: &Pieces<'_>) -> u64 {
         let Some(notifier) = self.notifier.take() else { return 0 };
         if let (true, Some((_, path))) = (self.no_open, files.first()) {

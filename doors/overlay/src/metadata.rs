@@ -144,10 +144,21 @@ impl Metadata {
         file.write_all_at(bytes, offset).map_err(|e| Error::from_io(e, "write", path))
     }
 
-    /// What writing to these files has undone: their times, and modes that go with an owner.
+    /// What writing to these files has undone: their times, modes that go with an owner, and attributes that
+    /// give power to a program.
     pub fn finish(&self, fs: &dyn FileSystem, whole: &HashSet<NodeId>) -> Result<()> {
+        let xattrs = fs.capabilities().xattrs;
+        let fill = Fill { fs, layer: self.layer.as_fd(), squash: None, xattrs, whole };
         for node in whole {
             let (a, path) = (fs.attributes(*node)?, fs.path(*node)?);
+            if xattrs && !fs.xattr_names(*node)?.is_empty() {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(&self.layer, os(&path), flags, Mode::empty())
+                    .map_err(|e| failed(e, "open", &path))?;
+                fill.set_xattrs(*node, &path, |name, value| {
+                    rustix::fs::fsetxattr(&file, os(name), value, XattrFlags::empty())
+                })?;
+            }
             if a.permissions & 0o6000 != 0 {
                 let mode = rustix::fs::statat(&self.layer, os(&path), AtFlags::SYMLINK_NOFOLLOW)
                     .map_err(|e| failed(e, "stat", &path))?

@@ -54,7 +54,8 @@ impl File for HotFile {
     }
 }
 
-/// Of a tree, the directories and those files alone that have blocks in memory: a layer that others are below.
+/// Of a tree, the directories and those files alone that have blocks in memory: a layer that others are below. It refuses
+/// nobody: who may read a file was decided above it, where its owner is known.
 #[derive(Debug)]
 pub struct HotFiles {
     inner: BootFs,
@@ -71,9 +72,14 @@ impl HotFiles {
     }
 }
 
+fn open_to_all(attributes: Attributes) -> Attributes {
+    let readable = if attributes.kind == Kind::Dir { 0o555 } else { 0o444 };
+    Attributes { permissions: attributes.permissions | readable, ..attributes }
+}
+
 impl FileSystem for HotFiles {
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        Capabilities { xattrs: false, acls: false, ..self.inner.capabilities() }
     }
 
     fn root(&self) -> NodeId {
@@ -81,11 +87,11 @@ impl FileSystem for HotFiles {
     }
 
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        Ok(self.inner.lookup(dir, name)?.filter(|found| self.shows(found)))
+        Ok(self.inner.lookup(dir, name)?.filter(|found| self.shows(found)).map(open_to_all))
     }
 
     fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.inner.attributes(node)
+        self.inner.attributes(node).map(open_to_all)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -97,19 +103,22 @@ impl FileSystem for HotFiles {
     }
 
     fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.inner.list(dir, after, &mut |entry| !self.shows(&entry.attributes) || visit(entry))
+        self.inner.list(dir, after, &mut |entry| {
+            let attributes = open_to_all(entry.attributes);
+            !self.shows(&attributes) || visit(DirEntry { attributes, ..entry })
+        })
     }
 
     fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
         self.inner.read_link(node)
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.inner.xattr(node, name)
+    fn xattr(&self, _node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(None)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.inner.xattr_names(node)
+    fn xattr_names(&self, _node: NodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(Vec::new())
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {

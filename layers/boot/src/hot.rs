@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_fs::{Error, ErrorKind, FileSystem, NodeId, Result, resolve};
+use quell_fs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, resolve};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, Contents, Damage};
@@ -47,7 +47,10 @@ impl HotSet {
         for number in 0..image.files() {
             let file = image.file(number);
             let now = resolve(tree, file.name).ok();
-            match now.filter(|now| now.size_bytes == file.size_bytes && now.modified == file.modified) {
+            let same = |now: &Attributes| {
+                now.kind == Kind::File && now.size_bytes == file.size_bytes && now.modified == file.modified
+            };
+            match now.filter(same) {
                 Some(now) => _ = files.insert(now.node, number),
                 None => stale.push(file.name.to_vec()),
             }

@@ -358,6 +358,13 @@ fn heat_one(
             shown(path)
         )));
     };
+    if trees[at].covered.hot.is_some() {
+        return Err(Failure::wrong_input(format!(
+            "{} is the second boot image of {}: `quell boot merge` joins them",
+            shown(path),
+            shown(&trees[at].covered.source_path)
+        )));
+    }
     // While it is decoded its file is there, too.
     allowed.take(path, boot.serving_bytes(), boot.file_bytes())?;
     let mut tree = trees.swap_remove(at);
@@ -527,7 +534,7 @@ pub fn line_of(difference: &Difference) -> String {
 
 /// `stamp` is there if this node had no difference to tell of just now.
 fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference> {
-    let mut differences = Vec::new();
+    let (mut differences, mut answers) = (Vec::new(), 0);
     let age = std::fs::metadata(stamp).and_then(|metadata| metadata.modified()).map(|at| at.elapsed());
     // A stamp from the future is none.
     let looks = match age {
@@ -540,14 +547,16 @@ fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference>
     // A tree with fewer entries is asked for all of them, more or less.
     for _ in 0..looks.min(image.entries()) {
         // What the file system fails to answer says nothing about the tree; the program will see it.
-        if let Ok(Some(difference)) = sampler.step() {
-            differences.push(difference);
+        if let Ok(answer) = sampler.step() {
+            answers += 1;
+            differences.extend(answer);
         }
     }
     differences.dedup();
+    runtime::sweep_stamps(stamp, CHECK_LASTS);
     // A stamp that cannot be written is missed by the file system alone.
     let _ = match (differences.is_empty(), looks) {
-        (true, SAMPLE_LOOKS) => File::create(stamp).map(drop),
+        (true, SAMPLE_LOOKS) if answers > 0 => File::create(stamp).map(drop),
         (true, _) => Ok(()),
         (false, _) => std::fs::remove_file(stamp),
     };
