@@ -217,8 +217,6 @@ impl HotLayer {
         let options = quell_fuse::Options {
             // Nobody else is asked at an open; what the first miss of a file says, its reader hears.
             no_open: true,
-            // What the kernel would read around a block that it forgot is not in memory, and has to be fetched.
-            no_read_ahead: true,
             ..fuse_options(around, true)
         };
         let layer = Arc::new(HotFiles::new(covered.fs.clone(), hot.clone()));
