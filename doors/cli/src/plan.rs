@@ -1,5 +1,5 @@
 //! What `run` and `mount` ask of the process that will serve the view, and what that process answers.
-//! Travels as JSON over a pipe between two processes of one program.
+//! Travels as JSON over a socket pair between two processes of one program.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
