@@ -7,6 +7,7 @@ and mounting a file-system image, are part of what is counted and timed.
 """
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def why_not(kind):
     """Why an image of this kind cannot be mounted here, or None."""
     if not shutil.which(IMAGES[kind][0]):
         return f"{IMAGES[kind][0]} is not installed"
+    if shutil.which("modprobe"):  # it may be a module that nobody has needed yet
+        subprocess.run(["modprobe", "--quiet", kind], stderr=subprocess.DEVNULL)
     if not any(line.split()[-1] == kind for line in Path("/proc/filesystems").read_text().splitlines()):
         return f"the kernel has no {kind}"
     return None if Path("/dev/loop-control").exists() else "there are no loop devices"
