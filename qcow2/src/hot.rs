@@ -13,6 +13,9 @@ use crate::map::visit;
 /// What blocks are counted in.
 pub const BLOCK_BYTES: u64 = 4096;
 
+/// Of one disk: 16 GiB. Tables that name few bytes for many places ask for more.
+const BLOCKS_MAX: usize = 1 << 22;
+
 /// One file of a chain.
 pub struct Layer<'a> {
     /// `None`: its bytes are the disk's.
@@ -43,6 +46,10 @@ pub enum Source {
 
 /// The hot blocks of the disk that the first of `layers` shows, in the disk's order; each layer lies on the next.
 pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
+    at_most(BLOCKS_MAX, layers)
+}
+
+fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
     let mut found = BTreeMap::new();
     for (number, layer) in layers.iter().enumerate().rev() {
         match layer.header {
@@ -54,7 +61,7 @@ pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage>
                     .map(|block| (u64::from(*block), Source::Block { layer: number, block: *block }))
                     .collect();
             }
-            Some(header) => overlay(&mut found, number, layer, header)?,
+            Some(header) => overlay(&mut found, number, layer, header, blocks_max)?,
         }
     }
     Ok(found)
@@ -65,6 +72,7 @@ fn overlay(
     number: usize,
     layer: &Layer<'_>,
     header: &Header,
+    blocks_max: usize,
 ) -> Result<(), Damage> {
     let cluster_bytes = header.cluster_bytes();
     if cluster_bytes < BLOCK_BYTES {
@@ -106,7 +114,10 @@ fn overlay(
                 }
             }
         }
-        Ok(())
+        match found.len() <= blocks_max {
+            true => Ok(()),
+            false => unsupported(format!("more than {blocks_max} blocks of the disk are said to be hot")),
+        }
     })?;
     found.split_off(&header.virtual_bytes.div_ceil(BLOCK_BYTES));
     Ok(())
@@ -170,6 +181,35 @@ mod tests {
             hot.into_iter().collect::<Vec<_>>(),
             [(0, Source::Block { layer: 1, block: 0 }), (1, Source::Block { layer: 0, block: own })]
         );
+    }
+
+    #[test]
+    fn one_cluster_for_all_of_a_disk_is_refused() {
+        // Sixteen clusters of 64 KiB, all of which are said to be the one that is compressed at byte 12,288.
+        let header = Header {
+            version: 3,
+            virtual_bytes: 1 << 20,
+            cluster_bits: 16,
+            backing: None,
+            data_file: None,
+            encrypted: false,
+            compression: crate::header::Compression::Deflate,
+            extended_l2: false,
+            corrupt: false,
+            l1_entries: 1,
+            l1_offset: 0,
+        };
+        let mut bytes = vec![0; 3 << 16];
+        bytes[..8].copy_from_slice(&(2u64 << 16).to_be_bytes());
+        for entry in 0..16 {
+            let at = (2 << 16) + entry * 8;
+            bytes[at..at + 8].copy_from_slice(&(1u64 << 62 | 12288).to_be_bytes());
+        }
+        let file = Bytes(bytes);
+        let layer = || Layer { header: Some(&header), file: &file, file_bytes: 3 << 16, hot: &[3] };
+        assert_eq!(at_most(256, &[layer()]).unwrap().len(), 256);
+        let refused = at_most(255, &[layer()]).unwrap_err();
+        assert!(refused.to_string().contains("more than 255 blocks"), "{refused}");
     }
 
     #[test]

@@ -15,8 +15,10 @@ use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFormat {
     Qcow2,
-    /// As they are; or in a format that is not looked into.
+    /// As they are.
     Raw,
+    /// In a way that is not looked into: which bytes of the disk they are is not known.
+    Other,
 }
 
 /// How whoever opens the disk image comes to a file of its chain.
@@ -101,9 +103,8 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
             let why = format!("it lies on itself: {} comes again", real.display());
             return Err(refused(ErrorKind::InvalidInput, path, why));
         }
-        let header = header(&real, &*file, stat.size_bytes, format)?;
+        let (format, header) = look_into(&real, &*file, stat.size_bytes, format)?;
         let directory = named_as.parent().unwrap_or(Path::new("/")).to_path_buf();
-        let format = if header.is_some() { DiskFormat::Qcow2 } else { DiskFormat::Raw };
         let reached = reached(&top, &named_as);
         if let Some(header) = &header {
             if let Some(name) = &header.data_file {
@@ -123,7 +124,8 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
             if let Some(backing) = &header.backing {
                 let format = match backing.format.as_deref() {
                     Some(b"qcow2") => Some(DiskFormat::Qcow2),
-                    Some(_) => Some(DiskFormat::Raw),
+                    Some(b"raw") => Some(DiskFormat::Raw),
+                    Some(_) => Some(DiskFormat::Other),
                     None => None,
                 };
                 next = Some((local(&real, &directory, &backing.name)?, format));
@@ -158,35 +160,65 @@ fn reached(top: &Path, named_as: &Path) -> Reached {
     }
 }
 
-fn header(path: &Path, file: &dyn OpenFile, size: u64, format: Option<DiskFormat>) -> Result<Option<Header>> {
-    if format == Some(DiskFormat::Raw) {
-        return Ok(None);
+/// The format as said, or as the first bytes say; of qcow2 the header, too.
+fn look_into(
+    path: &Path,
+    file: &dyn OpenFile,
+    size: u64,
+    format: Option<DiskFormat>,
+) -> Result<(DiskFormat, Option<Header>)> {
+    if let Some(format @ (DiskFormat::Raw | DiskFormat::Other)) = format {
+        return Ok((format, None));
     }
     let mut begin = vec![0; size.min(4096) as usize];
-    read_begin(file, &mut begin, path)?;
+    read_whole(file, &mut begin, 0, path)?;
     if !is_qcow2(&begin) {
-        return match format {
-            Some(_) => {
-                Err(refused(ErrorKind::Damaged, path, "it should be a qcow2 image and does not begin as one"))
-            }
-            None => Ok(None),
-        };
+        if format.is_some() {
+            let why = "it should be a qcow2 image and does not begin as one";
+            return Err(refused(ErrorKind::Damaged, path, why));
+        }
+        let footer = size.min(512);
+        let mut end = vec![0; footer as usize];
+        read_whole(file, &mut end, size - footer, path)?;
+        let format = if is_other(&begin, &end) { DiskFormat::Other } else { DiskFormat::Raw };
+        return Ok((format, None));
     }
+    let qcow2 = |header| (DiskFormat::Qcow2, Some(header));
     let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
     // What belongs to a header usually lies in the first page; clusters may have more.
     match Header::parse(&begin) {
-        Ok(header) => Ok(Some(header)),
+        Ok(header) => Ok(qcow2(header)),
         Err(first) if size <= begin.len() as u64 => Err(damaged(first)),
         Err(_) => {
             begin.resize(size.min(HEADER_BYTES_MAX as u64) as usize, 0);
-            read_begin(file, &mut begin, path)?;
-            Header::parse(&begin).map(Some).map_err(damaged)
+            read_whole(file, &mut begin, 0, path)?;
+            Header::parse(&begin).map(qcow2).map_err(damaged)
         }
     }
 }
 
-fn read_begin(file: &dyn OpenFile, into: &mut [u8], path: &Path) -> Result<()> {
-    match file.read_at(into, 0)? {
+/// Whether a file that begins and ends so is a disk in one of the formats, other than qcow2, that QEMU knows by their
+/// first bytes (or, as VHD of a fixed size, by their last 512).
+fn is_other(begin: &[u8], end: &[u8]) -> bool {
+    const BEGINNINGS: [&[u8]; 9] = [
+        b"KDMV",              // VMDK
+        b"COWD",              // VMDK of old
+        b"# Disk Descriptor", // VMDK whose data is in files of its own
+        b"vhdxfile",          // VHDX
+        b"conectix",          // VHD
+        b"LUKS\xba\xbe",      // LUKS
+        b"QED\0",             // QED
+        b"WithouFreSpacExt",  // Parallels
+        b"WithoutFreeSpace",  // Parallels of old
+    ];
+    const VDI: [u8; 4] = 0xbeda_107f_u32.to_le_bytes();
+    BEGINNINGS.iter().any(|magic| begin.starts_with(magic))
+        || begin.get(64..).is_some_and(|rest| rest.starts_with(&VDI))
+        || end.starts_with(b"conectix")
+}
+
+fn read_whole(file: &dyn OpenFile, into: &mut [u8], offset: u64, path: &Path) -> Result<()> {
+    match file.read_at(into, offset)? {
         length if length == into.len() => Ok(()),
         _ => Err(refused(ErrorKind::Stale, path, "it is being changed")),
     }
@@ -233,14 +265,15 @@ impl OpenDisks {
     }
 }
 
-/// Nobody writes here, whatever the modes say.
+/// Nobody writes here, whatever the modes say. With another owner it is that owner's alone: the modes are those of other
+/// users and groups.
 fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
     let readable = stat.mode & 0o444;
     let (uid, gid) = owner.unwrap_or((stat.uid, stat.gid));
     Attributes {
         node: NodeId(0),
         kind: Kind::File,
-        permissions: if owner.is_some() { readable | 0o400 } else { readable },
+        permissions: if owner.is_some() { 0o400 } else { readable },
         uid,
         gid,
         nlink: 1,
@@ -265,5 +298,43 @@ impl ChainFile {
     pub fn has_changed(&self) -> Result<bool> {
         let now = self.file.stat()?;
         Ok((now.size_bytes, now.modified) != (self.stat.size_bytes, self.stat.modified))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_shown_as_somebody_elses_is_nobody_elses() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let (_, _, mut stat) = open(&path).unwrap();
+        (stat.mode, stat.gid) = (0o100_640, 7);
+        assert_eq!(attributes(&stat, None).permissions, 0o440);
+        // Its group was allowed to read it, which is not the group that it gets.
+        let owned = attributes(&stat, Some((1000, 1000)));
+        assert_eq!((owned.permissions, owned.uid, owned.gid), (0o400, 1000, 1000));
+    }
+
+    #[test]
+    fn formats_are_known_by_their_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let format = |at: usize, magic: &[u8]| {
+            let mut bytes = vec![0; 8192];
+            bytes[at..at + magic.len()].copy_from_slice(magic);
+            let path = directory.path().join("disk");
+            std::fs::write(&path, bytes).unwrap();
+            let said = disk_chain(&path, Some(DiskFormat::Raw)).unwrap()[0].format;
+            assert_eq!(said, DiskFormat::Raw);
+            disk_chain(&path, None).unwrap()[0].format
+        };
+        assert_eq!(format(0, b""), DiskFormat::Raw);
+        for magic in [&b"KDMV"[..], b"COWD", b"vhdxfile", b"conectix", b"LUKS\xba\xbe", b"QED\0"] {
+            assert_eq!(format(0, magic), DiskFormat::Other, "{}", magic.escape_ascii());
+        }
+        assert_eq!(format(64, &[0x7f, 0x10, 0xda, 0xbe]), DiskFormat::Other);
+        assert_eq!(format(8192 - 512, b"conectix"), DiskFormat::Other);
     }
 }

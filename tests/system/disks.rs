@@ -422,7 +422,8 @@ fn machines_that_are_started_one_by_one_share_one_process_and_its_memory() {
             let own = scene.stage.path(format!("own-{number}.qcow2"));
             scene.layer(&own, &scene.base, "raw");
             let mut quell = scene.stage.quell();
-            quell.args(["run", "-q", "--strict", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image);
+            quell.arg("run").args((number > 0).then_some("-q")).args(["--strict", "--image"]);
+            quell.arg(&scene.base).arg("-b").arg(&scene.image);
             let script = "qemu-io -c 'read 1M 4k' -c 'read 4M 16k' \"$1\" && echo ready && exec sleep 600";
             scene.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&own))
         })
@@ -517,9 +518,49 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
         .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
         .says("another size or time");
-    scene
-        .boot(&["qcow2", "-o", scene.base.to_str().unwrap(), "--base", scene.own.to_str().unwrap()])
-        .expect(2);
+    // Nor one in the place of the disk.
+    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let whole = fs::read(&scene.base).unwrap();
+    scene.boot(&["qcow2", "-o", scene.base.to_str().unwrap()]).expect(2).says("is the disk image itself");
+    assert!(fs::read(&scene.base).unwrap() == whole);
+}
+
+/// Blocks of its file are not those of the disk.
+#[test]
+fn of_a_disk_in_another_format_no_layer_is_made() {
+    need_qemu!();
+    let scene = Scene::new();
+    let out = scene.stage.path("no.qcow2");
+    for format in ["vmdk", "vdi", "vpc"] {
+        let other = scene.stage.path(format!("base.{format}"));
+        scene.img(&["convert", "-f", "raw", "-O", format], &[&scene.base, &other]).expect(0);
+        let own = scene.stage.path(format!("on-{format}.qcow2"));
+        scene.layer(&own, &other, format);
+        for disk in [&own, &other] {
+            // It is recorded and served as ever.
+            let reads = io(&own, &["-r"], &READS);
+            scene.record(disk, &[], &reads).expect(0);
+            scene.run(disk, &["-q", "--strict"], &reads).expect(0);
+            let ended = scene.boot(&["qcow2", "-o", out.to_str().unwrap()]).expect(2);
+            ended.says("neither raw nor qcow2").says(other.to_str().unwrap());
+            assert!(!out.exists());
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_is_raw_whatever_it_begins_with_is_said_to_be() {
+    need_qemu!();
+    let scene = Scene::new();
+    // What a machine wrote onto its raw disk: an image that lies on nothing.
+    scene.layer(&scene.base, &scene.stage.file("below.raw", vec![0; BLOCKS * BLOCK]), "raw");
+    scene.img(&["rebase", "-u", "-b", ""], &[&scene.base]).expect(0);
+    let reads = io(&scene.base, &["-r", "-f", "raw"], &["read 0 4k"]);
+    scene.record(&scene.base, &["--image-format", "raw"], &reads).expect(0);
+    let hot = scene.stage.path("hot.qcow2");
+    scene.boot(&["qcow2", "-q", "--image-format", "raw", "-o", hot.to_str().unwrap()]).expect(0);
+    let info = scene.img(&["info", "--output=json"], &[&hot]).expect(0).json();
+    assert_eq!(info["backing-filename-format"], "raw");
 }
 
 #[test]

@@ -344,10 +344,12 @@ pub struct BootQcow2Args {
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// The disk image that was recorded [default: where it was then].
-    #[arg(long = "base", id = "image", value_name = "DISK")]
+    #[arg(long, value_name = "DISK")]
     pub base: Option<PathBuf>,
-    #[command(flatten)]
-    pub image_format: ImageFormatArgs,
+    /// The format of the disk image [default: qcow2 if it begins as one, otherwise raw]. One that was recorded with
+    /// `--image-format raw` is raw here, too: say so, as what a machine writes onto it decides else.
+    #[arg(long, value_name = "FORMAT")]
+    pub image_format: Option<ImageFormatArg>,
 }
 
 /// How a tree is covered; common to `run` and `mount`.

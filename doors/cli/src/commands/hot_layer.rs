@@ -1,5 +1,7 @@
 //! `quell boot qcow2`: the hot blocks of a disk as a qcow2 image on top of it, for QEMU alone.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,9 +33,16 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
             ))
         })?,
     };
-    let chain = disk_chain(&base, args.image_format.image_format.map(Into::into))?;
+    let chain = disk_chain(&base, args.image_format.map(Into::into))?;
     if let Some(misfit) = misfit(&image, &chain) {
         return Err(Failure::wrong_input(format!("{}: {misfit}", shown(&args.file))));
+    }
+    if let Some(other) = chain.iter().find(|file| file.format == DiskFormat::Other) {
+        return Err(Failure::wrong_input(format!(
+            "{} is neither raw nor qcow2: where the blocks of the disk are in it is not known here; `quell run --image` and \
+             `quell mount --image` serve it",
+            shown(&other.path)
+        )));
     }
     let bytes = layer(&image, &contents, &chain)
         .map_err(|damage| Failure::wrong_input(format!("{}: {damage}", shown(&base))))?;
@@ -154,7 +163,8 @@ fn layer(
         .collect();
     let found = hot_blocks(&layers)?;
     let mut expanded: Vec<Vec<u8>> = Vec::new();
-    let mut last = None;
+    // Where the blocks of a cluster begin in it. Hostile tables name one cluster over and over.
+    let mut begins = HashMap::new();
     let mut blocks: Vec<(u64, u64, From)> = Vec::new();
     for (number, source) in found {
         let (order, from) = match source {
@@ -163,17 +173,18 @@ fn layer(
                 None => (0, From::Zeros),
             },
             Source::Compressed { layer, offset, bytes, within } => {
-                // The blocks of one cluster follow one another.
-                if last != Some((layer, offset)) {
-                    let header = chain[layer].header.as_ref().expect("only they have such clusters");
-                    let there = bytes.min(chain[layer].stat.size_bytes.saturating_sub(offset));
-                    let cluster = expand(&recorded.bytes(layer, offset, there), header)?;
-                    expanded.extend(cluster.chunks(BLOCK_BYTES as usize).map(<[u8]>::to_vec));
-                    last = Some((layer, offset));
-                }
-                let header = chain[layer].header.as_ref().expect("only they have such clusters");
-                let in_cluster = (header.cluster_bytes() / BLOCK_BYTES) as usize;
-                let at = expanded.len() - in_cluster + (within / BLOCK_BYTES) as usize;
+                let begin = match begins.entry((layer, offset)) {
+                    Entry::Occupied(known) => *known.get(),
+                    Entry::Vacant(new) => {
+                        let header = chain[layer].header.as_ref().expect("only they have such clusters");
+                        let there = bytes.min(chain[layer].stat.size_bytes.saturating_sub(offset));
+                        let cluster = expand(&recorded.bytes(layer, offset, there), header)?;
+                        let begin = *new.insert(expanded.len());
+                        expanded.extend(cluster.chunks(BLOCK_BYTES as usize).map(<[u8]>::to_vec));
+                        begin
+                    }
+                };
+                let at = begin + (within / BLOCK_BYTES) as usize;
                 let first = u32::try_from(offset / BLOCK_BYTES).ok();
                 let content = first.and_then(|block| recorded.content(layer, block));
                 let order = content.map_or(0, |(content, _)| content.into());
@@ -202,7 +213,7 @@ fn layer(
     let virtual_bytes = top.header.as_ref().map_or(top.stat.size_bytes, |header| header.virtual_bytes);
     let format = match top.format {
         DiskFormat::Qcow2 => "qcow2",
-        DiskFormat::Raw => "raw",
+        DiskFormat::Raw | DiskFormat::Other => "raw",
     };
     quell_qcow2::write(virtual_bytes, top.path.as_os_str().as_bytes(), format, &blocks)
 }
