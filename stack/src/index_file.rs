@@ -55,7 +55,12 @@ pub struct OpenBoot {
 }
 
 impl OpenBoot {
-    pub fn begin(file: Option<File>, path: &Path) -> Result<OpenBoot> {
+    /// `admit`: asked before memory is taken for so many bytes of tables, which is what the header says.
+    pub fn begin<E: From<Error>>(
+        file: Option<File>,
+        path: &Path,
+        admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<OpenBoot, E> {
         let operation = "read boot image";
         let file = file.map_or_else(|| open(path, operation), Ok)?;
         let failed = |e| Error::from_io(e, operation, path.as_os_str().as_bytes());
@@ -63,7 +68,9 @@ impl OpenBoot {
         let mut bytes = vec![0; length.min(quell_boot::HEADER_BYTES as u64) as usize];
         file.read_exact_at(&mut bytes, 0).map_err(failed)?;
         if let Some(header) = bytes.first_chunk() {
-            let end = BootImage::tables_end(header).min(length).min(quell_boot::FILE_BYTES_MAX);
+            let end = BootImage::tables_end(header, length).map_err(|e| damaged(path, operation, e))?;
+            let end = end.min(length);
+            admit(end)?;
             bytes.resize(end as usize, 0);
             file.read_exact_at(&mut bytes, 0).map_err(failed)?;
         }
@@ -207,5 +214,44 @@ mod tests {
         {
             assert_eq!(default_index_path(Path::new(directory)), Path::new(file));
         }
+    }
+
+    #[test]
+    fn memory_for_the_tables_of_a_boot_image_is_asked_for_before_it_is_taken() {
+        struct Zeros;
+        impl quell_boot::ReadBlock for Zeros {
+            fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> Result<bool> {
+                Ok(true)
+            }
+        }
+        let mut packer = quell_boot::Packer::default();
+        let mut recording = quell_boot::Recording::new();
+        packer.add(
+            &quell_boot::disk_name(0, b"/disk.raw"),
+            4096,
+            quell_fs::Time { seconds: 1, nanoseconds: 0 },
+        );
+        recording.add(0, 0..1);
+        let mut bytes = packer.pack(quell_boot::Kind::Disk, &recording, &mut Zeros, 1).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("machine.boot");
+        fs::write(&path, &bytes).unwrap();
+        let mut asked = 0;
+        OpenBoot::begin(None, &path, |bytes| {
+            asked = bytes;
+            Ok::<(), Error>(())
+        })
+        .unwrap();
+        assert!((quell_boot::HEADER_BYTES as u64..=bytes.len() as u64).contains(&asked), "{asked}");
+        let none = |_| Err::<(), _>(Error::new(ErrorKind::InvalidInput, "ask for memory", b""));
+        assert_eq!(OpenBoot::begin(None, &path, none).unwrap_err().operation, "ask for memory");
+        // A file of nothing, all of which is said to be names: it is not even asked.
+        let length = 60 << 30;
+        bytes[16..24].copy_from_slice(&u64::to_le_bytes(length));
+        bytes[72..80].copy_from_slice(&u64::to_le_bytes(length - 4096));
+        fs::write(&path, &bytes).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let refused = OpenBoot::begin(None, &path, none).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Damaged);
     }
 }

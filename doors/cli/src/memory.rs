@@ -28,6 +28,11 @@ impl Allowed {
         Ok(())
     }
 
+    /// Whether so much is left: what an image takes at least, known before the rest of it is.
+    pub fn holds(&self, image: &Path, bytes: u64) -> Result<(), Failure> {
+        self.fits(image, "at least ", bytes)
+    }
+
     fn fits(&self, image: &Path, least: &str, needed: u64) -> Result<(), Failure> {
         if needed <= self.bytes {
             return Ok(());

@@ -106,6 +106,27 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
+fn check_header(bytes: &[u8], length: u64) -> Result<(), Damage> {
+    if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
+        return damage("header", 0, "this is not a boot image");
+    }
+    if bytes.len() < HEADER_BYTES {
+        return damage("header", bytes.len(), "the file ends here");
+    }
+    let version = u32_at(bytes, 8);
+    if version != VERSION {
+        return damage("header", 8, format!("format version {version}; this program reads {VERSION}"));
+    }
+    if header_checksum(bytes) != u64_at(bytes, HEADER_CHECKSUM_AT) {
+        return damage("header", HEADER_CHECKSUM_AT, "the checksum is wrong");
+    }
+    let file_bytes = u64_at(bytes, 16);
+    if file_bytes != length || file_bytes > FILE_BYTES_MAX {
+        return damage("header", 16, format!("{file_bytes} bytes are said, {length} are here"));
+    }
+    Ok(())
+}
+
 /// The checksum of the header but for its own place.
 pub(crate) fn header_checksum(header: &[u8]) -> u64 {
     let mut hash = Xxh3::new();
@@ -141,34 +162,20 @@ impl BootImage {
         BootImage::parse_tables(bytes, length)
     }
 
-    /// Where the tables end, by what a header says that was not checked.
-    pub fn tables_end(header: &[u8; HEADER_BYTES]) -> u64 {
+    /// Where the tables end, by what the header of a file of `length` bytes says. It was checked as far as it can be
+    /// alone; who made it may still have said anything.
+    pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, Damage> {
+        check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
         let rows = FILE_ROW_BYTES as u64 * count(56)
             + RUN_ROW_BYTES as u64 * count(60)
             + FRAME_ROW_BYTES as u64 * count(68);
-        u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64)
+        Ok(u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64))
     }
 
     /// The same of a file's beginning that holds its tables; the file has `length` bytes.
     pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
-        if !bytes.iter().zip(&MAGIC).all(|(found, due)| found == due) {
-            return damage("header", 0, "this is not a boot image");
-        }
-        if bytes.len() < HEADER_BYTES {
-            return damage("header", bytes.len(), "the file ends here");
-        }
-        let version = u32_at(&bytes, 8);
-        if version != VERSION {
-            return damage("header", 8, format!("format version {version}; this program reads {VERSION}"));
-        }
-        if header_checksum(&bytes) != u64_at(&bytes, HEADER_CHECKSUM_AT) {
-            return damage("header", HEADER_CHECKSUM_AT, "the checksum is wrong");
-        }
-        let file_bytes = u64_at(&bytes, 16);
-        if file_bytes != length || file_bytes > FILE_BYTES_MAX {
-            return damage("header", 16, format!("{file_bytes} bytes are said, {length} are here"));
-        }
+        check_header(&bytes, length)?;
         let image = BootImage::place(bytes)?;
         let tables = &image.bytes[HEADER_BYTES..image.frames.end];
         if xxh3_64(tables) != u64_at(&image.bytes, 32) {

@@ -131,8 +131,10 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
         return Err(Failure::cannot(format!("{} is being changed", shown(&disk.path))));
     }
     let isolation = isolation();
-    // In a user namespace that knows one user alone, files of others would be nobody's.
-    let owner = (isolation == Isolation::UserAndMount)
+    // In a user namespace that knows one user alone, files of others would be nobody's. Where others look, too, files keep
+    // their owners and groups, who decide with the modes.
+    let others_look = matches!(plan.place, Place::Mountpoint { allow_other: true, .. });
+    let owner = (isolation == Isolation::UserAndMount && !others_look)
         .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
     let names = match plan.place {
         Place::Namespace => DiskNames::Numbers,
@@ -249,8 +251,7 @@ struct Coming {
 }
 
 impl Coming {
-    /// In a thread of its own, while machines run already: with a busy disk a boot is a tenth shorter than one that
-    /// waits for all of it. Whoever asks for a block that has not come waits for it.
+    /// In a thread of its own, while machines run already, which have other work to begin with. Whoever asks for a block that has not come waits for it.
     fn fill(self) {
         std::thread::spawn(move || {
             if let Err(e) = self.boot.fill(&self.contents, FILL_THREADS) {
@@ -279,7 +280,7 @@ fn heat(
     let mut fitting = 0;
     for fit in disks.fits(&open.image) {
         let Some(misfit) = misfit(&fit, boot, files, &plan.place) else {
-            fitting += 1;
+            fitting += usize::from(matches!(fit, Fit::Same { .. }));
             continue;
         };
         if plan.strict {
@@ -302,7 +303,8 @@ fn heat(
 }
 
 fn load(boot: &Path, opened: Option<File>, budget_mib: Option<u64>) -> Result<OpenBoot, Failure> {
-    let open = OpenBoot::begin(opened, boot)?;
+    let mut allowed = memory::allowed(budget_mib);
+    let open = OpenBoot::begin(opened, boot, |bytes| allowed.holds(boot, bytes))?;
     let image = &open.image;
     if image.kind() != Kind::Disk {
         let message = format!(
@@ -312,7 +314,7 @@ fn load(boot: &Path, opened: Option<File>, budget_mib: Option<u64>) -> Result<Op
         return Err(Failure::wrong_input(message));
     }
     // Its frames are read and decoded one by one.
-    memory::allowed(budget_mib).take(boot, image.memory_bytes(), 0)?;
+    allowed.take(boot, image.memory_bytes(), 0)?;
     Ok(open)
 }
 
