@@ -26,7 +26,7 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BootCommand::Verify(args) => verify(&args, quiet),
         BootCommand::Merge(args) => merge(&args, quiet),
         BootCommand::Extract(args) => extract(&args, quiet),
-        BootCommand::Qcow2(args) => super::hot_layer::run(&args, quiet),
+        BootCommand::Qcow2(args) => super::qcow2_layer::run(&args, quiet),
     }
 }
 
