@@ -1,16 +1,31 @@
 //! A boot image that is about to be written: one process at a time reads the old one, joins and replaces it, so that of two
-//! recordings that end at once neither is lost. What writers left behind that were killed is removed by the next.
+//! recordings that end at once neither is lost. What writers left behind that were killed is removed by a later one.
+//!
+//! Others may write in the directory, too: what they put in place of the lock is never followed, waited for or written to.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
-use quell_fs::{Error, Result};
-use rustix::fs::{FlockOperation, flock, fstat, stat};
+use quell_fs::{Error, ErrorKind, Result, errno};
+use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, lstat};
 use rustix::io::Errno;
 
 use crate::index_file::{ASIDE, aside_prefix, replace_file};
+
+/// Before it is said what is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// A shared file system says for a moment that what another node has just removed is there, or stale.
+const TRIES_MAX: u32 = 10;
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+/// What was written aside and not touched for so long belongs to nobody who lives.
+const ABANDONED: Duration = Duration::from_secs(3600);
+/// What the kernel shows for every group that a user namespace does not have.
+const NO_GROUP: u32 = 65534;
 
 /// A place for an image that nobody else writes to until this goes.
 #[derive(Debug)]
@@ -21,40 +36,64 @@ pub struct BootPlace {
 }
 
 impl BootPlace {
-    /// Waits for whoever writes there now. A file system without locks leaves writers on their own: the last one stays.
-    pub fn claim(path: &Path) -> Result<BootPlace> {
-        let mut name = aside_prefix(path);
-        name.push("lock");
-        let lock = path.with_file_name(name);
-        let failed = |e| Error::from_io(e, "write", path.as_os_str().as_bytes());
+    /// Waits for whoever writes there now; `waiting` is told of the lock if that lasts. A file system without locks leaves
+    /// writers on their own: the last one stays.
+    pub fn claim(path: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<BootPlace> {
+        let lock = lock_of(path);
+        let mut tries = 0;
         loop {
-            let file = File::options().create(true).append(true).open(&lock).map_err(failed)?;
-            let is_alone = match flock(&file, FlockOperation::LockExclusive) {
-                Ok(()) => true,
-                Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => false,
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(failed(e.into())),
-            };
-            // It may have been removed by the one that held the lock before.
-            let ours = fstat(&file).map_err(|e| failed(e.into()))?;
-            let there = stat(&lock).ok();
-            if there.is_none_or(|there| (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino)) {
-                continue;
+            match claim_once(&lock, waiting) {
+                Ok(Some((file, is_alone))) => {
+                    let place = BootPlace { path: path.into(), lock, _held: file };
+                    if is_alone {
+                        place.sweep();
+                    }
+                    return Ok(place);
+                }
+                Ok(None) => {}
+                Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) && tries < TRIES_MAX => {
+                    tries += 1;
+                    std::thread::sleep(BETWEEN_TRIES);
+                }
+                Err(e) => return Err(e),
             }
-            let place = BootPlace { path: path.into(), lock, _held: file };
-            if is_alone {
-                place.sweep();
-            }
-            return Ok(place);
         }
     }
 
-    /// Puts an image there in one step.
-    pub fn replace(&self, bytes: &[u8]) -> Result<()> {
-        replace_file(&self.path, bytes, |_| Ok(()))
+    /// Whether a lock that is there already could be had one day. Makes none, and waits for nobody.
+    pub fn check(path: &Path) -> Result<()> {
+        let lock = lock_of(path);
+        match open_lock(&lock) {
+            Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) => Ok(()),
+            Err(e) => Err(e),
+            Ok(file) => match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::BADF) => Err(others(&lock)),
+                _ => Ok(()),
+            },
+        }
     }
 
-    /// Nobody else is at work here, so what was written aside belongs to nobody.
+    /// Puts an image there in one step. It is its owner's alone, or whose its owner has let the old one be.
+    pub fn replace(&self, bytes: &[u8]) -> Result<()> {
+        let old = fs::symlink_metadata(&self.path).ok();
+        let own = old.filter(|old| {
+            old.is_file() && old.nlink() == 1 && old.uid() == rustix::process::geteuid().as_raw()
+        });
+        replace_file(&self.path, bytes, |file| {
+            let Some(own) = &own else { return Ok(()) };
+            let mut mode = own.mode() & 0o777;
+            let is_groups = own.gid() != NO_GROUP
+                && (file.metadata()?.gid() == own.gid()
+                    || rustix::fs::fchown(file, None, Some(Gid::from_raw(own.gid()))).is_ok());
+            if !is_groups {
+                // Where the group cannot be given, its members go without.
+                mode &= !0o070;
+            }
+            file.set_permissions(Permissions::from_mode(mode))
+        })
+    }
+
+    /// Whoever wrote aside here held the lock, or wrote where locks are not seen, from another node: then it is recent.
     fn sweep(&self) {
         let directory = self.lock.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let Ok(entries) = fs::read_dir(directory) else { return };
@@ -65,7 +104,9 @@ impl BootPlace {
                 .as_bytes()
                 .strip_prefix(prefix.as_bytes())
                 .and_then(|n| n.strip_suffix(ASIDE.as_bytes()));
-            if middle.is_some_and(|random| random.iter().all(u8::is_ascii_alphanumeric)) {
+            let is_aside = middle.is_some_and(|random| random.iter().all(u8::is_ascii_alphanumeric));
+            let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+            if is_aside && age().is_some_and(|age| age > ABANDONED) {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -76,6 +117,97 @@ impl Drop for BootPlace {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.lock);
     }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut name = aside_prefix(path);
+    name.push("lock");
+    path.with_file_name(name)
+}
+
+fn failed(lock: &Path, cause: Errno) -> Error {
+    Error::from_io(cause.into(), "lock", lock.as_os_str().as_bytes())
+}
+
+fn refused(lock: &Path, kind: ErrorKind, why: &str) -> Error {
+    let source = Some(std::io::Error::other(why.to_owned()).into());
+    Error { source, ..Error::new(kind, "lock", lock.as_os_str().as_bytes()) }
+}
+
+fn others(lock: &Path) -> Error {
+    let why = "it is another user's, who writes there now or was killed: if nobody does, remove it";
+    refused(lock, ErrorKind::PermissionDenied, why)
+}
+
+/// The lock that is there. A link, or anything else that is no plain file, is none of ours.
+fn open_lock(lock: &Path) -> Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let open = |access| rustix::fs::open(lock, flags | access, Mode::empty());
+    let opened = match open(OFlags::RDWR) {
+        // To read is enough, but for a file system of another node.
+        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open(OFlags::RDONLY),
+        other => other,
+    };
+    let no_plain_file = || refused(lock, ErrorKind::InvalidInput, "it is no plain file: remove it");
+    let file = match opened {
+        Ok(file) => file,
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(no_plain_file()),
+        Err(Errno::ACCESS | Errno::PERM) => return Err(others(lock)),
+        Err(e) => return Err(failed(lock, e)),
+    };
+    let stat = fstat(&file).map_err(|e| failed(lock, e))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(file.into()),
+        _ => Err(no_plain_file()),
+    }
+}
+
+/// The lock, held, and whether it keeps others out; `None` if it was another one meanwhile.
+fn claim_once(lock: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<Option<(File, bool)>> {
+    let file = match open_lock(lock) {
+        Err(e) if e.errno() == errno::ENOENT => {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match rustix::fs::open(lock, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => file.into(),
+                Err(Errno::EXIST) => return Ok(None),
+                Err(e) => return Err(failed(lock, e)),
+            }
+        }
+        other => other?,
+    };
+    let is_alone = match wait(&file, &|| waiting(lock)) {
+        Ok(()) => true,
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => false,
+        Err(Errno::BADF) => return Err(others(lock)),
+        Err(e) => return Err(failed(lock, e)),
+    };
+    // It may have been removed by the one that held the lock before.
+    let ours = fstat(&file).map_err(|e| failed(lock, e))?;
+    let is_there = lstat(lock).is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
+    Ok(is_there.then_some((file, is_alone)))
+}
+
+fn wait(file: &File, waiting: &(dyn Fn() + Sync)) -> std::result::Result<(), Errno> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+        other => return other,
+    }
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                waiting();
+            }
+        });
+        let locked = loop {
+            match flock(file, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        drop(done);
+        locked
+    })
 }
 
 #[cfg(test)]
@@ -93,7 +225,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..rounds {
-                        let place = BootPlace::claim(&path).unwrap();
+                        let place = BootPlace::claim(&path, &|_| {}).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         let old = fs::read(&path).unwrap_or_default();
                         place.replace(&[old, vec![1]].concat()).unwrap();
@@ -109,12 +241,21 @@ mod tests {
     #[test]
     fn what_killed_writers_left_is_removed_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
-        let mut others =
-            [".app.boot.backup", ".app.boot.a-b.aside", ".app.bootx.123456.aside", "app.boot.123456.aside"];
+        let mut others = [
+            ".app.boot.backup",
+            ".app.boot.a-b.aside",
+            ".app.bootx.123456.aside",
+            "app.boot.123456.aside",
+            // Of a writer that may live.
+            ".app.boot.fresh1.aside",
+        ];
         for name in others.iter().chain(&[".app.boot.aB3456.aside", ".app.boot.lock"]) {
-            fs::write(directory.path().join(name), "x").unwrap();
+            let file = File::create(directory.path().join(name)).unwrap();
+            if !name.contains("fresh") {
+                file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+            }
         }
-        drop(BootPlace::claim(&directory.path().join("app.boot")).unwrap());
+        drop(BootPlace::claim(&directory.path().join("app.boot"), &|_| {}).unwrap());
         let mut left: Vec<_> = fs::read_dir(directory.path())
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -122,5 +263,52 @@ mod tests {
         left.sort();
         others.sort_unstable();
         assert_eq!(left, others);
+    }
+
+    #[test]
+    fn what_others_put_in_place_of_the_lock_is_not_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
+        let elsewhere = directory.path().join("elsewhere");
+        let refused = || {
+            for error in [BootPlace::check(&path).err(), BootPlace::claim(&path, &|_| {}).err()] {
+                let message = error.expect("it was taken for a lock").to_string();
+                assert!(message.contains("no plain file"), "{message}");
+            }
+            assert!(fs::symlink_metadata(&lock).is_ok(), "it was removed");
+        };
+        std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+        refused();
+        assert!(!elsewhere.exists(), "a link was followed");
+        fs::write(&elsewhere, "").unwrap();
+        refused();
+        fs::remove_file(&lock).unwrap();
+        fs::create_dir(&lock).unwrap();
+        refused();
+        fs::remove_dir(&lock).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        refused();
+    }
+
+    #[test]
+    fn the_lock_is_its_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.boot");
+        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+        assert_eq!(fs::metadata(&place.lock).unwrap().mode() & 0o177, 0);
+        BootPlace::check(&path).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_its_owner_has_opened_to_others_stays_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.boot");
+        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        place.replace(b"one").unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        place.replace(b"two").unwrap();
+        assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two"[..]));
     }
 }

@@ -93,8 +93,11 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     running.wait().expect(3).says("has ended without a result; no boot image was written");
     assert!(fs::read(&scene.image).unwrap() == before);
     drop(claimed);
-    // What one leaves that is killed a moment later goes with the next.
-    fs::write(scene.image.with_file_name(".app.boot.aB34z6.aside"), &before[..100]).unwrap();
+    // What one leaves that is killed a moment later goes with one that comes long after.
+    let left = scene.image.with_file_name(".app.boot.aB34z6.aside");
+    fs::write(&left, &before[..100]).unwrap();
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    fs::File::options().write(true).open(&left).unwrap().set_modified(long_ago).unwrap();
     scene.record(&["-q", "--merge"], r#"cat "$0/cold""#).expect(0);
     assert_eq!((scene.names(), scene.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
     assert_eq!(beside(&scene.image), ["app.boot"]);
@@ -157,20 +160,45 @@ fn an_image_of_an_older_index_is_not_joined_and_stays() {
     let before = fs::read(&scene.image).unwrap();
     fs::write(scene.tree.join("small"), "other bytes\n").unwrap();
     scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
-    scene.record(&["-q", "--merge"], READ_SMALL).expect(3).says("--merge cannot join it");
+    let ended = scene.record(&["-q", "--merge"], READ_SMALL).expect(2).says("--merge cannot join it");
+    assert_eq!(ended.text(), "", "it ran for nothing");
     assert!(fs::read(&scene.image).unwrap() == before);
     assert_eq!(beside(&scene.image), ["app.boot"]);
+}
+
+#[test]
+fn a_start_that_reads_nothing_leaves_the_old_image() {
+    let scene = Scene::new();
+    scene.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&scene.image).unwrap();
+    let words = "nothing was recorded: no file of the tree was opened";
+    for options in [&["-q"][..], &["-q", "--merge"]] {
+        scene.record(options, "exit 0").expect(3).says(words);
+        scene.record(options, "exit 5").expect(5).says(words);
+    }
+    let mut command = scene.stage.quell();
+    command.args(["record", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
+    scene.stage.run(command.args(["--", "no-such-program"])).expect(127).says(words);
+    scene.record(&["-q"], r#"cat "$0/empty""#).expect(3).says("nothing was recorded: no block");
+    assert!(fs::read(&scene.image).unwrap() == before);
+}
+
+#[test]
+fn a_lock_that_leads_elsewhere_is_refused_before_anything_runs() {
+    let scene = Scene::new();
+    let elsewhere = scene.stage.path("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, scene.lock()).unwrap();
+    let ended = scene.record(&["-q"], READ_SMALL).expect(2).says("no plain file");
+    assert_eq!(ended.text(), "", "it ran for nothing");
+    assert!(!elsewhere.exists(), "a link was followed");
 }
 
 #[test]
 fn a_damaged_image_is_not_joined_and_stays() {
     let scene = Scene::new();
     fs::write(&scene.image, "QUELLBOO, but not really").unwrap();
-    scene
-        .record(&["-q", "--merge"], READ_SMALL)
-        .expect(3)
-        .says("nothing was recorded")
-        .says("the file ends here");
+    let ended = scene.record(&["-q", "--merge"], READ_SMALL).expect(2).says("the file ends here");
+    assert_eq!(ended.text(), "", "it ran for nothing");
     assert_eq!(fs::read(&scene.image).unwrap(), b"QUELLBOO, but not really");
     scene.record(&["-q"], READ_SMALL).expect(0);
     assert_eq!(scene.names(), ["small"]);

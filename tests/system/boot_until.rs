@@ -1,12 +1,13 @@
 //! Recordings that end with a line of the program's output, and the output on its way there.
 
 use std::fs;
+use std::path::Path;
 
 use rustix::process::Signal;
 
 use crate::boot::{Scene, files_of};
 use crate::skip;
-use crate::stage::{Ended, has};
+use crate::stage::{Ended, eventually, has};
 
 impl Scene {
     fn recorded(&self) -> Vec<(String, u64)> {
@@ -82,8 +83,13 @@ fn output_is_passed_on_unaltered_and_input_is_the_programs_own() {
         .arg(&scene.index)
         .arg("-o")
         .arg(&scene.image);
-    command.args(["--", "sh", "-c", r#"tee /dev/stderr; echo of the error output >&2"#]);
-    let ended = scene.stage.run(command.stdin(fs::File::open(input).unwrap())).expect(0);
+    command.args([
+        "--",
+        "sh",
+        "-c",
+        r#"cat "$0/small" >/dev/null; tee /dev/stderr; echo of the error output >&2"#,
+    ]);
+    let ended = scene.stage.run(command.arg(&scene.tree).stdin(fs::File::open(input).unwrap())).expect(0);
     assert!(ended.out == bytes, "other bytes");
     assert!(ended.err.ends_with("of the error output\n") && ended.err.len() > bytes.len());
 }
@@ -91,8 +97,9 @@ fn output_is_passed_on_unaltered_and_input_is_the_programs_own() {
 #[test]
 fn a_reader_that_goes_ends_the_program_as_without_us() {
     let scene = Scene::new();
-    let script = r#""$1" record -q --until never -i "$2" -o "$3" -- yes | head -n 1"#;
-    let ended = scene.stage.sh(script, &[&crate::stage::quell(), &scene.index, &scene.image]).expect(0);
+    let script = r#""$1" record -q --until never -i "$2" -o "$3" -- sh -c 'cat "$0/small" >/dev/null; exec yes' "$4" | head -n 1"#;
+    let paths: [&Path; 4] = [&crate::stage::quell(), &scene.index, &scene.image, &scene.tree];
+    let ended = scene.stage.sh(script, &paths).expect(0);
     assert_eq!(ended.text(), "y\n");
     scene.boot(&["verify"]).expect(0);
 }
@@ -105,13 +112,13 @@ fn where_ours_is_a_terminal_the_program_has_one() {
     let scene = Scene::new();
     let program = scene.stage.file(
         "program",
-        "[ -t 1 ] && [ -t 2 ] && echo terminals; stty size <&1; echo ready >&2; exec sleep 600\n",
+        "cat \"$TREE/small\" >/dev/null; [ -t 1 ] && [ -t 2 ] && echo terminals; stty size <&1; echo ready >&2; exec sleep 600\n",
     );
     let script = r#"stty cols 91 rows 17; "$QUELL" record -q --until ready -i "$INDEX" -o "$IMAGE" -- sh "$PROGRAM"; echo "code $?""#;
     // script(1) hands its command to a shell without arguments.
     let mut command = scene.stage.command("script");
     command.env("QUELL", crate::stage::quell()).env("INDEX", &scene.index);
-    command.env("IMAGE", &scene.image).env("PROGRAM", program);
+    command.env("IMAGE", &scene.image).env("PROGRAM", program).env("TREE", &scene.tree);
     let ended = scene.stage.run(command.args(["-qefc", script, "/dev/null"])).expect(0);
     assert_eq!(ended.text(), "terminals\r\n17 91\r\nready\r\ncode 143\r\n");
 }
@@ -137,6 +144,35 @@ fn a_signal_to_the_recorder_ends_the_program_and_the_image_is_written() {
         let recorded = scene.recorded();
         assert!(recorded.len() == 1 && recorded[0].0 == word, "{recorded:?}");
     }
+}
+
+#[test]
+fn no_time_at_all_is_counted_from_the_programs_start_and_never_ends_without_a_word() {
+    let scene = Scene::new();
+    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    let before = fs::read(&scene.image).unwrap();
+    // Whether the program comes to read anything before it is ended nobody knows.
+    let ended = scene.until("0.000001", r#"cat "$0/cold" >/dev/null; exec sleep 600"#).expect(143);
+    if fs::read(&scene.image).unwrap() == before {
+        ended.says("nothing was recorded: no file of the tree was opened");
+    } else {
+        assert_eq!(scene.recorded()[0].0, "cold");
+    }
+}
+
+#[test]
+fn a_second_signal_leaves_what_is_recorded_alone() {
+    let scene = Scene::new();
+    let script = r#"trap "" TERM; cat "$0/small"; while ! test -e "$0.go"; do sleep 0.05; done"#;
+    let mut running = scene.start_recording(&["-q"], script);
+    running.wait_for_output("small");
+    running.signal(Signal::INT);
+    running.wait_for_error("Ctrl-C again leaves them running");
+    running.signal(Signal::INT);
+    running.wait().expect(130);
+    fs::write(scene.stage.path("tree.go"), "").unwrap();
+    assert!(eventually(|| scene.stage.processes().is_empty()));
+    assert_eq!(scene.recorded(), [("small".into(), 1)]);
 }
 
 #[test]

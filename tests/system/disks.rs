@@ -408,7 +408,7 @@ fn two_machines_of_one_base_share_their_blocks() {
     fs::rename(&one, &scene.image).unwrap();
     scene
         .record(&scene.base, &["--merge"], &io(&scene.own, &[], &READS))
-        .expect(3)
+        .expect(2)
         .says("--merge cannot join it");
 }
 

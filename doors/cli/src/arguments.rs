@@ -221,6 +221,9 @@ prompts are not. With a pattern CMD's output comes to us first and is passed on 
 If ours is a terminal, CMD has one, too; else a pipe, to which many programs write in large pieces
 (PYTHONUNBUFFERED=1 and stdbuf -oL keep them from it).
 
+The image holds bytes of files, whatever modes they have, so it is made for its owner alone (0600);
+chmod gives it to others, and recording it again keeps its mode.
+
 With --image, what a virtual machine reads of its disk image is recorded, and of the files that this lies on.")]
 pub struct RecordArgs {
     /// The index of the tree, or an indexed directory.

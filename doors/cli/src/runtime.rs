@@ -80,6 +80,19 @@ impl Pipe {
     }
 }
 
+/// The other end, to write to. A pipe that nobody reads any more is an error, and not waited for.
+pub fn open_pipe(path: &Path) -> Result<File, Failure> {
+    let failed = |e: rustix::io::Errno| match e {
+        rustix::io::Errno::NXIO => Failure::cannot(format!("{}: who reads it has gone", shown(path))),
+        e => Failure::cannot(format!("{}: {e}", shown(path))),
+    };
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let end = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
+    // From here on writing waits for the reader, as programs expect.
+    rustix::io::ioctl_fionbio(&end, false).map_err(failed)?;
+    Ok(end.into())
+}
+
 impl Drop for Pipe {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
@@ -176,4 +189,25 @@ pub fn keys(directory: &Path) -> Vec<String> {
         .collect();
     keys.sort();
     keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for() {
+        let directory = std::env::temp_dir().join(format!("quell-pipe-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let path = directory.join("pipe");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let failure = open_pipe(&path).unwrap_err();
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let _reader = rustix::fs::open(&path, flags, Mode::empty()).unwrap();
+        let end = open_pipe(&path);
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(failure.to_string().contains("has gone"), "{failure}");
+        let flags = rustix::fs::fcntl_getfl(end.unwrap()).unwrap();
+        assert!(!flags.contains(OFlags::NONBLOCK), "a program would not wait for who reads slowly");
+    }
 }

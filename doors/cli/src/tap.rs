@@ -7,19 +7,17 @@ use std::fs::File;
 use std::io::{IsTerminal, Stderr, Stdout};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::bytes::Regex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{OptionalActions, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
 use crate::failure::Failure;
-use crate::inputs::shown;
-use crate::runtime::Pipe;
+use crate::runtime::{Pipe, open_pipe};
 use crate::until::Lines;
 
 /// As much as a pipe holds.
@@ -107,13 +105,6 @@ impl Taps {
     }
 }
 
-/// The program's end of a tap.
-pub fn open(path: &Path) -> Result<File, Failure> {
-    let flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let end = rustix::fs::open(path, flags, Mode::empty());
-    end.map(File::from).map_err(|e| Failure::cannot(format!("{}: {e}", shown(path))))
-}
-
 impl Tap {
     fn make(is_terminal: bool, name: &str, to: Ours) -> Result<Tap, Failure> {
         // Where there are no pseudo-terminals a pipe does it, too.
@@ -170,7 +161,7 @@ fn terminal(ours: BorrowedFd<'_>) -> Option<(Source, PathBuf)> {
         let _ = tcsetwinsize(&end, size);
     }
     rustix::io::ioctl_fionbio(&end, true).ok()?;
-    let programs = open(&path).ok()?;
+    let programs = open_pipe(&path).ok()?;
     Some((Source::Terminal { end, _programs: programs }, path))
 }
 

@@ -244,8 +244,13 @@ impl ReadBlock for Images {
     }
 }
 
+/// Whose turn it is may take long, where their file system does.
+pub(super) fn say_waiting(lock: &Path) {
+    super::holder::say(&format!("waiting for another recording to be written: it holds {}", shown(lock)));
+}
+
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let place = quell_stack::BootPlace::claim(&args.output)?;
+    let place = quell_stack::BootPlace::claim(&args.output, &say_waiting)?;
     let images = args.files.iter().map(|path| whole(path)).collect::<Result<Vec<_>, _>>()?;
     let kind = images[0].0.kind();
     if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {

@@ -407,13 +407,31 @@ impl Unfinished {
         fs: Arc<dyn FileSystem>,
         subject: Subject,
     ) -> std::result::Result<Unfinished, Failure> {
-        let pipe = std::fs::File::options()
-            .write(true)
-            .open(&how.pipe)
-            .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&how.pipe))))?;
+        let pipe = runtime::open_pipe(&how.pipe)?;
         // Open it needs no name, and stays no longer than those who use it.
         let _ = std::fs::remove_file(&how.pipe);
-        Ok(Unfinished { how: how.clone(), recorder, fs, subject, pipe })
+        let unfinished = Unfinished { how: how.clone(), recorder, fs, subject, pipe };
+        // What can be told now is told before a program runs for nothing.
+        quell_stack::BootPlace::check(&how.output)?;
+        unfinished.old()?;
+        Ok(unfinished)
+    }
+
+    /// The image to join, if there is one.
+    fn old(&self) -> std::result::Result<Option<BootImage>, Failure> {
+        let output = &self.how.output;
+        if !self.how.merge || !output.exists() {
+            return Ok(None);
+        }
+        let old = quell_stack::load_boot(output)?;
+        if self.subject.joins(&*self.fs, &old) {
+            return Ok(Some(old));
+        }
+        let other = match self.subject {
+            Subject::Tree(_) => "belongs to another index, or to an older state of this one",
+            Subject::Disk(_) => "was recorded of another disk image, or of an older state of this one",
+        };
+        Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))))
     }
 
     /// Which processes are recorded.
@@ -430,8 +448,12 @@ impl Unfinished {
     }
 
     pub(super) fn tell(self, packed: std::result::Result<Recorded, Failure>) {
-        let recorded = packed
-            .unwrap_or_else(|failure| Recorded { failure: Some(failure.to_string()), ..Recorded::default() });
+        let files = self.recorder.files() as u64;
+        let recorded = packed.unwrap_or_else(|failure| Recorded {
+            failure: Some(failure.to_string()),
+            files,
+            ..Recorded::default()
+        });
         self.write(&recorded);
     }
 
@@ -444,26 +466,24 @@ impl Unfinished {
     pub(super) fn pack(&self) -> std::result::Result<Recorded, Failure> {
         let output = &self.how.output;
         let threads = runtime::processors();
-        let place = quell_stack::BootPlace::claim(output)?;
-        let old = match self.how.merge && output.exists() {
-            true => Some(quell_stack::load_boot(output)?),
-            false => None,
-        };
-        if let Some(old) = &old
-            && !self.subject.joins(&*self.fs, old)
-        {
-            let other = match self.subject {
-                Subject::Tree(_) => "belongs to another index, or to an older state of this one",
-                Subject::Disk(_) => "was recorded of another disk image, or of an older state of this one",
+        if self.recorder.files() == 0 {
+            let of = match self.subject {
+                Subject::Tree(_) => "tree",
+                Subject::Disk(_) => "disk image",
             };
-            return Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))));
+            return Err(Failure::cannot(format!("no file of the {of} was opened")));
         }
+        let place = quell_stack::BootPlace::claim(output, &super::boot::say_waiting)?;
+        let old = self.old()?;
         let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };
         let bytes = self.recorder.pack(&*self.fs, &self.subject, &choice, threads)?;
         let image = BootImage::parse(bytes).map_err(|damage| {
             Failure::cannot(format!("the boot image just made is not readable: {damage}"))
         })?;
+        if image.files() == 0 {
+            return Err(Failure::cannot("no block is left to keep"));
+        }
         place.replace(image.as_bytes())?;
         Ok(Recorded {
             failure: None,

@@ -70,18 +70,17 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .spawn()
         .map_err(|e| Failure::cannot(format!("cannot start the program: {e}")))?;
     let (found, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    let begun = Instant::now();
-    let is_reached = || match &args.until {
-        Some(Until::Time(time)) => begun.elapsed() > *time,
+    // Seconds count from where the program can start: what comes before is not of it, and may take long.
+    let is_reached = |since: Instant| match &args.until {
+        Some(Until::Time(time)) => since.elapsed() > *time,
         Some(Until::Line(_)) => found.load(Ordering::Acquire),
         None => false,
     };
-    let reasons = || u8::from(is_reached()) + u8::from(interrupted.load(Ordering::Relaxed));
     let told = std::thread::scope(|scope| {
         if let (Some(taps), Some(Until::Line(pattern))) = (taps, &args.until) {
             scope.spawn(|| taps.pass_on(pattern, &found, &ended));
         }
-        let told = wait(child, &pipe, &reasons);
+        let told = wait(child, &pipe, &is_reached, &interrupted);
         ended.store(true, Ordering::Release);
         told
     })?;
@@ -94,7 +93,13 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Failure::cannot("the process that recorded has ended without a result; no boot image was written")
     })?;
     if let Some(failure) = recorded.failure {
-        return Err(Failure::cannot(format!("nothing was recorded: {failure}")));
+        let failure = Failure::cannot(format!("nothing was recorded: {failure}"));
+        if recorded.files > 0 || told.status.success() {
+            return Err(failure);
+        }
+        // A program that could not start, or failed at once, says more by its own code.
+        eprintln!("quell: {failure}");
+        return Ok(ExitCode::from(code));
     }
     if !quiet && let (Some(until), false) = (&args.until, told.was_enough) {
         let what = match until {
@@ -148,14 +153,20 @@ struct Told {
     was_enough: bool,
 }
 
-/// Until the program has ended and the holder has said what became of the recording, or has ended without a word. With each
-/// reason more all that is recorded is asked to end, once: children that outlive their parents, too.
-fn wait(mut child: Child, pipe: &Pipe, reasons: &dyn Fn() -> u8) -> Result<Told, Failure> {
+/// Until the program has ended and the holder has said what became of the recording, or has ended without a word. Once enough
+/// `is_reached`, from the program's start on, and once more with Ctrl-C, all that is recorded is asked to end: children that
+/// outlive their parents, too.
+fn wait(
+    mut child: Child,
+    pipe: &Pipe,
+    is_reached: &dyn Fn(Instant) -> bool,
+    interrupted: &AtomicBool,
+) -> Result<Told, Failure> {
     let mut heard = Vec::new();
     let (mut status, mut asked, mut told) = (None, 0, HashSet::new());
     // Since when there is nothing to wait for but what goes on nevertheless.
     let mut since = None;
-    let mut was_said = false;
+    let (mut was_said, mut began) = (false, None);
     loop {
         if status.is_none() {
             let failed = |e| Failure::cannot(format!("cannot wait for the program: {e}"));
@@ -165,16 +176,21 @@ fn wait(mut child: Child, pipe: &Pipe, reasons: &dyn Fn() -> u8) -> Result<Told,
         let is_over = hear(pipe, &mut heard)?;
         let mut lines = heard.split_inclusive(|b| *b == b'\n').filter(|line| line.ends_with(b"\n"));
         let begun: Option<Begun> = lines.next().and_then(|line| serde_json::from_slice(line).ok());
+        if begun.is_some() {
+            began.get_or_insert_with(Instant::now);
+        }
         let recorded: Option<Recorded> = lines.next().and_then(|line| serde_json::from_slice(line).ok());
         if let Some(status) = status
             && (is_over || recorded.is_some())
         {
             return Ok(Told { status, begun, recorded, was_enough: asked > 0 });
         }
-        let reasons = reasons();
+        let is_interrupted = interrupted.load(Ordering::Relaxed);
+        let reasons = u8::from(began.is_some_and(is_reached)) + u8::from(is_interrupted);
         if reasons > asked {
             asked = reasons;
             told.clear();
+            (since, was_said) = (None, false);
             if status.is_none() {
                 tell(child.id() as i32, &mut told);
             }
@@ -195,7 +211,14 @@ fn wait(mut child: Child, pipe: &Pipe, reasons: &dyn Fn() -> u8) -> Result<Told,
                 let left: Vec<String> = begun.iter().flat_map(members).map(|pid| pid.to_string()).collect();
                 if !left.is_empty() {
                     let left = left.join(", ");
-                    eprintln!("quell: still running, and recorded: process {left}; Ctrl-C asks them to end");
+                    // The second one ends this program.
+                    let next = match is_interrupted {
+                        false => "Ctrl-C asks them to end",
+                        true => {
+                            "Ctrl-C again leaves them running, and the image is written when they have ended"
+                        }
+                    };
+                    eprintln!("quell: still running, and recorded: process {left}; {next}");
                 }
             }
         }

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::failure::Failure;
 use crate::inputs::{Named, real_path, shown};
 use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures};
-use crate::{runtime, tap};
+use crate::runtime;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
@@ -22,7 +22,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     // In a view their names may lead elsewhere.
     let outputs = plan.recording.as_ref().and_then(|recording| recording.outputs.as_ref());
     let outputs = match outputs {
-        Some([out, err]) => Some([tap::open(out)?, tap::open(err)?]),
+        Some([out, err]) => Some([runtime::open_pipe(out)?, runtime::open_pipe(err)?]),
         None => None,
     };
     // Entering a namespace loses the working directory: it is found again by its name, which may now
