@@ -367,7 +367,7 @@ mod tests {
             fs.open(NodeId(*node)).unwrap().read_at(&mut vec![0; *length], *offset).unwrap();
         }
         let subject = Subject::Disk(vec![b"/srv/top.qcow2".to_vec(), b"/srv/sub/base.raw".to_vec()]);
-        BootImage::parse(recorder.pack(&DisksFs(disks), &subject, &Choice::ALL, 1).unwrap()).unwrap()
+        BootImage::parse(recorder.pack(&DisksFs(disks), &subject, &Choice::ALL, 1).unwrap().0).unwrap()
     }
 
     #[test]

@@ -28,5 +28,5 @@ pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
 pub use naming::{DISK_FILES_MAX, Subject, disk_name, disk_place};
 pub use over::{Open, Over};
 pub use pack::{Packer, ReadBlock};
-pub use recorder::{Choice, Recorder, RecorderFs};
+pub use recorder::{Choice, Recorder, RecorderFs, Unreadable};
 pub use recording::{Recorded, Recording};

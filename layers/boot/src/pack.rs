@@ -17,7 +17,8 @@ const LEVEL: i32 = 9;
 
 /// Where blocks are read from.
 pub trait ReadBlock {
-    /// Fills a block, with zeros behind the end of the file. `false`: the file is no longer as it was recorded.
+    /// Fills a block, with zeros behind the end of the file. `false`: the file is no longer as it was recorded. An error
+    /// costs this block and nothing else: what cannot be read is left out.
     fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool>;
 }
 
@@ -66,7 +67,7 @@ impl Packer {
         (self.files.len() - 1) as u32
     }
 
-    /// The bytes of the image. What is no longer as recorded is left out.
+    /// The bytes of the image. What is no longer as recorded, or cannot be read, is left out.
     pub fn pack(
         &self,
         kind: Kind,
@@ -84,12 +85,14 @@ impl Packer {
             if recorded.block >= blocks_of(file.size_bytes) {
                 continue;
             }
-            if source.read(recorded.file, recorded.block, &mut block)? {
-                blocks[number].push((recorded.block, store.content(&block), recorded.recordings));
-            } else {
-                // Never old blocks beside new ones.
-                gone[number] = true;
-                blocks[number].clear();
+            match source.read(recorded.file, recorded.block, &mut block) {
+                Ok(true) => blocks[number].push((recorded.block, store.content(&block), recorded.recordings)),
+                Ok(false) => {
+                    // Never old blocks beside new ones.
+                    gone[number] = true;
+                    blocks[number].clear();
+                }
+                Err(_) => {}
             }
         }
         let mut order: Vec<usize> = (0..self.files.len()).filter(|n| !blocks[*n].is_empty()).collect();

@@ -34,6 +34,14 @@ impl Choice<'_> {
     pub const ALL: Choice<'static> = Choice { old: None, min_recordings: 1, blocks_max: usize::MAX };
 }
 
+/// Blocks that were read once and cannot be read for the image: it goes without them.
+#[derive(Debug, Default)]
+pub struct Unreadable {
+    pub blocks: u64,
+    /// Why the first of them could not.
+    pub first: Option<String>,
+}
+
 /// A file system that records. `Recorder` is asked at the end.
 pub type RecorderFs = Over<Arc<Recorder>>;
 
@@ -87,14 +95,14 @@ impl Recorder {
         number
     }
 
-    /// The image of what was read of `fs`, which is this.
+    /// The image of what was read of `fs`, which is this, and what of it could not be read again.
     pub fn pack(
         &self,
         fs: &dyn FileSystem,
         subject: &Subject,
         choice: &Choice,
         threads: usize,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<(Vec<u8>, Unreadable)> {
         let state = self.state();
         let mut packer = Packer::default();
         let mut recording = state.recording.clone();
@@ -133,8 +141,9 @@ impl Recorder {
                 }
             }
         }
-        let mut source = Source { fs, nodes: &nodes, open: None };
-        packer.pack(subject.kind(), &recording, &mut source, threads)
+        let mut source = Source { fs, nodes: &nodes, open: None, unreadable: Unreadable::default() };
+        let bytes = packer.pack(subject.kind(), &recording, &mut source, threads)?;
+        Ok((bytes, source.unreadable))
     }
 }
 
@@ -169,20 +178,31 @@ struct Source<'a> {
     fs: &'a dyn FileSystem,
     nodes: &'a [NodeId],
     open: Option<(u32, Box<dyn File>)>,
+    unreadable: Unreadable,
 }
 
 impl ReadBlock for Source<'_> {
     fn read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<bool> {
-        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
-            match self.fs.open(self.nodes[number as usize]) {
-                Ok(file) => self.open = Some((number, file)),
-                Err(e) if e.kind == ErrorKind::Stale => return Ok(false),
-                Err(e) => return Err(e),
+        match self.try_read(number, block, into) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind == ErrorKind::Stale => Ok(false),
+            Err(e) => {
+                self.unreadable.blocks += 1;
+                self.unreadable.first.get_or_insert_with(|| e.to_string());
+                Err(e)
             }
         }
-        let Some((_, file)) = &self.open else { return Ok(false) };
+    }
+}
+
+impl Source<'_> {
+    fn try_read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<()> {
+        let file = match &mut self.open {
+            Some((open, file)) if *open == number => file,
+            other => &mut other.insert((number, self.fs.open(self.nodes[number as usize])?)).1,
+        };
         let length = file.read_at(into, u64::from(block) * BLOCK_BYTES as u64)?;
         into[length..].fill(0);
-        Ok(true)
+        Ok(())
     }
 }

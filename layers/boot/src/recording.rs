@@ -49,12 +49,15 @@ impl Recording {
     /// Joins another start. `file` gives this recording's number of the other one's file; `None`: the file is another
     /// now, and what was read of it counts no more.
     pub fn join(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
-        self.recordings += other.recordings;
+        // What a file says may be any number.
+        self.recordings = self.recordings.saturating_add(other.recordings);
         for (their_file, block) in &other.order {
             let Some(own_file) = file(*their_file) else { continue };
             let times = other.seen[&(*their_file, *block)];
             match self.seen.entry((own_file, *block)) {
-                std::collections::hash_map::Entry::Occupied(mut seen) => *seen.get_mut() += times,
+                std::collections::hash_map::Entry::Occupied(mut seen) => {
+                    *seen.get_mut() = seen.get().saturating_add(times);
+                }
                 std::collections::hash_map::Entry::Vacant(free) => {
                     free.insert(times);
                     self.order.push((own_file, *block));
@@ -93,9 +96,7 @@ impl Recording {
         let seen = order.iter().map(|key| (*key, self.seen[key])).collect();
         Recording { order, seen, recordings: self.recordings }
     }
-}
 
-impl Recording {
     /// Adds what is missing of a file of so many blocks, as hot as its hottest block, unless that makes more than
     /// `blocks_max` in all. Nothing is added to a file of which nothing is here.
     pub fn complete(&mut self, file: u32, blocks: u32, blocks_max: usize) {
@@ -138,6 +139,15 @@ mod tests {
         two.add(8, 0..1);
         one.join(&two, |file| (file == 7).then_some(0));
         assert_eq!((one.recordings(), blocks(&one)), (2, vec![(0, 0, 1), (0, 1, 2), (0, 2, 1)]));
+    }
+
+    #[test]
+    fn counts_that_a_file_makes_up_overflow_nothing() {
+        let made_up = Recorded { file: 0, block: 0, recordings: u32::MAX };
+        let forged = Recording::of([made_up].into_iter(), u32::MAX);
+        let mut joined = forged.clone();
+        joined.join(&forged, Some);
+        assert_eq!((joined.recordings(), blocks(&joined)), (u32::MAX, vec![(0, 0, u32::MAX)]));
     }
 
     #[test]

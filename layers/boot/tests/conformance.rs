@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_boot::{
-    BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder, RecorderFs, Subject,
+    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder,
+    RecorderFs, Subject,
 };
 use quell_fs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 use quell_testkit::conformance::{Made, World, run};
@@ -38,7 +39,7 @@ fn recorded(model: &Arc<Model>, seed: u64) -> BootImage {
     let recorder = Recorder::new();
     let fs = RecorderFs::new(model.clone(), recorder.clone());
     start(&fs, &files(model), &mut Random::new(seed));
-    BootImage::parse(recorder.pack(&**model, &Subject::Tree(GENERATION), &Choice::ALL, 2).unwrap()).unwrap()
+    BootImage::parse(recorder.pack(&**model, &Subject::Tree(GENERATION), &Choice::ALL, 2).unwrap().0).unwrap()
 }
 
 fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {
@@ -168,6 +169,60 @@ fn a_start_that_was_recorded_needs_the_source_no_more() {
             }
         }
     }
+}
+
+/// The first block of one file cannot be read any more, and the whole of another.
+struct Torn {
+    file: NodeId,
+    other: NodeId,
+}
+
+struct TornFile(Box<dyn File>);
+
+impl Open for Torn {
+    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
+        if node == self.other {
+            return Err(Error::new(ErrorKind::PermissionDenied, "open", "the other"));
+        }
+        let file = inner.open(node)?;
+        Ok(if node == self.file { Box::new(TornFile(file)) } else { file })
+    }
+}
+
+impl File for TornFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        match offset {
+            0 => Err(Error::new(ErrorKind::Os(errno::EIO), "read", "the first block")),
+            _ => self.0.read_at(into, offset),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_again_costs_itself_alone() {
+    let model = Arc::new(Model::new(Arc::new(random_tree(7, Shape { entries: 60, ..Shape::SMALL }))));
+    let mut all = files(&model);
+    all.sort_by_key(|(_, size)| std::cmp::Reverse(*size));
+    let blocks = |at: usize| all[at].1.div_ceil(BLOCK_BYTES as u64);
+    assert!(blocks(0) > 1 && blocks(1) > 0, "larger files are needed");
+    let recorder = Recorder::new();
+    let fs = RecorderFs::new(model.clone(), recorder.clone());
+    for (node, size) in &all {
+        fs.open(*node).unwrap().read_at(&mut vec![0; *size as usize], 0).unwrap();
+    }
+    let pack = |fs: &dyn FileSystem| {
+        let (bytes, lost) = recorder.pack(fs, &Subject::Tree(GENERATION), &Choice::ALL, 1).unwrap();
+        (BootImage::parse(bytes).unwrap(), lost)
+    };
+    let (whole, nothing) = pack(&*model);
+    let torn = Over::new(model.clone(), Torn { file: all[0].0, other: all[1].0 });
+    let (image, lost) = pack(&torn);
+    assert_eq!((nothing.blocks, lost.blocks), (0, 1 + blocks(1)));
+    let counted = |image: &BootImage| image.recording().blocks() as u64;
+    assert_eq!(counted(&image), counted(&whole) - lost.blocks);
+    assert_eq!((image.files(), lost.first.is_some()), (whole.files() - 1, true));
+    let (fs, _) = hot(image, model.clone());
+    Comparison::new(&*model, &fs, true).ask(&mut Random::new(7), 300);
 }
 
 #[test]

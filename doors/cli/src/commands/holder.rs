@@ -15,7 +15,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject};
+use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject, Unreadable};
 use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
@@ -477,7 +477,10 @@ impl Unfinished {
         let old = self.old()?;
         let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };
-        let bytes = self.recorder.pack(&*self.fs, &self.subject, &choice, threads)?;
+        let (bytes, unreadable) = self.recorder.pack(&*self.fs, &self.subject, &choice, threads)?;
+        if let Unreadable { blocks, first: Some(first) } = unreadable {
+            say(&format!("{blocks} blocks cannot be read again, and the image goes without them: {first}"));
+        }
         let image = BootImage::parse(bytes).map_err(|damage| {
             Failure::cannot(format!("the boot image just made is not readable: {damage}"))
         })?;
