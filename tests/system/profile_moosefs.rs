@@ -229,7 +229,13 @@ fn what_remains_is_what_a_client_counts() {
         let (index, image) = (output.join("env.quell"), output.join("app.boot"));
         let mut record = stage.quell();
         record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&image).arg("--").args(&command);
-        stage.run(record.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/")).expect(0);
+        let recorded = stage.run(record.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/"));
+        if name.contains("ls") || name.contains("find") {
+            // They open no file: there is nothing that an image could hold.
+            recorded.expect(3).says("nothing was recorded");
+            continue;
+        }
+        recorded.expect(0);
         let mut run = stage.quell();
         run.args(["run", "-q", "--strict", "-i"]).arg(&index).arg("-b").arg(&image).arg("--").args(&command);
         let hot = measure(&bed, "2", &stage, run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/"));
