@@ -31,6 +31,12 @@ pub fn source_of(index: &Path) -> String {
     format!("{OURS}{}", index.display())
 }
 
+/// Whether a view of ours is at this place; where nobody can tell, it is taken to be.
+pub fn is_ours_at(path: &Path) -> bool {
+    let Ok(table) = table() else { return true };
+    table.iter().any(|mount| mount.point == path && mount.is_ours())
+}
+
 /// All mounts that this process sees; of several at one place the last covers the others.
 pub fn table() -> std::io::Result<Vec<Mount>> {
     Ok(read(&std::fs::read(TABLE)?))

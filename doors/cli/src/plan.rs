@@ -87,6 +87,15 @@ pub enum Place {
     Mountpoint { path: PathBuf, allow_other: bool },
 }
 
+impl Place {
+    pub fn mountpoint(&self) -> Option<PathBuf> {
+        match self {
+            Place::Mountpoint { path, .. } => Some(path.clone()),
+            Place::Namespace => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TreePlan {
     pub index: PathBuf,

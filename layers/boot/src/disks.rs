@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_fs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
@@ -12,8 +12,7 @@ use quell_fs::{
 };
 
 use crate::filling::Filling;
-use crate::format::BLOCK_BYTES;
-use crate::hot::{Served, copy};
+use crate::hot::{Served, Tally, copy};
 use crate::image::BootImage;
 use crate::naming::{DISK_FILES_MAX, disk_place};
 
@@ -74,8 +73,7 @@ pub struct Disks {
     hot: Option<Hot>,
     /// Files that changed while they were served: nothing of them comes from memory any more.
     changed: Vec<AtomicBool>,
-    hits: AtomicU64,
-    misses: AtomicU64,
+    tally: Tally,
 }
 
 impl fmt::Debug for Disks {
@@ -129,8 +127,7 @@ impl Disks {
             }
         }
         let changed = sources.iter().map(|_| AtomicBool::new(false)).collect();
-        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Disks { nodes, root, sources, hot: None, changed, hits, misses })
+        Ok(Disks { nodes, root, sources, hot: None, changed, tally: Tally::default() })
     }
 
     /// How the files of an image fit, in the image's order.
@@ -169,8 +166,7 @@ impl Disks {
     }
 
     pub fn served(&self) -> Served {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Served { from_memory: of(&self.hits), from_source: of(&self.misses) }
+        self.tally.served()
     }
 
     fn node(&self, node: NodeId) -> Result<&Node> {
@@ -187,7 +183,7 @@ impl Disks {
         };
         let done =
             copy(&hot.image, &|content| hot.contents.block(content), &hot.image.file(number), into, offset);
-        self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+        self.tally.memory(done);
         done
     }
 
@@ -201,7 +197,7 @@ impl Disks {
         }
         // The rest in one read: what is in memory behind the gap is not worth a second one.
         let rest = self.sources[place].read_at(&mut into[done..], offset + done as u64)?;
-        self.misses.fetch_add(rest.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+        self.tally.source(rest);
         if done + rest < wanted {
             // It was cut short: a machine would take what is missing for zeros.
             return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[place].name));
@@ -326,6 +322,7 @@ impl FileSystem for DisksFs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::BLOCK_BYTES;
     use crate::{Choice, Recorder, RecorderFs, Subject};
 
     struct Bytes(Vec<u8>);

@@ -138,8 +138,7 @@ pub struct Hot {
     image: BootImage,
     contents: Contents,
     files: HashMap<NodeId, u32>,
-    hits: AtomicU64,
-    misses: AtomicU64,
+    tally: Tally,
 }
 
 impl fmt::Debug for Hot {
@@ -158,15 +157,35 @@ pub struct Served {
     pub from_source: u64,
 }
 
+/// Counts blocks as they are served.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    from_memory: AtomicU64,
+    from_source: AtomicU64,
+}
+
+impl Tally {
+    pub(crate) fn memory(&self, bytes: usize) {
+        self.from_memory.fetch_add(bytes.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn source(&self, bytes: usize) {
+        self.from_source.fetch_add(bytes.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn served(&self) -> Served {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Served { from_memory: of(&self.from_memory), from_source: of(&self.from_source) }
+    }
+}
+
 impl Hot {
     fn of(image: BootImage, files: HashMap<NodeId, u32>, contents: Contents) -> Arc<Hot> {
-        let (hits, misses) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Hot { image, contents, files, hits, misses })
+        Arc::new(Hot { image, contents, files, tally: Tally::default() })
     }
 
     pub fn served(&self) -> Served {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Served { from_memory: of(&self.hits), from_source: of(&self.misses) }
+        self.tally.served()
     }
 
     /// The files with blocks in memory.
@@ -187,7 +206,7 @@ impl Hot {
         let Some(file) = self.file(node) else { return Ok(()) };
         for run in self.image.runs_of(&file) {
             for at in 0..run.blocks {
-                let content = if run.content == ZEROS { ZEROS } else { run.content + at };
+                let content = run.content_at(at);
                 let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
                 let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
                 visit(offset, &self.contents.block(content)[..length])?;
@@ -198,12 +217,12 @@ impl Hot {
 
     pub(crate) fn read(&self, file: &BootFile, into: &mut [u8], offset: u64) -> usize {
         let done = copy(&self.image, &|content| Some(self.contents.block(content)), file, into, offset);
-        self.hits.fetch_add(done.div_ceil(BLOCK_BYTES) as u64, Ordering::Relaxed);
+        self.tally.memory(done);
         done
     }
 
     pub(crate) fn missed(&self, bytes: usize) {
-        self.misses.fetch_add((bytes as u64).div_ceil(BLOCK_BYTES as u64), Ordering::Relaxed);
+        self.tally.source(bytes);
     }
 }
 

@@ -72,6 +72,13 @@ pub struct Run {
     pub recordings: u32,
 }
 
+impl Run {
+    /// Of its block at this place, counted from its first.
+    pub fn content_at(&self, place: u32) -> ContentId {
+        if self.content == ZEROS { ZEROS } else { self.content + place }
+    }
+}
+
 /// Blocks of a file of this size; a larger file than an image can describe has 2^32 - 1.
 pub(crate) fn blocks_of(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(BLOCK_BYTES as u64)).unwrap_or(u32::MAX)
@@ -347,7 +354,7 @@ impl BootImage {
         self.bytes.len() as u64
     }
 
-    /// Different blocks, and what they take in memory when decoded.
+    /// Different blocks.
     pub fn contents(&self) -> u32 {
         self.contents
     }
@@ -358,6 +365,7 @@ impl BootImage {
         runs.map(|run| u64::from(run.blocks)).sum::<u64>() * BLOCK_BYTES as u64
     }
 
+    /// What all contents take when decoded, each once.
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.contents) * BLOCK_BYTES as u64
     }
@@ -430,11 +438,7 @@ impl BootImage {
             } else if block - run.first_block >= run.blocks {
                 low = middle + 1;
             } else {
-                return Some(if run.content == ZEROS {
-                    ZEROS
-                } else {
-                    run.content + (block - run.first_block)
-                });
+                return Some(run.content_at(block - run.first_block));
             }
         }
         None
@@ -446,7 +450,7 @@ impl BootImage {
         for number in 0..self.files() {
             for run in self.runs_of(&self.file(number)) {
                 for at in 0..run.blocks {
-                    let content = if run.content == ZEROS { ZEROS } else { run.content + at };
+                    let content = run.content_at(at);
                     let recorded =
                         Recorded { file: number, block: run.first_block + at, recordings: run.recordings };
                     blocks.push((content, recorded));

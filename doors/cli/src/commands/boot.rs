@@ -145,10 +145,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
             }
         }
     }
-    if !quiet {
-        println!("{}: {} files compared, {differences} differ", shown(&args.file), image.files());
-    }
-    Ok(ExitCode::from(if differences > 0 { NO } else { YES }))
+    Ok(compared(&args.file, image.files(), differences, quiet))
 }
 
 /// The same for the files of a disk.
@@ -173,20 +170,25 @@ fn verify_disk(
     let mut differences = 0u64;
     for number in 0..image.files() {
         let name = image.file(number).name;
-        let compared = match subject.find(&fs, name) {
+        let found = match subject.find(&fs, name) {
             None => Ok(false),
             Some(now) => same(image, contents, number, &fs, now),
         };
-        if !matches!(compared, Ok(true)) {
+        if !matches!(found, Ok(true)) {
             differences += 1;
-            let what = compared.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
+            let what = found.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
             println!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
         }
     }
+    Ok(compared(&args.file, image.files(), differences, quiet))
+}
+
+/// What a comparison of so many files ends with.
+fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode {
     if !quiet {
-        println!("{}: {} files compared, {differences} differ", shown(&args.file), image.files());
+        println!("{}: {files} files compared, {differences} differ", shown(file));
     }
-    Ok(ExitCode::from(if differences > 0 { NO } else { YES }))
+    ExitCode::from(if differences > 0 { NO } else { YES })
 }
 
 /// Whether a file is `now` what the image has of it.

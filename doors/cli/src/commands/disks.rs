@@ -394,10 +394,7 @@ impl Watched {
 impl Served {
     fn serve(self, plan: &Plan) -> Result<(), Failure> {
         let Served { holder, namespaces, session, watched, recording } = self;
-        let mountpoint = match &plan.place {
-            Place::Mountpoint { path, .. } => Some(path.clone()),
-            Place::Namespace => None,
-        };
+        let mountpoint = plan.place.mountpoint();
         let looking = plan.recheck > 0.0;
         let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 3600.0 };
         let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
@@ -407,12 +404,8 @@ impl Served {
             let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
             serde_json::to_string(&report).unwrap_or_default()
         };
-        let is_mounted = |path: &Path| {
-            let Ok(table) = mounts::table() else { return true };
-            table.iter().any(|mount| mount.point == path && mount.is_ours())
-        };
         let mut still_needed =
-            || mountpoint.as_ref().is_none_or(|path| !session.is_over() && is_mounted(path));
+            || mountpoint.as_ref().is_none_or(|path| !session.is_over() && mounts::is_ours_at(path));
         let mut tick = || {
             if looking {
                 watched.borrow_mut().look();

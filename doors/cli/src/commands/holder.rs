@@ -666,8 +666,7 @@ impl Cover {
         if self.sessions.iter().any(Session::is_over) {
             return false;
         }
-        let Ok(table) = mounts::table() else { return true };
-        table.iter().any(|mount| mount.point == self.path && mount.is_ours())
+        mounts::is_ours_at(&self.path)
     }
 }
 
@@ -679,10 +678,7 @@ impl Established {
         let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 1.0 };
         let interval = Duration::from_secs_f64(interval.min(if at_mountpoint { 1.0 } else { 3600.0 }));
         let covers = std::cell::RefCell::new(self.covers);
-        let mountpoint = match &plan.place {
-            Place::Mountpoint { path, .. } => Some(path.clone()),
-            Place::Namespace => None,
-        };
+        let mountpoint = plan.place.mountpoint();
         let mut report = || {
             let trees = covers.borrow().iter().map(Cover::report).collect();
             let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
