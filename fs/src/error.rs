@@ -12,10 +12,16 @@ pub enum ErrorKind {
     PermissionDenied,
     NotADirectory,
     IsADirectory,
-    /// The tree is covered read-only.
+    /// The tree is covered read-only, or lies on a file system that is.
     ReadOnly,
     NameTooLong,
     InvalidInput,
+    /// There is an entry of this name already.
+    Exists,
+    /// The directory still has entries.
+    NotEmpty,
+    /// The file system has no room (for this user) left.
+    NoSpace,
     /// The file behind an immutable view is no longer the one that was indexed.
     Stale,
     /// Bytes that should be a format of ours are not.
@@ -37,13 +43,18 @@ pub mod errno {
     pub const EBADF: i32 = 9;
     pub const EAGAIN: i32 = 11;
     pub const EACCES: i32 = 13;
+    pub const EEXIST: i32 = 17;
+    pub const EXDEV: i32 = 18;
     pub const ENOTDIR: i32 = 20;
     pub const EISDIR: i32 = 21;
     pub const EINVAL: i32 = 22;
     pub const ENOTTY: i32 = 25;
+    pub const EFBIG: i32 = 27;
+    pub const ENOSPC: i32 = 28;
     pub const EROFS: i32 = 30;
     pub const EPIPE: i32 = 32;
     pub const ENAMETOOLONG: i32 = 36;
+    pub const ENOTEMPTY: i32 = 39;
     pub const ELOOP: i32 = 40;
     pub const EOPNOTSUPP: i32 = 95;
     pub const ECONNRESET: i32 = 104;
@@ -61,6 +72,9 @@ impl ErrorKind {
             ErrorKind::ReadOnly => errno::EROFS,
             ErrorKind::NameTooLong => errno::ENAMETOOLONG,
             ErrorKind::InvalidInput => errno::EINVAL,
+            ErrorKind::Exists => errno::EEXIST,
+            ErrorKind::NotEmpty => errno::ENOTEMPTY,
+            ErrorKind::NoSpace => errno::ENOSPC,
             // As NFS says it: the handle was good, the file behind it is another one now.
             ErrorKind::Stale => errno::ESTALE,
             ErrorKind::Damaged => errno::EIO,
@@ -78,6 +92,10 @@ impl ErrorKind {
             errno::ENOTDIR => ErrorKind::NotADirectory,
             errno::EISDIR => ErrorKind::IsADirectory,
             errno::EROFS => ErrorKind::ReadOnly,
+            errno::EEXIST => ErrorKind::Exists,
+            errno::ENOTEMPTY => ErrorKind::NotEmpty,
+            // EDQUOT is kept apart: it is this user's limit, and users ask somebody else about it.
+            errno::ENOSPC => ErrorKind::NoSpace,
             errno::ENAMETOOLONG => ErrorKind::NameTooLong,
             errno::ESTALE => ErrorKind::Stale,
             other => ErrorKind::Os(other),
@@ -118,7 +136,10 @@ impl fmt::Display for Error {
             ErrorKind::PermissionDenied => "permission denied",
             ErrorKind::NotADirectory => "not a directory",
             ErrorKind::IsADirectory => "is a directory",
-            ErrorKind::ReadOnly => "covered read-only",
+            ErrorKind::ReadOnly => "read-only",
+            ErrorKind::Exists => "exists already",
+            ErrorKind::NotEmpty => "directory not empty",
+            ErrorKind::NoSpace => "no space left",
             ErrorKind::NameTooLong => "name too long",
             ErrorKind::InvalidInput => "invalid input",
             ErrorKind::Stale => "changed since it was indexed",

@@ -1,6 +1,6 @@
 //! The contract for a tree of names: resolve a name to a node once, then work with the node.
 
-use crate::{Attributes, Capabilities, Error, ErrorKind, File, Kind, NodeId, Result};
+use crate::{Attributes, Capabilities, Error, ErrorKind, File, Kind, NodeId, Result, Writable};
 
 /// A place within one directory's listing. `Cursor::START` is before the first entry; a cursor from
 /// a `DirEntry` continues after that entry. Cursors of an immutable file system never expire.
@@ -17,6 +17,8 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The cursor that continues after this entry.
     pub next: Cursor,
+    /// Of a tree that may be changed only `node` and `kind` are sure: the rest may cost a question an entry, and is
+    /// what `lookup` is for.
     pub attributes: Attributes,
 }
 
@@ -55,6 +57,11 @@ pub trait FileSystem: Send + Sync {
 
     /// Opens a regular file for reading.
     fn open(&self, node: NodeId) -> Result<Box<dyn File>>;
+
+    /// The same tree with the verbs that change it; `None`: it is read-only.
+    fn writable(&self) -> Option<&dyn Writable> {
+        None
+    }
 }
 
 /// Within `impl FileSystem` of what wraps another one in a field `inner`: names, attributes and link targets are its.

@@ -27,6 +27,7 @@ mod error;
 mod file;
 mod file_system;
 mod name;
+mod writable;
 
 pub use attributes::{Attributes, Kind, NodeId, Time};
 pub use capability::Capabilities;
@@ -34,3 +35,4 @@ pub use error::{Error, ErrorKind, Result, errno};
 pub use file::File;
 pub use file_system::{Cursor, DirEntry, FileSystem, resolve};
 pub use name::{NAME_BYTES_MAX, check_name};
+pub use writable::{Change, New, Open, Rename, Space, Writable, WritableFile};

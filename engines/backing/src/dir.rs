@@ -1,8 +1,9 @@
 //! The engine's trait: an open directory. Fakes and broken twins for tests are in testkit.
 
+use std::any::Any;
 use std::sync::Arc;
 
-use quell_fs::{File, Kind, Result, Time};
+use quell_fs::{Change, File, Kind, Rename, Result, Space, Time};
 
 /// What the file system says of one name, without following it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,4 +67,76 @@ pub trait Dir: Send + Sync {
 pub trait OpenFile: File {
     /// Its metadata as it is now.
     fn stat(&self) -> Result<Stat>;
+
+    /// Fills the pieces one after another from `offset` on, with one call where the engine can. Fewer bytes than
+    /// asked only at the end of the file.
+    fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        for into in pieces {
+            let n = self.read_at(into, offset + done as u64)?;
+            done += n;
+            if n < into.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// An open directory whose content may be changed. What only reads a tree asks for a [`Dir`], which cannot.
+///
+/// Nothing here is tried again, and nothing is undone when a later step fails. Permissions are set exactly: the process's
+/// mask does not count.
+pub trait WritableDir: Dir {
+    /// A child directory; a symbolic link is an error.
+    fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>>;
+
+    /// A regular file for reading and writing; anything else is an error, and is never waited for.
+    fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>>;
+
+    /// Makes a regular file, open for reading and writing. Errors: `Exists`.
+    fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>>;
+
+    /// Errors: `Exists`.
+    fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()>;
+
+    /// Errors: `Exists`.
+    fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()>;
+
+    /// Removes a name that is no directory.
+    fn remove(&self, name: &[u8]) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn remove_dir(&self, name: &[u8]) -> Result<()>;
+
+    /// Gives the child `from` the name `to` in `to_dir`, which must be of the same engine (`InvalidInput`).
+    /// `Unsupported`: the file system cannot keep or exchange what has the name already.
+    fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()>;
+
+    /// Changes permissions, owners and time of a child, or of the directory itself where `name` is empty; a symbolic
+    /// link's permissions cannot be changed. A size is `InvalidInput`: that is the open file's.
+    fn change(&self, name: &[u8], change: &Change) -> Result<()>;
+
+    /// Names made, removed and renamed here survive a loss of power.
+    fn sync(&self) -> Result<()>;
+
+    fn space(&self) -> Result<Space>;
+
+    /// For `rename`, which needs two directories of one engine.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An open file of a backing directory that may be written to.
+pub trait WritableFile: OpenFile {
+    /// Writes the pieces one after another, all of them, from `offset` on.
+    fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()>;
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.write_pieces_at(&[from], offset)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<()>;
+
+    /// Bytes and size survive a loss of power.
+    fn sync(&self) -> Result<()>;
 }

@@ -5,5 +5,5 @@
 mod dir;
 mod posix;
 
-pub use dir::{Dir, OpenFile, Stat};
+pub use dir::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 pub use posix::PosixDir;
