@@ -86,10 +86,15 @@ pub trait OpenFile: File {
 /// An open directory whose content may be changed. What only reads a tree asks for a [`Dir`], which cannot.
 ///
 /// Nothing here is tried again, and nothing is undone when a later step fails. Permissions are set exactly: the process's
-/// mask does not count.
+/// mask does not count. A name is one component; anything else is `InvalidInput`.
 pub trait WritableDir: Dir {
     /// A child directory; a symbolic link is an error.
     fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>>;
+
+    /// A child directory that is only a starting point for names below it: see [`Dir::enter`].
+    fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        self.open_writable_dir(name)
+    }
 
     /// A regular file for reading and writing; anything else is an error, and is never waited for.
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>>;
@@ -97,7 +102,8 @@ pub trait WritableDir: Dir {
     /// Makes a regular file, open for reading and writing. Errors: `Exists`.
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>>;
 
-    /// Errors: `Exists`.
+    /// Where this directory passes its group on (the set-group-id bit), the new one does too, whatever `permissions`
+    /// say. Errors: `Exists`.
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()>;
 
     /// Errors: `Exists`.
@@ -109,12 +115,13 @@ pub trait WritableDir: Dir {
     /// Removes an empty directory.
     fn remove_dir(&self, name: &[u8]) -> Result<()>;
 
-    /// Gives the child `from` the name `to` in `to_dir`, which must be of the same engine (`InvalidInput`).
-    /// `Unsupported`: the file system cannot keep or exchange what has the name already.
+    /// Gives the child `from` the name `to` in `to_dir`, which must be of the same engine (`InvalidInput`); a directory
+    /// cannot come below itself (`InvalidInput`). `Unsupported`: the file system cannot keep or exchange what has the name
+    /// already; of a directory that would come below itself the kernel says the same there.
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()>;
 
-    /// Changes permissions, owners and time of a child, or of the directory itself where `name` is empty; a symbolic
-    /// link's permissions cannot be changed. A size is `InvalidInput`: that is the open file's.
+    /// Changes owners, permissions and time of a child, in this order, or of the directory itself where `name` is empty;
+    /// a symbolic link's permissions cannot be changed (EOPNOTSUPP). A size is `InvalidInput`: that is the open file's.
     fn change(&self, name: &[u8], change: &Change) -> Result<()>;
 
     /// Names made, removed and renamed here survive a loss of power.

@@ -1,7 +1,7 @@
 //! The real engine: system calls relative to open directories.
 
 use std::ffi::OsStr;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +13,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttri
 use rustix::io::Errno;
 
 use crate::{Dir, OpenFile, Stat};
+
+mod writing;
+
+/// Pieces that one call takes: the system's own limit (`IOV_MAX`).
+const PIECES_MAX: usize = 1024;
 
 /// Bytes that one call may fill with names.
 const NAMES_BUFFER_BYTES: usize = 64 << 10;
@@ -41,11 +46,28 @@ impl PosixDir {
         Ok(PosixDir { fd })
     }
 
-    fn child(&self, name: &[u8], access: OFlags) -> Result<Arc<dyn Dir>> {
+    fn child(&self, name: &[u8], access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        Ok(Arc::new(PosixDir { fd }))
+        Ok(PosixDir { fd })
+    }
+
+    fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
+        // NONBLOCK: should the name be a fifo by now, the open must not wait for the other end.
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
+            .map_err(|e| failed(e, "open", name))?;
+        // The kind was part of the answer to the open: no file system is asked again.
+        let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found =
+            rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
+        match FileType::from_raw_mode(found.stx_mode.into()) {
+            FileType::RegularFile => Ok(PosixFile { fd }),
+            FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
+            // As the kernel says it of a socket.
+            _ => Err(failed(Errno::NXIO, "open", name)),
+        }
     }
 }
 
@@ -138,28 +160,15 @@ impl Dir for PosixDir {
     }
 
     fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
-        self.child(name, OFlags::RDONLY)
+        Ok(Arc::new(self.child(name, OFlags::RDONLY)?))
     }
 
     fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
-        self.child(name, OFlags::PATH)
+        Ok(Arc::new(self.child(name, OFlags::PATH)?))
     }
 
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
-        // NONBLOCK: should the name be a fifo by now, the open must not wait for a writer.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
-            .map_err(|e| failed(e, "open", name))?;
-        // The kind was part of the answer to the open: no file system is asked again.
-        let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let found =
-            rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
-        match FileType::from_raw_mode(found.stx_mode.into()) {
-            FileType::RegularFile => Ok(Box::new(PosixFile { fd })),
-            FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
-            // As the kernel says it of a socket.
-            _ => Err(failed(Errno::NXIO, "open", name)),
-        }
+        Ok(Box::new(self.regular_file(name, OFlags::RDONLY)?))
     }
 }
 
@@ -203,6 +212,29 @@ impl File for PosixFile {
 impl OpenFile for PosixFile {
     fn stat(&self) -> Result<Stat> {
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
+    }
+
+    fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        for some in pieces.chunks_mut(PIECES_MAX) {
+            let mut slices: Vec<IoSliceMut<'_>> =
+                some.iter_mut().map(|piece| IoSliceMut::new(piece)).collect();
+            let mut left = &mut slices[..];
+            // Also of 0 bytes: it takes empty pieces away, for which the system would answer 0 as at the end.
+            IoSliceMut::advance_slices(&mut left, 0);
+            while !left.is_empty() {
+                match rustix::io::preadv(&self.fd, left, offset + done as u64) {
+                    Ok(0) => return Ok(done),
+                    Ok(n) => {
+                        done += n;
+                        IoSliceMut::advance_slices(&mut left, n);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(e) => return Err(failed(e, "read", b"")),
+                }
+            }
+        }
+        Ok(done)
     }
 }
 
