@@ -1,9 +1,10 @@
 //! A backing directory that writes down every operation that would reach the file system.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::Result;
+use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_fs::{Change, Error, ErrorKind, File, Rename, Result, Space};
 
 /// What was asked, of which path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,23 +13,36 @@ pub struct Operation {
     pub path: Vec<u8>,
 }
 
-/// A directory that passes everything on to another and remembers it.
-#[derive(Clone)]
-pub struct CountingDir {
-    inner: Arc<dyn Dir>,
-    path: Vec<u8>,
-    log: Arc<Mutex<Vec<Operation>>>,
+type Log = Arc<Mutex<Vec<Operation>>>;
+
+fn write_down(log: &Log, verb: &'static str, path: &[u8]) {
+    let operation = Operation { verb, path: path.to_vec() };
+    log.lock().unwrap_or_else(PoisonError::into_inner).push(operation);
 }
 
-impl std::fmt::Debug for CountingDir {
+/// A directory that passes everything on to another and remembers it. Around a [`WritableDir`] it is one, too, and
+/// remembers what files are asked for that were opened for writing.
+pub struct CountingDir<D: ?Sized = dyn Dir> {
+    inner: Arc<D>,
+    path: Vec<u8>,
+    log: Log,
+}
+
+impl<D: ?Sized> Clone for CountingDir<D> {
+    fn clone(&self) -> CountingDir<D> {
+        CountingDir { inner: self.inner.clone(), path: self.path.clone(), log: self.log.clone() }
+    }
+}
+
+impl<D: ?Sized> std::fmt::Debug for CountingDir<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CountingDir").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl CountingDir {
-    pub fn new(inner: Arc<dyn Dir>) -> CountingDir {
-        CountingDir { inner, path: Vec::new(), log: Arc::default() }
+impl<D: ?Sized> CountingDir<D> {
+    pub fn new(inner: Arc<D>) -> CountingDir<D> {
+        CountingDir { inner, path: Vec::new(), log: Log::default() }
     }
 
     /// All operations so far, below this directory and everywhere else in the tree, in their order.
@@ -53,17 +67,20 @@ impl CountingDir {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        let operation = Operation { verb, path: path.clone() };
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(operation);
+        write_down(&self.log, verb, &path);
         path
     }
 
-    fn below(&self, path: Vec<u8>, inner: Arc<dyn Dir>) -> Arc<dyn Dir> {
+    fn below<E: ?Sized>(&self, path: Vec<u8>, inner: Arc<E>) -> Arc<CountingDir<E>> {
         Arc::new(CountingDir { inner, path, log: self.log.clone() })
+    }
+
+    fn file(&self, path: Vec<u8>, inner: Box<dyn WritableFile>) -> Box<dyn WritableFile> {
+        Box::new(CountingFile { inner, path, log: self.log.clone() })
     }
 }
 
-impl Dir for CountingDir {
+impl<D: Dir + ?Sized> Dir for CountingDir<D> {
     fn stat_self(&self) -> Result<Stat> {
         self.at("stat", b"");
         self.inner.stat_self()
@@ -102,5 +119,128 @@ impl Dir for CountingDir {
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         self.at("open", name);
         self.inner.open_file(name)
+    }
+}
+
+impl WritableDir for CountingDir<dyn WritableDir> {
+    fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        let path = self.at("open directory", name);
+        Ok(self.below(path, self.inner.open_writable_dir(name)?))
+    }
+
+    fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        let path = self.at("enter", name);
+        Ok(self.below(path, self.inner.enter_writable(name)?))
+    }
+
+    fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
+        let path = self.at("open for writing", name);
+        Ok(self.file(path, self.inner.open_writable_file(name)?))
+    }
+
+    fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        let path = self.at("create", name);
+        Ok(self.file(path, self.inner.create_file(name, permissions)?))
+    }
+
+    fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
+        self.at("make directory", name);
+        self.inner.make_dir(name, permissions)
+    }
+
+    fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
+        self.at("make link", name);
+        self.inner.make_symlink(name, target)
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<()> {
+        self.at("remove", name);
+        self.inner.remove(name)
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        self.at("remove directory", name);
+        self.inner.remove_dir(name)
+    }
+
+    fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
+        self.at("rename", from);
+        match to_dir.as_any().downcast_ref::<CountingDir<dyn WritableDir>>() {
+            Some(to_dir) => self.inner.rename(from, &*to_dir.inner, to, how),
+            None => Err(Error::new(ErrorKind::InvalidInput, "rename to another engine", from)),
+        }
+    }
+
+    fn change(&self, name: &[u8], change: &Change) -> Result<()> {
+        self.at("change", name);
+        self.inner.change(name, change)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.at("sync directory", b"");
+        self.inner.sync()
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.at("space", b"");
+        self.inner.space()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A file that was opened for writing.
+struct CountingFile {
+    inner: Box<dyn WritableFile>,
+    path: Vec<u8>,
+    log: Log,
+}
+
+impl CountingFile {
+    fn at(&self, verb: &'static str) {
+        write_down(&self.log, verb, &self.path);
+    }
+}
+
+impl File for CountingFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.at("read");
+        self.inner.read_at(into, offset)
+    }
+}
+
+impl OpenFile for CountingFile {
+    fn stat(&self) -> Result<Stat> {
+        self.at("stat open file");
+        self.inner.stat()
+    }
+
+    fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
+        self.at("read");
+        self.inner.read_pieces_at(pieces, offset)
+    }
+}
+
+impl WritableFile for CountingFile {
+    fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
+        self.at("write");
+        self.inner.write_pieces_at(pieces, offset)
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.at("write");
+        self.inner.write_at(from, offset)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<()> {
+        self.at("set size");
+        self.inner.set_size(size_bytes)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.at("sync");
+        self.inner.sync()
     }
 }

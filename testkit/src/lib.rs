@@ -8,14 +8,17 @@ pub mod broken;
 pub mod conformance;
 mod counting;
 mod memory_dir;
+mod memory_store;
 mod model;
 pub mod operations;
 mod random;
 mod real_dir;
+mod sparse;
 mod tree;
 
 pub use counting::{CountingDir, Operation};
 pub use memory_dir::MemoryDir;
+pub use memory_store::{CrashRules, MemoryStore, Refusal};
 pub use model::Model;
 pub use random::Random;
 pub use real_dir::{CannotMake, make_on_disk};

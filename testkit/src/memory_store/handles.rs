@@ -1,0 +1,238 @@
+//! Open directories and files of a store.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard};
+
+use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_fs::{Change, Error, ErrorKind, File, Rename, Result, Space, errno};
+
+use super::MemoryStore;
+use super::state::{Content, Number, State};
+use crate::sparse::SparseBytes;
+
+/// Keeps an inode as long as it is open.
+#[derive(Debug)]
+struct Handle {
+    store: MemoryStore,
+    number: Number,
+}
+
+impl Handle {
+    fn open(store: &MemoryStore, state: &mut State, number: Number) -> Handle {
+        state.inode_mut(number).handles += 1;
+        Handle { store: store.clone(), number }
+    }
+
+    fn begin(&self, verb: &'static str, name: &[u8], writes: bool) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.store.lock();
+        state.begin(verb, self.number, name, writes)?;
+        Ok(state)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.store.lock().closed(self.number);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct StoreDir {
+    handle: Handle,
+    /// Not only entered.
+    can_list: bool,
+}
+
+impl StoreDir {
+    pub(super) fn open(store: &MemoryStore, number: Number, can_list: bool) -> StoreDir {
+        let mut state = store.lock();
+        StoreDir { handle: Handle::open(store, &mut state, number), can_list }
+    }
+
+    fn child_dir(&self, verb: &'static str, name: &[u8], can_list: bool) -> Result<StoreDir> {
+        let mut state = self.handle.begin(verb, name, false)?;
+        let number = state.child(self.handle.number, name, "open")?;
+        if !matches!(state.inode(number).content, Content::Dir(_)) {
+            return Err(Error::new(ErrorKind::NotADirectory, "open", name));
+        }
+        Ok(StoreDir { handle: Handle::open(&self.handle.store, &mut state, number), can_list })
+    }
+
+    fn file(&self, verb: &'static str, name: &[u8], writable: bool) -> Result<StoreFile> {
+        let mut state = self.handle.begin(verb, name, writable)?;
+        let number = state.file(self.handle.number, name)?;
+        Ok(StoreFile { handle: Handle::open(&self.handle.store, &mut state, number) })
+    }
+
+    fn listable(&self, operation: &'static str) -> Result<()> {
+        if self.can_list { Ok(()) } else { Err(Error::new(ErrorKind::Os(errno::EBADF), operation, b"")) }
+    }
+}
+
+impl Dir for StoreDir {
+    fn stat_self(&self) -> Result<Stat> {
+        Ok(self.handle.begin("stat", b"", false)?.stat(self.handle.number))
+    }
+
+    fn names(&self) -> Result<Vec<Vec<u8>>> {
+        let state = self.handle.begin("list", b"", false)?;
+        self.listable("list")?;
+        // Not sorted: no file system promises that, and nobody may rely on it.
+        Ok(state.names(self.handle.number).keys().rev().cloned().collect())
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Stat> {
+        let state = self.handle.begin("stat", name, false)?;
+        let number = state.child(self.handle.number, name, "stat")?;
+        Ok(state.stat(number))
+    }
+
+    fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
+        let state = self.handle.begin("read link", name, false)?;
+        match &state.inode(state.child(self.handle.number, name, "read link")?).content {
+            Content::Symlink(target) => Ok(target.clone()),
+            _ => Err(Error::new(ErrorKind::Os(errno::EINVAL), "read link", name)),
+        }
+    }
+
+    fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let state = self.handle.begin("xattrs", name, false)?;
+        state.child_or_self(self.handle.number, name, "list attributes")?;
+        Ok(Vec::new())
+    }
+
+    fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        Ok(Arc::new(self.child_dir("open directory", name, true)?))
+    }
+
+    fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        Ok(Arc::new(self.child_dir("enter", name, false)?))
+    }
+
+    fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        Ok(Box::new(self.file("open", name, false)?))
+    }
+}
+
+impl WritableDir for StoreDir {
+    fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        Ok(Arc::new(self.child_dir("open directory", name, true)?))
+    }
+
+    fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        Ok(Arc::new(self.child_dir("enter", name, false)?))
+    }
+
+    fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(self.file("open for writing", name, true)?))
+    }
+
+    fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        let mut state = self.handle.begin("create", name, true)?;
+        let content = Content::File {
+            bytes: SparseBytes::default(),
+            synced: SparseBytes::default(),
+            unsynced: Vec::new(),
+        };
+        let number = state.create(self.handle.number, name, content, permissions)?;
+        Ok(Box::new(StoreFile { handle: Handle::open(&self.handle.store, &mut state, number) }))
+    }
+
+    fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
+        let mut state = self.handle.begin("make directory", name, true)?;
+        state.create(self.handle.number, name, Content::Dir(BTreeMap::new()), permissions).map(drop)
+    }
+
+    fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
+        let mut state = self.handle.begin("make link", name, true)?;
+        state.create(self.handle.number, name, Content::Symlink(target.to_vec()), 0o777).map(drop)
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<()> {
+        self.handle.begin("remove", name, true)?.remove(self.handle.number, name, false)
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        self.handle.begin("remove directory", name, true)?.remove(self.handle.number, name, true)
+    }
+
+    fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
+        let to_dir = to_dir.as_any().downcast_ref::<StoreDir>();
+        let to_dir = to_dir.filter(|dir| Arc::ptr_eq(&dir.handle.store.state, &self.handle.store.state));
+        let Some(to_dir) = to_dir else {
+            return Err(Error::new(ErrorKind::InvalidInput, "rename to another engine", from));
+        };
+        let mut state = self.handle.begin("rename", from, true)?;
+        state.rename((self.handle.number, from), (to_dir.handle.number, to), how)
+    }
+
+    fn change(&self, name: &[u8], change: &Change) -> Result<()> {
+        let mut state = self.handle.begin("change", name, true)?;
+        let number = state.child_or_self(self.handle.number, name, "change")?;
+        state.change(number, change)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let mut state = self.handle.begin("sync directory", b"", false)?;
+        state.sync_dir(self.handle.number);
+        Ok(())
+    }
+
+    fn space(&self) -> Result<Space> {
+        Ok(self.handle.begin("space", b"", false)?.space())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[derive(Debug)]
+struct StoreFile {
+    handle: Handle,
+}
+
+impl File for StoreFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let state = self.handle.begin("read", b"", false)?;
+        Ok(state.file_bytes(self.handle.number).read_at(into, offset))
+    }
+}
+
+impl OpenFile for StoreFile {
+    fn stat(&self) -> Result<Stat> {
+        Ok(self.handle.begin("stat open file", b"", false)?.stat(self.handle.number))
+    }
+}
+
+impl WritableFile for StoreFile {
+    fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
+        let number = self.handle.number;
+        let from = pieces.concat();
+        let mut state = self.handle.store.lock();
+        let begun = state.begin("write", number, b"", true);
+        if begun.is_err() && state.gone.is_none() && !state.read_only {
+            let count = state.random.below(from.len() + 1);
+            let some = if state.random.one_in(2) { &from[..count] } else { &[] };
+            // The answer is the first error's.
+            let _ = state.write(number, some, offset);
+        }
+        begun?;
+        state.write(number, &from, offset)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<()> {
+        self.handle.begin("set size", b"", true)?.set_size(self.handle.number, size_bytes)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let mut state = self.handle.store.lock();
+        let begun = state.begin("sync", self.handle.number, b"", false);
+        match begun {
+            Ok(()) => state.sync_file(self.handle.number),
+            Err(_) => state.sync_failed(self.handle.number),
+        }
+        begun
+    }
+}

@@ -1,0 +1,540 @@
+//! The tree of a store: inodes, names, room and time. Everything happens under one lock.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use quell_backing::Stat;
+use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time, errno};
+
+use super::crash::{NameChange, Slot, Unsynced};
+use super::{CrashRules, Refusal};
+use crate::counting::Operation;
+use crate::random::Random;
+use crate::sparse::SparseBytes;
+
+pub(super) type Number = u64;
+pub(super) const ROOT: Number = 1;
+
+/// Room that a name takes.
+const NAME_ROOM_BYTES: u64 = 512;
+/// Inodes without a name that are looked through at once.
+const SWEEP_AT: usize = 1000;
+const SET_GROUP_ID: u32 = 0o2000;
+const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Dress {
+    pub(super) permissions: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) modified: Time,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Content {
+    File {
+        bytes: SparseBytes,
+        /// As the last sync left them.
+        synced: SparseBytes,
+        unsynced: Vec<Unsynced>,
+    },
+    Dir(BTreeMap<Vec<u8>, Number>),
+    Symlink(Vec<u8>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Inode {
+    pub(super) dress: Dress,
+    pub(super) synced_dress: Dress,
+    pub(super) changed: Time,
+    pub(super) content: Content,
+    /// Its directory and name, or those that it had last.
+    pub(super) place: (Number, Vec<u8>),
+    pub(super) named: bool,
+    pub(super) handles: u64,
+}
+
+impl Inode {
+    pub(super) fn kind(&self) -> Kind {
+        match self.content {
+            Content::File { .. } => Kind::File,
+            Content::Dir(_) => Kind::Dir,
+            Content::Symlink(_) => Kind::Symlink,
+        }
+    }
+
+    fn taken_bytes(&self) -> u64 {
+        NAME_ROOM_BYTES
+            + match &self.content {
+                Content::File { bytes, .. } => bytes.allocated_bytes(),
+                _ => 0,
+            }
+    }
+
+    pub(super) fn in_use(&self) -> bool {
+        self.named || self.handles > 0
+    }
+}
+
+pub(super) struct State {
+    pub(super) inodes: HashMap<Number, Inode>,
+    next: Number,
+    /// Changes of names that no sync has made safe, in their order.
+    pub(super) changes: Vec<NameChange>,
+    nameless: usize,
+    pub(super) used_bytes: u64,
+    pub(super) capacity_bytes: Option<u64>,
+    pub(super) read_only: bool,
+    pub(super) gone: Option<i32>,
+    pub(super) refusal: Option<Refusal>,
+    pub(super) operations: u64,
+    pub(super) now: Time,
+    pub(super) step_nanoseconds: u32,
+    pub(super) rules: CrashRules,
+    pub(super) random: Random,
+}
+
+impl State {
+    pub(super) fn new() -> State {
+        let mut state = State {
+            inodes: HashMap::new(),
+            next: ROOT,
+            changes: Vec::new(),
+            nameless: 0,
+            used_bytes: 0,
+            capacity_bytes: None,
+            read_only: false,
+            gone: None,
+            refusal: None,
+            operations: 0,
+            now: Time { seconds: 1_800_000_000, nanoseconds: 0 },
+            step_nanoseconds: 1_000_000,
+            rules: CrashRules::default(),
+            random: Random::new(0),
+        };
+        state.add(Content::Dir(BTreeMap::new()), 0o755, (ROOT, Vec::new()));
+        state
+    }
+
+    /// The same tree in another store that nobody has open, and in which nothing fails.
+    pub(super) fn without_handles(&self) -> State {
+        let mut inodes = self.inodes.clone();
+        for inode in inodes.values_mut() {
+            inode.handles = 0;
+        }
+        let mut state = State {
+            inodes,
+            next: self.next,
+            changes: self.changes.clone(),
+            nameless: 0,
+            used_bytes: 0,
+            capacity_bytes: self.capacity_bytes,
+            read_only: self.read_only,
+            gone: None,
+            refusal: None,
+            operations: 0,
+            now: self.now,
+            step_nanoseconds: self.step_nanoseconds,
+            rules: self.rules,
+            random: self.random.clone(),
+        };
+        state.sweep();
+        state.count_used();
+        state
+    }
+
+    pub(super) fn count_used(&mut self) {
+        self.used_bytes = self.inodes.values().filter(|i| i.in_use()).map(Inode::taken_bytes).sum();
+    }
+
+    pub(super) fn open_handles(&self) -> u64 {
+        self.inodes.values().map(|inode| inode.handles).sum()
+    }
+
+    pub(super) fn inode(&self, number: Number) -> &Inode {
+        &self.inodes[&number]
+    }
+
+    pub(super) fn inode_mut(&mut self, number: Number) -> &mut Inode {
+        self.inodes.get_mut(&number).expect("an inode that is named, open or may come back is kept")
+    }
+
+    /// The path of a name in a directory; where the directory has lost its own, as it was.
+    fn path(&self, dir: Number, name: &[u8]) -> Vec<u8> {
+        let mut parts = vec![name];
+        let mut at = dir;
+        while let Some(inode) = self.inodes.get(&at).filter(|_| at != ROOT) {
+            parts.push(&inode.place.1);
+            at = inode.place.0;
+        }
+        parts.retain(|part| !part.is_empty());
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    /// Counts an operation, and fails it where one of the switches says so.
+    pub(super) fn begin(&mut self, verb: &'static str, of: Number, name: &[u8], writes: bool) -> Result<()> {
+        self.operations += 1;
+        let fail = |errno, path: &[u8]| Err(Error::new(ErrorKind::from_errno(errno), verb, path));
+        if let Some(errno) = self.gone {
+            return fail(errno, name);
+        }
+        if let Some(mut refusal) = self.refusal.take() {
+            let operation = Operation { verb, path: self.path(of, name) };
+            let refused = refusal(&operation);
+            self.refusal = Some(refusal);
+            if let Some(errno) = refused {
+                return fail(errno, &operation.path);
+            }
+        }
+        if writes && self.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, verb, name));
+        }
+        Ok(())
+    }
+
+    fn stamp(&mut self) -> Time {
+        let now = self.now;
+        let nanoseconds = self.now.nanoseconds + self.step_nanoseconds;
+        self.now = Time {
+            seconds: now.seconds + i64::from(nanoseconds / 1_000_000_000),
+            nanoseconds: nanoseconds % 1_000_000_000,
+        };
+        now
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.capacity_bytes.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.used_bytes))
+    }
+
+    pub(super) fn space(&self) -> quell_fs::Space {
+        let total_bytes = self.capacity_bytes.unwrap_or(self.used_bytes + (1 << 50));
+        let free_bytes = total_bytes.saturating_sub(self.used_bytes);
+        quell_fs::Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 }
+    }
+
+    fn add(&mut self, content: Content, permissions: u32, place: (Number, Vec<u8>)) -> Number {
+        let number = self.next;
+        self.next += 1;
+        let modified = self.stamp();
+        // As the kernel has it: a directory with the set-group-id bit passes its group on.
+        let from = self.inodes.get(&place.0).map(|dir| dir.dress);
+        let from = from.filter(|dress| dress.permissions & SET_GROUP_ID != 0);
+        let gid = from.map_or(100, |dress| dress.gid);
+        let inherited = if matches!(content, Content::Dir(_)) { from.map_or(0, |_| SET_GROUP_ID) } else { 0 };
+        let permissions = permissions | inherited;
+        let dress = Dress { permissions, uid: 1000, gid, modified };
+        let inode =
+            Inode { dress, synced_dress: dress, changed: modified, content, place, named: true, handles: 0 };
+        self.used_bytes += inode.taken_bytes();
+        self.inodes.insert(number, inode);
+        number
+    }
+
+    pub(super) fn names(&self, dir: Number) -> &BTreeMap<Vec<u8>, Number> {
+        match &self.inode(dir).content {
+            Content::Dir(names) => names,
+            _ => unreachable!("an open directory is a directory"),
+        }
+    }
+
+    pub(super) fn child(&self, dir: Number, name: &[u8], operation: &'static str) -> Result<Number> {
+        quell_fs::check_name(name)?;
+        let found = self.names(dir).get(name).copied();
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, operation, name))
+    }
+
+    /// The child that is meant, or the directory itself where the name is empty.
+    pub(super) fn child_or_self(&self, dir: Number, name: &[u8], operation: &'static str) -> Result<Number> {
+        if name.is_empty() { Ok(dir) } else { self.child(dir, name, operation) }
+    }
+
+    pub(super) fn stat(&self, number: Number) -> Stat {
+        let inode = self.inode(number);
+        let (size_bytes, allocated, nlink) = match &inode.content {
+            Content::File { bytes, .. } => {
+                (bytes.size_bytes(), bytes.allocated_bytes(), u32::from(inode.named))
+            }
+            Content::Symlink(target) => (target.len() as u64, 0, u32::from(inode.named)),
+            Content::Dir(names) => {
+                let dirs = names.values().filter(|n| self.inode(**n).kind() == Kind::Dir).count() as u32;
+                (4096, 4096, if inode.named { 2 + dirs } else { 0 })
+            }
+        };
+        Stat {
+            mode: inode.kind().mode_bits() | inode.dress.permissions,
+            uid: inode.dress.uid,
+            gid: inode.dress.gid,
+            nlink,
+            rdev: 0,
+            size_bytes,
+            blocks: allocated / 512,
+            modified: inode.dress.modified,
+            changed: inode.changed,
+            device: 1,
+            inode: number,
+            mount_root: false,
+        }
+    }
+
+    // Names.
+
+    /// Gives a name to an inode, or to none. Nothing is checked, and nothing written down.
+    pub(super) fn put(&mut self, dir: Number, name: &[u8], number: Option<Number>) {
+        let Content::Dir(names) = &mut self.inode_mut(dir).content else {
+            unreachable!("names are in directories")
+        };
+        match number {
+            Some(number) => {
+                names.insert(name.to_vec(), number);
+                let inode = self.inode_mut(number);
+                (inode.place, inode.named) = ((dir, name.to_vec()), true);
+            }
+            None => {
+                names.remove(name);
+            }
+        }
+    }
+
+    fn touch_dir(&mut self, dir: Number) {
+        let now = self.stamp();
+        let inode = self.inode_mut(dir);
+        (inode.dress.modified, inode.changed) = (now, now);
+    }
+
+    fn write_down(&mut self, change: NameChange) {
+        self.changes.push(change);
+        self.keep_changes_bounded();
+    }
+
+    pub(super) fn create(
+        &mut self,
+        dir: Number,
+        name: &[u8],
+        content: Content,
+        permissions: u32,
+    ) -> Result<Number> {
+        quell_fs::check_name(name)?;
+        if !self.inode(dir).named {
+            return Err(Error::new(ErrorKind::NotFound, "create in a removed directory", name));
+        }
+        if self.names(dir).contains_key(name) {
+            return Err(Error::new(ErrorKind::Exists, "create", name));
+        }
+        if self.free_bytes() < NAME_ROOM_BYTES {
+            return Err(Error::new(ErrorKind::NoSpace, "create", name));
+        }
+        let number = self.add(content, permissions & 0o7777, (dir, name.to_vec()));
+        self.put(dir, name, Some(number));
+        self.touch_dir(dir);
+        let slot = Slot { dir, name: name.to_vec(), before: None, after: Some(number) };
+        self.write_down(NameChange { slots: vec![slot], ..NameChange::default() });
+        Ok(number)
+    }
+
+    /// An inode has lost its name.
+    fn unnamed(&mut self, number: Number) {
+        let now = self.stamp();
+        let inode = self.inode_mut(number);
+        (inode.named, inode.changed) = (false, now);
+        self.maybe_unused(number);
+    }
+
+    fn maybe_unused(&mut self, number: Number) {
+        let inode = self.inode(number);
+        if !inode.in_use() {
+            self.used_bytes = self.used_bytes.saturating_sub(inode.taken_bytes());
+            self.nameless += 1;
+            if self.nameless > SWEEP_AT {
+                self.sweep();
+            }
+        }
+    }
+
+    /// Forgets inodes that nobody can reach and no loss of power brings back.
+    pub(super) fn sweep(&mut self) {
+        let slots = self.changes.iter().flat_map(|change| &change.slots);
+        let kept: HashSet<Number> = slots.flat_map(|s| [Some(s.dir), s.before, s.after]).flatten().collect();
+        self.inodes.retain(|number, inode| inode.in_use() || kept.contains(number));
+        self.nameless = 0;
+    }
+
+    pub(super) fn remove(&mut self, dir: Number, name: &[u8], a_dir: bool) -> Result<()> {
+        let number = self.child(dir, name, "remove")?;
+        let kind = match (&self.inode(number).content, a_dir) {
+            (Content::Dir(_), false) => Some(ErrorKind::IsADirectory),
+            (Content::Dir(names), true) if !names.is_empty() => Some(ErrorKind::NotEmpty),
+            (Content::Dir(_), true) | (_, false) => None,
+            (_, true) => Some(ErrorKind::NotADirectory),
+        };
+        if let Some(kind) = kind {
+            return Err(Error::new(kind, "remove", name));
+        }
+        self.put(dir, name, None);
+        self.unnamed(number);
+        self.touch_dir(dir);
+        let slot = Slot { dir, name: name.to_vec(), before: Some(number), after: None };
+        let emptied = a_dir.then_some(number);
+        self.write_down(NameChange { slots: vec![slot], emptied, ..NameChange::default() });
+        Ok(())
+    }
+
+    /// Whether `number` is `dir` or one of the directories above it.
+    fn holds(&self, number: Number, dir: Number) -> bool {
+        let mut at = dir;
+        loop {
+            if at == number {
+                return true;
+            }
+            if at == ROOT {
+                return false;
+            }
+            at = self.inode(at).place.0;
+        }
+    }
+
+    pub(super) fn rename(
+        &mut self,
+        (from_dir, from): (Number, &[u8]),
+        (to_dir, to): (Number, &[u8]),
+        how: Rename,
+    ) -> Result<()> {
+        let refused = |kind, name: &[u8]| Err(Error::new(kind, "rename", name));
+        let number = self.child(from_dir, from, "rename")?;
+        quell_fs::check_name(to)?;
+        if !self.inode(to_dir).named {
+            return refused(ErrorKind::NotFound, to);
+        }
+        let old = self.names(to_dir).get(to).copied();
+        let is_dir = |number: Number| self.inode(number).kind() == Kind::Dir;
+        if how == Rename::Keep && old.is_some() {
+            return refused(ErrorKind::Exists, to);
+        }
+        if how == Rename::Exchange && old.is_none() {
+            return refused(ErrorKind::NotFound, to);
+        }
+        if is_dir(number) && self.holds(number, to_dir) {
+            return refused(ErrorKind::InvalidInput, from);
+        }
+        match (how, old) {
+            (Rename::Exchange, Some(old)) if is_dir(old) && self.holds(old, from_dir) => {
+                return refused(ErrorKind::InvalidInput, to);
+            }
+            (Rename::Replace, Some(old)) if old != number => match (is_dir(number), is_dir(old)) {
+                (true, false) => return refused(ErrorKind::NotADirectory, to),
+                // As the kernel says it of a directory above the one that moves.
+                (_, true) if self.holds(old, from_dir) => return refused(ErrorKind::NotEmpty, to),
+                (false, true) => return refused(ErrorKind::IsADirectory, to),
+                (true, true) if !self.names(old).is_empty() => return refused(ErrorKind::NotEmpty, to),
+                _ => {}
+            },
+            _ => {}
+        }
+        if old == Some(number) {
+            return Ok(());
+        }
+        let moved_dir = from_dir != to_dir && (is_dir(number) || old.is_some_and(is_dir));
+        let replaced_dir = old.filter(|old| how == Rename::Replace && is_dir(*old));
+        let left = old.filter(|_| how == Rename::Exchange);
+        self.put(from_dir, from, left);
+        self.put(to_dir, to, Some(number));
+        if let Some(old) = old.filter(|_| how != Rename::Exchange) {
+            self.unnamed(old);
+        }
+        for dir in [from_dir, to_dir] {
+            self.touch_dir(dir);
+        }
+        let now = self.stamp();
+        self.inode_mut(number).changed = now;
+        let slots = vec![
+            Slot { dir: from_dir, name: from.to_vec(), before: Some(number), after: left },
+            Slot { dir: to_dir, name: to.to_vec(), before: old, after: Some(number) },
+        ];
+        self.write_down(NameChange { slots, emptied: replaced_dir, after_all: moved_dir });
+        Ok(())
+    }
+
+    pub(super) fn change(&mut self, number: Number, change: &Change) -> Result<()> {
+        let inode = self.inode(number);
+        if change.size_bytes.is_some() {
+            return Err(Error::new(ErrorKind::InvalidInput, "change the size", &inode.place.1));
+        }
+        if change.permissions.is_some() && inode.kind() == Kind::Symlink {
+            return Err(Error::new(ErrorKind::Unsupported, "change the mode", &inode.place.1));
+        }
+        let now = self.stamp();
+        let inode = self.inode_mut(number);
+        let old = inode.dress;
+        inode.dress = Dress {
+            permissions: change.permissions.map_or(old.permissions, |permissions| permissions & 0o7777),
+            uid: change.uid.unwrap_or(old.uid),
+            gid: change.gid.unwrap_or(old.gid),
+            modified: change.modified.unwrap_or(old.modified),
+        };
+        inode.changed = now;
+        Ok(())
+    }
+
+    // Files.
+
+    /// Changes the bytes of a file, and keeps in mind that this was not synced.
+    pub(super) fn change_bytes(&mut self, number: Number, what: Unsynced) {
+        let now = self.stamp();
+        let inode = self.inode_mut(number);
+        (inode.dress.modified, inode.changed) = (now, now);
+        let Content::File { bytes, synced, unsynced } = &mut inode.content else {
+            unreachable!("an open file is a file")
+        };
+        let before = bytes.allocated_bytes();
+        what.apply(bytes);
+        let after = bytes.allocated_bytes();
+        unsynced.push(what);
+        Unsynced::keep_bounded(unsynced, synced);
+        self.used_bytes = (self.used_bytes + after).saturating_sub(before);
+    }
+
+    pub(super) fn file_bytes(&self, number: Number) -> &SparseBytes {
+        match &self.inode(number).content {
+            Content::File { bytes, .. } => bytes,
+            _ => unreachable!("an open file is a file"),
+        }
+    }
+
+    pub(super) fn write(&mut self, number: Number, from: &[u8], offset: u64) -> Result<()> {
+        let fits = (offset).checked_add(from.len() as u64).is_some_and(|end| end <= FILE_BYTES_MAX);
+        if !fits {
+            return Err(Error::new(ErrorKind::InvalidInput, "write", b""));
+        }
+        let count = self.file_bytes(number).writable_bytes(offset, from.len(), self.free_bytes());
+        if count > 0 {
+            self.change_bytes(number, Unsynced::write(offset, &from[..count]));
+        }
+        if count < from.len() {
+            return Err(Error::new(ErrorKind::NoSpace, "write", b""));
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_size(&mut self, number: Number, size_bytes: u64) -> Result<()> {
+        if size_bytes > FILE_BYTES_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "set size", b""));
+        }
+        self.change_bytes(number, Unsynced::size(size_bytes));
+        Ok(())
+    }
+
+    pub(super) fn closed(&mut self, number: Number) {
+        self.inode_mut(number).handles -= 1;
+        self.maybe_unused(number);
+    }
+
+    /// A regular file that is to be opened.
+    pub(super) fn file(&self, dir: Number, name: &[u8]) -> Result<Number> {
+        let number = self.child(dir, name, "open")?;
+        let kind = match self.inode(number).kind() {
+            Kind::File => return Ok(number),
+            Kind::Dir => ErrorKind::IsADirectory,
+            _ => ErrorKind::Os(errno::ELOOP),
+        };
+        Err(Error::new(kind, "open", name))
+    }
+}
