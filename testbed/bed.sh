@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# What the scripts of the test beds share: words to the user, processes that are ended only if they are ours, one command at a
+# time. It is sourced, by a script that has set `bed`, the directory of its state.
+script=${0##*/}
+: "${bed:?}"
+
+usage() { sed -n "/^# *$script /s/^# \{0,1\}//p" "$0"; }
+fail() { # fail EXIT-CODE MESSAGE
+  local code=$1
+  shift
+  echo "$script: $*" >&2
+  exit "$code"
+}
+need_root() { [ "$(id -u)" = 0 ] || fail 3 "'$1' needs root (network namespaces and mounts for every node)"; }
+need_number() { [[ ${2:-} =~ ^[1-9][0-9]?$ ]] || fail 2 "'$1' needs a node number from 1 to 99, not '${2:-}'"; }
+
+# --- processes -----------------------------------------------------------------------------------
+# The start time in clock ticks since boot tells a process from a later one with the same pid.
+process_stat() { # set `state` and `started` of process $1
+  local line fields
+  line=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+  read -ra fields <<<"${line##*) }"
+  state=${fields[0]} started=${fields[19]}
+}
+is_ours() { # is_ours NAME: is the process that we started under this name still running?
+  local pid known state started
+  [ -e "$bed/run/$1" ] || return 1
+  read -r pid known <"$bed/run/$1" && process_stat "$pid" && [ "$started" = "$known" ] && [ "$state" != Z ]
+}
+start_process() { # start_process NAME CMD...: in a session of its own, output in $bed/NAME.log
+  local name=$1 pid state started
+  shift
+  setsid "$@" </dev/null >"$bed/$name.log" 2>&1 9<&- &
+  pid=$!
+  process_stat "$pid" || started=ended # the caller sees that it is not running
+  echo "$pid $started" >"$bed/run/$name"
+}
+stop_process() { # stop_process NAME: TERM, then KILL after 10 s
+  local name=$1 pid tries
+  if is_ours "$name"; then
+    read -r pid _ <"$bed/run/$name"
+    kill "$pid" 2>/dev/null || true
+    for ((tries = 0; tries < 100; tries++)); do
+      is_ours "$name" || break
+      sleep 0.1
+    done
+    if is_ours "$name"; then kill -9 "$pid" 2>/dev/null || true; fi
+  fi
+  rm -f "$bed/run/$name"
+}
+
+# --- nodes ---------------------------------------------------------------------------------------
+unmount_node() { # unmount_node I [lazy]: the mount process is still to be stopped
+  local i=$1 tries
+  # A view's holder leaves some moments after its program, and with it the last user of the mount.
+  for ((tries = 0; tries < 40; tries++)); do
+    mountpoint -q "$bed/nodes/$i" || return 0
+    if umount "$bed/nodes/$i" 2>"$bed/umount.log"; then return 0; fi
+    sleep 0.25
+  done
+  [ "${2:-}" = lazy ] || fail 1 "node $i is in use, so its caches cannot be dropped: $(cat "$bed/umount.log")"
+  echo "$script: node $i is still in use; detaching it" >&2
+  umount -l "$bed/nodes/$i" || true
+}
+
+# --- the whole bed -------------------------------------------------------------------------------
+# One `up`, `drop` or `down` at a time: the lock is the state directory itself (descriptor 9).
+lock() {
+  local tries
+  for ((tries = 0; tries < 20; tries++)); do
+    mkdir -p "$bed"
+    exec 9<"$bed"
+    flock -w 300 9 || fail 1 "another command has been holding $bed for 300 s"
+    # A `down` may have removed the directory while we waited; then take the new one.
+    if [ "$bed" -ef /proc/self/fd/9 ]; then return; fi
+  done
+  fail 1 "$bed keeps disappearing"
+}
+remove_directory() {
+  # Never delete through a mount that could not be taken away.
+  if grep -qF " $bed/" /proc/mounts; then fail 1 "something is still mounted under $bed; nothing was deleted"; fi
+  rm -rf --one-file-system "$bed"
+  # Only the default place has a parent of ours.
+  if [ "$bed" = "/tmp/quell-testbed/$script" ]; then rmdir "${bed%/*}" 2>/dev/null || true; fi
+}
