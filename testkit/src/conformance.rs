@@ -12,6 +12,7 @@ mod paths;
 mod read;
 mod resolve;
 mod stale;
+pub mod writing;
 mod xattrs;
 
 use std::any::Any;

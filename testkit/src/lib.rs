@@ -15,6 +15,7 @@ mod random;
 mod real_dir;
 mod sparse;
 mod tree;
+mod writable_model;
 
 pub use counting::{CountingDir, Operation};
 pub use memory_dir::MemoryDir;
@@ -23,3 +24,4 @@ pub use model::Model;
 pub use random::Random;
 pub use real_dir::{CannotMake, make_on_disk};
 pub use tree::{Node, NodeNumber, Tree};
+pub use writable_model::WritableModel;

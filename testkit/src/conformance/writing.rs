@@ -1,0 +1,213 @@
+//! What every file system of the contract promises that may be changed, one promise a file. An implementation says how
+//! an empty one is made, and what it cannot do; the suite panics with the promise's name where something else happens.
+
+mod append;
+mod attributes;
+mod bytes;
+mod create;
+mod directories;
+mod handles;
+mod holes;
+mod listing;
+mod mounts;
+mod names;
+mod nodes;
+mod open_and_removed;
+mod pieces;
+mod publish;
+mod rename;
+mod space;
+mod symlinks;
+mod threads;
+mod truncate;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use quell_fs::{Attributes, FileSystem, New, NodeId, Open, Result, Writable, WritableFile};
+
+/// Mounts of one new, empty store: what is made by one of them is there for the others.
+pub struct Mounts {
+    pub mounts: Vec<Arc<dyn FileSystem>>,
+    /// What must live as long as they do.
+    pub keep: Option<Box<dyn Any>>,
+}
+
+impl std::fmt::Debug for Mounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mounts").field("count", &self.mounts.len()).finish_non_exhaustive()
+    }
+}
+
+/// One implementation, and what it can be asked for.
+pub struct WritingWorld<'a> {
+    pub name: &'a str,
+    /// Makes so many mounts of a new store.
+    pub make: &'a dyn Fn(usize) -> Mounts,
+    /// How many mounts one store may have; where it is 1, what concerns several is not asked.
+    pub mounts_max: usize,
+    /// The longest name that a file may have: 255 but for those whose format takes some of it.
+    pub name_bytes_max: usize,
+    /// Whom new files belong to.
+    pub uid: u32,
+    pub gid: u32,
+    /// Files can be given to anybody.
+    pub owners: bool,
+    /// `Rename::Keep` and `Rename::Exchange` work; otherwise they are refused with `Unsupported`.
+    pub rename_kinds: bool,
+}
+
+impl std::fmt::Debug for WritingWorld<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WritingWorld").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+type Promise = fn(&WritingWorld<'_>);
+
+const PROMISES: [(&str, Promise); 19] = [
+    ("create", create::check),
+    ("bytes", bytes::check),
+    ("holes", holes::check),
+    ("append", append::check),
+    ("truncate", truncate::check),
+    ("pieces", pieces::check),
+    ("names", names::check),
+    ("directories", directories::check),
+    ("symlinks", symlinks::check),
+    ("rename", rename::check),
+    ("open and removed", open_and_removed::check),
+    ("attributes", attributes::check),
+    ("listing", listing::check),
+    ("nodes", nodes::check),
+    ("handles", handles::check),
+    ("publish", publish::check),
+    ("mounts", mounts::check),
+    ("threads", threads::check),
+    ("space", space::check),
+];
+
+/// Checks every promise.
+pub fn run(world: &WritingWorld<'_>) {
+    for (name, check) in PROMISES {
+        println!("{}: {name}", world.name);
+        check(world);
+    }
+}
+
+/// A mount, with shorter words for what tests do.
+struct Mount {
+    fs: Arc<dyn FileSystem>,
+    root: NodeId,
+    new: New,
+    new_dir: New,
+    // After the mount, so that it is dropped after it.
+    _keep: Option<Box<dyn Any>>,
+}
+
+impl WritingWorld<'_> {
+    fn mount(&self) -> Mount {
+        let Mounts { mut mounts, keep } = (self.make)(1);
+        assert_eq!(mounts.len(), 1);
+        self.mount_of(mounts.remove(0), keep)
+    }
+
+    fn mount_of(&self, fs: Arc<dyn FileSystem>, keep: Option<Box<dyn Any>>) -> Mount {
+        let new = New { permissions: 0o644, uid: self.uid, gid: self.gid };
+        let new_dir = New { permissions: 0o755, ..new };
+        Mount { root: fs.root(), fs, new, new_dir, _keep: keep }
+    }
+
+    /// Two mounts of one store, if there can be.
+    fn two_mounts(&self) -> Option<TwoMounts> {
+        if self.mounts_max < 2 {
+            return None;
+        }
+        let Mounts { mut mounts, keep } = (self.make)(2);
+        assert_eq!(mounts.len(), 2);
+        let (second, first) = (mounts.remove(1), mounts.remove(0));
+        Some(TwoMounts { a: self.mount_of(first, None), b: self.mount_of(second, None), _keep: keep })
+    }
+}
+
+struct TwoMounts {
+    a: Mount,
+    b: Mount,
+    _keep: Option<Box<dyn Any>>,
+}
+
+impl Mount {
+    fn verbs(&self) -> &dyn Writable {
+        self.fs.writable().expect("it may be changed")
+    }
+
+    /// A new file of the root, open for reading and writing.
+    fn create(&self, name: &str) -> (NodeId, Box<dyn WritableFile>) {
+        self.create_in(self.root, name)
+    }
+
+    fn create_in(&self, dir: NodeId, name: &str) -> (NodeId, Box<dyn WritableFile>) {
+        let made = self.verbs().create(dir, name.as_bytes(), self.new, Open::READ_WRITE);
+        let (attributes, file) = made.unwrap_or_else(|e| panic!("{name}: {e}"));
+        (attributes.node, file)
+    }
+
+    /// A new file of the root with these bytes, closed again.
+    fn write(&self, name: &str, bytes: &[u8]) -> NodeId {
+        let (node, file) = self.create(name);
+        file.write_at(bytes, 0).unwrap();
+        file.publish().unwrap();
+        node
+    }
+
+    fn make_dir(&self, name: &str) -> NodeId {
+        self.verbs().make_dir(self.root, name.as_bytes(), self.new_dir).unwrap().node
+    }
+
+    fn open(&self, node: NodeId) -> Box<dyn WritableFile> {
+        self.verbs().open_as(node, Open::READ_WRITE).unwrap()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &str) -> Option<Attributes> {
+        self.fs.lookup(dir, name.as_bytes()).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    fn attributes(&self, node: NodeId) -> Attributes {
+        self.fs.attributes(node).unwrap()
+    }
+
+    /// All of a file, which is opened for it.
+    fn bytes(&self, node: NodeId) -> Vec<u8> {
+        let file = self.verbs().open_as(node, Open::READ).unwrap();
+        let bytes = whole(&*file);
+        assert_eq!(self.attributes(node).size_bytes, bytes.len() as u64, "the size is another");
+        bytes
+    }
+
+    /// All of the file behind a path; `None`: nothing is there.
+    fn bytes_at(&self, path: &str) -> Option<Vec<u8>> {
+        let found = quell_fs::resolve(&*self.fs, path.as_bytes());
+        found.ok().map(|attributes| self.bytes(attributes.node))
+    }
+}
+
+/// All that a small file holds.
+fn whole(file: &dyn WritableFile) -> Vec<u8> {
+    let mut bytes = vec![0xAA; 1 << 20];
+    let count = file.read_at(&mut bytes, 0).unwrap();
+    assert!(count < bytes.len(), "no small file");
+    bytes.truncate(count);
+    bytes
+}
+
+fn read(file: &dyn WritableFile, offset: u64, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0xAA; count];
+    let count = file.read_at(&mut bytes, offset).unwrap();
+    bytes.truncate(count);
+    bytes
+}
+
+#[track_caller]
+fn refused<T>(answer: Result<T>, errno: i32) {
+    super::refused(answer, errno);
+}

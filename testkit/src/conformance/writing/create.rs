@@ -1,0 +1,72 @@
+//! Promise: a new file is empty, has the mode and owner that it was made with, is there at once and once, and can
+//! be written to whatever its mode.
+
+use quell_fs::errno::{EEXIST, EISDIR, ENOTDIR};
+use quell_fs::{Change, Kind, New, Open};
+
+use super::{WritingWorld, refused};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (verbs, root) = (mount.verbs(), mount.root);
+    for permissions in [0o644, 0o600, 0o755, 0o640, 0o444, 0o400] {
+        let name = format!("mode {permissions:o}");
+        let new = New { permissions, ..mount.new };
+        let (made, file) = verbs.create(root, name.as_bytes(), new, Open::READ_WRITE).unwrap();
+        assert_eq!((made.kind, made.size_bytes, made.nlink), (Kind::File, 0, 1), "{name}");
+        assert_eq!((made.permissions, made.uid, made.gid), (permissions, world.uid, world.gid), "{name}");
+        let found = mount.lookup(root, &name).expect("it was made");
+        assert_eq!((found.node, found.permissions, found.size_bytes), (made.node, permissions, 0));
+        file.write_at(b"whatever its mode", 0).unwrap();
+        file.publish().unwrap();
+        assert_eq!(super::whole(&*file), b"whatever its mode");
+    }
+    for name in ["file", "dir", "link"] {
+        match name {
+            "file" => drop(mount.write("file", b"bytes")),
+            "dir" => drop(mount.make_dir("dir")),
+            _ => drop(verbs.make_symlink(root, b"link", b"nowhere", mount.new).unwrap()),
+        }
+        refused(verbs.create(root, name.as_bytes(), mount.new, Open::READ_WRITE), EEXIST);
+        refused(verbs.make_dir(root, name.as_bytes(), mount.new_dir), EEXIST);
+        refused(verbs.make_symlink(root, name.as_bytes(), b"x", mount.new), EEXIST);
+    }
+    assert_eq!(mount.bytes_at("file").unwrap(), b"bytes");
+    let file = mount.lookup(root, "file").unwrap().node;
+    refused(verbs.create(file, b"below a file", mount.new, Open::READ_WRITE), ENOTDIR);
+    refused(verbs.open_as(root, Open::READ_WRITE), EISDIR);
+    passed_on_group(world);
+    one_winner(world);
+}
+
+fn passed_on_group(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let verbs = mount.verbs();
+    let dir = mount.make_dir("group");
+    verbs.change(dir, &Change { permissions: Some(0o2775), ..Change::default() }).unwrap();
+    let below = verbs.make_dir(dir, b"dir", New { permissions: 0o750, ..mount.new }).unwrap();
+    assert_eq!((below.permissions, below.gid), (0o2750, world.gid));
+    let (file, _) = mount.create_in(dir, "file");
+    assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, world.gid));
+}
+
+/// Of many who make one name, one does.
+fn one_winner(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    for round in 0..10 {
+        let name = format!("lock {round}");
+        let name = name.as_bytes();
+        let won = std::thread::scope(|scope| {
+            let try_it = || mount.fs.writable().unwrap().create(mount.root, name, mount.new, Open::WRITE);
+            let tries: Vec<_> =
+                (0..4).map(|_| scope.spawn(move || try_it().map_err(|e| e.errno()))).collect();
+            let answers = tries.into_iter().map(|t| t.join().unwrap());
+            answers
+                .map(|answer| answer.map(drop))
+                .inspect(|a| assert!(matches!(a, Ok(()) | Err(EEXIST))))
+                .filter(Result::is_ok)
+                .count()
+        });
+        assert_eq!(won, 1);
+    }
+}

@@ -1,0 +1,77 @@
+//! Promise: all who have a file open on one mount see one file, whichever process they are and whatever they opened it for, at once.
+
+use quell_fs::{NodeId, Open, WritableFile};
+
+use super::{Mount, WritingWorld, read, whole};
+use crate::Random;
+
+fn open(mount: &Mount, node: NodeId, process: u32) -> Box<dyn WritableFile> {
+    mount.verbs().open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
+}
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (node, first) = mount.create("file");
+    first.write_at(b"first", 0).unwrap();
+    let second = open(&mount, node, 17);
+    assert_eq!(whole(&*second), b"first");
+    second.write_at(b"S", 2).unwrap();
+    assert_eq!(whole(&*first), b"fiSst");
+    first.write_at(b"F", 2).unwrap();
+    assert_eq!(whole(&*second), b"fiFst", "the later one wins");
+    assert_eq!(mount.attributes(node).size_bytes, 5);
+    second.append(b" and last").unwrap();
+    assert_eq!(mount.attributes(node).size_bytes, 14, "before anything is published");
+    let reader = mount.fs.open(node).unwrap();
+    drop(second);
+    let mut bytes = [0; 20];
+    assert_eq!(reader.read_at(&mut bytes, 0).unwrap(), 14);
+    assert_eq!(&bytes[..14], b"fiFst and last");
+    first.write_at(b"seen by who only reads", 0).unwrap();
+    assert_eq!(reader.read_at(&mut bytes, 15).unwrap(), 7);
+    assert_eq!(&bytes[..7], b"y reads");
+    by_turns(world);
+    again_and_again(world);
+}
+
+/// Processes write to one another's blocks in turns; every one reads what all of them wrote.
+fn by_turns(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (node, creator) = mount.create("file");
+    let mut files: Vec<_> = (0..6).map(|i| open(&mount, node, 100 + i / 2)).collect();
+    files.push(creator);
+    let mut expected = vec![0; 20_000];
+    let mut random = Random::new(3);
+    let mut size = 0;
+    for _ in 0..300 {
+        let (count, offset) = (1 + random.below(700), random.below(19_000));
+        let bytes = random.bytes(count);
+        let writer = random.pick(&files);
+        writer.write_at(&bytes, offset as u64).unwrap();
+        expected[offset..offset + count].copy_from_slice(&bytes);
+        size = size.max(offset + count);
+        if random.one_in(6) {
+            writer.publish().unwrap();
+        }
+        let (begin, count) = (random.below(size), random.below(3000));
+        let found = read(&**random.pick(&files), begin as u64, count);
+        assert!(found == expected[begin..(begin + count).min(size)], "{count} bytes at {begin}");
+    }
+    drop(files);
+    assert!(mount.bytes(node) == expected[..size]);
+}
+
+/// A file that is opened, appended to and closed by process after process.
+fn again_and_again(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let node = mount.write("file", b"");
+    let mut expected = Vec::new();
+    for process in 0..40_u32 {
+        let file = open(&mount, node, process % 5);
+        file.append(&process.to_le_bytes()).unwrap();
+        expected.extend(process.to_le_bytes());
+        file.publish().unwrap();
+        drop(file);
+        assert_eq!(mount.bytes(node), expected);
+    }
+}

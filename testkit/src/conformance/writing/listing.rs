@@ -1,0 +1,96 @@
+//! Promise: a listing has every entry once with its kind and node; entries that stay are in it once, whatever is made and removed
+//! while it is read.
+
+use std::collections::BTreeSet;
+
+use quell_fs::{Cursor, Kind, Open};
+
+use super::names::odd_names;
+use super::{Mount, WritingWorld};
+use crate::operations::listing;
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let verbs = mount.verbs();
+    let dir = mount.make_dir("dir");
+    for (i, name) in odd_names().iter().enumerate() {
+        match i % 3 {
+            0 => drop(verbs.create(dir, name, mount.new, Open::WRITE).unwrap()),
+            1 => drop(verbs.make_dir(dir, name, mount.new_dir).unwrap()),
+            _ => drop(verbs.make_symlink(dir, name, b"x", mount.new).unwrap()),
+        }
+    }
+    for step in [1, 2, 7, 1000] {
+        let entries = listing(&*mount.fs, dir, step).unwrap();
+        let listed: BTreeSet<_> = entries.iter().map(|e| e.0.clone()).collect();
+        assert_eq!((listed, entries.len()), (odd_names().into_iter().collect(), odd_names().len()));
+        for (i, name) in odd_names().iter().enumerate() {
+            let (_, entry) = entries.iter().find(|e| e.0 == *name).expect("it was listed");
+            let found = mount.fs.lookup(dir, name).unwrap().expect("it is there");
+            assert_eq!((entry.node, entry.kind), (found.node, found.kind), "{}", name.escape_ascii());
+            assert_eq!(found.kind, [Kind::File, Kind::Dir, Kind::Symlink][i % 3]);
+        }
+    }
+    while_it_changes(&world.mount());
+    as_rm_does(&world.mount());
+}
+
+fn while_it_changes(mount: &Mount) {
+    let dir = mount.make_dir("dir");
+    for i in 0..60 {
+        mount.create_in(dir, &format!("stays {i}"));
+        mount.create_in(dir, &format!("goes {i}"));
+    }
+    let (mut cursor, mut names, mut round) = (Cursor::START, Vec::new(), 0);
+    loop {
+        let before = names.len();
+        mount
+            .fs
+            .list(dir, cursor, &mut |entry| {
+                names.push(entry.name.to_vec());
+                cursor = entry.next;
+                names.len() - before < 10
+            })
+            .unwrap();
+        if names.len() == before {
+            break;
+        }
+        for i in round * 5..(round * 5 + 5).min(60) {
+            mount.verbs().remove(dir, format!("goes {i}").as_bytes()).unwrap();
+            mount.create_in(dir, &format!("comes {i}"));
+        }
+        round += 1;
+        assert!(round < 100, "the listing does not end");
+    }
+    let staying = names.iter().filter(|name| name.starts_with(b"stays"));
+    assert_eq!(staying.clone().count(), 60);
+    assert_eq!(staying.collect::<BTreeSet<_>>().len(), 60);
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "a name came twice");
+}
+
+/// Removes what was listed before it goes on listing.
+fn as_rm_does(mount: &Mount) {
+    let dir = mount.make_dir("dir");
+    for i in 0..100 {
+        mount.create_in(dir, &format!("{i}"));
+    }
+    let mut cursor = Cursor::START;
+    loop {
+        let mut names = Vec::new();
+        mount
+            .fs
+            .list(dir, cursor, &mut |entry| {
+                names.push(entry.name.to_vec());
+                cursor = entry.next;
+                names.len() < 7
+            })
+            .unwrap();
+        if names.is_empty() {
+            break;
+        }
+        for name in names {
+            mount.verbs().remove(dir, &name).unwrap();
+        }
+    }
+    mount.verbs().remove_dir(mount.root, b"dir").unwrap();
+}

@@ -1,0 +1,61 @@
+//! Promise: what was published by one mount is read by who opens the file on another afterwards; names are there at once.
+//! Writers on several mounts may write to different parts of one file.
+
+use quell_fs::{Change, Open, Rename};
+
+use super::{WritingWorld, whole};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let Some(two) = world.two_mounts() else { return };
+    let (a, b) = (&two.a, &two.b);
+    let node = a.write("file", b"written by a");
+    assert_eq!(b.bytes_at("file").unwrap(), b"written by a");
+    let on_b = b.lookup(b.root, "file").unwrap().node;
+    let file = b.open(on_b);
+    file.append(b" and b").unwrap();
+    file.publish().unwrap();
+    assert_eq!(a.bytes(node), b"written by a and b", "published, and still open");
+    drop(file);
+    a.verbs().change(node, &Change { size_bytes: Some(10), ..Change::default() }).unwrap();
+    assert_eq!(b.bytes(on_b), b"written by");
+    drop(b.verbs().open_as(on_b, Open { truncate: true, ..Open::WRITE }).unwrap());
+    assert_eq!(a.bytes(node), b"");
+    a.verbs().change(node, &Change { permissions: Some(0o600), ..Change::default() }).unwrap();
+    assert_eq!(b.attributes(on_b).permissions, 0o600);
+
+    let dir = a.make_dir("dir");
+    a.verbs().rename(a.root, b"file", dir, b"moved", Rename::Replace).unwrap();
+    assert_eq!((b.bytes_at("file"), b.bytes_at("dir/moved")), (None, Some(Vec::new())));
+    b.verbs().remove(b.lookup(b.root, "dir").unwrap().node, b"moved").unwrap();
+    assert_eq!(a.lookup(dir, "moved"), None);
+    checkpoint(world);
+}
+
+/// Processes on two mounts write one file at the same time, in turns of a block; no byte twice.
+fn checkpoint(world: &WritingWorld<'_>) {
+    let Some(two) = world.two_mounts() else { return };
+    let (a, b) = (&two.a, &two.b);
+    let (_, first) = a.create("checkpoint");
+    let writers: Vec<_> = (0..4_u32)
+        .map(|process| {
+            let mount = if process % 2 == 0 { a } else { b };
+            let node = mount.lookup(mount.root, "checkpoint").unwrap().node;
+            mount.verbs().open_as(node, Open { process, ..Open::WRITE }).unwrap()
+        })
+        .collect();
+    for block in 0..200_u64 {
+        let bytes = [block as u8; 501];
+        writers[block as usize % 4].write_at(&bytes, block * 501).unwrap();
+    }
+    for writer in writers {
+        writer.publish().unwrap();
+    }
+    drop(first);
+    for mount in [a, b] {
+        let node = mount.lookup(mount.root, "checkpoint").unwrap().node;
+        let file = mount.verbs().open_as(node, Open::READ).unwrap();
+        let bytes = whole(&*file);
+        assert_eq!(bytes.len(), 200 * 501);
+        assert!(bytes.chunks(501).enumerate().all(|(i, chunk)| chunk.iter().all(|byte| *byte == i as u8)));
+    }
+}

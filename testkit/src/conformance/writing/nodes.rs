@@ -1,0 +1,73 @@
+//! Promise: a node keeps its number and its bytes while it has references, whatever becomes of its name; one that has neither
+//! is stale.
+
+use quell_fs::errno::ESTALE;
+use quell_fs::{Cursor, NodeId, Open, Rename};
+
+use super::{WritingWorld, refused};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (verbs, root) = (mount.verbs(), mount.root);
+    assert_eq!((root, mount.attributes(root).node), (NodeId(0), root));
+    let node = mount.write("file", b"bytes");
+    for _ in 0..5 {
+        assert_eq!(mount.lookup(root, "file").unwrap().node, node);
+    }
+    verbs.rename(root, b"file", root, b"moved", Rename::Replace).unwrap();
+    verbs.forget(node, 5);
+    assert_eq!(mount.bytes(node), b"bytes", "one reference is left");
+    verbs.remove(root, b"moved").unwrap();
+    assert_eq!(mount.bytes(node), b"bytes", "one reference is left");
+    verbs.forget(node, 1);
+    stale(&mount, node);
+
+    // A directory that was removed is empty.
+    let dir = mount.make_dir("dir");
+    verbs.remove_dir(root, b"dir").unwrap();
+    assert_eq!(mount.attributes(dir).kind, quell_fs::Kind::Dir);
+    verbs.forget(dir, 1);
+    stale(&mount, dir);
+
+    // Nobody's number is another's as long as it is known.
+    let mut held = vec![root];
+    for round in 0..50 {
+        let made = if round % 2 == 0 { mount.write("again", b"x") } else { mount.make_dir("again") };
+        assert!(!held.contains(&made), "{made:?}");
+        if round % 2 == 0 {
+            verbs.remove(root, b"again").unwrap();
+        } else {
+            verbs.remove_dir(root, b"again").unwrap();
+        }
+        if round % 3 == 0 {
+            verbs.forget(made, 1);
+        } else {
+            held.push(made);
+        }
+    }
+    // A named node without references is found by its name again.
+    let node = mount.write("kept", b"kept");
+    verbs.forget(node, 1);
+    assert_eq!(mount.bytes_at("kept").unwrap(), b"kept");
+    verbs.forget(root, 1000);
+    assert_eq!(mount.attributes(root).node, root);
+    for unknown in [1 << 40, u64::MAX] {
+        stale(&mount, NodeId(unknown));
+    }
+}
+
+fn stale(mount: &super::Mount, node: NodeId) {
+    let (fs, verbs, new) = (&*mount.fs, mount.verbs(), mount.new);
+    refused(fs.attributes(node), ESTALE);
+    refused(fs.lookup(node, b"x"), ESTALE);
+    refused(fs.list(node, Cursor::START, &mut |_| true), ESTALE);
+    refused(fs.open(node), ESTALE);
+    refused(fs.read_link(node), ESTALE);
+    refused(verbs.open_as(node, Open::READ_WRITE), ESTALE);
+    refused(verbs.change(node, &quell_fs::Change::default()), ESTALE);
+    refused(verbs.create(node, b"x", new, Open::READ_WRITE), ESTALE);
+    refused(verbs.make_dir(node, b"x", new), ESTALE);
+    refused(verbs.remove(node, b"x"), ESTALE);
+    refused(verbs.rename(node, b"x", mount.root, b"y", Rename::Replace), ESTALE);
+    verbs.forget(node, 1);
+}

@@ -1,0 +1,49 @@
+//! Promise: a file that is removed while it is open, or known, keeps its bytes and can be written to until nobody does; its name is free at once.
+
+use quell_fs::Change;
+use quell_fs::errno::ENOENT;
+
+use super::{WritingWorld, refused, whole};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (verbs, root) = (mount.verbs(), mount.root);
+    let (old, file) = mount.create("file");
+    file.write_at(b"old", 0).unwrap();
+    let second = mount.open(old);
+    verbs.remove(root, b"file").unwrap();
+    refused(verbs.remove(root, b"file"), ENOENT);
+    assert_eq!(mount.lookup(root, "file"), None);
+    let new = mount.write("file", b"new");
+    assert_ne!(old, new);
+    file.append(b", but alive").unwrap();
+    file.publish().unwrap();
+    file.sync().unwrap();
+    assert_eq!(whole(&*second), b"old, but alive");
+    assert_eq!(mount.attributes(old).nlink, 0);
+    verbs
+        .change(old, &Change { size_bytes: Some(3), permissions: Some(0o600), ..Change::default() })
+        .unwrap();
+    assert_eq!((mount.attributes(old).permissions, mount.attributes(old).size_bytes), (0o600, 3));
+    drop((file, second));
+    // It has a reference: it can be opened again.
+    let file = mount.open(old);
+    file.append(b"!").unwrap();
+    assert_eq!(whole(&*file), b"old!");
+    verbs.forget(old, 1);
+    assert_eq!(whole(&*file), b"old!", "an open file needs no reference");
+    file.write_at(b"O", 0).unwrap();
+    file.publish().unwrap();
+    drop(file);
+    assert_eq!(mount.bytes_at("file").unwrap(), b"new");
+
+    // With its directory.
+    let dir = mount.make_dir("dir");
+    let (_, file) = mount.create_in(dir, "file");
+    file.write_at(b"bytes", 0).unwrap();
+    verbs.remove(dir, b"file").unwrap();
+    verbs.remove_dir(root, b"dir").unwrap();
+    file.append(b" that stay").unwrap();
+    file.publish().unwrap();
+    assert_eq!(whole(&*file), b"bytes that stay");
+}

@@ -1,0 +1,37 @@
+//! Promise: publishing and syncing can be asked for at any time, any number of times, and change nothing that is seen.
+
+use quell_fs::Open;
+
+use super::{WritingWorld, whole};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (node, file) = mount.create("file");
+    let reader = mount.verbs().open_as(node, Open::READ).unwrap();
+    file.publish().unwrap();
+    file.sync().unwrap();
+    let mut expected = Vec::new();
+    for round in 0..20_u8 {
+        file.write_at(&[round; 100], u64::from(round) * 90).unwrap();
+        expected.truncate(usize::from(round) * 90);
+        expected.extend([round; 100]);
+        match round % 4 {
+            0 => file.publish().unwrap(),
+            1 => file.sync().unwrap(),
+            2 => {
+                file.sync().unwrap();
+                file.publish().unwrap();
+                file.publish().unwrap();
+            }
+            _ => {}
+        }
+        assert!(whole(&*file) == expected && whole(&*reader) == expected, "round {round}");
+    }
+    reader.publish().unwrap();
+    reader.sync().unwrap();
+    // Closed without being asked to publish: nothing is lost either where nothing fails.
+    file.append(b"last").unwrap();
+    expected.extend(b"last");
+    drop((file, reader));
+    assert!(mount.bytes(node) == expected);
+}

@@ -1,0 +1,126 @@
+//! Promise: a rename moves what has a name, with all that is in it or open of it, and what had the new name is replaced, kept or exchanged
+//! as asked; what is refused changes nothing.
+
+use quell_fs::Rename::{Exchange, Keep, Replace};
+use quell_fs::errno::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP};
+
+use super::{Mount, WritingWorld, refused, whole};
+use crate::operations::listing;
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    files(&world.mount());
+    directories(&world.mount());
+    open_files(&world.mount());
+    if world.rename_kinds {
+        keep_and_exchange(&world.mount());
+    } else {
+        let mount = world.mount();
+        mount.write("a", b"a");
+        mount.write("b", b"b");
+        refused(mount.verbs().rename(mount.root, b"a", mount.root, b"b", Exchange), EOPNOTSUPP);
+    }
+}
+
+fn files(mount: &Mount) {
+    let (verbs, root) = (mount.verbs(), mount.root);
+    let a = mount.write("a", b"a");
+    let b = mount.write("b", b"b");
+    let dir = mount.make_dir("dir");
+    refused(verbs.rename(root, b"none", root, b"a", Replace), ENOENT);
+    refused(verbs.rename(root, b"a", a, b"x", Replace), ENOTDIR);
+    verbs.rename(root, b"a", root, b"a", Replace).unwrap();
+    assert_eq!(mount.bytes_at("a").unwrap(), b"a");
+    verbs.rename(root, b"a", dir, b"c", Replace).unwrap();
+    assert_eq!(mount.lookup(root, "a"), None);
+    let moved = mount.lookup(dir, "c").unwrap();
+    assert_eq!((moved.node, moved.nlink), (a, 1), "a node keeps its number");
+    assert_eq!((mount.fs.parent(a).unwrap(), mount.fs.path(a).unwrap()), (dir, b"dir/c".to_vec()));
+    verbs.rename(dir, b"c", root, b"b", Replace).unwrap();
+    assert_eq!(mount.bytes_at("b").unwrap(), b"a");
+    assert_eq!(mount.bytes(b), b"b", "what was replaced is there for those who know it");
+    assert_eq!(listing(&*mount.fs, root, 10).unwrap().len(), 2);
+    refused(verbs.rename(root, b"b", root, b"dir", Replace), EISDIR);
+    refused(verbs.rename(root, b"dir", root, b"b", Replace), ENOTDIR);
+    assert_eq!(mount.bytes_at("b").unwrap(), b"a");
+}
+
+fn directories(mount: &Mount) {
+    let (verbs, root) = (mount.verbs(), mount.root);
+    let (a, b, empty) = (mount.make_dir("a"), mount.make_dir("b"), mount.make_dir("empty"));
+    let (node, file) = mount.create_in(a, "file");
+    file.write_at(b"moved along", 0).unwrap();
+    let below = verbs.make_dir(a, b"below", mount.new_dir).unwrap().node;
+    refused(verbs.rename(root, b"a", a, b"x", Replace), EINVAL);
+    refused(verbs.rename(root, b"a", below, b"x", Replace), EINVAL);
+    refused(verbs.rename(a, b"below", root, b"a", Replace), ENOTEMPTY);
+    refused(verbs.rename(root, b"b", root, b"a", Replace), ENOTEMPTY);
+    verbs.rename(root, b"a", b, b"moved", Replace).unwrap();
+    assert_eq!(mount.bytes_at("b/moved/file").unwrap(), b"moved along");
+    assert_eq!(mount.fs.path(node).unwrap(), b"b/moved/file");
+    file.write_at(b"M", 0).unwrap();
+    // What was known of the directory before still leads there.
+    assert_eq!(mount.lookup(a, "file").unwrap().node, node);
+    let (_, another) = mount.create_in(a, "another");
+    another.append(b"x").unwrap();
+    assert_eq!(mount.bytes_at("b/moved/another").unwrap(), b"x");
+    verbs.rename(b, b"moved", root, b"empty", Replace).unwrap();
+    assert_eq!(mount.bytes_at("empty/file").unwrap(), b"Moved along");
+    assert_eq!(mount.lookup(root, "empty").unwrap().node, a);
+    assert!(listing(&*mount.fs, empty, 10).map_or(true, |entries| entries.is_empty()));
+    verbs.remove_dir(root, b"b").unwrap();
+}
+
+fn open_files(mount: &Mount) {
+    let (verbs, root) = (mount.verbs(), mount.root);
+    let (moving, first) = mount.create("moving");
+    let (replaced, second) = mount.create("replaced");
+    first.write_at(b"moving", 0).unwrap();
+    second.write_at(b"replaced", 0).unwrap();
+    verbs.rename(root, b"moving", root, b"replaced", Replace).unwrap();
+    first.append(b" on").unwrap();
+    second.append(b", and written to").unwrap();
+    first.publish().unwrap();
+    second.publish().unwrap();
+    assert_eq!(mount.bytes_at("replaced").unwrap(), b"moving on");
+    assert_eq!(whole(&*second), b"replaced, and written to");
+    assert_eq!(mount.attributes(replaced).nlink, 0);
+    drop((first, second));
+    assert_eq!(mount.bytes(moving), b"moving on");
+    // As editors and loaders do it: the file under the name is always whole.
+    for round in 0..20_u8 {
+        let (_, file) = mount.create("new");
+        file.write_at(&vec![round; 1000 + usize::from(round)], 0).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        verbs.rename(root, b"new", root, b"replaced", Replace).unwrap();
+        assert!(mount.bytes_at("replaced").unwrap() == vec![round; 1000 + usize::from(round)]);
+    }
+}
+
+fn keep_and_exchange(mount: &Mount) {
+    let (verbs, root) = (mount.verbs(), mount.root);
+    let a = mount.write("a", b"a");
+    let b = mount.write("b", b"b");
+    let (dir, below) = (mount.make_dir("dir"), mount.make_dir("other"));
+    for name in [&b"b"[..], b"dir", b"a"] {
+        refused(verbs.rename(root, b"a", root, name, Keep), EEXIST);
+    }
+    verbs.rename(root, b"a", dir, b"a", Keep).unwrap();
+    refused(verbs.rename(root, b"a", root, b"c", Keep), ENOENT);
+    refused(verbs.rename(dir, b"a", root, b"none", Exchange), ENOENT);
+    verbs.rename(dir, b"a", root, b"b", Exchange).unwrap();
+    assert_eq!((mount.lookup(root, "b").unwrap().node, mount.lookup(dir, "a").unwrap().node), (a, b));
+    assert_eq!((mount.bytes(a), mount.bytes(b)), (b"a".to_vec(), b"b".to_vec()));
+    // A file and a directory.
+    verbs.rename(root, b"b", root, b"dir", Exchange).unwrap();
+    assert_eq!((mount.lookup(root, "b").unwrap().node, mount.lookup(root, "dir").unwrap().node), (dir, a));
+    assert_eq!(mount.bytes_at("b/a").unwrap(), b"b");
+    verbs.rename(root, b"other", dir, b"other", Keep).unwrap();
+    for answer in [
+        verbs.rename(root, b"b", below, b"x", Keep),
+        verbs.rename(root, b"b", dir, b"other", Exchange),
+        verbs.rename(dir, b"other", root, b"b", Exchange),
+    ] {
+        refused(answer, EINVAL);
+    }
+}

@@ -1,0 +1,32 @@
+//! Promise: a symbolic link keeps its target byte for byte, and is followed nowhere.
+
+use quell_fs::errno::{EINVAL, ENOTDIR};
+use quell_fs::{Kind, Open, Rename};
+
+use super::{WritingWorld, refused};
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (verbs, root) = (mount.verbs(), mount.root);
+    mount.write("file", b"bytes");
+    let long = vec![b'x'; 4000];
+    for (i, target) in
+        [&b"file"[..], b"../../etc/passwd", b"a/b/../c", b"\xff\n", b".", &long].iter().enumerate()
+    {
+        let name = format!("link {i}");
+        let made = verbs.make_symlink(root, name.as_bytes(), target, mount.new).unwrap();
+        assert_eq!((made.kind, made.size_bytes), (Kind::Symlink, target.len() as u64));
+        let found = mount.lookup(root, &name).unwrap();
+        assert_eq!((found.kind, found.node), (Kind::Symlink, made.node));
+        assert_eq!(mount.fs.read_link(found.node).unwrap(), *target);
+        refused(verbs.open_as(found.node, Open::READ), EINVAL);
+        refused(mount.fs.lookup(found.node, b"x"), ENOTDIR);
+    }
+    verbs.rename(root, b"link 0", root, b"link 1", Rename::Replace).unwrap();
+    assert_eq!(mount.fs.read_link(mount.lookup(root, "link 1").unwrap().node).unwrap(), b"file");
+    verbs.remove(root, b"link 1").unwrap();
+    assert_eq!(mount.bytes_at("file").unwrap(), b"bytes");
+    verbs.rename(root, b"file", root, b"link 2", Rename::Replace).unwrap();
+    assert_eq!(mount.bytes_at("link 2").unwrap(), b"bytes");
+    refused(mount.fs.read_link(mount.lookup(root, "link 2").unwrap().node), EINVAL);
+}

@@ -1,0 +1,57 @@
+//! Promise: a file that is cut ends there at once, for all who have it open; what it grows by afterwards is zeros, also where it
+//! had bytes before.
+
+use quell_fs::errno::EINVAL;
+use quell_fs::{Change, Open};
+
+use super::{Mount, WritingWorld, read, refused, whole};
+
+fn cut(mount: &Mount, node: quell_fs::NodeId, size_bytes: u64) {
+    let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
+    let after = mount.verbs().change(node, &change).unwrap();
+    assert_eq!(after.size_bytes, size_bytes);
+    assert_eq!(mount.attributes(node).size_bytes, size_bytes);
+}
+
+pub(super) fn check(world: &WritingWorld<'_>) {
+    let mount = world.mount();
+    let (node, file) = mount.create("file");
+    file.write_at(&[7; 10_000], 0).unwrap();
+    cut(&mount, node, 5000);
+    assert!(whole(&*file) == [7; 5000]);
+    cut(&mount, node, 9000);
+    assert!(whole(&*file) == [&[7; 5000][..], &[0; 4000]].concat(), "the old bytes are gone");
+    file.write_at(&[8; 10], 5100).unwrap();
+    assert_eq!(read(&*file, 4999, 112), [&[7][..], &[0; 100], &[8; 10], &[0]].concat());
+    cut(&mount, node, 5105);
+    file.write_at(b"end", 6000).unwrap();
+    let expected = [&[7; 5000][..], &[0; 100], &[8; 5], &[0; 895], b"end"].concat();
+    assert!(whole(&*file) == expected);
+    let other = mount.verbs().open_as(node, Open { process: 9, ..Open::READ_WRITE }).unwrap();
+    assert!(whole(&*other) == expected);
+    cut(&mount, node, 0);
+    assert!(whole(&*file).is_empty() && whole(&*other).is_empty());
+    other.write_at(b"x", 3).unwrap();
+    assert_eq!(whole(&*file), b"\0\0\0x");
+    drop((file, other));
+    assert_eq!(mount.bytes(node), b"\0\0\0x");
+
+    // Without anybody who has it open.
+    cut(&mount, node, 2);
+    cut(&mount, node, 1 << 40);
+    cut(&mount, node, 5);
+    assert_eq!(mount.bytes(node), [0; 5]);
+    let file = mount.verbs().open_as(node, Open { truncate: true, ..Open::READ_WRITE }).unwrap();
+    assert_eq!(mount.attributes(node).size_bytes, 0);
+    cut(&mount, node, 3);
+    assert_eq!(whole(&*file), [0; 3]);
+    // An open that truncates is seen by who had the file open before.
+    drop(mount.verbs().open_as(node, Open { truncate: true, process: 4, ..Open::WRITE }).unwrap());
+    assert_eq!(whole(&*file), b"");
+    let dir = mount.make_dir("dir");
+    let link = mount.verbs().make_symlink(mount.root, b"link", b"file", mount.new).unwrap().node;
+    for node in [dir, link, mount.root] {
+        let change = Change { size_bytes: Some(0), ..Change::default() };
+        refused(mount.verbs().change(node, &change), EINVAL);
+    }
+}

@@ -1,0 +1,523 @@
+//! The reference model of a tree that may be changed: all of it in one table behind one lock, so that what it should answer
+//! is plain to see.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quell_fs::{
+    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NAME_BYTES_MAX, New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+};
+
+use crate::sparse::SparseBytes;
+
+const ROOT: NodeId = NodeId(0);
+const SET_GROUP_ID: u32 = 0o2000;
+const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+const SPACE_BYTES: u64 = 1 << 50;
+
+/// A file system in memory that does what the contract says and nothing else. Clones are the same one.
+///
+/// Every write is seen by everybody at once. A node keeps its number while it has a name, a reference or is open; no number
+/// is given twice. Permissions forbid nothing. Its clock is its own: each change is a second later.
+#[derive(Clone)]
+pub struct WritableModel {
+    table: Arc<Mutex<Table>>,
+}
+
+struct Table {
+    nodes: BTreeMap<NodeId, Entry>,
+    next_node: u64,
+    next_cursor: u64,
+    seconds: i64,
+}
+
+struct Entry {
+    /// Size, blocks and links are found out when they are asked for.
+    attributes: Attributes,
+    bytes: SparseBytes,
+    target: Vec<u8>,
+    /// In the order of names; each with its place in the listing.
+    children: BTreeMap<Vec<u8>, (Cursor, NodeId)>,
+    /// `None`: it was removed.
+    place: Option<(NodeId, Vec<u8>)>,
+    references: u64,
+    open: u64,
+}
+
+impl std::fmt::Debug for WritableModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WritableModel").field("nodes", &self.lock().nodes.len()).finish()
+    }
+}
+
+impl Default for WritableModel {
+    fn default() -> WritableModel {
+        WritableModel::new()
+    }
+}
+
+fn refused<T>(kind: ErrorKind, operation: &'static str, subject: &[u8]) -> Result<T> {
+    Err(Error::new(kind, operation, subject))
+}
+
+impl WritableModel {
+    /// An empty root.
+    pub fn new() -> WritableModel {
+        let mut table =
+            Table { nodes: BTreeMap::new(), next_node: 0, next_cursor: 1, seconds: 1_800_000_000 };
+        table.add(Kind::Dir, New { permissions: 0o755, uid: 0, gid: 0 }, Some((ROOT, Vec::new())));
+        WritableModel { table: Arc::new(Mutex::new(table)) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opened(&self, table: &mut Table, node: NodeId, how: Open) -> ModelFile {
+        table.nodes.get_mut(&node).expect("it was just found").open += 1;
+        ModelFile { model: self.clone(), node, how }
+    }
+}
+
+impl Table {
+    fn entry(&self, node: NodeId) -> Result<&Entry> {
+        self.nodes.get(&node).ok_or_else(|| Error::new(ErrorKind::Stale, "node", node.0.to_string()))
+    }
+
+    fn entry_mut(&mut self, node: NodeId) -> Result<&mut Entry> {
+        self.nodes.get_mut(&node).ok_or_else(|| Error::new(ErrorKind::Stale, "node", node.0.to_string()))
+    }
+
+    fn dir(&self, node: NodeId) -> Result<&Entry> {
+        match self.entry(node)? {
+            entry if entry.attributes.kind == Kind::Dir => Ok(entry),
+            _ => refused(ErrorKind::NotADirectory, "look into", b""),
+        }
+    }
+
+    fn child(&self, dir: NodeId, name: &[u8]) -> Result<Option<NodeId>> {
+        Ok(self.dir(dir)?.children.get(name).map(|(_, node)| *node))
+    }
+
+    fn is_dir(&self, node: NodeId) -> bool {
+        self.nodes[&node].attributes.kind == Kind::Dir
+    }
+
+    /// Whether `node` is `dir` or above it.
+    fn holds(&self, node: NodeId, dir: NodeId) -> bool {
+        node == dir || (dir != ROOT && self.parent(dir).is_some_and(|up| self.holds(node, up)))
+    }
+
+    fn parent(&self, node: NodeId) -> Option<NodeId> {
+        self.nodes[&node].place.as_ref().map(|(dir, _)| *dir)
+    }
+
+    fn now(&mut self) -> Time {
+        self.seconds += 1;
+        Time { seconds: self.seconds, nanoseconds: 0 }
+    }
+
+    fn touch(&mut self, node: NodeId) {
+        let now = self.now();
+        if let Some(entry) = self.nodes.get_mut(&node) {
+            (entry.attributes.modified, entry.attributes.changed) = (now, now);
+        }
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        let entry = self.entry(node)?;
+        let is_dir = |(_, child): &&(Cursor, NodeId)| self.is_dir(*child);
+        let named = u32::from(entry.place.is_some());
+        let (size_bytes, blocks, nlink) = match entry.attributes.kind {
+            Kind::Dir => (4096, 8, named * 2 + entry.children.values().filter(is_dir).count() as u32),
+            Kind::Symlink => (entry.target.len() as u64, 0, named),
+            _ => (entry.bytes.size_bytes(), entry.bytes.allocated_bytes() / 512, named),
+        };
+        Ok(Attributes { size_bytes, blocks, nlink, ..entry.attributes })
+    }
+
+    fn add(&mut self, kind: Kind, new: New, place: Option<(NodeId, Vec<u8>)>) -> NodeId {
+        let node = NodeId(self.next_node);
+        self.next_node += 1;
+        let now = self.now();
+        let attributes = Attributes {
+            node,
+            kind,
+            permissions: new.permissions,
+            uid: new.uid,
+            gid: new.gid,
+            nlink: 0,
+            rdev: 0,
+            size_bytes: 0,
+            blocks: 0,
+            modified: now,
+            changed: now,
+        };
+        let (bytes, target, children) = Default::default();
+        let entry = Entry { attributes, bytes, target, children, place, references: 0, open: 0 };
+        self.nodes.insert(node, entry);
+        node
+    }
+
+    /// A new entry with one reference.
+    fn make(&mut self, kind: Kind, dir: NodeId, name: &[u8], mut new: New) -> Result<NodeId> {
+        check_name(name)?;
+        let above = self.dir(dir)?;
+        if above.place.is_none() {
+            return refused(ErrorKind::NotFound, "make in a removed directory", name);
+        }
+        if above.children.contains_key(name) {
+            return refused(ErrorKind::Exists, "make", name);
+        }
+        if above.attributes.permissions & SET_GROUP_ID != 0 {
+            new.gid = above.attributes.gid;
+            new.permissions |= if kind == Kind::Dir { SET_GROUP_ID } else { 0 };
+        }
+        let node = self.add(kind, new, None);
+        self.nodes.get_mut(&node).expect("it was just added").references = 1;
+        self.put(dir, name, Some(node));
+        Ok(node)
+    }
+
+    /// Gives a name to a node, or to none.
+    fn put(&mut self, dir: NodeId, name: &[u8], node: Option<NodeId>) {
+        self.touch(dir);
+        let cursor = Cursor(self.next_cursor);
+        self.next_cursor += 1;
+        let children = &mut self.nodes.get_mut(&dir).expect("its caller looked").children;
+        match node {
+            Some(node) => {
+                children.insert(name.to_vec(), (cursor, node));
+                self.nodes.get_mut(&node).expect("its caller looked").place = Some((dir, name.to_vec()));
+            }
+            None => drop(children.remove(name)),
+        }
+    }
+
+    fn take_name(&mut self, node: NodeId) {
+        let now = self.now();
+        let entry = self.nodes.get_mut(&node).expect("its caller looked");
+        (entry.place, entry.attributes.changed) = (None, now);
+        self.drop_if_unused(node);
+    }
+
+    fn drop_if_unused(&mut self, node: NodeId) {
+        let used = |entry: &Entry| entry.place.is_some() || entry.references > 0 || entry.open > 0;
+        if self.nodes.get(&node).is_some_and(|entry| !used(entry)) {
+            self.nodes.remove(&node);
+        }
+    }
+
+    fn file(&self, node: NodeId) -> Result<()> {
+        match self.entry(node)?.attributes.kind {
+            Kind::File => Ok(()),
+            Kind::Dir => refused(ErrorKind::IsADirectory, "open", b""),
+            _ => refused(ErrorKind::InvalidInput, "open", b""),
+        }
+    }
+
+    fn set_size(&mut self, node: NodeId, size_bytes: u64) -> Result<()> {
+        let entry = self.entry_mut(node)?;
+        if entry.attributes.kind != Kind::File || size_bytes > FILE_BYTES_MAX {
+            return refused(ErrorKind::InvalidInput, "set size", b"");
+        }
+        entry.bytes.set_size(size_bytes);
+        self.touch(node);
+        Ok(())
+    }
+
+    fn write(&mut self, node: NodeId, from: &[u8], offset: u64) -> Result<()> {
+        let end = offset.checked_add(from.len() as u64);
+        if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+            return refused(ErrorKind::InvalidInput, "write", b"");
+        }
+        self.entry_mut(node)?.bytes.write_at(from, offset);
+        if !from.is_empty() {
+            self.touch(node);
+        }
+        Ok(())
+    }
+}
+
+impl FileSystem for WritableModel {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { immutable: false, xattrs: false, acls: false }
+    }
+
+    fn root(&self) -> NodeId {
+        ROOT
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        let mut table = self.lock();
+        let found = table.child(dir, name)?;
+        if name.len() > NAME_BYTES_MAX {
+            return refused(ErrorKind::NameTooLong, "look up", name);
+        }
+        let Some(node) = found else { return Ok(None) };
+        table.entry_mut(node)?.references += 1;
+        table.attributes(node).map(Some)
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.lock().attributes(node)
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        let table = self.lock();
+        table.entry(node)?;
+        table.parent(node).ok_or_else(|| Error::new(ErrorKind::NotFound, "parent of a removed node", b""))
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        let table = self.lock();
+        let (mut parts, mut at) = (Vec::new(), node);
+        while at != ROOT {
+            let Some((dir, name)) = &table.entry(at)?.place else {
+                return refused(ErrorKind::NotFound, "path of a removed node", b"");
+            };
+            parts.push(name.clone());
+            at = *dir;
+        }
+        parts.reverse();
+        Ok(parts.join(&b'/'))
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let mut entries = Vec::new();
+        let table = self.lock();
+        for (name, (cursor, node)) in table.dir(dir)?.children.iter().filter(|(_, (c, _))| *c > after) {
+            entries.push((*cursor, name.clone(), table.attributes(*node)?));
+        }
+        // Who visits may ask again.
+        drop(table);
+        entries.sort_by_key(|(cursor, ..)| *cursor);
+        for (next, name, attributes) in entries {
+            if !visit(DirEntry { name: &name, next, attributes }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        match self.lock().entry(node)? {
+            entry if entry.attributes.kind == Kind::Symlink => Ok(entry.target.clone()),
+            _ => refused(ErrorKind::InvalidInput, "read link", b""),
+        }
+    }
+
+    fn xattr(&self, node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.lock().entry(node).map(|_| None)
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.lock().entry(node).map(|_| Vec::new())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        let mut table = self.lock();
+        table.file(node)?;
+        Ok(Box::new(self.opened(&mut table, node, Open::READ)))
+    }
+
+    fn writable(&self) -> Option<&dyn Writable> {
+        Some(self)
+    }
+}
+
+impl Writable for WritableModel {
+    fn create(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        new: New,
+        how: Open,
+    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        let mut table = self.lock();
+        let node = table.make(Kind::File, dir, name, new)?;
+        Ok((table.attributes(node)?, Box::new(self.opened(&mut table, node, how))))
+    }
+
+    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+        let mut table = self.lock();
+        let node = table.make(Kind::Dir, dir, name, new)?;
+        table.attributes(node)
+    }
+
+    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
+        let mut table = self.lock();
+        let node = table.make(Kind::Symlink, dir, name, New { permissions: 0o777, ..new })?;
+        table.entry_mut(node)?.target = target.to_vec();
+        table.attributes(node)
+    }
+
+    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        let mut table = self.lock();
+        let Some(node) = table.child(dir, name)? else {
+            return refused(ErrorKind::NotFound, "remove", name);
+        };
+        if table.is_dir(node) {
+            return refused(ErrorKind::IsADirectory, "remove", name);
+        }
+        table.put(dir, name, None);
+        table.take_name(node);
+        Ok(())
+    }
+
+    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        let mut table = self.lock();
+        let Some(node) = table.child(dir, name)? else {
+            return refused(ErrorKind::NotFound, "remove directory", name);
+        };
+        if !table.is_dir(node) {
+            return refused(ErrorKind::NotADirectory, "remove directory", name);
+        }
+        if !table.dir(node)?.children.is_empty() {
+            return refused(ErrorKind::NotEmpty, "remove directory", name);
+        }
+        table.put(dir, name, None);
+        table.take_name(node);
+        Ok(())
+    }
+
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+        let mut table = self.lock();
+        let table = &mut *table;
+        let (found, old) = (table.child(from_dir, from)?, table.child(to_dir, to)?);
+        let Some(node) = found else {
+            return refused(ErrorKind::NotFound, "rename", from);
+        };
+        check_name(to)?;
+        match (how, old) {
+            (Rename::Keep, Some(_)) => return refused(ErrorKind::Exists, "rename", to),
+            (Rename::Exchange, None) => return refused(ErrorKind::NotFound, "rename", to),
+            _ => {}
+        }
+        if table.holds(node, to_dir) {
+            return refused(ErrorKind::InvalidInput, "rename below itself", from);
+        }
+        match old {
+            Some(old) if old == node => return Ok(()),
+            Some(old) if how == Rename::Exchange => {
+                if table.holds(old, from_dir) {
+                    return refused(ErrorKind::InvalidInput, "rename below itself", to);
+                }
+                table.put(from_dir, from, Some(old));
+            }
+            Some(old) => {
+                match (table.is_dir(node), table.is_dir(old)) {
+                    (true, false) => return refused(ErrorKind::NotADirectory, "rename", to),
+                    (_, true) if table.holds(old, from_dir) => {
+                        return refused(ErrorKind::NotEmpty, "rename", to);
+                    }
+                    (false, true) => return refused(ErrorKind::IsADirectory, "rename", to),
+                    (true, true) if !table.dir(old)?.children.is_empty() => {
+                        return refused(ErrorKind::NotEmpty, "rename", to);
+                    }
+                    _ => {}
+                }
+                table.put(to_dir, to, None);
+                table.take_name(old);
+                table.put(from_dir, from, None);
+            }
+            None => table.put(from_dir, from, None),
+        }
+        table.put(to_dir, to, Some(node));
+        Ok(())
+    }
+
+    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+        let mut table = self.lock();
+        if let Some(size_bytes) = change.size_bytes {
+            table.set_size(node, size_bytes)?;
+        }
+        let now = table.now();
+        let attributes = &mut table.entry_mut(node)?.attributes;
+        attributes.permissions = change.permissions.unwrap_or(attributes.permissions);
+        attributes.uid = change.uid.unwrap_or(attributes.uid);
+        attributes.gid = change.gid.unwrap_or(attributes.gid);
+        attributes.modified = change.modified.unwrap_or(attributes.modified);
+        attributes.changed = now;
+        table.attributes(node)
+    }
+
+    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
+        let mut table = self.lock();
+        table.file(node)?;
+        if how.truncate {
+            table.set_size(node, 0)?;
+        }
+        Ok(Box::new(self.opened(&mut table, node, how)))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        let mut table = self.lock();
+        if let Some(entry) = table.nodes.get_mut(&node).filter(|_| node != ROOT) {
+            entry.references = entry.references.saturating_sub(references);
+            table.drop_if_unused(node);
+        }
+    }
+
+    fn space(&self) -> Result<Space> {
+        let table = self.lock();
+        let used: u64 = table.nodes.values().map(|entry| entry.bytes.allocated_bytes()).sum();
+        let free_bytes = SPACE_BYTES - used.min(SPACE_BYTES);
+        let (total_bytes, available_bytes) = (SPACE_BYTES, free_bytes);
+        Ok(Space { total_bytes, free_bytes, available_bytes, entries: 0, entries_free: 0 })
+    }
+}
+
+/// An open file of the model.
+struct ModelFile {
+    model: WritableModel,
+    node: NodeId,
+    how: Open,
+}
+
+impl ModelFile {
+    fn may(&self, allowed: bool, operation: &'static str) -> Result<MutexGuard<'_, Table>> {
+        if !allowed {
+            return refused(ErrorKind::Os(quell_fs::errno::EBADF), operation, b"");
+        }
+        Ok(self.model.lock())
+    }
+}
+
+impl Drop for ModelFile {
+    fn drop(&mut self) {
+        let mut table = self.model.lock();
+        if let Some(entry) = table.nodes.get_mut(&self.node) {
+            entry.open -= 1;
+        }
+        table.drop_if_unused(self.node);
+    }
+}
+
+impl File for ModelFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.may(self.how.read, "read")?.entry(self.node)?.bytes.read_at(into, offset))
+    }
+}
+
+impl WritableFile for ModelFile {
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.may(self.how.write, "write")?.write(self.node, from, offset)
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        let mut table = self.may(self.how.write, "append")?;
+        let end = table.entry(self.node)?.bytes.size_bytes();
+        table.write(self.node, from, end)?;
+        Ok(end)
+    }
+
+    fn publish(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+}

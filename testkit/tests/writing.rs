@@ -1,0 +1,27 @@
+//! The model of a tree that may be changed keeps the promises that everything else is held to.
+
+use std::sync::Arc;
+
+use quell_fs::FileSystem;
+use quell_testkit::WritableModel;
+use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+
+/// Mounts of the model are one and the same.
+fn models(count: usize) -> Mounts {
+    let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
+    Mounts { mounts: vec![model; count], keep: None }
+}
+
+#[test]
+fn the_writable_model_conforms() {
+    writing::run(&WritingWorld {
+        name: "writable model",
+        make: &models,
+        mounts_max: 2,
+        name_bytes_max: 255,
+        uid: 1000,
+        gid: 100,
+        owners: true,
+        rename_kinds: true,
+    });
+}
