@@ -1,0 +1,380 @@
+//! A container: the directory in a store that holds one file (PLFS, figure 1). Made, found, looked into and
+//! removed here; what its logs say is for others. Drawn in docs/formats/log.md.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use quell_backing::{OpenFile, WritableDir, WritableFile};
+use quell_fs::{Change, Error, ErrorKind, New, Rename, Result};
+
+use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+use crate::meta::{MetaName, Summary};
+use crate::stores::{Host, StoreNumber, Stores};
+
+const RECORD: &[u8] = b"container";
+pub(crate) const ACCESS: &[u8] = b"access";
+const META: &[u8] = b"meta";
+const EPOCH: &str = "epoch-";
+const FLAT: &str = "flat-";
+/// Log files may be read by whoever gets to them: the container's directory decides who does.
+const LOG_PERMISSIONS: u32 = 0o644;
+
+/// The epoch of who made the container, which needs no name.
+pub(crate) const FIRST_EPOCH: u64 = 1;
+
+/// An open container. It stays usable when it is renamed or removed, as an open file does.
+pub struct Container {
+    dir: Arc<dyn WritableDir>,
+    head: Head,
+    home: StoreNumber,
+    stores: Arc<Stores>,
+    meta: OnceLock<Arc<dyn WritableDir>>,
+    logs: Mutex<HashMap<u32, Arc<dyn WritableDir>>>,
+}
+
+impl std::fmt::Debug for Container {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Container").field("number", &self.head.container).finish_non_exhaustive()
+    }
+}
+
+/// The permissions of a container and of the directories in it: whoever may read or write the file may look into it,
+/// and whoever may write may add logs. What others add belongs to the file's group.
+pub fn dir_permissions(file: u32) -> u32 {
+    let mut dir = 0o700;
+    for shift in [0, 3] {
+        let class = file >> shift & 0o7;
+        let read = if class & 0o6 != 0 { 0o5 } else { 0 };
+        dir |= (read | class & 0o2) << shift;
+    }
+    if dir & 0o070 != 0 { dir | 0o2000 } else { dir }
+}
+
+impl Container {
+    /// Makes a container for an empty file and gives it its name in `parent`, of store `home`, when it is whole.
+    /// Errors: `Exists`.
+    pub fn create(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+        new: New,
+    ) -> Result<Container> {
+        let number = stores.random_number();
+        let head = Head {
+            kind: HeadKind::Container,
+            block_bytes: BLOCK_BYTES,
+            container: number,
+            writer: 0,
+            directories: stores.directories(),
+        };
+        let making = stores.making(home)?;
+        let temporary = format!("{number:032x}").into_bytes();
+        making.make_dir(&temporary, dir_permissions(new.permissions))?;
+        let made = Self::furnish(stores, home, &*making, &temporary, head, new);
+        let named = made.and_then(|container| {
+            making.rename(&temporary, parent, name, Rename::Replace).map_err(exists)?;
+            Ok(container)
+        });
+        if named.is_err() {
+            // What was begun is of use to nobody; what cannot be removed now is found by fsck.
+            let _ = remove_tree(&*making, &temporary);
+        }
+        named
+    }
+
+    fn furnish(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        making: &dyn WritableDir,
+        temporary: &[u8],
+        head: Head,
+        new: New,
+    ) -> Result<Container> {
+        let dir = making.open_writable_dir(temporary)?;
+        dir.create_file(RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
+        dir.create_file(ACCESS, new.permissions)?;
+        dir.make_dir(META, dir_permissions(new.permissions))?;
+        let host = stores.host();
+        if (host.uid, host.gid) != (new.uid, new.gid) {
+            let change = Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() };
+            for name in [ACCESS, META, b""] {
+                dir.change(name, &change)?;
+            }
+        }
+        Ok(Container::new(dir, head, home, stores))
+    }
+
+    fn new(dir: Arc<dyn WritableDir>, head: Head, home: StoreNumber, stores: &Arc<Stores>) -> Container {
+        let (stores, meta) = (Arc::clone(stores), OnceLock::new());
+        Container { dir, head, home, stores, meta, logs: Mutex::default() }
+    }
+
+    /// Opens the container `name` in `parent`. Errors: `NotFound`, also where there is a directory of that name that is
+    /// no container; `Damaged`.
+    pub fn open(
+        stores: &Arc<Stores>,
+        home: StoreNumber,
+        parent: &dyn WritableDir,
+        name: &[u8],
+    ) -> Result<Container> {
+        let dir = parent.open_writable_dir(name)?;
+        let mut bytes = [0; HEAD_BYTES];
+        let length = dir.open_file(RECORD)?.read_at(&mut bytes, 0)?;
+        let head = Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.of(name))?;
+        Ok(Container::new(dir, head, home, stores))
+    }
+
+    pub fn number(&self) -> u128 {
+        self.head.container
+    }
+
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    pub fn home(&self) -> StoreNumber {
+        self.home
+    }
+
+    pub fn host(&self) -> &Host {
+        self.stores.host()
+    }
+
+    pub fn stores(&self) -> &Arc<Stores> {
+        &self.stores
+    }
+
+    pub(crate) fn dir_handle(&self) -> Arc<dyn WritableDir> {
+        Arc::clone(&self.dir)
+    }
+
+    /// The directory itself.
+    pub fn dir(&self) -> &dyn WritableDir {
+        &*self.dir
+    }
+
+    pub fn meta(&self) -> Result<&dyn WritableDir> {
+        if self.meta.get().is_none() {
+            let _ = self.meta.set(self.dir.open_writable_dir(META)?);
+        }
+        Ok(&**self.meta.get().expect("it was set"))
+    }
+
+    /// What the names in `meta` say now.
+    pub fn summary(&self) -> Result<Summary> {
+        Ok(Summary::of(self.meta()?.names()?))
+    }
+
+    pub fn add_meta(&self, name: &MetaName) -> Result<()> {
+        self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
+    }
+
+    pub fn rename_meta(&self, from: &MetaName, to: &MetaName) -> Result<()> {
+        let meta = self.meta()?;
+        meta.rename(from.encode().as_bytes(), meta, to.encode().as_bytes(), Rename::Replace)
+    }
+
+    pub fn remove_meta(&self, name: &MetaName) -> Result<()> {
+        self.meta()?.remove(name.encode().as_bytes())
+    }
+
+    /// The epochs that are taken, and the names of flat indices.
+    pub fn epochs_and_flats(&self) -> Result<(Vec<u64>, Vec<Vec<u8>>)> {
+        let (mut epochs, mut flats) = (Vec::new(), Vec::new());
+        for name in self.dir.names()? {
+            let text = std::str::from_utf8(&name).unwrap_or("");
+            if let Some(epoch) = text.strip_prefix(EPOCH).and_then(|hex| u64::from_str_radix(hex, 16).ok()) {
+                epochs.push(epoch);
+            } else if text.starts_with(FLAT) {
+                flats.push(name);
+            }
+        }
+        epochs.sort_unstable();
+        Ok((epochs, flats))
+    }
+
+    /// Takes an epoch that is larger than all that are taken and than `seen`. Others may take the same at the same time:
+    /// they are then not after one another.
+    pub fn take_epoch(&self, seen: u64) -> Result<u64> {
+        let (epochs, _) = self.epochs_and_flats()?;
+        let epoch = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen) + 1;
+        match self.dir.create_file(format!("{EPOCH}{epoch:x}").as_bytes(), LOG_PERMISSIONS) {
+            Ok(_) => {}
+            Err(error) if error.kind == ErrorKind::Exists => {}
+            Err(error) => return Err(error),
+        }
+        for smaller in epochs {
+            // Tidiness alone: only the largest counts, and others tidy at the same time.
+            let _ = self.dir.remove(format!("{EPOCH}{smaller:x}").as_bytes());
+        }
+        Ok(epoch)
+    }
+
+    /// The directory of the logs of `writer`; made if `make` says so.
+    fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
+        let number = (writer % u64::from(self.head.directories)) as u32;
+        let mut known = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(dir) = known.get(&number) {
+            return Ok(Arc::clone(dir));
+        }
+        let dir = self.stores.open_logs(self, number, make)?;
+        known.insert(number, Arc::clone(&dir));
+        Ok(dir)
+    }
+
+    /// Permissions of the directories in this container, as they are now.
+    pub(crate) fn permissions(&self) -> Result<u32> {
+        Ok(self.dir.stat_self()?.mode & 0o7777)
+    }
+
+    pub fn create_data(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
+        self.create_log(writer, &data_name(writer), HeadKind::Data)
+    }
+
+    pub fn create_index(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
+        self.create_log(writer, &index_name(writer), HeadKind::Index)
+    }
+
+    fn create_log(&self, writer: u64, name: &[u8], kind: HeadKind) -> Result<Box<dyn WritableFile>> {
+        let dir = self.logs_of(writer, true)?;
+        let file = dir.create_file(name, LOG_PERMISSIONS)?;
+        let host = self.host();
+        if host.uid == 0 {
+            // Root writes for others: what they wrote is theirs, also for quotas.
+            let owner = self.dir.stat(ACCESS)?;
+            if (owner.uid, owner.gid) != (host.uid, host.gid) {
+                let (uid, gid) = (Some(owner.uid), Some(owner.gid));
+                dir.change(name, &Change { uid, gid, ..Change::default() })?;
+            }
+        }
+        file.write_at(&self.head.of(kind, writer).encode(), 0)?;
+        Ok(file)
+    }
+
+    /// The data log of `writer`, its head checked.
+    pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
+        let file = self.logs_of(writer, false)?.open_file(&data_name(writer))?;
+        let mut bytes = [0; HEAD_BYTES];
+        let length = file.read_at(&mut bytes, 0)?;
+        self.check_head(&bytes[..length], HeadKind::Data, writer)?;
+        Ok(file)
+    }
+
+    /// The index log of `writer`; its head is for `check_head`, as a reader reads it with what follows.
+    pub fn open_index(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
+        self.logs_of(writer, false)?.open_file(&index_name(writer))
+    }
+
+    pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {
+        let name = if kind == HeadKind::Data { data_name(writer) } else { index_name(writer) };
+        match Head::decode(kind, bytes) {
+            Ok(found) if found == self.head.of(kind, writer) => Ok(()),
+            Ok(_) => Err(Error {
+                source: Some("it belongs to another file".into()),
+                ..Error::new(ErrorKind::Damaged, "read", name)
+            }),
+            Err(damage) => Err(damage.of(name)),
+        }
+    }
+
+    /// Names that were made in it survive a loss of power.
+    pub fn sync_names(&self, writer: u64) -> Result<()> {
+        self.logs_of(writer, false)?.sync()?;
+        self.meta()?.sync()?;
+        self.dir.sync()
+    }
+
+    /// Removes the logs of a writer.
+    pub fn remove_logs(&self, writer: u64) -> Result<()> {
+        let dir = self.logs_of(writer, false)?;
+        for name in [data_name(writer), index_name(writer)] {
+            match dir.remove(&name) {
+                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the file other permissions or owners: `access` says it, the directories follow.
+    pub fn change(&self, change: &Change) -> Result<()> {
+        let dirs = |names: &mut dyn FnMut(&dyn WritableDir, &[u8]) -> Result<()>| -> Result<()> {
+            names(&*self.dir, META)?;
+            for number in 0..self.head.directories {
+                if let Some((dir, name)) = self.stores.find_logs(self, number)? {
+                    names(&*dir, &name)?;
+                }
+            }
+            names(&*self.dir, b"")
+        };
+        if change.uid.is_some() || change.gid.is_some() {
+            let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
+            self.dir.change(ACCESS, &owners)?;
+            dirs(&mut |dir, name| dir.change(name, &owners))?;
+        }
+        if let Some(permissions) = change.permissions {
+            self.dir.change(ACCESS, &Change { permissions: Some(permissions), ..Change::default() })?;
+            let permissions = Change { permissions: Some(dir_permissions(permissions)), ..Change::default() };
+            dirs(&mut |dir, name| dir.change(name, &permissions))?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn data_name(writer: u64) -> Vec<u8> {
+    format!("{writer:016x}.data").into_bytes()
+}
+
+pub(crate) fn index_name(writer: u64) -> Vec<u8> {
+    format!("{writer:016x}.index").into_bytes()
+}
+
+/// A directory that is not empty has the name already: containers never are.
+fn exists(error: Error) -> Error {
+    match error.kind {
+        ErrorKind::NotEmpty => Error { kind: ErrorKind::Exists, ..error },
+        _ => error,
+    }
+}
+
+/// Removes the directory `name` with all that is in it; no link is followed.
+pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
+    let dir = parent.open_writable_dir(name)?;
+    for child in dir.names()? {
+        match dir.remove(&child) {
+            Err(error) if error.kind == ErrorKind::NotFound => {}
+            // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
+            Err(error) => match remove_tree(&*dir, &child) {
+                Err(_) => return Err(error),
+                Ok(()) => {}
+            },
+            Ok(()) => {}
+        }
+    }
+    parent.remove_dir(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_let_in_who_may_use_the_file() {
+        for (file, dir) in [
+            (0o600, 0o700),
+            (0o644, 0o2755),
+            (0o640, 0o2750),
+            (0o660, 0o2770),
+            (0o666, 0o2777),
+            (0o000, 0o700),
+            (0o604, 0o705),
+            (0o620, 0o2770),
+            (0o755, 0o2755),
+            (0o700, 0o700),
+            (0o4755, 0o2755),
+        ] {
+            assert_eq!(dir_permissions(file), dir, "{file:o}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! The data log: how frames are made, found again, and how their blocks are read and checked. Drawn in
+//! docs/formats/log.md.
+
+use std::sync::Arc;
+
+use quell_backing::{OpenFile, WritableFile};
+use quell_fs::{Error, ErrorKind, Result};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
+
+use crate::bytes::{Bytes, u32_at, u64_at};
+use crate::damage::Damage;
+use crate::frames::{FRAME_HEAD_BYTES, Frame, PAYLOAD_BYTES_MAX, RUNS_BYTES_MAX, SUM_BYTES, stored_bytes};
+use crate::runs::{self, Run};
+
+const MAGIC: &[u8; 4] = b"FRAM";
+const SUM_AT: usize = 48;
+
+/// What the head of a frame says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHead {
+    pub runs_bytes: u64,
+    pub payload_bytes: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+    pub position: u64,
+    pub runs: u64,
+}
+
+impl FrameHead {
+    /// Bytes of head and runs.
+    pub fn bytes(&self) -> u64 {
+        FRAME_HEAD_BYTES + self.runs_bytes
+    }
+}
+
+/// The head and the runs of a frame, as they are written.
+pub fn encode_head(runs: &[Run], payload: u64, epoch: u64, sequence: u64, position: u64) -> Vec<u8> {
+    let mut out = vec![0; FRAME_HEAD_BYTES as usize];
+    runs::encode(runs, &mut out);
+    let runs_bytes = (out.len() - FRAME_HEAD_BYTES as usize) as u32;
+    out[..4].copy_from_slice(MAGIC);
+    out[4..8].copy_from_slice(&runs_bytes.to_le_bytes());
+    for (at, value) in [(8, payload), (16, epoch), (24, sequence), (32, position), (40, runs.len() as u64)] {
+        out[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    let sum = head_sum(&out);
+    out[SUM_AT..SUM_AT + 8].copy_from_slice(&sum.to_le_bytes());
+    out
+}
+
+fn head_sum(head_and_runs: &[u8]) -> u64 {
+    let mut sum = Xxh3::new();
+    sum.update(&head_and_runs[..SUM_AT]);
+    sum.update(&head_and_runs[FRAME_HEAD_BYTES as usize..]);
+    sum.digest()
+}
+
+/// The fixed part of a head; its checksum covers the runs too and is compared by `decode_runs`.
+pub fn decode_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, Damage> {
+    let damage = |place, reason| Damage { what: "a frame", place, reason };
+    if &bytes[..4] != MAGIC {
+        return Err(damage(0, "the magic bytes are others"));
+    }
+    let head = FrameHead {
+        runs_bytes: u32_at(bytes, 4).into(),
+        payload_bytes: u64_at(bytes, 8),
+        epoch: u64_at(bytes, 16),
+        sequence: u64_at(bytes, 24),
+        position: u64_at(bytes, 32),
+        runs: u64_at(bytes, 40),
+    };
+    if head.runs_bytes > RUNS_BYTES_MAX || !(1..=PAYLOAD_BYTES_MAX).contains(&head.payload_bytes) {
+        return Err(damage(4, "a frame cannot be as large as that"));
+    }
+    Ok(head)
+}
+
+/// The runs of a frame, once head and runs are there.
+pub fn decode_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, Damage> {
+    let damage = |place, reason| Damage { what: "a frame", place, reason };
+    if head_sum(head_and_runs) != u64_at(head_and_runs, SUM_AT) {
+        return Err(damage(SUM_AT as u64, "the checksum is another"));
+    }
+    let mut bytes = Bytes::new(&head_and_runs[FRAME_HEAD_BYTES as usize..], "the runs of a frame");
+    // Each run takes at least two bytes.
+    let mut runs = Vec::with_capacity(head.runs.min(head.runs_bytes) as usize);
+    let mut sum = 0u64;
+    runs::decode(&mut bytes, head.runs, |run| {
+        sum = sum.saturating_add(run.bytes());
+        runs.push(run);
+    })?;
+    if !bytes.is_empty() || sum != head.payload_bytes {
+        return Err(damage(8, "the runs do not add up to the payload"));
+    }
+    Ok(runs)
+}
+
+/// Writes a frame at `place`: the head, then each block of the payload with its checksum. The payload comes in
+/// pieces, which need not be blocks.
+pub fn write_frame(
+    file: &dyn WritableFile,
+    place: u64,
+    head: &[u8],
+    payload: &[u8],
+    position: u64,
+    block_bytes: u64,
+) -> Result<()> {
+    let blocks = payload.chunks(block_bytes as usize);
+    let sums: Vec<[u8; 8]> = (blocks.clone())
+        .zip((position..).step_by(block_bytes as usize))
+        .map(|(block, seed)| xxh3_64_with_seed(block, seed).to_le_bytes())
+        .collect();
+    let mut pieces = Vec::with_capacity(1 + 2 * sums.len());
+    pieces.push(head);
+    for (block, sum) in blocks.zip(&sums) {
+        pieces.extend([block, sum]);
+    }
+    file.write_pieces_at(&pieces, place)
+}
+
+/// A block that was read and is as its checksum says.
+#[derive(Debug, Clone)]
+pub struct Block {
+    /// Position of its first byte.
+    pub position: u64,
+    pub bytes: Vec<u8>,
+}
+
+/// Reads `into.len()` bytes at `position`, which all lie in `frame`, and checks every block that they are part
+/// of. `edge` is asked for a block that is only wanted in part before it is read, and is given it afterwards.
+pub fn read_payload(
+    file: &dyn OpenFile,
+    frame: &Frame,
+    block_bytes: u64,
+    position: u64,
+    into: &mut [u8],
+    edges: &dyn Edges,
+) -> Result<()> {
+    let end = position + into.len() as u64;
+    let start_of = |position: u64| position - (position - frame.position) % block_bytes;
+    let (mut at, mut rest) = (position, into);
+    // What is left of a block that was read before, at the front and at the back.
+    while at < end {
+        let Some(block) = edges.get(start_of(at)) else { break };
+        let taken = take(&block, at, rest);
+        at += taken as u64;
+        rest = &mut rest[taken..];
+    }
+    if at == end {
+        return Ok(());
+    }
+    let (first, last) = (start_of(at), start_of(end - 1));
+    let count = ((last - first) / block_bytes + 1) as usize;
+    let bytes_of = |block: u64| (frame.end() - block).min(block_bytes) as usize;
+    // Whole blocks go where they are wanted; the first and the last, if wanted in part, go beside.
+    let lead = (at - first) as usize;
+    let mut front = vec![0; if lead > 0 { bytes_of(first) } else { 0 }];
+    let (from_front, rest) = rest.split_at_mut(front.len().saturating_sub(lead).min(rest.len()));
+    let in_part = last + bytes_of(last) as u64 != end && (count > 1 || lead == 0);
+    let mut back = vec![0; if in_part { bytes_of(last) } else { 0 }];
+    let (middle, from_back) = rest.split_at_mut(rest.len() - if in_part { (end - last) as usize } else { 0 });
+    let mut sums = vec![[0u8; SUM_BYTES as usize]; count];
+    let wanted = front.len() + middle.len() + back.len() + count * SUM_BYTES as usize;
+    let place = frame.payload_place + (first - frame.position) / block_bytes * (block_bytes + SUM_BYTES);
+    {
+        let some = |block| Some(block).filter(|block: &&mut [u8]| !block.is_empty());
+        let blocks = (some(&mut front[..]).into_iter())
+            .chain(middle.chunks_mut(block_bytes as usize))
+            .chain(some(&mut back[..]));
+        let mut pieces: Vec<&mut [u8]> = Vec::with_capacity(2 * count);
+        for (block, sum) in blocks.zip(&mut sums) {
+            pieces.extend([block, &mut sum[..]]);
+        }
+        if file.read_pieces_at(&mut pieces, place)? < wanted {
+            return Err(torn(place, "the data log ends too early"));
+        }
+    }
+    let some = |block| Some(block).filter(|block: &&[u8]| !block.is_empty());
+    let blocks =
+        (some(&front[..]).into_iter()).chain(middle.chunks(block_bytes as usize)).chain(some(&back[..]));
+    for ((block, sum), seed) in blocks.zip(&sums).zip((first..).step_by(block_bytes as usize)) {
+        if xxh3_64_with_seed(block, seed) != u64::from_le_bytes(*sum) {
+            return Err(torn(place + (seed - first), "a block is not what was written"));
+        }
+    }
+    from_front.copy_from_slice(&front[lead.min(front.len())..][..from_front.len()]);
+    from_back.copy_from_slice(&back[..from_back.len()]);
+    for (position, bytes) in [(first, front), (last, back)] {
+        if !bytes.is_empty() {
+            edges.put(Arc::new(Block { position, bytes }));
+        }
+    }
+    Ok(())
+}
+
+/// Copies what `block` has from `at` on; returns how much that was.
+fn take(block: &Block, at: u64, into: &mut [u8]) -> usize {
+    let from = &block.bytes[(at - block.position) as usize..];
+    let n = from.len().min(into.len());
+    into[..n].copy_from_slice(&from[..n]);
+    n
+}
+
+fn torn(place: u64, reason: &'static str) -> Error {
+    Damage { what: "the data log", place, reason }.of("the data log")
+}
+
+/// Blocks of one log that were wanted only in part, kept for who wants the rest.
+pub trait Edges {
+    /// The block whose first byte has this position.
+    fn get(&self, position: u64) -> Option<Arc<Block>>;
+    fn put(&self, block: Arc<Block>);
+}
+
+/// Keeps nothing.
+#[derive(Debug)]
+pub struct NoEdges;
+
+impl Edges for NoEdges {
+    fn get(&self, _: u64) -> Option<Arc<Block>> {
+        None
+    }
+
+    fn put(&self, _: Arc<Block>) {}
+}
+
+/// Reads the head and the runs of the frame at `place`. `Ok(None)`: what is there is no whole frame that continues
+/// at `position`: the log ends here.
+pub fn read_head(file: &dyn OpenFile, place: u64, position: u64) -> Result<Option<(FrameHead, Vec<Run>)>> {
+    let mut fixed = [0; FRAME_HEAD_BYTES as usize];
+    if file.read_at(&mut fixed, place)? < fixed.len() {
+        return Ok(None);
+    }
+    let Ok(head) = decode_head(&fixed) else { return Ok(None) };
+    if head.position != position {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; head.bytes() as usize];
+    bytes[..fixed.len()].copy_from_slice(&fixed);
+    let rest = &mut bytes[fixed.len()..];
+    if file.read_at(rest, place + FRAME_HEAD_BYTES)? < rest.len() {
+        return Ok(None);
+    }
+    Ok(decode_runs(&head, &bytes).ok().map(|runs| (head, runs)))
+}
+
+/// Whether every block of the frame whose payload begins at `payload_place` is there and as its checksum says.
+pub fn is_whole(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<bool> {
+    let size = file.stat()?.size_bytes;
+    if frame.payload_place + stored_bytes(frame.payload_bytes, block_bytes) > size {
+        return Ok(false);
+    }
+    // A few blocks at a time, whatever a frame says of its size.
+    let step = (64 * block_bytes).min(frame.payload_bytes);
+    let mut buffer = vec![0; step as usize];
+    let mut at = frame.position;
+    while at < frame.end() {
+        let n = step.min(frame.end() - at);
+        match read_payload(file, frame, block_bytes, at, &mut buffer[..n as usize], &NoEdges) {
+            Ok(()) => at += n,
+            Err(error) if error.kind == ErrorKind::Damaged => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,51 @@
+//! Data logs that are open for reading: a bounded number of them, whatever the number of logs.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
+use quell_backing::OpenFile;
+use quell_fs::Result;
+
+use crate::container::Container;
+
+/// Names one data log of all containers.
+type Key = (u128, u64);
+
+/// The logs that were read last.
+pub struct Descriptors(Mutex<LruCache<Key, Arc<dyn OpenFile>>>);
+
+impl std::fmt::Debug for Descriptors {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Descriptors").finish_non_exhaustive()
+    }
+}
+
+impl Descriptors {
+    pub fn new(limit: NonZeroUsize) -> Descriptors {
+        Descriptors(Mutex::new(LruCache::new(limit)))
+    }
+
+    /// The data log of `writer`, opened now if it is not among the last ones.
+    pub fn data(&self, container: &Container, writer: u64) -> Result<Arc<dyn OpenFile>> {
+        let key = (container.number(), writer);
+        if let Some(file) = self.lock().get(&key) {
+            return Ok(Arc::clone(file));
+        }
+        // Outside the lock: opening may be slow.
+        let file: Arc<dyn OpenFile> = Arc::from(container.open_data(writer)?);
+        let evicted = self.lock().push(key, Arc::clone(&file));
+        drop(evicted);
+        Ok(file)
+    }
+
+    /// Closes what is open of a log that is removed.
+    pub fn forget(&self, container: &Container, writer: u64) {
+        let file = self.lock().pop(&(container.number(), writer));
+        drop(file);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Arc<dyn OpenFile>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,798 @@
+//! The file system of a log mount: directories and symbolic links as they are in the stores, and a container for each
+//! file.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use lru::LruCache;
+use quell_backing::{Stat, WritableDir};
+use quell_fs::{
+    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
+    NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::container::Container;
+use crate::descriptors::Descriptors;
+use crate::flatten;
+use crate::log_file::{Choices, LogFile};
+use crate::naming::{OWN, Stored, container_name, other_name, shown};
+use crate::nodes::{Node, Nodes, ROOT};
+use crate::stores::{StoreNumber, Stores, number_name};
+use crate::writer::Writer;
+
+/// Data logs that are open for reading at once.
+const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+/// Directories that stay open as starting points.
+const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
+/// Files that nobody has open and whose containers stay open.
+const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
+/// Listings that are kept for who goes on with one.
+const LISTINGS_KEPT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
+/// Cursors must fit the positive half of `off_t`, with two to spare for `.` and `..`.
+const CURSOR_BITS: u64 = (1 << 62) - 1;
+
+/// One directory, in every store.
+type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
+
+/// A listing in the order of its cursors.
+type Listed = Arc<Vec<(u64, Vec<u8>, Kind)>>;
+
+/// A log mount's file system.
+pub struct LogFs {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for LogFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogFs").field("stores", &self.inner.stores).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    stores: Arc<Stores>,
+    choices: Choices,
+    descriptors: Arc<Descriptors>,
+    nodes: Mutex<Nodes>,
+    dirs: Mutex<LruCache<NodeId, Dirs>>,
+    files: Mutex<Files>,
+    listings: Mutex<LruCache<NodeId, Listed>>,
+}
+
+/// Every file is one `LogFile` as long as anybody has it.
+struct Files {
+    open: HashMap<NodeId, Weak<Shared>>,
+    recent: LruCache<NodeId, Arc<Shared>>,
+}
+
+/// A file that may be removed while it is open.
+struct Shared {
+    file: LogFile,
+    stores: Arc<Stores>,
+    /// Its name in the trash, once it was removed: it is deleted when the last one closes it.
+    trash: Mutex<Option<Vec<u8>>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let trash = self.trash.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(name) = trash {
+            let container = self.file.container();
+            // Nobody is there to be told; fsck finds what is left in the trash.
+            let _ = self.stores.delete(container.home(), &name, container.number());
+        }
+    }
+}
+
+/// Where an entry of the mount lies.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    store: StoreNumber,
+    kind: Kind,
+    stat: Stat,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LogFs {
+    pub fn new(stores: Stores, choices: Choices) -> LogFs {
+        let inner = Inner {
+            stores: Arc::new(stores),
+            choices,
+            descriptors: Arc::new(Descriptors::new(DATA_LOGS_OPEN)),
+            nodes: Mutex::new(Nodes::new()),
+            dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
+            files: Mutex::new(Files { open: HashMap::new(), recent: LruCache::new(FILES_KNOWN) }),
+            listings: Mutex::new(LruCache::new(LISTINGS_KEPT)),
+        };
+        LogFs { inner: Arc::new(inner) }
+    }
+}
+
+impl Inner {
+    fn node(&self, node: NodeId) -> Result<Node> {
+        lock(&self.nodes).get(node).cloned()
+    }
+
+    /// The directory `node`, opened from the nearest one above that is open.
+    fn dirs(&self, node: NodeId) -> Result<Dirs> {
+        let (way, kind) = {
+            let nodes = lock(&self.nodes);
+            (nodes.way(node)?, nodes.get(node)?.kind)
+        };
+        if kind != Kind::Dir {
+            return Err(Error::new(
+                ErrorKind::NotADirectory,
+                "look into",
+                way.last().map_or(&b""[..], |w| &w.1),
+            ));
+        }
+        let mut from = 0;
+        let mut at: Option<Dirs> = None;
+        for (place, (node, _)) in way.iter().enumerate().rev() {
+            if let Some(dirs) = lock(&self.dirs).get(node) {
+                (from, at) = (place + 1, Some(Arc::clone(dirs)));
+                break;
+            }
+        }
+        let mut at = at.unwrap_or_else(|| Arc::new(self.stores.roots().to_vec()));
+        for (node, name) in &way[from..] {
+            let stored = other_name(name)?;
+            let opened: Result<Vec<_>> = at.iter().map(|dir| dir.open_writable_dir(&stored)).collect();
+            at = Arc::new(opened?);
+            let evicted = lock(&self.dirs).push(*node, Arc::clone(&at));
+            drop(evicted);
+        }
+        Ok(at)
+    }
+
+    fn is_own(&self, dir: NodeId, name: &[u8]) -> bool {
+        dir == ROOT && name.starts_with(OWN)
+    }
+
+    /// Finds `name`: first as a file, in the store that should have it and then in the others, then as a directory or link.
+    fn find(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<Found>> {
+        if self.is_own(dir, name) {
+            return Ok(None);
+        }
+        if let Ok(stored) = container_name(name) {
+            let home = self.stores.home(name);
+            for store in std::iter::once(home).chain((0..dirs.len()).filter(|store| *store != home)) {
+                if let Some(stat) = stat_if_there(&*dirs[store], &stored)?
+                    && stat.kind() == Some(Kind::Dir)
+                {
+                    return Ok(Some(Found { store, kind: Kind::File, stat }));
+                }
+            }
+        }
+        let stat = stat_if_there(&*dirs[0], &other_name(name)?)?;
+        Ok(stat.and_then(|stat| {
+            let kind = stat.kind().filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink))?;
+            Some(Found { store: 0, kind, stat })
+        }))
+    }
+
+    /// The file of a node, opened if nobody has it.
+    fn file(&self, node: NodeId) -> Result<Arc<Shared>> {
+        if let Some(shared) = self.known(node) {
+            return Ok(shared);
+        }
+        let Node { parent, name, kind, is_removed, .. } = self.node(node)?;
+        match kind {
+            Kind::File => {}
+            Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", name)),
+            _ => return Err(Error::new(ErrorKind::InvalidInput, "open", name)),
+        }
+        if is_removed {
+            return Err(Error::new(ErrorKind::Stale, "open", name));
+        }
+        let dirs = self.dirs(parent)?;
+        let found = self.find(parent, &dirs, &name)?.filter(|found| found.kind == Kind::File);
+        let Some(found) = found else { return Err(Error::new(ErrorKind::NotFound, "open", name)) };
+        let stored = container_name(&name)?;
+        let container = Container::open(&self.stores, found.store, &*dirs[found.store], &stored)?;
+        let file = LogFile::new(container, self.choices, Arc::clone(&self.descriptors));
+        Ok(self.share(node, file))
+    }
+
+    fn known(&self, node: NodeId) -> Option<Arc<Shared>> {
+        let mut files = lock(&self.files);
+        let shared = files.open.get(&node)?.upgrade();
+        if let Some(shared) = &shared {
+            let evicted = files.recent.push(node, Arc::clone(shared));
+            drop(files);
+            drop(evicted);
+        }
+        shared
+    }
+
+    /// Of several that open a file at once, one gets its own.
+    fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
+        let shared = Shared { file, stores: Arc::clone(&self.stores), trash: Mutex::new(None) };
+        let mut files = lock(&self.files);
+        if let Some(known) = files.open.get(&node).and_then(Weak::upgrade) {
+            drop(files);
+            return known;
+        }
+        let shared = Arc::new(shared);
+        files.open.insert(node, Arc::downgrade(&shared));
+        if files.open.len() > 4 * FILES_KNOWN.get() && files.open.len().is_power_of_two() {
+            files.open.retain(|_, file| file.strong_count() > 0);
+        }
+        let evicted = files.recent.push(node, Arc::clone(&shared));
+        drop(files);
+        drop(evicted);
+        shared
+    }
+
+    /// Forgets the file of a node; whoever has it open keeps it.
+    fn let_go(&self, node: NodeId) -> Option<Arc<Shared>> {
+        let mut files = lock(&self.files);
+        let recent = files.recent.pop(&node);
+        recent.or_else(|| files.open.get(&node)?.upgrade())
+    }
+
+    fn attributes_of(&self, node: NodeId, found: &Found) -> Result<Attributes> {
+        match found.kind {
+            Kind::File => self.file(node)?.file.attributes(node),
+            kind => Ok(attributes_from(node, kind, &found.stat)),
+        }
+    }
+
+    /// Where `name` is free, and the names that it would have: as a file and as anything else.
+    fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<Dirs> {
+        check_name(name)?;
+        let dirs = self.dirs(dir)?;
+        if self.is_own(dir, name) {
+            return Err(Error::new(ErrorKind::PermissionDenied, "make", name));
+        }
+        match self.find(dir, &dirs, name)? {
+            Some(_) => Err(Error::new(ErrorKind::Exists, "make", name)),
+            None => Ok(dirs),
+        }
+    }
+
+    /// `new` as it is in a directory that may pass its group on.
+    fn inherit(&self, dir: &dyn WritableDir, new: New, is_dir: bool) -> Result<New> {
+        let parent = dir.stat_self()?;
+        Ok(if parent.mode & 0o2000 != 0 {
+            let bit = if is_dir { 0o2000 } else { 0 };
+            New { gid: parent.gid, permissions: new.permissions | bit, ..new }
+        } else {
+            new
+        })
+    }
+
+    fn own(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
+        let host = self.stores.host();
+        if (host.uid, host.gid) == (new.uid, new.gid) {
+            return Ok(());
+        }
+        dir.change(stored, &Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() })
+    }
+
+    /// Moves the container `stored` to the trash, and deletes it unless somebody has it open.
+    fn discard(
+        &self,
+        dir: &dyn WritableDir,
+        store: StoreNumber,
+        stored: &[u8],
+        node: Option<NodeId>,
+    ) -> Result<()> {
+        let number = Container::open(&self.stores, store, dir, stored)?.number();
+        let name = number_name(self.stores.random_number());
+        let trash = self.stores.trash(store)?;
+        dir.rename(stored, &*trash, &name, Rename::Replace)?;
+        if let Some(shared) = node.and_then(|node| self.let_go(node)) {
+            *lock(&shared.trash) = Some(name);
+            return Ok(()); // deleted here, or when the last one closes it
+        }
+        self.stores.delete(store, &name, number)
+    }
+
+    fn handle(self: &Arc<Self>, shared: Arc<Shared>, how: Open) -> Result<Handle> {
+        if how.truncate {
+            shared.file.cut(0)?;
+        }
+        let writer = if how.write { Some(shared.file.writer(how.process)?) } else { None };
+        if how.read {
+            shared.file.follow()?;
+        }
+        Ok(Handle { shared, writer, process: how.process, flatten_bytes: self.choices.flatten_bytes })
+    }
+}
+
+fn stat_if_there(dir: &dyn WritableDir, name: &[u8]) -> Result<Option<Stat>> {
+    match dir.stat(name) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
+    Attributes {
+        node,
+        kind,
+        permissions: stat.mode & 0o7777,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: if kind == Kind::Dir { 2 } else { 1 },
+        rdev: 0,
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
+    }
+}
+
+impl FileSystem for LogFs {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn root(&self) -> NodeId {
+        ROOT
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        let inner = &self.inner;
+        check_name(name)?;
+        let dirs = inner.dirs(dir)?;
+        let Some(found) = inner.find(dir, &dirs, name)? else {
+            // Another node may have removed what we knew.
+            lock(&inner.nodes).removed(dir, name);
+            return Ok(None);
+        };
+        let node = lock(&inner.nodes).refer(dir, name, found.kind);
+        match inner.attributes_of(node, &found) {
+            Ok(attributes) => Ok(Some(attributes)),
+            Err(error) => {
+                self.forget(node, 1);
+                // A directory with the name of a container and nothing in it is none.
+                if error.kind == ErrorKind::NotFound { Ok(None) } else { Err(error) }
+            }
+        }
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        let inner = &self.inner;
+        let known = inner.node(node)?;
+        match known.kind {
+            Kind::File => inner.file(node)?.file.attributes(node),
+            Kind::Dir => Ok(attributes_from(node, Kind::Dir, &inner.dirs(node)?[0].stat_self()?)),
+            kind => {
+                let stat = inner.dirs(known.parent)?[0].stat(&other_name(&known.name)?)?;
+                Ok(attributes_from(node, kind, &stat))
+            }
+        }
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        Ok(self.inner.node(node)?.parent)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        let way = lock(&self.inner.nodes).way(node)?;
+        let names: Vec<&[u8]> = way.iter().map(|(_, name)| &name[..]).collect();
+        Ok(names.join(&b'/'))
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let inner = &self.inner;
+        let kept = lock(&inner.listings).get(&dir).cloned().filter(|_| after != Cursor::START);
+        let listed = match kept {
+            Some(listed) => listed,
+            None => {
+                let listed = Arc::new(inner.listing(dir)?);
+                lock(&inner.listings).push(dir, Arc::clone(&listed));
+                listed
+            }
+        };
+        let from = listed.partition_point(|(cursor, ..)| *cursor <= after.0);
+        for (cursor, name, kind) in &listed[from..] {
+            let node = lock(&inner.nodes).number(dir, name);
+            let attributes = unknown(node, *kind);
+            if !visit(DirEntry { name, next: Cursor(*cursor), attributes }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        let Node { parent, name, kind, .. } = self.inner.node(node)?;
+        if kind != Kind::Symlink {
+            return Err(Error::new(ErrorKind::InvalidInput, "read link", name));
+        }
+        self.inner.dirs(parent)?[0].read_link(&other_name(&name)?)
+    }
+
+    fn xattr(&self, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.node(node).map(|_| None)
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.inner.node(node).map(|_| Vec::new())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        let shared = self.inner.file(node)?;
+        Ok(Box::new(self.inner.handle(shared, Open::READ)?))
+    }
+
+    fn writable(&self) -> Option<&dyn Writable> {
+        Some(self)
+    }
+}
+
+impl Inner {
+    fn listing(&self, dir: NodeId) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
+        let dirs = self.dirs(dir)?;
+        let mut found = HashMap::new();
+        for (store, stored_dir) in dirs.iter().enumerate() {
+            for stored in stored_dir.names()? {
+                match shown(&stored) {
+                    Some(Stored::Container(name)) => {
+                        found.insert(name.to_vec(), Kind::File);
+                    }
+                    Some(Stored::Other(name)) if store == 0 && !self.is_own(dir, name) => {
+                        let kind = stat_if_there(&**stored_dir, &stored)?.and_then(|stat| stat.kind());
+                        if let Some(kind @ (Kind::Dir | Kind::Symlink)) = kind {
+                            found.entry(name.to_vec()).or_insert(kind);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let mut listed: Vec<_> = found
+            .into_iter()
+            .map(|(name, kind)| (1 + (xxh3_64(&name) & CURSOR_BITS >> 1), name, kind))
+            .collect();
+        listed.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        Ok(listed)
+    }
+}
+
+/// What a listing tells of an entry: its number and kind.
+fn unknown(node: NodeId, kind: Kind) -> Attributes {
+    let (modified, changed) = (Time::default(), Time::default());
+    let (permissions, uid, gid, nlink) = (0, 0, 0, 1);
+    let (rdev, size_bytes, blocks) = (0, 0, 0);
+    Attributes { node, kind, permissions, uid, gid, nlink, rdev, size_bytes, blocks, modified, changed }
+}
+
+impl Writable for LogFs {
+    fn create(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        new: New,
+        how: Open,
+    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        let inner = &self.inner;
+        let stored = container_name(name)?;
+        let dirs = inner.free_name(dir, name)?;
+        let home = inner.stores.home(name);
+        let new = inner.inherit(&*dirs[home], new, false)?;
+        let container = Container::create(&inner.stores, home, &*dirs[home], &stored, new)?;
+        let file = LogFile::new(container, inner.choices, Arc::clone(&inner.descriptors));
+        let node = {
+            let mut nodes = lock(&inner.nodes);
+            // Another node may have removed what we knew by this name.
+            nodes.removed(dir, name);
+            nodes.refer(dir, name, Kind::File)
+        };
+        let shared = inner.share(node, file.born(Arc::clone(&dirs[home])));
+        let opened = shared
+            .file
+            .attributes(node)
+            .and_then(|attributes| Ok((attributes, inner.handle(shared, Open { truncate: false, ..how })?)));
+        match opened {
+            Ok((attributes, handle)) => Ok((attributes, Box::new(handle))),
+            Err(error) => {
+                self.forget(node, 1);
+                Err(error)
+            }
+        }
+    }
+
+    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+        let inner = &self.inner;
+        let dirs = inner.free_name(dir, name)?;
+        let stored = other_name(name)?;
+        let new = inner.inherit(&*dirs[0], new, true)?;
+        for (store, stored_dir) in dirs.iter().enumerate() {
+            match stored_dir.make_dir(&stored, new.permissions) {
+                Err(error) if error.kind == ErrorKind::Exists && store > 0 => {}
+                made => made?,
+            }
+            inner.own(&**stored_dir, &stored, new)?;
+        }
+        let stat = dirs[0].stat(&stored)?;
+        let node = lock(&inner.nodes).refer(dir, name, Kind::Dir);
+        Ok(attributes_from(node, Kind::Dir, &stat))
+    }
+
+    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
+        let inner = &self.inner;
+        let dirs = inner.free_name(dir, name)?;
+        let stored = other_name(name)?;
+        let new = inner.inherit(&*dirs[0], new, false)?;
+        dirs[0].make_symlink(&stored, target)?;
+        inner.own(&*dirs[0], &stored, new)?;
+        let stat = dirs[0].stat(&stored)?;
+        let node = lock(&inner.nodes).refer(dir, name, Kind::Symlink);
+        Ok(attributes_from(node, Kind::Symlink, &stat))
+    }
+
+    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        let inner = &self.inner;
+        let dirs = inner.dirs(dir)?;
+        match inner.find(dir, &dirs, name)? {
+            None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
+            Some(Found { kind: Kind::Dir, .. }) => {
+                return Err(Error::new(ErrorKind::IsADirectory, "remove", name));
+            }
+            Some(Found { store, kind: Kind::File, .. }) => {
+                let node = lock(&inner.nodes).named(dir, name);
+                inner.discard(&*dirs[store], store, &container_name(name)?, node)?;
+            }
+            Some(Found { store, .. }) => dirs[store].remove(&other_name(name)?)?,
+        }
+        lock(&inner.nodes).removed(dir, name);
+        Ok(())
+    }
+
+    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        let inner = &self.inner;
+        let dirs = inner.dirs(dir)?;
+        match inner.find(dir, &dirs, name)? {
+            None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
+            Some(Found { kind: Kind::Dir, .. }) => {}
+            Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
+        }
+        let stored = other_name(name)?;
+        // Stores that have nothing else first: if one of them has something, nothing is lost by then but empty directories.
+        for (store, stored_dir) in dirs.iter().enumerate().rev() {
+            match stored_dir.remove_dir(&stored) {
+                Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
+                Err(error) => {
+                    for lower in &dirs[store + 1..] {
+                        let stat = stored_dir.stat(&stored)?;
+                        let _ = lower.make_dir(&stored, stat.mode & 0o7777);
+                    }
+                    return Err(error);
+                }
+                Ok(()) => {}
+            }
+        }
+        if let Some(node) = lock(&inner.nodes).removed(dir, name) {
+            lock(&inner.dirs).pop(&node);
+        }
+        Ok(())
+    }
+
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+        let inner = &self.inner;
+        let refused = |kind| Err(Error::new(kind, "rename", from));
+        check_name(to)?;
+        let (from_dirs, to_dirs) = (inner.dirs(from_dir)?, inner.dirs(to_dir)?);
+        if inner.is_own(to_dir, to) {
+            return refused(ErrorKind::PermissionDenied);
+        }
+        let Some(source) = inner.find(from_dir, &from_dirs, from)? else {
+            return refused(ErrorKind::NotFound);
+        };
+        let target = inner.find(to_dir, &to_dirs, to)?;
+        if from_dir == to_dir && from == to {
+            return if how == Rename::Keep { refused(ErrorKind::Exists) } else { Ok(()) };
+        }
+        if source.kind == Kind::Dir {
+            let nodes = lock(&inner.nodes);
+            if nodes.named(from_dir, from).is_some_and(|node| nodes.is_below(to_dir, node)) {
+                return refused(ErrorKind::InvalidInput);
+            }
+        }
+        match (how, &target) {
+            (Rename::Keep, Some(_)) => return refused(ErrorKind::Exists),
+            (Rename::Exchange, None) => return refused(ErrorKind::NotFound),
+            (Rename::Exchange, Some(target)) => {
+                inner.exchange(&from_dirs, from, &source, &to_dirs, to, target)?;
+                lock(&inner.nodes).exchanged(from_dir, from, to_dir, to);
+                return Ok(());
+            }
+            (Rename::Replace, Some(target)) if source.kind == Kind::Dir && target.kind != Kind::Dir => {
+                return refused(ErrorKind::NotADirectory);
+            }
+            (Rename::Replace, Some(target)) if source.kind != Kind::Dir && target.kind == Kind::Dir => {
+                return refused(ErrorKind::IsADirectory);
+            }
+            _ => {}
+        }
+        let replaced = target.map(|found| (found, lock(&inner.nodes).named(to_dir, to)));
+        if source.kind == Kind::File {
+            inner.rename_file(&from_dirs, from, &source, &to_dirs, to, replaced)?;
+        } else {
+            let (old, new) = (other_name(from)?, other_name(to)?);
+            let stores = if source.kind == Kind::Dir { 0..from_dirs.len() } else { 0..1 };
+            for store in stores {
+                match from_dirs[store].rename(&old, &*to_dirs[store], &new, Rename::Replace) {
+                    Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
+                    renamed => renamed?,
+                }
+            }
+            if let Some((found, node)) = replaced.filter(|(found, _)| found.kind == Kind::File) {
+                inner.discard(&*to_dirs[found.store], found.store, &container_name(to)?, node)?;
+            }
+        }
+        let mut nodes = lock(&inner.nodes);
+        nodes.removed(to_dir, to);
+        nodes.renamed(from_dir, from, to_dir, to);
+        Ok(())
+    }
+
+    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+        let inner = &self.inner;
+        let known = inner.node(node)?;
+        if known.kind == Kind::File {
+            let shared = inner.file(node)?;
+            shared.file.change(change)?;
+            return shared.file.attributes(node);
+        }
+        if change.size_bytes.is_some() {
+            let kind =
+                if known.kind == Kind::Dir { ErrorKind::IsADirectory } else { ErrorKind::InvalidInput };
+            return Err(Error::new(kind, "resize", known.name));
+        }
+        if known.kind == Kind::Dir {
+            inner.dirs(node)?.iter().try_for_each(|dir| dir.change(b"", change))?;
+        } else {
+            inner.dirs(known.parent)?[0].change(&other_name(&known.name)?, change)?;
+        }
+        self.attributes(node)
+    }
+
+    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
+        let shared = self.inner.file(node)?;
+        Ok(Box::new(self.inner.handle(shared, how)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        if lock(&self.inner.nodes).forget(node, references) {
+            // Dropped after the locks: closing the last one may delete the file.
+            let file = self.inner.let_go(node);
+            let dirs = lock(&self.inner.dirs).pop(&node);
+            drop((file, dirs));
+        }
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.inner.stores.space()
+    }
+}
+
+impl Inner {
+    /// Gives the container of `from` the name `to`, in the store where it is.
+    fn rename_file(
+        &self,
+        from_dirs: &Dirs,
+        from: &[u8],
+        source: &Found,
+        to_dirs: &Dirs,
+        to: &[u8],
+        replaced: Option<(Found, Option<NodeId>)>,
+    ) -> Result<()> {
+        let (old, new) = (container_name(from)?, container_name(to)?);
+        let (from_dir, to_dir) = (&*from_dirs[source.store], &*to_dirs[source.store]);
+        let Some((target, node)) = replaced else {
+            return from_dir.rename(&old, to_dir, &new, Rename::Replace);
+        };
+        if target.kind == Kind::Symlink {
+            from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
+            return to_dirs[0].remove(&other_name(to)?);
+        }
+        if target.store != source.store {
+            from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
+            return self.discard(&*to_dirs[target.store], target.store, &new, node);
+        }
+        // In one step where the file system can: then there is no moment without a file of that name.
+        match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
+            Ok(()) => self.discard(from_dir, source.store, &old, node),
+            Err(error) if error.kind == ErrorKind::Unsupported => {
+                self.discard(to_dir, target.store, &new, node)?;
+                from_dir.rename(&old, to_dir, &new, Rename::Replace)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Two names change places, in one step.
+    fn exchange(
+        &self,
+        a_dirs: &Dirs,
+        a: &[u8],
+        first: &Found,
+        b_dirs: &Dirs,
+        b: &[u8],
+        second: &Found,
+    ) -> Result<()> {
+        let is_file = first.kind == Kind::File;
+        if is_file != (second.kind == Kind::File) || first.store != second.store || first.kind != second.kind
+        {
+            // Their names in the stores do not change places.
+            return Err(Error::new(ErrorKind::Unsupported, "exchange", a));
+        }
+        let name = |name| if is_file { container_name(name) } else { other_name(name) };
+        let stores = if first.kind == Kind::Dir { 0..a_dirs.len() } else { first.store..first.store + 1 };
+        for store in stores {
+            a_dirs[store].rename(&name(a)?, &*b_dirs[store], &name(b)?, Rename::Exchange)?;
+        }
+        Ok(())
+    }
+}
+
+/// An open file of a log mount.
+struct Handle {
+    shared: Arc<Shared>,
+    writer: Option<Arc<Writer>>,
+    process: u32,
+    flatten_bytes: u64,
+}
+
+impl Handle {
+    fn writer(&self) -> Result<&Writer> {
+        // Doors do not let it come to this.
+        self.writer
+            .as_deref()
+            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
+    }
+}
+
+impl File for Handle {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.shared.file.read_at(into, offset)
+    }
+}
+
+impl WritableFile for Handle {
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.shared.file.write_at(self.writer()?, from, offset)
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        self.shared.file.append(self.writer()?, from)
+    }
+
+    fn publish(&self) -> Result<()> {
+        match &self.writer {
+            Some(writer) => self.shared.file.publish(writer),
+            None => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        match &self.writer {
+            Some(writer) => self.shared.file.sync(writer),
+            None => self.shared.file.follow(),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.writer.take().is_none() {
+            return;
+        }
+        // What could not be published was told by `publish`; what is left shows in `fsck`.
+        if let Ok(true) = self.shared.file.release(self.process)
+            && self.flatten_bytes > 0
+        {
+            let _ = flatten::after_last_writer(self.shared.file.container(), self.flatten_bytes);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Where the frames of one data log lie and in which order they count: positions to places, and back to
+//! the moment of writing. Values to values, no I/O. Words are those of docs/formats/log.md.
+
+use crate::bytes::{Bytes, put_varint};
+use crate::damage::Damage;
+use crate::runs::FILE_END_MAX;
+
+/// Bytes of a frame's head without its runs.
+pub const FRAME_HEAD_BYTES: u64 = 56;
+/// The largest payload of a frame.
+pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
+/// The most that the encoded runs of a frame may take.
+pub const RUNS_BYTES_MAX: u64 = 16 << 20;
+/// Bytes of the checksum after each block.
+pub const SUM_BYTES: u64 = 8;
+
+/// When something was written: the larger one is later, and is what the file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Order {
+    pub epoch: u64,
+    pub sequence: u64,
+    pub writer: u64,
+}
+
+/// Frames of equal size, one after another, whose sequences are equally far apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameGroup {
+    /// Position of the first byte of payload.
+    pub position: u64,
+    /// Where the first frame begins in the data log.
+    pub place: u64,
+    /// Bytes of each frame's head and runs.
+    pub head_bytes: u64,
+    /// Bytes of each frame's payload.
+    pub payload_bytes: u64,
+    pub repeat: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+    pub step: u64,
+}
+
+/// One frame, found by a position in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    pub position: u64,
+    pub payload_bytes: u64,
+    /// Where the payload begins in the data log.
+    pub payload_place: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+}
+
+impl Frame {
+    pub fn end(&self) -> u64 {
+        self.position + self.payload_bytes
+    }
+}
+
+/// What a payload takes in the data log: a checksum goes with each block.
+pub fn stored_bytes(payload_bytes: u64, block_bytes: u64) -> u64 {
+    payload_bytes + payload_bytes.div_ceil(block_bytes) * SUM_BYTES
+}
+
+impl FrameGroup {
+    fn end(&self) -> u64 {
+        self.position + self.payload_bytes * self.repeat
+    }
+
+    fn frame_bytes(&self, block_bytes: u64) -> u64 {
+        self.head_bytes + stored_bytes(self.payload_bytes, block_bytes)
+    }
+
+    fn place_end(&self, block_bytes: u64) -> u64 {
+        self.place + self.frame_bytes(block_bytes) * self.repeat
+    }
+
+    /// Takes `next` in, if it goes on where this ends and in the same steps.
+    fn absorb(&mut self, next: &FrameGroup) -> bool {
+        let alike = (self.head_bytes, self.payload_bytes, self.epoch)
+            == (next.head_bytes, next.payload_bytes, next.epoch);
+        if !alike || next.sequence < self.sequence {
+            return false;
+        }
+        let distance = next.sequence - self.sequence;
+        let step = if self.repeat == 1 { distance } else { self.step };
+        if step.checked_mul(self.repeat) != Some(distance) || (next.repeat > 1 && next.step != step) {
+            return false;
+        }
+        self.step = step;
+        self.repeat += next.repeat;
+        true
+    }
+}
+
+/// All frames of one data log as far as they are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frames {
+    groups: Vec<FrameGroup>,
+    block_bytes: u64,
+    first_place: u64,
+}
+
+impl Frames {
+    /// No frame yet; the first one will begin at `first_place` in the data log.
+    pub fn new(block_bytes: u64, first_place: u64) -> Frames {
+        Frames { groups: Vec::new(), block_bytes, first_place }
+    }
+
+    /// The position after the last frame.
+    pub fn position(&self) -> u64 {
+        self.groups.last().map_or(0, FrameGroup::end)
+    }
+
+    /// Where the next frame begins in the data log.
+    pub fn place(&self) -> u64 {
+        self.groups.last().map_or(self.first_place, |group| group.place_end(self.block_bytes))
+    }
+
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub fn groups(&self) -> &[FrameGroup] {
+        &self.groups
+    }
+
+    /// Adds a frame after the last.
+    pub fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64) {
+        self.push_group(head_bytes, payload_bytes, 1, epoch, sequence, 0);
+    }
+
+    fn push_group(&mut self, head: u64, payload: u64, repeat: u64, epoch: u64, sequence: u64, step: u64) {
+        let group = FrameGroup {
+            position: self.position(),
+            place: self.place(),
+            head_bytes: head,
+            payload_bytes: payload,
+            repeat,
+            epoch,
+            sequence,
+            step,
+        };
+        if !self.groups.last_mut().is_some_and(|last| last.absorb(&group)) {
+            self.groups.push(group);
+        }
+    }
+
+    /// Adds the frames of `next`, which were counted from position 0 and begin where these end.
+    pub fn append(&mut self, next: Frames) {
+        for group in next.groups {
+            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
+            self.push_group(head_bytes, payload_bytes, repeat, epoch, sequence, step);
+        }
+    }
+
+    /// The frame that holds `position`, which must be below [`Frames::position`].
+    pub fn frame(&self, position: u64) -> Frame {
+        let after = self.groups.partition_point(|group| group.position <= position);
+        let group = &self.groups[after - 1];
+        let i = (position - group.position) / group.payload_bytes;
+        debug_assert!(i < group.repeat);
+        Frame {
+            position: group.position + i * group.payload_bytes,
+            payload_bytes: group.payload_bytes,
+            payload_place: group.place + i * group.frame_bytes(self.block_bytes) + group.head_bytes,
+            epoch: group.epoch,
+            sequence: group.sequence + i * group.step,
+        }
+    }
+
+    /// Every frame, with the bytes of its head and runs.
+    pub fn iter(&self) -> impl Iterator<Item = (Frame, u64)> {
+        self.groups.iter().flat_map(|group| {
+            (0..group.repeat)
+                .map(|i| (self.frame(group.position + i * group.payload_bytes), group.head_bytes))
+        })
+    }
+
+    /// First and last epoch; `None` without frames.
+    pub fn epochs(&self) -> Option<(u64, u64)> {
+        let first = self.groups.iter().map(|group| group.epoch).min()?;
+        Some((first, self.groups.iter().map(|group| group.epoch).max()?))
+    }
+
+    /// The groups from group `from` on, as an index log and a flat index hold them.
+    pub fn encode(groups: &[FrameGroup], out: &mut Vec<u8>) {
+        for group in groups {
+            for value in [group.repeat, group.head_bytes, group.payload_bytes, group.epoch, group.sequence] {
+                put_varint(out, value);
+            }
+            if group.repeat != 1 {
+                put_varint(out, group.step);
+            }
+        }
+    }
+
+    /// Adds `count` groups that `encode` wrote, each checked.
+    pub(crate) fn decode(&mut self, bytes: &mut Bytes<'_>, count: u64) -> Result<(), Damage> {
+        for _ in 0..count {
+            let [repeat, head, payload] = [bytes.varint()?, bytes.varint()?, bytes.varint()?];
+            let [epoch, sequence] = [bytes.varint()?, bytes.varint()?];
+            let step = if repeat == 1 { 0 } else { bytes.varint()? };
+            let head_fits = (FRAME_HEAD_BYTES..=FRAME_HEAD_BYTES + RUNS_BYTES_MAX).contains(&head);
+            let fits = head_fits && (1..=PAYLOAD_BYTES_MAX).contains(&payload) && repeat > 0;
+            let size = head + stored_bytes(payload.min(PAYLOAD_BYTES_MAX), self.block_bytes);
+            let end = size.checked_mul(repeat).and_then(|bytes| bytes.checked_add(self.place()));
+            let last = step.checked_mul(repeat.saturating_sub(1)).and_then(|far| far.checked_add(sequence));
+            if !fits || end.is_none_or(|end| end > FILE_END_MAX) || last.is_none() {
+                return Err(bytes.damage("a frame cannot be like that"));
+            }
+            self.push_group(head, payload, repeat, epoch, sequence, step);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_testkit::Random;
+
+    #[test]
+    fn equal_frames_are_one_group() {
+        let mut frames = Frames::new(16_384, 64);
+        for i in 0..11_200 {
+            frames.push(70, 4 << 20, 3, 5 + 4 * i);
+        }
+        assert_eq!(frames.groups().len(), 1);
+        let size = 70 + (4 << 20) + 256 * 8;
+        assert_eq!(frames.place(), 64 + 11_200 * size);
+        let third = frames.frame((4 << 20) * 2 + 17);
+        assert_eq!((third.position, third.sequence, third.epoch), (8 << 20, 13, 3));
+        assert_eq!(third.payload_place, 64 + 2 * size + 70);
+    }
+
+    #[test]
+    fn every_frame_is_found_by_each_of_its_positions_and_after_encoding() {
+        let mut random = Random::new(2);
+        for _ in 0..200 {
+            let mut frames = Frames::new(4096, 64);
+            let mut expected = Vec::new();
+            let (mut sequence, mut epoch) = (0, 1);
+            for _ in 0..random.below(40) {
+                sequence += random.below(3) as u64;
+                epoch += u64::from(random.one_in(10));
+                let head = 56 + random.below(3) as u64;
+                let payload = if random.one_in(3) { 4096 * 3 } else { 1 + random.below(10_000) as u64 };
+                let place = frames.place() + head;
+                expected.push((frames.position(), payload, place, epoch, sequence));
+                frames.push(head, payload, epoch, sequence);
+            }
+            let mut encoded = Vec::new();
+            Frames::encode(frames.groups(), &mut encoded);
+            let mut decoded = Frames::new(4096, 64);
+            decoded.decode(&mut Bytes::new(&encoded, "test"), frames.groups().len() as u64).unwrap();
+            assert_eq!(decoded, frames);
+            for (position, payload_bytes, payload_place, epoch, sequence) in expected {
+                for within in [0, payload_bytes / 2, payload_bytes - 1] {
+                    let found = decoded.frame(position + within);
+                    assert_eq!(found, Frame { position, payload_bytes, payload_place, epoch, sequence });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn order_is_epoch_then_sequence_then_writer() {
+        let order = |epoch, sequence, writer| Order { epoch, sequence, writer };
+        assert!(order(2, 0, 0) > order(1, 9, 9));
+        assert!(order(1, 2, 0) > order(1, 1, 9));
+        assert!(order(1, 1, 2) > order(1, 1, 1));
+    }
+}

@@ -1,0 +1,564 @@
+//! One file as one node has it open: the writers of its processes, the order of what they write, and the view of
+//! those who read.
+//!
+//! Locks are taken in this order: a writer's state, the view, the clock; nobody waits for one with a later one in hand.
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+use lru::LruCache;
+use quell_backing::WritableDir;
+use quell_fs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
+
+use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name};
+use crate::data_log::{self, Block, Edges};
+use crate::descriptors::Descriptors;
+use crate::frames::Order;
+use crate::meta::{Cut, MetaName, Summary};
+use crate::runs::{FILE_END_MAX, Runs};
+use crate::view::View;
+use crate::writer::{Site, Writer, Written};
+
+/// Blocks of a file that were wanted only in part, kept for the next read.
+const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+
+/// How files of a mount are read and written.
+#[derive(Debug, Clone, Copy)]
+pub struct Choices {
+    /// What a writer collects before it is appended to the log.
+    pub buffer_bytes: usize,
+    /// Threads that read index logs when a file is opened.
+    pub index_threads: usize,
+    /// When the last writer of a file ends, its index is flattened if all index logs together are not larger than
+    /// this many bytes (the threshold of Index Flatten, section IV-A). 0: never.
+    pub flatten_bytes: u64,
+}
+
+/// A file of the mount, open or known to the kernel.
+pub struct LogFile {
+    container: Container,
+    choices: Choices,
+    descriptors: Arc<Descriptors>,
+    clock: Mutex<Clock>,
+    writers: Mutex<HashMap<u32, Seat>>,
+    view: RwLock<Option<View>>,
+    edges: Mutex<LruCache<(u64, u64), Arc<Block>>>,
+    /// Where the container was made, until it is known to survive a loss of power.
+    born_in: Mutex<Option<Arc<dyn WritableDir>>>,
+}
+
+impl std::fmt::Debug for LogFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogFile").field("container", &self.container).finish_non_exhaustive()
+    }
+}
+
+/// A process's writer and how many handles it has open.
+struct Seat {
+    writer: Arc<Writer>,
+    handles: usize,
+}
+
+/// What gives frames their order, and what is not yet in frames.
+struct Clock {
+    /// 0: none was taken yet.
+    epoch: u64,
+    sequence: u64,
+    /// Something was synced or seen: what is written next is later than that.
+    is_stale: bool,
+    seen: u64,
+    /// Where the file ends as far as this node knows, and whether it has asked what others did.
+    end: u64,
+    end_known: bool,
+    /// What each writer has collected; empty while there is one alone.
+    collecting: HashMap<u64, (Arc<Writer>, Runs)>,
+    /// Writers of this node that have logs.
+    ours: HashSet<u64>,
+    /// The last cut that this node made.
+    own_cut: Option<Order>,
+}
+
+impl LogFile {
+    pub fn new(container: Container, choices: Choices, descriptors: Arc<Descriptors>) -> LogFile {
+        let clock = Clock {
+            epoch: 0,
+            sequence: 0,
+            is_stale: false,
+            seen: 0,
+            end: 0,
+            end_known: false,
+            collecting: HashMap::new(),
+            ours: HashSet::new(),
+            own_cut: None,
+        };
+        LogFile {
+            container,
+            choices,
+            descriptors,
+            clock: Mutex::new(clock),
+            writers: Mutex::default(),
+            view: RwLock::new(None),
+            edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
+            born_in: Mutex::new(None),
+        }
+    }
+
+    /// A file that this node has just made in `parent`.
+    pub fn born(self, parent: Arc<dyn WritableDir>) -> LogFile {
+        let mut clock = self.clock();
+        (clock.epoch, clock.end_known) = (FIRST_EPOCH, false);
+        drop(clock);
+        *self.born_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
+        self
+    }
+
+    pub fn container(&self) -> &Container {
+        &self.container
+    }
+
+    fn clock(&self) -> MutexGuard<'_, Clock> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seats(&self) -> MutexGuard<'_, HashMap<u32, Seat>> {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writers of this node.
+    fn writers(&self) -> Vec<Arc<Writer>> {
+        self.seats().values().map(|seat| Arc::clone(&seat.writer)).collect()
+    }
+
+    fn is_ours(&self, writer: u64) -> bool {
+        self.clock().ours.contains(&writer)
+    }
+
+    /// The writer of `process`; each call is one handle more, which `release` takes away.
+    pub fn writer(&self, process: u32) -> Result<Arc<Writer>> {
+        let mut seats = self.seats();
+        if let Some(seat) = seats.get_mut(&process) {
+            seat.handles += 1;
+            return Ok(Arc::clone(&seat.writer));
+        }
+        let id = self.container.stores().random_writer();
+        let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
+        let others: Vec<Arc<Writer>> = seats.values().map(|seat| Arc::clone(&seat.writer)).collect();
+        {
+            // From here on everybody says what they collect ...
+            let mut clock = self.clock();
+            if !others.is_empty() {
+                for writer in others.iter().chain([&writer]) {
+                    let entry = clock.collecting.entry(writer.id);
+                    entry.or_insert_with(|| (Arc::clone(writer), Runs::default()));
+                }
+            }
+        }
+        // ... and what they collected before is in frames.
+        for other in &others {
+            other.lock().flush(self, other.id)?;
+        }
+        seats.insert(process, Seat { writer: Arc::clone(&writer), handles: 1 });
+        Ok(writer)
+    }
+
+    /// A handle of `process` was closed; with the last one its writer ends. Whether nobody of this node writes any more.
+    pub fn release(&self, process: u32) -> Result<bool> {
+        let mut seats = self.seats();
+        let Some(seat) = seats.get_mut(&process) else { return Ok(false) };
+        seat.handles -= 1;
+        if seat.handles > 0 {
+            return Ok(false);
+        }
+        let writer = seats.remove(&process).expect("it was there").writer;
+        let is_last = seats.is_empty();
+        drop(seats);
+        let closed = writer.lock().close(self, writer.id);
+        self.clock().collecting.remove(&writer.id);
+        closed.map(|()| is_last)
+    }
+
+    /// Takes an epoch if there is none, or if what is written now must be later than what was synced or seen.
+    fn settle(&self) -> Result<()> {
+        let mut clock = self.clock();
+        if clock.epoch != 0 && !clock.is_stale {
+            return Ok(());
+        }
+        // Who opened after us took a larger epoch; who still writes may have synced in ours.
+        let is_alone = |summary: &Summary| {
+            let foreign = |writer: &u64| !clock.ours.contains(writer);
+            summary.epoch() <= clock.epoch && !summary.open.iter().any(|(writer, ..)| foreign(writer))
+        };
+        if clock.epoch == 0 || clock.seen > clock.epoch || !is_alone(&self.container.summary()?) {
+            clock.epoch = self.container.take_epoch(clock.seen.max(clock.epoch))?;
+            clock.end_known = false;
+        }
+        clock.is_stale = false;
+        Ok(())
+    }
+
+    /// As `settle`, always with a new epoch.
+    fn begin_epoch(&self) -> Result<()> {
+        let mut clock = self.clock();
+        clock.epoch = self.container.take_epoch(clock.seen.max(clock.epoch))?;
+        (clock.is_stale, clock.end_known) = (false, false);
+        Ok(())
+    }
+
+    /// Marks `start..end` as collected by `writer`, unless others have collected some of it: those are told, and it
+    /// is they that must be written first.
+    fn claim(&self, writer: u64, start: u64, end: u64) -> Vec<Arc<Writer>> {
+        let mut clock = self.clock();
+        let overlapping =
+            |(id, (_, runs)): &(&u64, &(Arc<Writer>, Runs))| **id != writer && runs.overlaps(start, end);
+        let rivals: Vec<_> =
+            clock.collecting.iter().filter(overlapping).map(|(_, (writer, _))| Arc::clone(writer)).collect();
+        if rivals.is_empty() {
+            clock.end = clock.end.max(end);
+            if let Some((_, runs)) = clock.collecting.get_mut(&writer) {
+                runs.push(start, end - start);
+            }
+        }
+        rivals
+    }
+
+    /// Writes all of `from` at `offset` in the order in which this node's processes do it.
+    pub fn write_at(&self, writer: &Writer, from: &[u8], offset: u64) -> Result<()> {
+        let end = end_of(offset, from.len())?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.settle()?;
+        loop {
+            let mut state = writer.lock();
+            state.make_room(self, writer.id, from.len())?;
+            let rivals = self.claim(writer.id, offset, end);
+            if rivals.is_empty() {
+                return state.put(self, writer.id, from, offset);
+            }
+            drop(state);
+            for rival in rivals {
+                rival.lock().flush(self, rival.id)?;
+            }
+        }
+    }
+
+    /// Writes all of `from` where the file ends as this node knows it, and says where that was.
+    pub fn append(&self, writer: &Writer, from: &[u8]) -> Result<u64> {
+        self.settle()?;
+        if !self.clock().end_known {
+            let size = self.size()?;
+            let mut clock = self.clock();
+            (clock.end, clock.end_known) = (clock.end.max(size), true);
+        }
+        let offset = {
+            let mut clock = self.clock();
+            let offset = clock.end;
+            clock.end = end_of(offset, from.len())?;
+            offset
+        };
+        self.write_at(writer, from, offset)?;
+        Ok(offset)
+    }
+
+    pub fn publish(&self, writer: &Writer) -> Result<()> {
+        writer.lock().publish(self, writer.id)
+    }
+
+    pub fn sync(&self, writer: &Writer) -> Result<()> {
+        writer.lock().sync(self, writer.id)?;
+        let born_in = self.born_in.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(parent) = born_in
+            && let Err(error) = parent.sync()
+        {
+            *self.born_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
+            return Err(error);
+        }
+        self.clock().is_stale = true;
+        self.follow()
+    }
+
+    /// What others have written and published is seen from now on.
+    pub fn follow(&self) -> Result<()> {
+        if self.read_view().is_none() {
+            return Ok(());
+        }
+        let summary = self.container.summary()?;
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = view.as_mut() {
+            view.follow(&self.container, &summary, &|writer| self.is_ours(writer))?;
+            self.saw(view.epoch().max(summary.epoch()));
+        }
+        Ok(())
+    }
+
+    /// What is written from now on is later than `epoch`, unless that is our own.
+    fn saw(&self, epoch: u64) {
+        let mut clock = self.clock();
+        if epoch > clock.epoch {
+            (clock.seen, clock.is_stale) = (clock.seen.max(epoch), true);
+        }
+    }
+
+    fn read_view(&self) -> RwLockReadGuard<'_, Option<View>> {
+        self.view.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the view if there is none.
+    fn see(&self) -> Result<()> {
+        if self.read_view().is_some() {
+            return Ok(());
+        }
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        if view.is_none() {
+            // Frames that are written meanwhile wait for the lock, and are then either known or added.
+            let summary = self.container.summary()?;
+            let built = View::build(&self.container, &summary, self.choices.index_threads)?;
+            self.saw(built.epoch().max(summary.epoch()));
+            *view = Some(built);
+        }
+        Ok(())
+    }
+
+    /// Frames that have bytes of `start..end` are cut, so that the view knows them.
+    fn flush_for(&self, start: u64, end: u64) -> Result<()> {
+        for writer in self.writers() {
+            let mut state = writer.lock();
+            if state.holds(start, end) {
+                state.flush(self, writer.id)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let end = offset.saturating_add(into.len() as u64).min(FILE_END_MAX);
+        if end <= offset {
+            return Ok(0);
+        }
+        match self.try_read(into, offset, end) {
+            // A log that another node has removed since: the file was cut.
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
+                self.try_read(into, offset, end)
+            }
+            read => read,
+        }
+    }
+
+    fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize> {
+        self.flush_for(offset, end)?;
+        self.see()?;
+        // What is collected and lies beyond what is asked for makes the file longer, too.
+        let collected = self.writers().iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0);
+        let (length, wanted) = {
+            let view = self.read_view();
+            let Some(view) = view.as_ref() else {
+                return Err(Error::new(ErrorKind::Stale, "read", b"")); // it was cut this very moment
+            };
+            let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
+            (length, view.wanted(&mut into[..length], offset))
+        };
+        for piece in wanted {
+            let file = self.descriptors.data(&self.container, piece.writer)?;
+            let edges = LogEdges { file: self, writer: piece.writer };
+            let part = &mut into[piece.into..piece.into + piece.length];
+            let block_bytes = self.container.head().block_bytes.into();
+            let read =
+                data_log::read_payload(&*file, &piece.frame, block_bytes, piece.position, part, &edges);
+            read.map_err(|error| match error.kind {
+                ErrorKind::Damaged => Error { subject: data_name(piece.writer), ..error },
+                _ => error,
+            })?;
+        }
+        Ok(length)
+    }
+
+    /// The size of the file as `stat` tells it.
+    pub fn size(&self) -> Result<u64> {
+        Ok(self.size_and_summary()?.0)
+    }
+
+    fn size_and_summary(&self) -> Result<(u64, Summary)> {
+        let summary = self.container.summary()?;
+        let (size, ask) = summary.size();
+        let writers = self.writers();
+        let own_cut = self.clock().own_cut;
+        // What our writers know counts if it is of after the last cut.
+        let is_later = |first: u64| {
+            summary.last_cut().is_none_or(|cut| cut.order.epoch < first || Some(cut.order) == own_cut)
+        };
+        let (mut end, mut known, mut collected) = (0, true, 0);
+        for writer in &writers {
+            let state = writer.lock();
+            (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
+            known &= state.first_epoch().is_none_or(is_later);
+        }
+        if known && ask.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
+            return Ok((size.max(end), summary));
+        }
+        self.see()?;
+        self.follow()?;
+        let seen = self.read_view().as_ref().map_or(0, View::size);
+        Ok((seen.max(collected), summary))
+    }
+
+    pub fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        let access = self.container.dir().stat(ACCESS)?;
+        let (size_bytes, summary) = self.size_and_summary()?;
+        let mut modified = summary.modified();
+        let mut data_bytes = summary.data_bytes();
+        for writer in self.writers() {
+            let state = writer.lock();
+            if let Some(first) = state.first_epoch() {
+                data_bytes += state.data_bytes();
+                if !summary.set_after(first) {
+                    modified = modified.max(state.modified()?);
+                }
+            }
+        }
+        for (writer, epoch, _) in summary.open.iter().filter(|(writer, ..)| !self.is_ours(*writer)) {
+            // Not begun yet, or ended meanwhile: then it has no time to tell.
+            if !summary.set_after(*epoch)
+                && let Ok(file) = self.descriptors.data(&self.container, *writer)
+            {
+                modified = modified.max(Some(file.stat()?.modified));
+            }
+        }
+        let modified = modified.unwrap_or(access.modified);
+        Ok(Attributes {
+            node,
+            kind: Kind::File,
+            permissions: access.mode & 0o7777,
+            uid: access.uid,
+            gid: access.gid,
+            nlink: 1,
+            rdev: 0,
+            size_bytes,
+            blocks: data_bytes.div_ceil(512),
+            modified,
+            changed: modified.max(access.changed),
+        })
+    }
+
+    pub fn change(&self, change: &Change) -> Result<()> {
+        if let Some(size) = change.size_bytes {
+            self.cut(size)?;
+        }
+        if change.permissions.is_some() || change.uid.is_some() || change.gid.is_some() {
+            self.container.change(change)?;
+        }
+        if let Some(time) = change.modified {
+            self.set_time(time)?;
+        }
+        Ok(())
+    }
+
+    /// An order that is later than all that was written here and seen, and earlier than all that will be.
+    fn moment(&self) -> Result<Order> {
+        for writer in self.writers() {
+            writer.lock().flush(self, writer.id)?;
+        }
+        self.begin_epoch()?;
+        let order = self.next_order(self.container.stores().random_writer())?;
+        self.begin_epoch()?;
+        Ok(order)
+    }
+
+    fn set_time(&self, time: Time) -> Result<()> {
+        let order = self.moment()?;
+        self.container.add_meta(&MetaName::Time(order, time))
+    }
+
+    /// Makes the file `size` bytes long.
+    pub fn cut(&self, size: u64) -> Result<()> {
+        if size > FILE_END_MAX {
+            return Err(Error::new(ErrorKind::InvalidInput, "resize", size.to_string()));
+        }
+        let order = self.moment()?;
+        let name = |time| MetaName::Cut(Cut { order, size, time });
+        // By the clock of the file system below: the time of the name itself.
+        self.container.add_meta(&name(Time::default()))?;
+        let time = self.container.meta()?.stat(name(Time::default()).encode().as_bytes())?.modified;
+        self.container.rename_meta(&name(Time::default()), &name(time))?;
+        for writer in self.writers() {
+            writer.lock().cut(size);
+        }
+        let mut clock = self.clock();
+        (clock.end, clock.end_known, clock.own_cut) = (size, false, Some(order));
+        drop(clock);
+        if size == 0 {
+            self.drop_dead_logs()?;
+        }
+        self.follow()
+    }
+
+    /// After a cut to nothing: logs whose writers ended before it hold nothing any more.
+    fn drop_dead_logs(&self) -> Result<()> {
+        let summary = self.container.summary()?;
+        let Some(cut) = summary.last_cut().filter(|cut| cut.size == 0 && summary.open.is_empty()) else {
+            return Ok(());
+        };
+        let dead: Vec<_> =
+            summary.closed.iter().filter(|closed| closed.last_epoch < cut.order.epoch).collect();
+        for closed in &dead {
+            self.descriptors.forget(&self.container, closed.writer);
+            self.container.remove_logs(closed.writer)?;
+            self.container.remove_meta(&MetaName::Closed(**closed))?;
+        }
+        if dead.len() == summary.closed.len() {
+            for earlier in summary.cuts.iter().filter(|earlier| earlier.order < cut.order) {
+                self.container.remove_meta(&MetaName::Cut(*earlier))?;
+            }
+        }
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+}
+
+/// Where `length` bytes from `offset` on end, if a file may end there.
+fn end_of(offset: u64, length: usize) -> Result<u64> {
+    let end = offset.checked_add(length as u64).filter(|end| *end <= FILE_END_MAX);
+    end.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", offset.to_string()))
+}
+
+impl Site for LogFile {
+    fn container(&self) -> &Container {
+        &self.container
+    }
+
+    fn next_order(&self, writer: u64) -> Result<Order> {
+        let mut clock = self.clock();
+        clock.sequence += 1;
+        clock.ours.insert(writer);
+        Ok(Order { epoch: clock.epoch, sequence: clock.sequence, writer })
+    }
+
+    fn written(&self, writer: u64, written: Written<'_>) {
+        if let Some((_, runs)) = self.clock().collecting.get_mut(&writer) {
+            runs.clear();
+        }
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = view.as_mut() {
+            view.add(writer, written.head_bytes, written.order, written.position, written.runs);
+        }
+    }
+}
+
+/// The blocks of one log among those of its file.
+struct LogEdges<'a> {
+    file: &'a LogFile,
+    writer: u64,
+}
+
+impl Edges for LogEdges<'_> {
+    fn get(&self, position: u64) -> Option<Arc<Block>> {
+        let mut edges = self.file.edges.lock().unwrap_or_else(PoisonError::into_inner);
+        edges.get(&(self.writer, position)).cloned()
+    }
+
+    fn put(&self, block: Arc<Block>) {
+        let mut edges = self.file.edges.lock().unwrap_or_else(PoisonError::into_inner);
+        edges.put((self.writer, block.position), block);
+    }
+}

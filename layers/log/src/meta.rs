@@ -1,0 +1,296 @@
+//! The names in a container's `meta` directory, which tell size and time of a file without a look into its logs
+//! (the metadir and openhosts of PLFS, figure 1). Drawn in docs/formats/log.md. Values to values, no I/O.
+
+use quell_fs::Time;
+
+use crate::frames::Order;
+
+/// The longest node name that is kept.
+const NODE_BYTES_MAX: usize = 100;
+
+/// Who writes the logs of a writer that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub pid: u32,
+    /// When that process started, in clock ticks after the node did: numbers of processes are used again.
+    pub start: u64,
+    /// The node's boot id and name, of letters, digits, `.`, `_` and `-`.
+    pub node: String,
+}
+
+/// A writer that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed {
+    pub writer: u64,
+    pub first_epoch: u64,
+    pub last_epoch: u64,
+    /// Where the last byte that it wrote (since the last cut that it knew of) ends.
+    pub end: u64,
+    pub data_bytes: u64,
+    pub time: Time,
+}
+
+/// The file was made `size` bytes long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    pub order: Order,
+    pub size: u64,
+    pub time: Time,
+}
+
+/// One name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetaName {
+    Open {
+        writer: u64,
+        epoch: u64,
+        holder: Holder,
+    },
+    Closed(Closed),
+    Cut(Cut),
+    /// The modification time was set.
+    Time(Order, Time),
+}
+
+impl MetaName {
+    pub fn encode(&self) -> String {
+        let time = |time: &Time| format!("{:x}-{:x}", time.seconds as u64, time.nanoseconds);
+        match self {
+            MetaName::Open { writer, epoch, holder: Holder { pid, start, node } } => {
+                let node: String = (node.chars())
+                    .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
+                    .take(NODE_BYTES_MAX)
+                    .collect();
+                format!("open-{writer:016x}-{epoch:x}-{pid:x}-{start:x}-{node}")
+            }
+            MetaName::Closed(closed) => {
+                let Closed { writer, first_epoch, last_epoch, end, data_bytes, .. } = closed;
+                let when = time(&closed.time);
+                format!("closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}")
+            }
+            MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
+                format!("cut-{epoch:x}-{sequence:x}-{writer:016x}-{size:x}-{}", time(at))
+            }
+            MetaName::Time(Order { epoch, sequence, writer }, at) => {
+                format!("time-{epoch:x}-{sequence:x}-{writer:016x}-{}", time(at))
+            }
+        }
+    }
+
+    /// `None` for what is no such name.
+    pub fn decode(name: &[u8]) -> Option<MetaName> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (kind, rest) = name.split_once('-')?;
+        let parsed = match kind {
+            "open" => {
+                let mut fields = rest.splitn(5, '-');
+                let mut number = || hex(fields.next()?);
+                let (writer, epoch, pid, start) = (number()?, number()?, number()?, number()?);
+                let pid = u32::try_from(pid).ok()?;
+                let node = fields.next()?.to_owned();
+                MetaName::Open { writer, epoch, holder: Holder { pid, start, node } }
+            }
+            "closed" => {
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n] = numbers(rest)?;
+                let time = time(s, n)?;
+                MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes, time })
+            }
+            "cut" => {
+                let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
+                MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: time(s, n)? })
+            }
+            "time" => {
+                let [epoch, sequence, writer, s, n] = numbers(rest)?;
+                MetaName::Time(Order { epoch, sequence, writer }, time(s, n)?)
+            }
+            _ => return None,
+        };
+        // One spelling for each meaning, so that a name can be made again from what it says.
+        (parsed.encode() == name).then_some(parsed)
+    }
+}
+
+fn hex(field: &str) -> Option<u64> {
+    u64::from_str_radix(field, 16).ok()
+}
+
+fn numbers<const N: usize>(fields: &str) -> Option<[u64; N]> {
+    let numbers: Vec<u64> = fields.split('-').map(hex).collect::<Option<_>>()?;
+    numbers.try_into().ok()
+}
+
+fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
+    let nanoseconds = u32::try_from(nanoseconds).ok().filter(|n| *n < 1_000_000_000)?;
+    Some(Time { seconds: seconds as i64, nanoseconds })
+}
+
+/// What all names of a container say together.
+#[derive(Debug, Clone, Default)]
+pub struct Summary {
+    /// Writers that have not ended, with the epoch that they began with.
+    pub open: Vec<(u64, u64, Holder)>,
+    pub closed: Vec<Closed>,
+    /// In order.
+    pub cuts: Vec<Cut>,
+    set_time: Option<(Order, Time)>,
+}
+
+impl Summary {
+    /// Names that say nothing are passed over: fsck tells of them.
+    pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
+        let mut summary = Summary::default();
+        for name in names {
+            match MetaName::decode(&name) {
+                Some(MetaName::Open { writer, epoch, holder }) => summary.open.push((writer, epoch, holder)),
+                Some(MetaName::Closed(closed)) => summary.closed.push(closed),
+                Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
+                Some(MetaName::Time(order, time)) => {
+                    summary.set_time = summary.set_time.max(Some((order, time)));
+                }
+                None => {}
+            }
+        }
+        // A writer that was renamed from open to closed while the names were read counts as closed.
+        let Summary { open, closed, .. } = &mut summary;
+        open.retain(|(writer, ..)| closed.iter().all(|ended| ended.writer != *writer));
+        summary.cuts.sort_by_key(|cut| cut.order);
+        summary
+    }
+
+    pub fn last_cut(&self) -> Option<&Cut> {
+        self.cuts.last()
+    }
+
+    /// The size as far as the names tell it, and the writers whose logs have to be asked.
+    pub fn size(&self) -> (u64, Vec<u64>) {
+        let mut ask: Vec<u64> = self.open.iter().map(|(writer, ..)| *writer).collect();
+        let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
+        let mut size = self.last_cut().map_or(0, |cut| cut.size);
+        for closed in &self.closed {
+            if closed.first_epoch > cut_epoch {
+                size = size.max(closed.end);
+            } else if closed.last_epoch >= cut_epoch {
+                ask.push(closed.writer);
+            }
+        }
+        (size, ask)
+    }
+
+    /// The modification time as far as the names tell it: what was set, unless a later epoch wrote.
+    pub fn modified(&self) -> Option<Time> {
+        let set = self.set_time;
+        let set_epoch = set.map_or(0, |(order, _)| order.epoch);
+        let written = (self.closed.iter().filter(|closed| closed.last_epoch > set_epoch))
+            .map(|closed| closed.time)
+            .chain(self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch).map(|cut| cut.time))
+            .max();
+        written.or(set.map(|(_, time)| time))
+    }
+
+    /// Whether a time was set that counts against a writer which began in `epoch`.
+    pub fn set_after(&self, epoch: u64) -> bool {
+        self.set_time.is_some_and(|(order, _)| order.epoch >= epoch)
+    }
+
+    /// Bytes of the data logs of all writers that have ended.
+    pub fn data_bytes(&self) -> u64 {
+        self.closed.iter().fold(0, |sum, closed| sum.saturating_add(closed.data_bytes))
+    }
+
+    /// The largest epoch that a name tells of.
+    pub fn epoch(&self) -> u64 {
+        let open = self.open.iter().map(|(_, epoch, _)| *epoch);
+        let closed = self.closed.iter().map(|closed| closed.last_epoch);
+        let cuts = self.cuts.iter().map(|cut| cut.order.epoch);
+        let set = self.set_time.iter().map(|(order, _)| order.epoch);
+        open.chain(closed).chain(cuts).chain(set).max().unwrap_or(0)
+    }
+}
+
+/// What `order` allows an extent to reach: bytes beyond a later cut are gone.
+pub fn limit(cuts: &[Cut], order: Order) -> u64 {
+    cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Time = Time { seconds: -5, nanoseconds: 999_999_999 };
+
+    fn order(epoch: u64, sequence: u64) -> Order {
+        Order { epoch, sequence, writer: 7 }
+    }
+
+    fn closed(writer: u64, first_epoch: u64, last_epoch: u64, end: u64, seconds: i64) -> MetaName {
+        let time = Time { seconds, nanoseconds: 0 };
+        MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time })
+    }
+
+    fn summary(names: &[MetaName]) -> Summary {
+        Summary::of(names.iter().map(|name| name.encode().into_bytes()))
+    }
+
+    #[test]
+    fn names_come_back() {
+        let node = "b0-_.oot-node-7".to_owned();
+        let holder = Holder { pid: 4321, start: 99, node };
+        for name in [
+            MetaName::Open { writer: u64::MAX, epoch: 3, holder },
+            closed(17, 1, 2, u64::MAX, 12),
+            MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
+            MetaName::Time(order(1, 2), TIME),
+        ] {
+            let encoded = name.encode();
+            assert!(encoded.len() < 255);
+            assert_eq!(MetaName::decode(encoded.as_bytes()), Some(name), "{encoded}");
+        }
+    }
+
+    #[test]
+    fn other_names_say_nothing() {
+        for bad in [
+            "",
+            "open",
+            "cut-1-2",
+            "time-1-2-0000000000000007-0-3b9aca00",
+            "time-01-2-0000000000000007-0-0",
+            "time-+1-2-0000000000000007-0-0",
+            "cut-1-2-7-0-0-0",
+        ] {
+            assert_eq!(MetaName::decode(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_that_of_the_last_cut_and_of_what_came_later() {
+        let cut = |epoch, size| MetaName::Cut(Cut { order: order(epoch, 0), size, time: TIME });
+        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), closed(2, 1, 1, 70, 0)]).size(), (70, vec![]));
+        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), cut(2, 10)]).size(), (10, vec![]));
+        assert_eq!(
+            summary(&[closed(1, 1, 1, 50, 0), cut(2, 10), closed(2, 3, 3, 20, 0)]).size(),
+            (20, vec![])
+        );
+        // Nobody can tell from the name whether it wrote before the cut or after.
+        assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
+        assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
+    }
+
+    #[test]
+    fn a_time_that_was_set_counts_until_somebody_writes() {
+        let set = MetaName::Time(order(2, 0), TIME);
+        assert_eq!(summary(&[closed(1, 1, 1, 1, 50)]).modified().unwrap().seconds, 50);
+        assert_eq!(summary(&[closed(1, 1, 2, 1, 50), set.clone()]).modified(), Some(TIME));
+        assert_eq!(summary(&[closed(1, 1, 3, 1, 50), set]).modified().unwrap().seconds, 50);
+        assert_eq!(summary(&[]).modified(), None);
+    }
+
+    #[test]
+    fn what_is_earlier_than_a_cut_ends_there() {
+        let cut = |epoch, size| Cut { order: order(epoch, 0), size, time: TIME };
+        let cuts = [cut(2, 10), cut(4, 100)];
+        assert_eq!(limit(&cuts, order(1, 0)), 10);
+        assert_eq!(limit(&cuts, order(3, 0)), 100);
+        assert_eq!(limit(&cuts, order(5, 0)), u64::MAX);
+    }
+}

@@ -1,0 +1,222 @@
+//! The nodes that somebody refers to: numbers to names and back. Numbers come from names, so that a listing
+//! needs no memory and a number is the same after the next mount, unless something was renamed meanwhile.
+
+use std::collections::HashMap;
+
+use quell_fs::{Error, ErrorKind, Kind, NodeId, Result};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub const ROOT: NodeId = NodeId(0);
+
+/// Numbers must fit a signed 64-bit inode number with one added.
+const NUMBER_BITS: u64 = (1 << 62) - 1;
+
+/// What a node is.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub parent: NodeId,
+    pub name: Vec<u8>,
+    pub kind: Kind,
+    /// The name was removed: the node is reached by its number alone.
+    pub is_removed: bool,
+    references: u64,
+    /// Nodes in the table whose parent this is.
+    children: u64,
+}
+
+/// All nodes with references, and their parents.
+#[derive(Debug)]
+pub struct Nodes {
+    nodes: HashMap<NodeId, Node>,
+    names: HashMap<(NodeId, Vec<u8>), NodeId>,
+}
+
+impl Nodes {
+    pub fn new() -> Nodes {
+        let root = Node {
+            parent: ROOT,
+            name: Vec::new(),
+            kind: Kind::Dir,
+            is_removed: false,
+            references: 1,
+            children: 0,
+        };
+        Nodes { nodes: HashMap::from([(ROOT, root)]), names: HashMap::new() }
+    }
+
+    pub fn get(&self, node: NodeId) -> Result<&Node> {
+        self.nodes.get(&node).ok_or_else(|| Error::new(ErrorKind::Stale, "node", node.0.to_string()))
+    }
+
+    pub fn named(&self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.names.get(&(dir, name.to_vec())).copied()
+    }
+
+    /// The number of a name, whether or not anybody refers to it.
+    pub fn number(&self, dir: NodeId, name: &[u8]) -> NodeId {
+        if let Some(node) = self.named(dir, name) {
+            return node;
+        }
+        let mut seed = dir.0;
+        loop {
+            let number = NodeId(xxh3_64_with_seed(name, seed) & NUMBER_BITS);
+            if number != ROOT && !self.nodes.contains_key(&number) {
+                return number;
+            }
+            seed = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        }
+    }
+
+    /// One more reference to the node of this name and kind.
+    pub fn refer(&mut self, dir: NodeId, name: &[u8], kind: Kind) -> NodeId {
+        if let Some(known) = self.named(dir, name) {
+            let node = self.nodes.get_mut(&known).expect("a name has a node");
+            if node.kind == kind {
+                node.references += 1;
+                return known;
+            }
+            // Another node replaced it and nobody told us.
+            self.removed(dir, name);
+        }
+        let number = self.number(dir, name);
+        let node =
+            Node { parent: dir, name: name.to_vec(), kind, is_removed: false, references: 1, children: 0 };
+        self.nodes.insert(number, node);
+        self.names.insert((dir, name.to_vec()), number);
+        self.adopt(dir);
+        number
+    }
+
+    fn adopt(&mut self, dir: NodeId) {
+        if let Some(parent) = self.nodes.get_mut(&dir) {
+            parent.children += 1;
+        }
+    }
+
+    /// The name is gone. The node that had it, if anybody refers to it, stays.
+    pub fn removed(&mut self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
+        let number = self.names.remove(&(dir, name.to_vec()))?;
+        self.nodes.get_mut(&number).expect("a name has a node").is_removed = true;
+        Some(number)
+    }
+
+    /// The node that had the first name has the second now; what had that must be `removed` before.
+    pub fn renamed(&mut self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8]) {
+        let Some(number) = self.names.remove(&(from_dir, from.to_vec())) else { return };
+        self.names.insert((to_dir, to.to_vec()), number);
+        let node = self.nodes.get_mut(&number).expect("a name has a node");
+        (node.parent, node.name) = (to_dir, to.to_vec());
+        self.adopt(to_dir);
+        self.abandon(from_dir);
+    }
+
+    pub fn exchanged(&mut self, a_dir: NodeId, a: &[u8], b_dir: NodeId, b: &[u8]) {
+        let (first, second) = (self.named(a_dir, a), self.named(b_dir, b));
+        self.names.remove(&(a_dir, a.to_vec()));
+        self.names.remove(&(b_dir, b.to_vec()));
+        for (number, old, dir, name) in [(first, a_dir, b_dir, b), (second, b_dir, a_dir, a)] {
+            let Some(number) = number else { continue };
+            self.names.insert((dir, name.to_vec()), number);
+            let node = self.nodes.get_mut(&number).expect("a name has a node");
+            (node.parent, node.name) = (dir, name.to_vec());
+            self.adopt(dir);
+            self.abandon(old);
+        }
+    }
+
+    /// Gives references back; whether the node is forgotten now.
+    pub fn forget(&mut self, node: NodeId, references: u64) -> bool {
+        let Some(found) = self.nodes.get_mut(&node) else { return false };
+        found.references = found.references.saturating_sub(references);
+        self.drop_unused(node)
+    }
+
+    fn drop_unused(&mut self, node: NodeId) -> bool {
+        let unused = |found: &Node| found.references == 0 && found.children == 0;
+        if node == ROOT || !self.nodes.get(&node).is_some_and(unused) {
+            return false;
+        }
+        let gone = self.nodes.remove(&node).expect("it was there");
+        if !gone.is_removed {
+            self.names.remove(&(gone.parent, gone.name));
+        }
+        self.abandon(gone.parent);
+        true
+    }
+
+    fn abandon(&mut self, dir: NodeId) {
+        if let Some(parent) = self.nodes.get_mut(&dir) {
+            parent.children -= 1;
+            self.drop_unused(dir);
+        }
+    }
+
+    /// Names from below the root to `node`.
+    pub fn way(&self, node: NodeId) -> Result<Vec<(NodeId, Vec<u8>)>> {
+        let mut way = Vec::new();
+        let mut at = node;
+        while at != ROOT {
+            let found = self.get(at)?;
+            if found.is_removed {
+                return Err(Error::new(ErrorKind::Stale, "node", &found.name));
+            }
+            way.push((at, found.name.clone()));
+            at = found.parent;
+        }
+        way.reverse();
+        Ok(way)
+    }
+
+    /// Whether `node` is `dir` or lies below it.
+    pub fn is_below(&self, node: NodeId, dir: NodeId) -> bool {
+        let mut at = node;
+        while at != dir {
+            match self.nodes.get(&at) {
+                Some(found) if at != ROOT => at = found.parent,
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.nodes.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_known_as_long_as_somebody_refers_to_it_or_to_what_is_below() {
+        let mut nodes = Nodes::new();
+        let dir = nodes.refer(ROOT, b"dir", Kind::Dir);
+        let file = nodes.refer(dir, b"file", Kind::File);
+        assert_eq!(nodes.refer(dir, b"file", Kind::File), file);
+        assert!(!nodes.forget(dir, 1));
+        assert!(!nodes.forget(file, 1));
+        assert_eq!(nodes.way(file).unwrap(), [(dir, b"dir".to_vec()), (file, b"file".to_vec())]);
+        assert!(nodes.forget(file, 1));
+        assert_eq!(nodes.len(), 1);
+        assert_eq!(nodes.get(file).unwrap_err().kind, ErrorKind::Stale);
+    }
+
+    #[test]
+    fn numbers_are_the_same_after_the_next_mount_and_follow_a_rename() {
+        let (mut one, mut two) = (Nodes::new(), Nodes::new());
+        let a = one.refer(ROOT, b"a", Kind::File);
+        assert_eq!(two.refer(ROOT, b"a", Kind::File), a);
+        one.renamed(ROOT, b"a", ROOT, b"b");
+        assert_eq!(one.named(ROOT, b"b"), Some(a));
+        let next = one.refer(ROOT, b"a", Kind::File);
+        assert_ne!(next, a);
+        one.exchanged(ROOT, b"a", ROOT, b"b");
+        assert_eq!((one.named(ROOT, b"a"), one.named(ROOT, b"b")), (Some(a), Some(next)));
+        assert_eq!(one.removed(ROOT, b"a"), Some(a));
+        assert!(one.get(a).unwrap().is_removed && one.named(ROOT, b"a").is_none());
+        assert!(one.forget(a, 1) && one.forget(next, 1));
+        assert_eq!(one.len(), 1);
+    }
+}

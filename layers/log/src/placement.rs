@@ -1,0 +1,46 @@
+//! Which store holds what: rendezvous hashing, so that a store that comes or goes moves only what it
+//! gains or had. Values to values, no I/O.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// The place in `stores` of the store that has `key`: the same whatever the order of the list. `stores` is not empty.
+pub fn choose(key: &[u8], stores: &[u128]) -> usize {
+    let weight = |store: u128| {
+        let seed = xxh3_64_with_seed(&store.to_le_bytes(), 0);
+        // Of equal weights the larger number wins, so that the order of the list never counts.
+        (xxh3_64_with_seed(key, seed), store)
+    };
+    (0..stores.len()).max_by_key(|place| weight(stores[*place])).expect("a mount has a store")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STORES: [u128; 4] = [11, 22, 33, 44];
+
+    fn keys() -> impl Iterator<Item = Vec<u8>> {
+        (0..4000).map(|i| format!("checkpoint.{i}").into_bytes())
+    }
+
+    #[test]
+    fn every_store_gets_its_share_whatever_their_order() {
+        let mut shares = [0; 4];
+        let reversed: Vec<u128> = STORES.iter().rev().copied().collect();
+        for key in keys() {
+            let store = choose(&key, &STORES);
+            shares[store] += 1;
+            assert_eq!(reversed[choose(&key, &reversed)], STORES[store]);
+        }
+        assert!(shares.iter().all(|share| (900..1100).contains(share)), "{shares:?}");
+    }
+
+    #[test]
+    fn a_store_that_goes_moves_only_what_it_had() {
+        for key in keys() {
+            let before = STORES[choose(&key, &STORES)];
+            let after = STORES[choose(&key, &STORES[..3])];
+            assert!(after == before || before == 44);
+        }
+    }
+}

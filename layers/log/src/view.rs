@@ -1,0 +1,411 @@
+//! What a file holds, as one node sees it: the extents of all its logs, resolved, and followed as the logs
+//! grow. Nothing is read twice.
+
+use std::collections::HashMap;
+
+use quell_backing::OpenFile;
+use quell_fs::{Error, ErrorKind, Result};
+
+use crate::container::Container;
+use crate::data_log;
+use crate::extents::{Extent, Extents, Orders, Piece, resolve};
+use crate::frames::{Frame, Frames, Order};
+use crate::heads::{HEAD_BYTES, HeadKind};
+use crate::index_log::{self, BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch};
+use crate::meta::{Cut, Summary, limit};
+use crate::runs::Run;
+
+/// Index logs are read in pieces of this size.
+const READ_BYTES: usize = 1 << 20;
+/// A batch that claims more extents than this must show the data for it first.
+const EXTENTS_UNCHECKED_MAX: u64 = 1 << 20;
+
+/// One log as far as it is known.
+#[derive(Debug)]
+pub struct Log {
+    pub writer: u64,
+    pub frames: Frames,
+    /// Where the next batch of the index log begins, and what it must go on from.
+    index_place: u64,
+    indexed: (u64, u64),
+    /// Bytes of the data log, where its writer has ended: nothing more will come.
+    ended: Option<u64>,
+}
+
+impl Log {
+    pub fn new(writer: u64, block_bytes: u64) -> Log {
+        let start = HEAD_BYTES as u64;
+        let frames = Frames::new(block_bytes, start);
+        Log { writer, frames, index_place: 0, indexed: (0, start), ended: None }
+    }
+
+    /// All that will ever be in it is known.
+    fn is_complete(&self) -> bool {
+        self.ended.is_some_and(|bytes| self.frames.place() >= bytes)
+    }
+
+    pub fn order(&self, position: u64) -> Order {
+        let Frame { epoch, sequence, .. } = self.frames.frame(position);
+        Order { epoch, sequence, writer: self.writer }
+    }
+
+    /// Takes in what the logs in the store have beyond what is known; every extent goes to `visit`, with its position.
+    fn follow(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
+        if self.is_complete() {
+            return Ok(());
+        }
+        self.follow_index(container, visit)?;
+        if !self.is_complete() {
+            self.follow_data(container, visit)?;
+        }
+        Ok(())
+    }
+
+    fn follow_index(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
+        let file = match container.open_index(self.writer) {
+            // Nothing was published yet, or the index was lost: the data log has all that is in it.
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+            file => file?,
+        };
+        let mut buffer = Vec::new();
+        // Bytes of the buffer that are used up.
+        let mut at = 0;
+        loop {
+            let before = buffer.len();
+            buffer.resize(before + READ_BYTES.max(wanted(&buffer[at..]).saturating_sub(before - at)), 0);
+            let read = file.read_at(&mut buffer[before..], self.index_place + (before - at) as u64)?;
+            let is_end = read < buffer.len() - before;
+            buffer.truncate(before + read);
+            if self.index_place == 0 {
+                if buffer.len() < HEAD_BYTES
+                    || container.check_head(&buffer, HeadKind::Index, self.writer).is_err()
+                {
+                    return Ok(()); // torn at its beginning: nothing in it counts
+                }
+                (at, self.index_place) = (HEAD_BYTES, HEAD_BYTES as u64);
+            }
+            let block_bytes = self.frames.block_bytes();
+            while let Ok(batch) =
+                index_log::decode(&buffer[at..], block_bytes, self.indexed.0, self.indexed.1)
+            {
+                at += batch.bytes;
+                self.index_place += batch.bytes as u64;
+                self.take(container, batch, visit)?;
+            }
+            if is_end || wanted(&buffer[at..]) <= buffer.len() - at {
+                return Ok(());
+            }
+            buffer.drain(..at);
+            at = 0;
+        }
+    }
+
+    /// Takes in a batch; part of it may be known already from the heads of the frames.
+    fn take(
+        &mut self,
+        container: &Container,
+        batch: Batch,
+        visit: &mut dyn FnMut(u64, u64, u64),
+    ) -> Result<()> {
+        let extents: u64 = batch.runs.iter().fold(0, |sum, run| sum.saturating_add(run.count));
+        if extents > EXTENTS_UNCHECKED_MAX
+            && container.open_data(self.writer)?.stat()?.size_bytes < batch.frames.place()
+        {
+            return Err(Error {
+                source: Some("it tells of more than the data log has".into()),
+                ..Error::new(ErrorKind::Damaged, "read", crate::container::index_name(self.writer))
+            });
+        }
+        let (start, known) = (self.indexed.0, self.frames.position());
+        self.indexed = (start + batch.frames.position(), batch.frames.place());
+        if known >= self.indexed.0 {
+            return Ok(());
+        }
+        if known == start {
+            self.frames.append(batch.frames);
+        } else {
+            for frame in batch.frames.iter().skip_while(|(frame, _)| start + frame.position < known) {
+                let (frame, head_bytes) = frame;
+                self.frames.push(head_bytes, frame.payload_bytes, frame.epoch, frame.sequence);
+            }
+        }
+        let mut position = start;
+        for run in batch.runs {
+            visit_run(&run, position, &mut |start, length, position| {
+                if position >= known {
+                    visit(start, length, position);
+                }
+            });
+            position += run.bytes();
+        }
+        Ok(())
+    }
+
+    /// What the data log has beyond the index: whole frames only, each of their blocks checked.
+    fn follow_data(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
+        let file = match container.open_data(self.writer) {
+            // Not begun, or torn at its beginning.
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Damaged) => return Ok(()),
+            file => file?,
+        };
+        let size = file.stat()?.size_bytes;
+        while self.frames.place() < size {
+            let (position, place) = (self.frames.position(), self.frames.place());
+            let Some((head, runs)) = data_log::read_head(&*file, place, position)? else { break };
+            let frame = Frame {
+                position,
+                payload_bytes: head.payload_bytes,
+                payload_place: place + head.bytes(),
+                epoch: head.epoch,
+                sequence: head.sequence,
+            };
+            if !data_log::is_whole(&*file, &frame, self.frames.block_bytes())? {
+                break;
+            }
+            self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
+            let mut position = position;
+            for run in runs {
+                visit_run(&run, position, visit);
+                position += run.bytes();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes the batch at the front of `bytes` takes, or at least its head.
+fn wanted(bytes: &[u8]) -> usize {
+    match bytes.get(4..8) {
+        Some(body) => {
+            let body = u32::from_le_bytes(body.try_into().expect("4 bytes"));
+            BATCH_HEAD_BYTES + u64::from(body).min(BODY_BYTES_MAX) as usize
+        }
+        None => BATCH_HEAD_BYTES,
+    }
+}
+
+/// Visits the extents of a run: start, length, position.
+fn visit_run(run: &Run, position: u64, visit: &mut dyn FnMut(u64, u64, u64)) {
+    for i in 0..run.count {
+        visit(run.start_of(i), run.length, position + i * run.length);
+    }
+}
+
+/// Which bytes of a log a reader needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    pub log: u32,
+    pub writer: u64,
+    /// Where in the reader's buffer they go.
+    pub into: usize,
+    pub length: usize,
+    pub position: u64,
+    pub frame: Frame,
+}
+
+/// A file's logs, resolved.
+#[derive(Debug)]
+pub struct View {
+    logs: Vec<Log>,
+    by_writer: HashMap<u64, u32>,
+    extents: Extents,
+    cuts: Vec<Cut>,
+    block_bytes: u64,
+}
+
+struct Logs<'a>(&'a [Log]);
+
+impl Orders for Logs<'_> {
+    fn order(&self, extent: &Extent) -> Order {
+        self.0[extent.log as usize].order(extent.position)
+    }
+}
+
+impl View {
+    /// Nothing is known yet.
+    pub fn new(block_bytes: u64) -> View {
+        let extents = Extents::new(Vec::new(), Order::default());
+        View { logs: Vec::new(), by_writer: HashMap::new(), extents, cuts: Vec::new(), block_bytes }
+    }
+
+    /// Reads all that there is, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
+    pub fn build(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+        let mut view = View::new(container.head().block_bytes.into());
+        view.cuts = summary.cuts.clone();
+        for (writer, ended) in writers(summary) {
+            view.log_of(writer);
+            view.logs.last_mut().expect("it was added").ended = ended;
+        }
+        let each = view.logs.len().div_ceil(threads.max(1)).max(1);
+        let cuts = &view.cuts;
+        let shares: Vec<Result<Vec<Extent>>> = std::thread::scope(|scope| {
+            let mut shares = view.logs.chunks_mut(each).enumerate().map(|(share, logs)| {
+                move || -> Result<Vec<Extent>> {
+                    let mut found = Vec::new();
+                    for (log, number) in logs.iter_mut().zip((share * each) as u32..) {
+                        let from = found.len();
+                        log.follow(container, &mut |start, length, position| {
+                            found.push(Extent { start, position, length: length as u32, log: number });
+                        })?;
+                        if !cuts.is_empty() {
+                            clip(&mut found, from, log, cuts);
+                        }
+                    }
+                    Ok(found)
+                }
+            });
+            let own = shares.next();
+            let others: Vec<_> = shares.map(|mut share| scope.spawn(move || share())).collect();
+            let mut all: Vec<Result<Vec<Extent>>> = own.into_iter().map(|mut share| share()).collect();
+            all.extend(others.into_iter().map(|share| match share.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }));
+            all
+        });
+        let mut all = Vec::new();
+        for share in shares {
+            all.append(&mut share?);
+        }
+        let extents = resolve(all, &Logs(&view.logs));
+        let latest =
+            view.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
+        view.extents = Extents::new(extents, latest.max().unwrap_or_default());
+        Ok(view)
+    }
+
+    fn log_of(&mut self, writer: u64) -> u32 {
+        *self.by_writer.entry(writer).or_insert_with(|| {
+            self.logs.push(Log::new(writer, self.block_bytes));
+            (self.logs.len() - 1) as u32
+        })
+    }
+
+    /// Takes in what `summary` and the logs of writers other than `ours` have that is new.
+    pub fn follow(
+        &mut self,
+        container: &Container,
+        summary: &Summary,
+        ours: &dyn Fn(u64) -> bool,
+    ) -> Result<()> {
+        self.cut(&summary.cuts);
+        for (writer, ended) in writers(summary).filter(|(writer, _)| !ours(*writer)) {
+            let number = self.log_of(writer);
+            let mut found = Vec::new();
+            let log = &mut self.logs[number as usize];
+            log.ended = log.ended.or(ended);
+            log.follow(container, &mut |start, length, position| {
+                found.push(Extent { start, position, length: length as u32, log: number });
+            })?;
+            if !self.cuts.is_empty() {
+                clip(&mut found, 0, &self.logs[number as usize], &self.cuts);
+            }
+            self.insert(found);
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, found: Vec<Extent>) {
+        let logs = Logs(&self.logs);
+        for extent in found {
+            self.extents.insert(extent, logs.order(&extent), &logs);
+        }
+    }
+
+    /// Takes in a frame that a writer of this process has just written, unless it is known already.
+    pub fn add(&mut self, writer: u64, head_bytes: u64, order: Order, position: u64, runs: &[Run]) {
+        let number = self.log_of(writer);
+        let log = &mut self.logs[number as usize];
+        if log.frames.position() != position {
+            return; // it was read from the store
+        }
+        let payload: u64 = runs.iter().map(Run::bytes).sum();
+        log.frames.push(head_bytes, payload, order.epoch, order.sequence);
+        let mut at = position;
+        let logs = Logs(&self.logs);
+        for run in runs {
+            visit_run(run, at, &mut |start, length, position| {
+                let extent = Extent { start, position, length: length as u32, log: number };
+                self.extents.insert(extent, order, &logs);
+            });
+            at += run.bytes();
+        }
+    }
+
+    /// Takes in cuts: bytes that are earlier and beyond are gone.
+    pub fn cut(&mut self, cuts: &[Cut]) {
+        if cuts.len() == self.cuts.len() {
+            return;
+        }
+        self.cuts = cuts.to_vec();
+        let logs = Logs(&self.logs);
+        let cuts = &self.cuts;
+        self.extents.clip(&|extent| limit(cuts, logs.order(extent)));
+    }
+
+    /// Where the file ends.
+    pub fn size(&self) -> u64 {
+        self.extents.end().max(self.cuts.last().map_or(0, |cut| cut.size))
+    }
+
+    /// The largest epoch that was seen.
+    pub fn epoch(&self) -> u64 {
+        self.logs.iter().filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)
+    }
+
+    pub fn logs(&self) -> &[Log] {
+        &self.logs
+    }
+
+    pub fn extents(&self) -> &Extents {
+        &self.extents
+    }
+
+    /// What `into`, read from `offset` on, is made of; zeros are put into it at once, and bytes beyond the end are left.
+    pub fn wanted(&self, into: &mut [u8], offset: u64) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        self.extents.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
+            Piece::Hole(start, end) => into[(start - offset) as usize..(end - offset) as usize].fill(0),
+            Piece::Data(extent) => {
+                let log = &self.logs[extent.log as usize];
+                let (mut at, end) = (extent.position, extent.position + u64::from(extent.length));
+                let mut place = (extent.start - offset) as usize;
+                while at < end {
+                    let frame = log.frames.frame(at);
+                    let length = (frame.end().min(end) - at) as usize;
+                    wanted.push(Wanted {
+                        log: extent.log,
+                        writer: log.writer,
+                        into: place,
+                        length,
+                        position: at,
+                        frame,
+                    });
+                    at += length as u64;
+                    place += length;
+                }
+            }
+        });
+        wanted
+    }
+}
+
+/// All writers, with the bytes of their data logs where they have ended.
+fn writers(summary: &Summary) -> impl Iterator<Item = (u64, Option<u64>)> {
+    let closed = summary.closed.iter().map(|closed| (closed.writer, Some(closed.data_bytes)));
+    closed.chain(summary.open.iter().map(|(writer, ..)| (*writer, None)))
+}
+
+/// Of the extents from `from` on, all of `log`, drops what a later cut took.
+fn clip(extents: &mut Vec<Extent>, from: usize, log: &Log, cuts: &[Cut]) {
+    let mut kept = from;
+    for i in from..extents.len() {
+        let extent = extents[i];
+        let end = limit(cuts, log.order(extent.position)).min(extent.end());
+        if end > extent.start {
+            extents[kept] = Extent { length: (end - extent.start) as u32, ..extent };
+            kept += 1;
+        }
+    }
+    extents.truncate(kept);
+}

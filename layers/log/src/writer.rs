@@ -1,0 +1,280 @@
+//! One writer: what a process writes to one file, collected into frames and appended to its pair of logs. It knows
+//! nothing of other writers; who may write where and when frames are cut is `log_file`'s.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use quell_backing::WritableFile;
+use quell_fs::{Result, Time};
+
+use crate::container::Container;
+use crate::data_log;
+use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
+use crate::heads::HEAD_BYTES;
+use crate::index_log;
+use crate::meta::{Closed, MetaName};
+use crate::runs::{Run, Runs};
+
+/// A frame is cut when it has so many runs, whatever their bytes: what overlaps it is looked for in them.
+const FRAME_RUNS_MAX: usize = 4096;
+/// The index of what was written is appended when it has come to so many runs.
+const BATCH_RUNS_MAX: usize = 1 << 18;
+
+/// What has become of a frame, for who follows the file in memory.
+#[derive(Debug)]
+pub struct Written<'a> {
+    pub order: Order,
+    pub head_bytes: u64,
+    pub position: u64,
+    pub runs: &'a [Run],
+}
+
+/// One process's writer. Its logs are made at the first write.
+pub struct Writer {
+    pub id: u64,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What a writer holds; whoever has it locked may write.
+pub struct State {
+    /// Made with the first frame.
+    logs: Option<Logs>,
+    buffer: Vec<u8>,
+    buffer_bytes: usize,
+    /// Of the frame that is being collected in `buffer`.
+    runs: Runs,
+    position: u64,
+    place: u64,
+    first_epoch: u64,
+    last_epoch: u64,
+    end: u64,
+}
+
+struct Logs {
+    data: Box<dyn WritableFile>,
+    index: Option<Box<dyn WritableFile>>,
+    index_place: u64,
+    /// What the next batch will tell.
+    frames: Frames,
+    runs: Runs,
+    open_name: MetaName,
+    names_synced: bool,
+}
+
+impl Writer {
+    pub fn new(id: u64, buffer_bytes: usize) -> Writer {
+        let place = HEAD_BYTES as u64;
+        let state = State {
+            logs: None,
+            buffer: Vec::new(),
+            buffer_bytes,
+            runs: Runs::default(),
+            position: 0,
+            place,
+            first_epoch: 0,
+            last_epoch: 0,
+            end: 0,
+        };
+        Writer { id, state: Mutex::new(state) }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a writer needs from the file that it belongs to.
+pub trait Site {
+    fn container(&self) -> &Container;
+    /// The place in order of a frame that is cut now.
+    fn next_order(&self, writer: u64) -> Result<Order>;
+    /// A frame is in the data log.
+    fn written(&self, writer: u64, written: Written<'_>);
+}
+
+impl State {
+    /// Whether bytes of `start..end` are here and not yet in the log.
+    pub fn holds(&self, start: u64, end: u64) -> bool {
+        self.runs.overlaps(start, end)
+    }
+
+    /// Where what was written since the last cut ends.
+    pub fn end(&self) -> u64 {
+        self.end.max(self.runs.end())
+    }
+
+    /// Where what is here and not yet in the log ends.
+    pub fn collected_end(&self) -> u64 {
+        self.runs.end()
+    }
+
+    /// The epoch of the first frame, if there is one.
+    pub fn first_epoch(&self) -> Option<u64> {
+        self.logs.as_ref().map(|_| self.first_epoch)
+    }
+
+    pub fn has_logs(&self) -> bool {
+        self.logs.is_some()
+    }
+
+    /// Bytes of the data log.
+    pub fn data_bytes(&self) -> u64 {
+        self.place + self.buffer.len() as u64
+    }
+
+    /// Writes the frame that is being collected if `bytes` more do not fit into it.
+    pub fn make_room(&mut self, site: &dyn Site, id: u64, bytes: usize) -> Result<()> {
+        if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
+            self.flush(site, id)?;
+        }
+        Ok(())
+    }
+
+    /// Takes `from` for `offset`, once there is room. After an error nothing of it was taken, or the front of it.
+    pub fn put(&mut self, site: &dyn Site, id: u64, from: &[u8], offset: u64) -> Result<()> {
+        if from.len() < self.buffer_bytes {
+            if self.buffer.capacity() == 0 {
+                self.buffer.reserve_exact(self.buffer_bytes);
+            }
+            self.buffer.extend_from_slice(from);
+            self.runs.push(offset, from.len() as u64);
+            return Ok(());
+        }
+        // It fills a frame of its own: written from where it is.
+        let mut at = offset;
+        for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
+            let mut runs = Runs::default();
+            runs.push(at, part.len() as u64);
+            self.write_frame(site, id, part, runs.finish())?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes the frame that was collected, if there is one. After an error it is kept for another try.
+    pub fn flush(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let runs = self.runs.finish().to_vec();
+        let written = self.write_frame(site, id, &buffer, &runs);
+        self.buffer = buffer;
+        if written.is_ok() {
+            self.buffer.clear();
+            self.runs.clear();
+        }
+        written
+    }
+
+    fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
+        let order = site.next_order(id)?;
+        let container = site.container();
+        let block_bytes = container.head().block_bytes.into();
+        if self.logs.is_none() {
+            self.logs = Some(Logs::create(container, id, order.epoch)?);
+            self.first_epoch = order.epoch;
+        }
+        let logs = self.logs.as_mut().expect("they were made");
+        let bytes = payload.len() as u64;
+        let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
+        data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)?;
+        let head_bytes = head.len() as u64;
+        site.written(id, Written { order, head_bytes, position: self.position, runs });
+        logs.frames.push(head_bytes, bytes, order.epoch, order.sequence);
+        for run in runs {
+            (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
+            self.end = self.end.max(run.end());
+        }
+        logs.runs.cut();
+        self.position += bytes;
+        self.place = logs.frames.place();
+        self.last_epoch = order.epoch;
+        if logs.runs.len() >= BATCH_RUNS_MAX {
+            logs.append_batch(container, id, self.position)?;
+        }
+        Ok(())
+    }
+
+    /// What was written can be read by everybody.
+    pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        self.flush(site, id)?;
+        match &mut self.logs {
+            Some(logs) => logs.append_batch(site.container(), id, self.position),
+            None => Ok(()),
+        }
+    }
+
+    /// The same, and it survives a loss of power: the data log alone has all that the index log says.
+    pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        self.flush(site, id)?;
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        logs.data.sync()?;
+        if !logs.names_synced {
+            site.container().sync_names(id)?;
+            logs.names_synced = true;
+        }
+        logs.append_batch(site.container(), id, self.position)
+    }
+
+    /// When the last frame was written, by the clock of the file system below.
+    pub fn modified(&self) -> Result<Option<Time>> {
+        self.logs.as_ref().map(|logs| Ok(logs.data.stat()?.modified)).transpose()
+    }
+
+    /// The bytes of the file end at `size` now, whatever was written before.
+    pub fn cut(&mut self, size: u64) {
+        self.end = self.end.min(size);
+    }
+
+    /// Publishes, and says that nothing more will come.
+    pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        self.publish(site, id)?;
+        let time = self.modified()?.unwrap_or_default();
+        let Some(logs) = self.logs.take() else { return Ok(()) };
+        let closed = Closed {
+            writer: id,
+            first_epoch: self.first_epoch,
+            last_epoch: self.last_epoch,
+            end: self.end,
+            data_bytes: self.place,
+            time,
+        };
+        site.container().rename_meta(&logs.open_name, &MetaName::Closed(closed))
+    }
+}
+
+impl Logs {
+    fn create(container: &Container, id: u64, epoch: u64) -> Result<Logs> {
+        let holder = container.host().holder.clone();
+        let open_name = MetaName::Open { writer: id, epoch, holder };
+        container.add_meta(&open_name)?;
+        let data = container.create_data(id)?;
+        let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
+        let runs = Runs::default();
+        Ok(Logs { data, index: None, index_place: 0, frames, runs, open_name, names_synced: false })
+    }
+
+    fn append_batch(&mut self, container: &Container, id: u64, position: u64) -> Result<()> {
+        if self.frames.groups().is_empty() {
+            return Ok(());
+        }
+        let first = position - self.frames.position();
+        let place = self.frames.groups()[0].place;
+        let batch = index_log::encode(&self.frames, self.runs.finish(), first, place);
+        if self.index.is_none() {
+            self.index = Some(container.create_index(id)?);
+            self.index_place = HEAD_BYTES as u64;
+        }
+        self.index.as_ref().expect("it was made").write_at(&batch, self.index_place)?;
+        self.index_place += batch.len() as u64;
+        self.frames = Frames::new(container.head().block_bytes.into(), self.frames.place());
+        self.runs.clear();
+        Ok(())
+    }
+}
