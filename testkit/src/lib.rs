@@ -7,6 +7,7 @@
 pub mod broken;
 pub mod conformance;
 mod counting;
+pub mod histories;
 mod memory_dir;
 mod memory_store;
 mod model;

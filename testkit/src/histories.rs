@@ -1,0 +1,219 @@
+//! Random histories: operations of several processes on a few files, from a seed, on an implementation and on the model side by side. All
+//! that the two answer must be the same; what differs is reported with the seed and the operations that led to it.
+//!
+//! With several mounts these take turns. Who ends a turn publishes what is open, and closes it or leaves it idle; whoever
+//! begins one opens files again before using them. That is close-to-open, so there is one right answer. With one
+//! mount everything is seen at once, and what is open is not closed for anybody.
+//!
+//! In the end everything is read once more: through what is open, then, all closed, through every mount.
+
+mod operation;
+mod side;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use quell_fs::FileSystem;
+
+use crate::WritableModel;
+use crate::conformance::writing::{Mounts, WritingWorld};
+use operation::{Operation, Path, generate};
+use side::{Answer, Side};
+
+/// What histories are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub operations: usize,
+    /// How many mounts take turns.
+    pub mounts: usize,
+    pub processes: u32,
+    /// How many names files have, in each of three directories.
+    pub names: usize,
+    /// Where files end, most of the time.
+    pub file_bytes: usize,
+    pub write_bytes_max: usize,
+    /// Some writes go to beyond 2^40.
+    pub far: bool,
+}
+
+impl Shape {
+    pub const ONE_MOUNT: Shape = Shape {
+        operations: 250,
+        mounts: 1,
+        processes: 3,
+        names: 3,
+        file_bytes: 60_000,
+        write_bytes_max: 9000,
+        far: true,
+    };
+
+    pub const TWO_MOUNTS: Shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
+
+    /// Short writes, close together: what overlaps, and how often.
+    pub const DENSE: Shape = Shape {
+        operations: 400,
+        names: 1,
+        file_bytes: 2000,
+        write_bytes_max: 300,
+        far: false,
+        ..Shape::ONE_MOUNT
+    };
+}
+
+/// Where an implementation answered something else than the model.
+pub struct Difference {
+    pub seed: u64,
+    /// The number of the operation; all of them where it was in the end.
+    pub operation: usize,
+    report: String,
+}
+
+impl fmt::Debug for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.report)
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.report)
+    }
+}
+
+/// Runs one history for each seed, and panics with a report where the answers differ.
+pub fn check(world: &WritingWorld<'_>, shape: Shape, seeds: impl IntoIterator<Item = u64>) {
+    if shape.mounts > world.mounts_max {
+        return;
+    }
+    for seed in seeds {
+        if let Err(difference) = run(world, shape, seed) {
+            panic!("{}: {difference}", world.name);
+        }
+    }
+}
+
+/// Runs the history of a seed.
+pub fn run(world: &WritingWorld<'_>, shape: Shape, seed: u64) -> Result<(), Difference> {
+    // One more than take turns, where there can be: it only looks, in the end.
+    let Mounts { mounts, keep } = (world.make)((shape.mounts + 1).min(world.mounts_max));
+    let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
+    let operations = generate(seed, shape, world.rename_kinds);
+    let mut history = History {
+        seed,
+        operations: &operations,
+        model: Side::new(vec![model; mounts.len()], shape.mounts, world),
+        tested: Side::new(mounts, shape.mounts, world),
+        done: Vec::new(),
+    };
+    let outcome = history.run();
+    drop(history);
+    drop(keep);
+    outcome
+}
+
+struct History<'a> {
+    seed: u64,
+    operations: &'a [Operation],
+    // The mounts go before what keeps their store.
+    model: Side,
+    tested: Side,
+    /// The operations that were not skipped.
+    done: Vec<Done>,
+}
+
+struct Done {
+    number: usize,
+    /// The file that it was on: the model's node.
+    file: Option<u64>,
+    refused: Option<i32>,
+}
+
+impl Drop for History<'_> {
+    fn drop(&mut self) {
+        if let Some(last) = self.done.last().filter(|_| std::thread::panicking()) {
+            let (seed, number) = (self.seed, last.number);
+            eprintln!("in the history of seed {seed}, after operation {number}: {}", self.operations[number]);
+        }
+    }
+}
+
+impl History<'_> {
+    fn run(&mut self) -> Result<(), Difference> {
+        for (number, operation) in self.operations.iter().enumerate() {
+            if !self.model.would(operation) {
+                continue;
+            }
+            let before = self.model.file_of(operation);
+            let expected = self.model.perform(number, operation);
+            let found = self.tested.perform(number, operation);
+            let file = before.or_else(|| self.model.file_of(operation));
+            let refused = if let Answer::Error(errno) = expected { Some(errno) } else { None };
+            self.done.push(Done { number, file, refused });
+            self.same(number, file, operation, &expected, &found)?;
+        }
+        let end = self.operations.len();
+        for slot in 0..self.model.slot_count() {
+            let look = Operation::ReadOpen { slot };
+            if self.model.would(&look) {
+                let (expected, found) = (self.model.perform(end, &look), self.tested.perform(end, &look));
+                self.same(end, self.model.file_of(&look), &look, &expected, &found)?;
+            }
+        }
+        let (expected, found) = (self.model.close_all(), self.tested.close_all());
+        self.same(end, None, &Operation::CloseAll, &expected, &found)?;
+        for mount in 0..self.model.mount_count() {
+            self.model.look_through(mount);
+            self.tested.look_through(mount);
+            for dir in 0..operation::DIRECTORIES.len() {
+                let look = Operation::List { dir };
+                let (expected, found) = (self.model.perform(end, &look), self.tested.perform(end, &look));
+                self.same(end, None, &look, &expected, &found)?;
+                let Answer::Names(names) = expected else { continue };
+                for name in files_among(&names) {
+                    let path = Path { dir, name };
+                    for look in [Operation::ReadAll { path }, Operation::Stat { path }] {
+                        let (expected, found) =
+                            (self.model.perform(end, &look), self.tested.perform(end, &look));
+                        self.same(end, self.model.file_of(&look), &look, &expected, &found)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn same(
+        &self,
+        number: usize,
+        file: Option<u64>,
+        operation: &Operation,
+        expected: &Answer,
+        found: &Answer,
+    ) -> Result<(), Difference> {
+        if expected.agrees(found) {
+            return Ok(());
+        }
+        let mut report = format!("seed {}: operation {number}: {operation}\n", self.seed);
+        report += &expected.difference(found);
+        let matters = |done: &&Done| match file {
+            // Names that changed may be the file's.
+            Some(_) => done.file == file || (done.file.is_none() && done.refused.is_none()),
+            None => true,
+        };
+        let shown: Vec<_> = self.done.iter().filter(matters).collect();
+        report += &format!("\nwhat happened until then ({} operations):", shown.len());
+        for Done { number, file, refused } in shown {
+            let of = file.map_or(String::new(), |node| format!("  [file {node}]"));
+            let refused = refused.map_or(String::new(), |errno| format!("  (refused: {errno})"));
+            report += &format!("\n{number:6}  {}{of}{refused}", self.operations[*number]);
+        }
+        Err(Difference { seed: self.seed, operation: number, report })
+    }
+}
+
+/// The numbers of the names that files have.
+fn files_among(names: &BTreeSet<(Vec<u8>, char)>) -> Vec<usize> {
+    let files = names.iter().filter(|(_, kind)| *kind == 'f');
+    files.filter_map(|(name, _)| operation::name_number(name)).collect()
+}

@@ -1,0 +1,433 @@
+//! One of the two that a history happens to: mounts, and what is open there.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use quell_fs::errno::ENOENT;
+use quell_fs::{
+    Attributes, Change, Error, ErrorKind, FileSystem, Kind, New, NodeId, Open, Result, Time, Writable,
+    WritableFile,
+};
+
+use super::operation::{DIRECTORIES, FAR, Operation, Path, SLOTS, bytes_of, file_name};
+use crate::conformance::writing::WritingWorld;
+use crate::operations::listing;
+
+/// Times that were set have these nanoseconds; those of clocks do not.
+const SET_NANOSECONDS: u32 = 123_456_789;
+/// As much of a file as is looked at in one place.
+const WINDOW_BYTES: usize = 256 << 10;
+
+struct Slot {
+    node: NodeId,
+    file: Box<dyn WritableFile>,
+    /// The node's reference is not given back yet.
+    held: bool,
+    /// It is open for another turn than this one.
+    idle: bool,
+}
+
+pub(super) struct Side {
+    // Before the mounts, so that files are closed first.
+    slots: Vec<Vec<Option<Slot>>>,
+    mounts: Vec<Arc<dyn FileSystem>>,
+    /// Whose turn it is.
+    mount: usize,
+    taking_turns: usize,
+    new: New,
+}
+
+/// What an operation had to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    Done,
+    Error(i32),
+    Bytes(Vec<u8>),
+    /// Of several pieces.
+    Pieces(Vec<Vec<u8>>),
+    /// A file's size, its beginning and its far part.
+    All(u64, Vec<u8>, Vec<u8>),
+    At(u64),
+    Stat {
+        kind: char,
+        permissions: u32,
+        size_bytes: u64,
+        nlink: u32,
+        owners: (u32, u32),
+        set: Option<Time>,
+    },
+    Names(BTreeSet<(Vec<u8>, char)>),
+    /// What contradicts itself.
+    Nonsense(String),
+}
+
+impl Answer {
+    fn of(attributes: Attributes) -> Answer {
+        let is_file = attributes.kind == Kind::File;
+        let set = attributes.modified.nanoseconds == SET_NANOSECONDS;
+        Answer::Stat {
+            kind: attributes.kind.letter(),
+            permissions: attributes.permissions,
+            size_bytes: if is_file { attributes.size_bytes } else { 0 },
+            nlink: if is_file { attributes.nlink } else { 0 },
+            owners: (attributes.uid, attributes.gid),
+            set: set.then_some(attributes.modified),
+        }
+    }
+
+    pub(super) fn agrees(&self, found: &Answer) -> bool {
+        self == found
+    }
+
+    /// What is to be read in a report.
+    pub(super) fn difference(&self, found: &Answer) -> String {
+        let at = |place: &str, expected: &[u8], found: &[u8]| {
+            let first = expected.iter().zip(found).position(|(a, b)| a != b);
+            let first = first.unwrap_or(expected.len().min(found.len()));
+            let wrong = expected.iter().zip(found).filter(|(a, b)| a != b).count();
+            let some = |bytes: &[u8]| {
+                format!("{:02x?}", &bytes[first.min(bytes.len())..bytes.len().min(first + 16)])
+            };
+            format!(
+                "{place}expected {} bytes, found {}; {wrong} of them differ, from the {first}th on: expected {}, found {}",
+                expected.len(),
+                found.len(),
+                some(expected),
+                some(found)
+            )
+        };
+        match (self, found) {
+            (Answer::Bytes(a), Answer::Bytes(b)) => at("", a, b),
+            (Answer::Pieces(a), Answer::Pieces(b)) => {
+                let piece = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(0);
+                at(&format!("piece {piece}: "), &a[piece], &b[piece])
+            }
+            (Answer::All(size, a, far), Answer::All(found_size, b, found_far)) if size == found_size => {
+                if a != b { at("", a, b) } else { at("beyond 2^40: ", far, found_far) }
+            }
+            (Answer::All(size, ..), Answer::All(found, ..)) => {
+                format!("expected {size} bytes, found {found}")
+            }
+            (expected, found) => format!("expected {expected:?}\nfound    {found:?}"),
+        }
+    }
+}
+
+fn missing<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::from_errno(ENOENT), "look up", b""))
+}
+
+fn read(file: &dyn WritableFile, offset: u64, count: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![0xAA; count];
+    let count = file.read_at(&mut bytes, offset)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+fn all(file: &dyn WritableFile, size_bytes: u64) -> Result<Answer> {
+    Ok(Answer::All(size_bytes, read(file, 0, WINDOW_BYTES)?, read(file, FAR, WINDOW_BYTES)?))
+}
+
+impl Side {
+    pub(super) fn new(
+        mounts: Vec<Arc<dyn FileSystem>>,
+        taking_turns: usize,
+        world: &WritingWorld<'_>,
+    ) -> Side {
+        let new = New { permissions: 0o644, uid: world.uid, gid: world.gid };
+        let slots = mounts.iter().map(|_| (0..SLOTS).map(|_| None).collect()).collect();
+        Side { slots, taking_turns, mounts, mount: 0, new }
+    }
+
+    pub(super) fn slot_count(&self) -> usize {
+        SLOTS
+    }
+
+    pub(super) fn mount_count(&self) -> usize {
+        self.mounts.len()
+    }
+
+    pub(super) fn look_through(&mut self, mount: usize) {
+        self.mount = mount;
+    }
+
+    fn fs(&self) -> &dyn FileSystem {
+        &*self.mounts[self.mount]
+    }
+
+    fn verbs(&self) -> &dyn Writable {
+        self.fs().writable().expect("it may be changed")
+    }
+
+    fn slot(&self, slot: usize) -> Option<&Slot> {
+        self.slots[self.mount][slot].as_ref().filter(|slot| !slot.idle)
+    }
+
+    /// Asked of the model: whether the operation has something to be done to, and one right answer.
+    pub(super) fn would(&self, operation: &Operation) -> bool {
+        let size = |node| self.fs().attributes(node).map_or(0, |attributes| attributes.size_bytes);
+        match operation {
+            Operation::Open { .. } | Operation::Create { .. } => true,
+            Operation::Forget { slot } => self.slot(*slot).is_some_and(|slot| slot.held),
+            // Whether a size that is the old one is a change of the file is not said.
+            Operation::SizeOpen { slot, size: new } => {
+                self.slot(*slot).is_some_and(|slot| slot.held && size(slot.node) != *new)
+            }
+            Operation::Size { path, size: new } => {
+                self.with_file(*path, |node| Ok(size(node) != *new)).unwrap_or(true)
+            }
+            // A node without references may be stale, though the file is open.
+            Operation::StatOpen { slot }
+            | Operation::ReadOpen { slot }
+            | Operation::TimeOpen { slot, .. } => self.slot(*slot).is_some_and(|slot| slot.held),
+            other => other.slot().is_none_or(|slot| self.slot(slot).is_some()),
+        }
+    }
+
+    /// Asked of the model: the node of the file that the operation is on.
+    pub(super) fn file_of(&self, operation: &Operation) -> Option<u64> {
+        if let Some(path) = operation.path() {
+            return self.with_file(path, |node| Ok(node.0)).ok();
+        }
+        self.slot(operation.slot()?).map(|slot| slot.node.0)
+    }
+
+    /// Calls with the node of a directory, which is known as long as that takes.
+    fn with_dir<T>(&self, dir: usize, call: impl FnOnce(NodeId) -> Result<T>) -> Result<T> {
+        let root = self.fs().root();
+        if dir == 0 {
+            return call(root);
+        }
+        match self.fs().lookup(root, DIRECTORIES[dir].as_bytes())? {
+            None => missing(),
+            Some(found) => {
+                let answer = call(found.node);
+                self.verbs().forget(found.node, 1);
+                answer
+            }
+        }
+    }
+
+    fn with_file<T>(&self, path: Path, call: impl FnOnce(NodeId) -> Result<T>) -> Result<T> {
+        self.with_dir(path.dir, |dir| match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
+            None => missing(),
+            Some(found) => {
+                let answer = call(found.node);
+                self.verbs().forget(found.node, 1);
+                answer
+            }
+        })
+    }
+
+    fn close(&mut self, mount: usize, slot: usize, publish: bool) -> Result<()> {
+        let Some(open) = self.slots[mount][slot].take() else { return Ok(()) };
+        let published = if publish { open.file.publish() } else { Ok(()) };
+        drop(open.file);
+        if open.held {
+            let verbs = self.mounts[mount].writable().expect("it may be changed");
+            verbs.forget(open.node, 1);
+        }
+        published
+    }
+
+    pub(super) fn close_all(&mut self) -> Answer {
+        let mut answer = Answer::Done;
+        for mount in 0..self.mounts.len() {
+            for slot in 0..SLOTS {
+                let idle = self.slots[mount][slot].as_ref().is_some_and(|slot| slot.idle);
+                if let Err(e) = self.close(mount, slot, !idle) {
+                    answer = Answer::Error(e.errno());
+                }
+            }
+        }
+        answer
+    }
+
+    fn turn(&mut self, closing: u64) -> Result<()> {
+        let mut outcome = Ok(());
+        for slot in 0..SLOTS {
+            if closing >> slot & 1 == 1 {
+                outcome = outcome.and(self.close(self.mount, slot, true));
+            } else if let Some(open) = &mut self.slots[self.mount][slot] {
+                open.idle = true;
+                outcome = outcome.and(open.file.publish());
+            }
+        }
+        self.mount = (self.mount + 1) % self.taking_turns;
+        for slot in 0..SLOTS {
+            if self.slots[self.mount][slot].as_ref().is_some_and(|slot| slot.idle) {
+                outcome = outcome.and(self.close(self.mount, slot, false));
+            }
+        }
+        outcome
+    }
+
+    pub(super) fn perform(&mut self, number: usize, operation: &Operation) -> Answer {
+        self.answer(number, operation).unwrap_or_else(|e| Answer::Error(e.errno()))
+    }
+
+    fn answer(&mut self, number: usize, operation: &Operation) -> Result<Answer> {
+        match operation {
+            Operation::Open { slot, path, process, truncate } => {
+                self.open(*slot, *path, Open { process: *process, truncate: *truncate, ..Open::READ_WRITE })?;
+            }
+            Operation::Create { slot, path, process } => {
+                self.close(self.mount, *slot, true)?;
+                let how = Open { process: *process, ..Open::READ_WRITE };
+                self.create(*slot, *path, how)?;
+            }
+            Operation::Close { slot } => self.close(self.mount, *slot, true)?,
+            Operation::ReadAll { path } => {
+                return self.with_file(*path, |node| {
+                    let file = self.verbs().open_as(node, Open::READ)?;
+                    all(&*file, self.fs().attributes(node)?.size_bytes)
+                });
+            }
+            Operation::Stat { path } => {
+                return self.with_dir(path.dir, |dir| {
+                    match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
+                        None => missing(),
+                        Some(found) => {
+                            let again = self.fs().attributes(found.node);
+                            self.verbs().forget(found.node, 1);
+                            let (again, found) = (Answer::of(again?), Answer::of(found));
+                            if again != found {
+                                return Ok(Answer::Nonsense(format!(
+                                    "looked up {found:?}, asked again {again:?}"
+                                )));
+                            }
+                            Ok(found)
+                        }
+                    }
+                });
+            }
+            Operation::Size { path, size } => {
+                let change = Change { size_bytes: Some(*size), ..Change::default() };
+                return self.with_file(*path, |node| Ok(Answer::of(self.verbs().change(node, &change)?)));
+            }
+            Operation::Mode { path, permissions } => {
+                let change = Change { permissions: Some(*permissions), ..Change::default() };
+                return self.with_file(*path, |node| Ok(Answer::of(self.verbs().change(node, &change)?)));
+            }
+            Operation::Rename { from, to, how } => {
+                let (old, new) = (file_name(from.name), file_name(to.name));
+                self.with_dir(from.dir, |a| {
+                    self.with_dir(to.dir, |b| self.verbs().rename(a, old.as_bytes(), b, new.as_bytes(), *how))
+                })?;
+            }
+            Operation::Remove { path } => {
+                let name = file_name(path.name);
+                self.with_dir(path.dir, |dir| self.verbs().remove(dir, name.as_bytes()))?;
+            }
+            Operation::MakeDir { dir } => {
+                let new = New { permissions: 0o755, ..self.new };
+                let made = self.verbs().make_dir(self.fs().root(), DIRECTORIES[*dir].as_bytes(), new)?;
+                self.verbs().forget(made.node, 1);
+            }
+            Operation::RemoveDir { dir } => {
+                self.verbs().remove_dir(self.fs().root(), DIRECTORIES[*dir].as_bytes())?;
+            }
+            Operation::RenameDir { from, to, how } => {
+                let (root, from, to) = (self.fs().root(), DIRECTORIES[*from], DIRECTORIES[*to]);
+                self.verbs().rename(root, from.as_bytes(), root, to.as_bytes(), *how)?;
+            }
+            Operation::List { dir } => {
+                let entries = self.with_dir(*dir, |dir| listing(self.fs(), dir, 1 + number % 5))?;
+                let names: BTreeSet<_> = entries.iter().map(|(n, a)| (n.clone(), a.kind.letter())).collect();
+                if names.len() != entries.len() {
+                    return Ok(Answer::Nonsense(format!("a name was listed twice: {entries:?}")));
+                }
+                return Ok(Answer::Names(names));
+            }
+            Operation::Turn { closing } => self.turn(*closing)?,
+            Operation::CloseAll => return Ok(self.close_all()),
+            on_a_slot => return self.on_slot(number, on_a_slot),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<Answer> {
+        let slot = operation.slot().expect("all others are on a slot");
+        let open = self.slot(slot).expect("it was asked whether it is open");
+        match operation {
+            Operation::Write { offset, count, .. } => {
+                open.file.write_at(&bytes_of(number, *count), *offset)?
+            }
+            Operation::WritePieces { pieces, .. } => {
+                let bytes: Vec<_> = pieces
+                    .iter()
+                    .enumerate()
+                    .map(|(i, (_, count))| bytes_of(number + i * 8, *count))
+                    .collect();
+                let pieces: Vec<_> =
+                    pieces.iter().zip(&bytes).map(|((offset, _), b)| (*offset, &**b)).collect();
+                open.file.write_pieces(&pieces)?;
+            }
+            Operation::Append { count, .. } => {
+                return open.file.append(&bytes_of(number, *count)).map(Answer::At);
+            }
+            Operation::Read { offset, count, .. } => {
+                return read(&*open.file, *offset, *count).map(Answer::Bytes);
+            }
+            Operation::ReadPieces { pieces, .. } => {
+                let mut buffers: Vec<_> = pieces.iter().map(|(_, count)| vec![0xAA; *count]).collect();
+                let mut asked: Vec<_> =
+                    pieces.iter().zip(&mut buffers).map(|((offset, _), b)| (*offset, &mut b[..])).collect();
+                let counts = open.file.read_pieces(&mut asked)?;
+                for (buffer, count) in buffers.iter_mut().zip(counts) {
+                    buffer.truncate(count);
+                }
+                return Ok(Answer::Pieces(buffers));
+            }
+            Operation::ReadOpen { .. } => {
+                return all(&*open.file, self.fs().attributes(open.node)?.size_bytes);
+            }
+            Operation::StatOpen { .. } => return self.fs().attributes(open.node).map(Answer::of),
+            Operation::Publish { .. } => open.file.publish()?,
+            Operation::Sync { .. } => open.file.sync()?,
+            Operation::SizeOpen { size, .. } => {
+                let change = Change { size_bytes: Some(*size), ..Change::default() };
+                return self.verbs().change(open.node, &change).map(Answer::of);
+            }
+            Operation::TimeOpen { seconds, .. } => {
+                let modified = Time { seconds: *seconds, nanoseconds: SET_NANOSECONDS };
+                let change = Change { modified: Some(modified), ..Change::default() };
+                return self.verbs().change(open.node, &change).map(Answer::of);
+            }
+            Operation::Forget { .. } => {
+                self.verbs().forget(open.node, 1);
+                self.slots[self.mount][slot].as_mut().expect("it is open").held = false;
+            }
+            other => unreachable!("{other} is on no slot"),
+        }
+        Ok(Answer::Done)
+    }
+
+    fn create(&mut self, slot: usize, path: Path, how: Open) -> Result<()> {
+        let (name, new) = (file_name(path.name), self.new);
+        let (made, file) =
+            self.with_dir(path.dir, |dir| self.verbs().create(dir, name.as_bytes(), new, how))?;
+        self.slots[self.mount][slot] = Some(Slot { node: made.node, file, held: true, idle: false });
+        Ok(())
+    }
+
+    fn open(&mut self, slot: usize, path: Path, mut how: Open) -> Result<()> {
+        self.close(self.mount, slot, true)?;
+        let name = file_name(path.name);
+        let found = self.with_dir(path.dir, |dir| self.fs().lookup(dir, name.as_bytes()))?;
+        let Some(found) = found else {
+            return self.create(slot, path, Open { truncate: false, ..how });
+        };
+        // Whether an empty file is changed by this is not said.
+        how.truncate &= found.size_bytes > 0;
+        let file = match self.verbs().open_as(found.node, how) {
+            Ok(file) => file,
+            Err(e) => {
+                self.verbs().forget(found.node, 1);
+                return Err(e);
+            }
+        };
+        self.slots[self.mount][slot] = Some(Slot { node: found.node, file, held: true, idle: false });
+        Ok(())
+    }
+}

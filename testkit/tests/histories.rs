@@ -1,0 +1,344 @@
+//! The model agrees with itself in random histories, and twins of it that are wrong in one way do not: the tests can fail.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use quell_fs::{
+    Attributes, Capabilities, Change, File, FileSystem, New, NodeId, Open, Rename, Result, Space, Writable,
+    WritableFile,
+};
+use quell_testkit::WritableModel;
+use quell_testkit::conformance::writing::{Mounts, WritingWorld};
+use quell_testkit::histories::{self, Shape};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Long writes lose their last byte.
+    TornWrites,
+    /// What a file grows by is what was there before it was cut.
+    OldBytesComeBack,
+    /// Appended bytes begin one too early.
+    AppendsTooEarly,
+    /// Of two pieces that overlap the first wins.
+    PiecesInWrongOrder,
+    /// Publishing makes the time new.
+    TimeOfPublishing,
+    /// A file that is removed loses its bytes, although it is open.
+    RemovedIsEmpty,
+    /// A rename that keeps what has the name replaces it.
+    NothingIsKept,
+    /// Forgetting a node closes it to writes.
+    ForgottenWritesAreLost,
+    /// A mount keeps the size that it knows until it writes itself.
+    OldSizes,
+    /// A mount reads from what it opened once, until it writes itself.
+    OldBytes,
+}
+
+const FAULTS: [Fault; 8] = [
+    Fault::TornWrites,
+    Fault::OldBytesComeBack,
+    Fault::AppendsTooEarly,
+    Fault::PiecesInWrongOrder,
+    Fault::TimeOfPublishing,
+    Fault::RemovedIsEmpty,
+    Fault::NothingIsKept,
+    Fault::ForgottenWritesAreLost,
+];
+
+/// The model with a fault.
+#[derive(Clone)]
+struct Wrong {
+    inner: WritableModel,
+    fault: Fault,
+    /// Each mount's own.
+    known: Arc<Mutex<Known>>,
+}
+
+#[derive(Default)]
+struct Known {
+    attributes: HashMap<NodeId, Attributes>,
+    bytes: HashMap<NodeId, Vec<u8>>,
+    forgotten: HashMap<NodeId, Arc<AtomicBool>>,
+}
+
+impl Wrong {
+    fn mount(inner: &WritableModel, fault: Fault) -> Wrong {
+        Wrong { inner: inner.clone(), fault, known: Arc::default() }
+    }
+
+    fn changed(&self, node: NodeId) {
+        let mut known = self.known.lock().unwrap();
+        known.attributes.remove(&node);
+        known.bytes.remove(&node);
+    }
+
+    fn file(&self, node: NodeId, inner: Box<dyn WritableFile>) -> Box<dyn WritableFile> {
+        let forgotten = self.known.lock().unwrap().forgotten.entry(node).or_default().clone();
+        Box::new(WrongFile { inner, node, of: self.clone(), forgotten })
+    }
+
+    fn shown(&self, attributes: Attributes) -> Attributes {
+        if self.fault != Fault::OldSizes {
+            return attributes;
+        }
+        let mut known = self.known.lock().unwrap();
+        let size_bytes = known.attributes.entry(attributes.node).or_insert(attributes).size_bytes;
+        Attributes { size_bytes, ..attributes }
+    }
+}
+
+impl FileSystem for Wrong {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn root(&self) -> NodeId {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        Ok(self.inner.lookup(dir, name)?.map(|attributes| self.shown(attributes)))
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        Ok(self.shown(self.inner.attributes(node)?))
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        self.inner.parent(node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.path(node)
+    }
+
+    fn list(
+        &self,
+        dir: NodeId,
+        after: quell_fs::Cursor,
+        visit: &mut dyn FnMut(quell_fs::DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.inner.list(dir, after, visit)
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(node)
+    }
+
+    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.xattr(node, name)
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.inner.xattr_names(node)
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        self.inner.open(node)
+    }
+
+    fn writable(&self) -> Option<&dyn Writable> {
+        Some(self)
+    }
+}
+
+impl Writable for Wrong {
+    fn create(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        new: New,
+        how: Open,
+    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        let (attributes, file) = self.inner.create(dir, name, new, how)?;
+        Ok((attributes, self.file(attributes.node, file)))
+    }
+
+    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+        self.inner.make_dir(dir, name, new)
+    }
+
+    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
+        self.inner.make_symlink(dir, name, target, new)
+    }
+
+    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        if self.fault == Fault::RemovedIsEmpty
+            && let Some(found) = self.inner.lookup(dir, name)?
+        {
+            let empty = Change { size_bytes: Some(0), ..Change::default() };
+            // Of a directory it is refused.
+            let _ = self.inner.change(found.node, &empty);
+            self.inner.forget(found.node, 1);
+        }
+        self.inner.remove(dir, name)
+    }
+
+    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.inner.remove_dir(dir, name)
+    }
+
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+        let how =
+            if self.fault == Fault::NothingIsKept && how == Rename::Keep { Rename::Replace } else { how };
+        self.inner.rename(from_dir, from, to_dir, to, how)
+    }
+
+    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+        let before = self.inner.attributes(node)?;
+        self.changed(node);
+        let after = self.inner.change(node, change)?;
+        if self.fault == Fault::OldBytesComeBack && after.size_bytes > before.size_bytes {
+            let file = self.inner.open_as(node, Open::WRITE)?;
+            file.write_at(b"old", before.size_bytes.min(after.size_bytes - 3))?;
+        }
+        Ok(after)
+    }
+
+    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
+        if how.truncate {
+            self.changed(node);
+        }
+        Ok(self.file(node, self.inner.open_as(node, how)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        self.inner.forget(node, references);
+        if let Some(forgotten) = self.known.lock().unwrap().forgotten.remove(&node) {
+            forgotten.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn space(&self) -> Result<Space> {
+        self.inner.space()
+    }
+}
+
+struct WrongFile {
+    inner: Box<dyn WritableFile>,
+    node: NodeId,
+    of: Wrong,
+    forgotten: Arc<AtomicBool>,
+}
+
+impl File for WrongFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let count = self.inner.read_at(into, offset)?;
+        if self.of.fault == Fault::OldBytes && offset == 0 {
+            let mut known = self.of.known.lock().unwrap();
+            let old = known.bytes.entry(self.node).or_insert_with(|| into[..count].to_vec());
+            let same = old.len().min(count);
+            into[..same].copy_from_slice(&old[..same]);
+        }
+        Ok(count)
+    }
+}
+
+impl WritableFile for WrongFile {
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.of.changed(self.node);
+        let lost = self.of.fault == Fault::TornWrites && from.len() > 5000;
+        if self.of.fault == Fault::ForgottenWritesAreLost && self.forgotten.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.inner.write_at(&from[..from.len() - usize::from(lost)], offset)
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        self.of.changed(self.node);
+        let at = self.inner.append(from)?;
+        if self.of.fault == Fault::AppendsTooEarly && at > 0 {
+            self.inner.write_at(from, at - 1)?;
+        }
+        Ok(at)
+    }
+
+    fn publish(&self) -> Result<()> {
+        if self.of.fault == Fault::TimeOfPublishing {
+            self.inner.write_at(b"", 0)?;
+            let modified = Some(quell_fs::Time { seconds: 1, nanoseconds: 1 });
+            // The node may be known to nobody but this file.
+            let _ = self.of.inner.change(self.node, &Change { modified, ..Change::default() });
+        }
+        self.inner.publish()
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    fn write_pieces(&self, pieces: &[(u64, &[u8])]) -> Result<()> {
+        let mut pieces = pieces.to_vec();
+        if self.of.fault == Fault::PiecesInWrongOrder {
+            pieces.reverse();
+        }
+        pieces.iter().try_for_each(|(offset, from)| self.write_at(from, *offset))
+    }
+}
+
+/// Runs `test` on mounts of the model that have a fault.
+fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritingWorld<'_>) -> T) -> T {
+    let make = |count: usize| {
+        let model = WritableModel::new();
+        let mount = || Arc::new(Wrong::mount(&model, fault)) as Arc<dyn FileSystem>;
+        Mounts { mounts: (0..count).map(|_| mount()).collect(), keep: None }
+    };
+    test(&WritingWorld {
+        name: &format!("{fault:?}"),
+        make: &make,
+        mounts_max: 8,
+        name_bytes_max: 255,
+        uid: 1000,
+        gid: 100,
+        owners: true,
+        rename_kinds: true,
+    })
+}
+
+#[test]
+fn the_model_agrees_with_itself() {
+    with_fault(Fault::None, |world| {
+        histories::check(world, Shape::ONE_MOUNT, 0..100);
+        histories::check(world, Shape::DENSE, 0..60);
+        histories::check(world, Shape::TWO_MOUNTS, 0..100);
+    });
+}
+
+#[test]
+fn each_fault_is_found_on_one_mount() {
+    for fault in FAULTS {
+        let found = with_fault(fault, |world| {
+            (0..60).find_map(|seed| histories::run(world, Shape::ONE_MOUNT, seed).err())
+        });
+        let found = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
+        println!("{fault:?}: {found}\n");
+    }
+}
+
+#[test]
+fn what_a_mount_remembers_too_long_is_found_by_two() {
+    for fault in [Fault::OldSizes, Fault::OldBytes] {
+        with_fault(fault, |world| {
+            let shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
+            let found = (0..60).find_map(|seed| histories::run(world, shape, seed).err());
+            println!("{fault:?}: {}", found.unwrap_or_else(|| panic!("{fault:?} was not found")));
+        });
+    }
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    let report = |seed| {
+        with_fault(Fault::TornWrites, |world| {
+            histories::run(world, Shape::DENSE, seed).err().map(|e| e.to_string())
+        })
+    };
+    let torn =
+        |seed| with_fault(Fault::TornWrites, |world| histories::run(world, Shape::ONE_MOUNT, seed).err());
+    let seed = (0..60).find(|seed| torn(*seed).is_some()).expect("it is found");
+    assert_eq!(torn(seed).map(|e| e.to_string()), torn(seed).map(|e| e.to_string()));
+    assert_eq!(report(0), None, "no write is that long");
+}
