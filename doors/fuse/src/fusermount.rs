@@ -16,6 +16,7 @@ use rustix::net::{
 };
 
 use crate::Options;
+use crate::mount::Access;
 use crate::options::SUBTYPE;
 
 /// The program's names: libfuse 3, and what older systems have.
@@ -23,13 +24,13 @@ const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];
 
 /// Mounts on `path` and returns the device. The socket travels as the program's standard input, which
 /// it does not read, so that no descriptor has to survive an exec by its number.
-pub(crate) fn mount(path: &Path, options: &Options) -> Result<OwnedFd> {
+pub(crate) fn mount(path: &Path, access: Access, options: &Options) -> Result<OwnedFd> {
     let error = |cause: io::Error| Error::from_io(cause, "mount on", path.as_os_str().as_bytes());
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|errno| error(errno.into()))?;
     let output = run(|program| {
         let mut command = Command::new(program);
-        command.arg("-o").arg(mount_options(options)).arg("--").arg(path);
+        command.arg("-o").arg(mount_options(access, options)).arg("--").arg(path);
         command.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs.try_clone()?));
         command.output()
     })
@@ -62,8 +63,12 @@ fn run(mut command: impl FnMut(&str) -> io::Result<Output>) -> io::Result<Output
     Err(io::Error::new(io::ErrorKind::NotFound, advice))
 }
 
-fn mount_options(options: &Options) -> OsString {
-    let mut list = OsString::from("ro,nosuid,nodev,default_permissions,subtype=");
+fn mount_options(access: Access, options: &Options) -> OsString {
+    let mut list = OsString::from(match access {
+        Access::ReadOnly => "ro",
+        Access::Writable => "rw",
+    });
+    list.push(",nosuid,nodev,default_permissions,subtype=");
     list.push(SUBTYPE);
     if options.allow_other {
         list.push(",allow_other");

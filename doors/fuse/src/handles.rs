@@ -12,17 +12,21 @@ use quell_fs::{File, NodeId, Result};
 pub(crate) type OpenFile = Arc<dyn File>;
 
 /// Files between OPEN and RELEASE. Handle numbers start at 1 and are used again.
-#[derive(Default)]
-pub(crate) struct Handles(RwLock<Slots>);
+pub(crate) struct Handles<F: ?Sized>(RwLock<Slots<F>>);
 
-#[derive(Default)]
-struct Slots {
-    files: Vec<Option<OpenFile>>,
+struct Slots<F: ?Sized> {
+    files: Vec<Option<Arc<F>>>,
     free: Vec<usize>,
 }
 
-impl Handles {
-    pub(crate) fn insert(&self, file: OpenFile) -> FileHandle {
+impl<F: ?Sized> Default for Handles<F> {
+    fn default() -> Handles<F> {
+        Handles(RwLock::new(Slots { files: Vec::new(), free: Vec::new() }))
+    }
+}
+
+impl<F: ?Sized> Handles<F> {
+    pub(crate) fn insert(&self, file: Arc<F>) -> FileHandle {
         let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
         let slot = match slots.free.pop() {
             Some(slot) => {
@@ -37,13 +41,13 @@ impl Handles {
         FileHandle(slot as u64 + 1)
     }
 
-    pub(crate) fn get(&self, handle: FileHandle) -> Option<OpenFile> {
+    pub(crate) fn get(&self, handle: FileHandle) -> Option<Arc<F>> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slots.files.get(slot_of(handle)?)?.clone()
     }
 
     /// Takes the file out, for the caller to drop: closing may be slow and is done outside the lock.
-    pub(crate) fn remove(&self, handle: FileHandle) -> Option<OpenFile> {
+    pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<F>> {
         let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
         let slot = slot_of(handle)?;
         let file = slots.files.get_mut(slot)?.take()?;
@@ -56,7 +60,7 @@ fn slot_of(handle: FileHandle) -> Option<usize> {
     usize::try_from(handle.0.checked_sub(1)?).ok()
 }
 
-impl fmt::Debug for Handles {
+impl<F: ?Sized> fmt::Debug for Handles<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handles").finish_non_exhaustive()
     }
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_closed_handle_is_unknown_and_its_number_is_used_again() {
-        let handles = Handles::default();
+        let handles = Handles::<dyn File>::default();
         let (a, b) = (handles.insert(Arc::new(Empty)), handles.insert(Arc::new(Empty)));
         assert_ne!(a, b);
         assert!(handles.remove(a).is_some());

@@ -1,6 +1,6 @@
 //! Making mounts and taking them away: with the kernel's mount calls where the caller may (root, or
-//! inside a user name space of its own), with fusermount3 otherwise. Always read-only, without
-//! set-user-id programs and devices, and with the kernel checking permissions.
+//! inside a user name space of its own), with fusermount3 otherwise. Read-only unless the file system has
+//! verbs that write; always without set-user-id programs and devices, and with the kernel checking permissions.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -51,11 +51,24 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
         }
         // An ordinary user; or a kernel before 5.2, for which fusermount3 knows the older call.
         Err(Errno::PERM | Errno::NOSYS) => {
-            let device = fusermount::mount(&path, options)?;
+            let device = fusermount::mount(&path, Access::to(&*fs), options)?;
             let number = topmost_at(&path);
             Session::start(fs, device, options, Place { path: Some(path), number })
         }
         Err(errno) => Err(failed(errno, "mount on", path.as_os_str().as_bytes())),
+    }
+}
+
+/// What a mount lets programs do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadOnly,
+    Writable,
+}
+
+impl Access {
+    fn to(fs: &dyn FileSystem) -> Access {
+        if fs.writable().is_some() { Access::Writable } else { Access::ReadOnly }
     }
 }
 
@@ -77,7 +90,7 @@ fn start_detached(
         .map_err(|cause| Error::from_io(cause, "open", "/dev/fuse"))?
         .into();
     let root_mode = fs.attributes(fs.root())?.mode();
-    let mount = configure(context, &device, root_mode, options)
+    let mount = configure(context, &device, root_mode, Access::to(&*fs), options)
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
     let number = number_of(&mount);
     let session = Session::start(fs, device, options, Place { path, number })?;
@@ -100,6 +113,7 @@ fn configure(
     context: &OwnedFd,
     device: &OwnedFd,
     root_mode: u32,
+    access: Access,
     options: &Options,
 ) -> rustix::io::Result<OwnedFd> {
     let set = |key: &str, value: String| fsconfig_set_string(context, key, value);
@@ -113,15 +127,13 @@ fn configure(
     if options.allow_other {
         fsconfig_set_flag(context, "allow_other")?;
     }
-    fsconfig_set_flag(context, "ro")?;
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    if access == Access::ReadOnly {
+        fsconfig_set_flag(context, "ro")?;
+        attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    }
     fsconfig_create(context)?;
-    fsmount(
-        context,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        MountAttrFlags::MOUNT_ATTR_RDONLY
-            | MountAttrFlags::MOUNT_ATTR_NOSUID
-            | MountAttrFlags::MOUNT_ATTR_NODEV,
-    )
+    fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }
 
 /// Where a session's mount is, as far as the session knows.

@@ -1,6 +1,6 @@
 //! The inode table, which needs no memory: the kernel's inode number is the contract's node plus one
 //! (the contract's root is node 0, the kernel's root is inode 1, and inode 0 means "no such entry").
-//! Nothing is remembered for an inode, so FORGET has nothing to do.
+//! Nothing is remembered for an inode: who refers to a node of a tree that may be changed, the tree itself counts.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

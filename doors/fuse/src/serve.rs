@@ -1,43 +1,32 @@
 //! The verbs: each turns one request of the kernel into a call of the contract, counts it, and turns
-//! the answer back. Nothing here allocates for a lookup, an attribute or a read.
+//! the answer back. Nothing here allocates for a lookup, an attribute, a read or a write.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
-use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
+use std::time::SystemTime;
 
 use fuser::{
-    Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig,
-    LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use quell_fs::{Attributes, Capabilities, Cursor, Error, FileSystem, NAME_BYTES_MAX, NodeId, Result};
+use quell_fs::{Change, Kind, NAME_BYTES_MAX, Open};
 
-use crate::counters::{Counters, add, count};
-use crate::handles::{Handles, OpenFile, RecentFiles};
+use crate::counters::{add, count};
+use crate::door::Door;
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
-use crate::options::{Options, REQUEST_BYTES_MAX};
-use crate::session::{Ending, Worker};
+use crate::options::REQUEST_BYTES_MAX;
+use crate::words::{PERMISSIONS, appends, excludes, new_entry, open_as, rename_as, syncs, time};
 
-/// How long the kernel keeps what never changes: a century, which its clock arithmetic can hold.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-
-/// Inode numbers are never given to another node, so there is one generation of them.
+/// Inode numbers are never given to another node while the kernel knows them, so there is one generation of them.
 const GENERATION: Generation = Generation(0);
 
 /// Read-aheads that the kernel may have under way before it makes their readers wait.
 const READ_AHEADS_MAX: u16 = 64;
-
-/// Without announced opens and closes, this many files stay open for the next read: half of the
-/// usual limit of 1,024 descriptors a process.
-const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
-
-/// The kernel takes no error number from here on: a reply with one is refused and its program would
-/// wait for ever.
-const ERRNO_END: i32 = 512;
 
 const BLOCK_BYTES: u32 = 4096;
 
@@ -46,148 +35,19 @@ thread_local! {
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One mounted file system, as the worker threads share it.
-pub(crate) struct Door {
-    fs: Arc<dyn FileSystem>,
-    can: Capabilities,
-    no_open: bool,
-    no_read_ahead: bool,
-    direct: bool,
-    /// The kernel opens directories by itself once it is told that we do not.
-    no_opendir: bool,
-    keep: Duration,
-    handles: Handles,
-    recent: RecentFiles,
-    counters: Arc<Counters>,
-    ending: Arc<Ending>,
-}
-
-impl Door {
-    pub(crate) fn new(
-        fs: Arc<dyn FileSystem>,
-        options: &Options,
-        counters: Arc<Counters>,
-        ending: Arc<Ending>,
-    ) -> Door {
-        assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
-        let can = fs.capabilities();
-        // Where no open is announced nothing can be said about how a file is to be read.
-        let no_open = options.no_open && can.immutable && !options.direct;
-        let (no_read_ahead, direct) = (options.no_read_ahead, options.direct);
-        let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
-        let (handles, recent) = (Handles::default(), RecentFiles::new(RECENT_FILES_MAX));
-        Door {
-            fs,
-            can,
-            no_open,
-            no_read_ahead,
-            direct,
-            no_opendir: false,
-            keep,
-            handles,
-            recent,
-            counters,
-            ending,
-        }
-    }
-
-    /// Every verb starts here, so that a panic in one of them ends the session.
-    fn enter(&self) -> Worker<'_> {
-        self.ending.enter()
-    }
-
-    fn refuse(&self, error: &Error) -> Errno {
-        count(&self.counters.errors);
-        errno(error)
-    }
-
-    fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<Attributes>> {
-        count(&self.counters.lookups);
-        let found = self.fs.lookup(node(dir), name.as_bytes())?;
-        if found.is_none() {
-            count(&self.counters.negative_lookups);
-        }
-        Ok(found)
-    }
-
-    /// Gives the entries after `offset` to `push` until it says that its buffer is full.
-    /// Offset 1 is after `.`, 2 is after `..`, and a cursor of the contract is 2 more than itself.
-    fn list(
-        &self,
-        dir: NodeId,
-        offset: u64,
-        mut push: impl FnMut(&[u8], u64, &Attributes) -> bool,
-    ) -> Result<()> {
-        if offset == 0 {
-            count(&self.counters.listings);
-            if push(b".", 1, &self.fs.attributes(dir)?) {
-                return Ok(());
-            }
-        }
-        if offset <= 1 && push(b"..", 2, &self.fs.attributes(self.fs.parent(dir)?)?) {
-            return Ok(());
-        }
-        let mut listed = 0;
-        let end = self.fs.list(dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
-            let full = push(entry.name, offset_of(entry.next), &entry.attributes);
-            listed += usize::from(!full);
-            !full
-        });
-        add(&self.counters.entries_listed, listed);
-        end
-    }
-
-    fn open_file(&self, node: NodeId) -> Result<Box<dyn quell_fs::File>> {
-        match self.fs.open(node) {
-            Ok(file) => {
-                count(&self.counters.opens);
-                Ok(file)
-            }
-            Err(error) => {
-                count(&self.counters.opens_refused);
-                Err(error)
-            }
-        }
-    }
-
-    fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {
-        if self.no_open {
-            return self.recent.get(node, || self.open_file(node)).map_err(|error| self.refuse(&error));
-        }
-        self.handles.get(handle).ok_or(Errno::EBADF)
-    }
-
-    /// Answers a question for bytes that the kernel asks twice: first for their number (`room` 0).
-    fn answer_bytes(&self, value: &[u8], room: u32, reply: ReplyXattr) {
-        match u32::try_from(value.len()) {
-            Ok(length) if room == 0 => reply.size(length),
-            Ok(length) if length <= room => reply.data(value),
-            _ => reply.error(Errno::ERANGE),
-        }
-    }
-}
-
-/// The number for the kernel. ENOSYS would mean "never ask this again" and is not an error's to say.
-fn errno(error: &Error) -> Errno {
-    match Errno::from_i32(error.errno()) {
-        known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
-        known if (1..ERRNO_END).contains(&known.code()) => known,
-        _ => Errno::EIO,
-    }
-}
-
-fn offset_of(cursor: Cursor) -> u64 {
-    assert!(cursor.0 <= i64::MAX as u64 - 2, "a cursor must fit the positive half of off_t: {cursor:?}");
-    cursor.0 + 2
-}
-
 impl Filesystem for Door {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
         self.no_opendir = self.can.immutable && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
-        // Attributes always travel with a listing: what lists a directory usually wants them next.
-        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS | InitFlags::FUSE_DO_READDIRPLUS;
+        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
+        if self.fs.writable().is_some() {
+            // Without attributes in listings, which would be references that the contract does not count.
+            wanted |= InitFlags::FUSE_ATOMIC_O_TRUNC;
+        } else {
+            // Attributes always travel with a listing: what lists a directory usually wants them next.
+            wanted |= InitFlags::FUSE_DO_READDIRPLUS;
+        }
         if self.can.immutable {
             wanted |= InitFlags::FUSE_CACHE_SYMLINKS | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         } else {
@@ -223,7 +83,13 @@ impl Filesystem for Door {
         }
     }
 
-    fn forget(&self, _: &Request, _: INodeNo, _: u64) {}
+    /// Of many at once as well: the library takes them apart.
+    fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
+        if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
+            let _worker = self.enter();
+            tree.forget(node(ino), references);
+        }
+    }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _worker = self.enter();
@@ -243,20 +109,169 @@ impl Filesystem for Door {
         }
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size_bytes: Option<u64>,
+        _: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
         let _worker = self.enter();
+        let permissions = mode.map(|mode| mode & PERMISSIONS);
+        let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
+        let changed = if change == Change::default() {
+            self.fs.attributes(node(ino)) // the access time alone, which is not kept
+        } else {
+            self.tree().and_then(|tree| tree.change(node(ino), &change))
+        };
+        match self.done(&self.counters.changes, changed) {
+            Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        dir: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        let _worker = self.enter();
+        if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
+            return reply.error(Errno::EPERM); // the contract makes no fifos, sockets and devices
+        }
+        let (new, how) = (new_entry(request, mode), Open { process: request.pid(), ..Open::READ });
+        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
+        match self.done(&self.counters.made, made) {
+            Ok((attributes, _closed)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        let _worker = self.enter();
+        let new = new_entry(request, mode);
+        let made = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
+        match self.done(&self.counters.made, made) {
+            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _worker = self.enter();
+        let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
+        let made = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
+        match self.done(&self.counters.made, made) {
+            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// The contract has no second names: a file of a log is a directory of the store, of which there are none either.
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EPERM); // as link(2) says it of a file system without hard links
+    }
+
+    fn unlink(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
+        match self.done(&self.counters.removed, removed) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn rmdir(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
+        match self.done(&self.counters.removed, removed) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        from_dir: INodeNo,
+        from: &OsStr,
+        to_dir: INodeNo,
+        to: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _worker = self.enter();
+        let Some(how) = rename_as(flags) else { return reply.error(Errno::EINVAL) };
+        let (from_dir, to_dir) = (node(from_dir), node(to_dir));
+        let renamed =
+            self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), how));
+        match self.done(&self.counters.renamed, renamed) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        dir: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let _worker = self.enter();
+        let (new, how) = (new_entry(request, mode), open_as(request, OpenFlags(flags)));
+        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
+        match self.done(&self.counters.made, made) {
+            Ok((attributes, file)) => {
+                count(&self.counters.opens);
+                let (handle, manner) = (self.written.insert(file.into()), self.manner(how.write));
+                reply.created(&self.keep, &file_attr(&attributes), GENERATION, handle, manner);
+            }
+            // Another node made it after the kernel had looked, and did not ask yet who may open it. This makes it
+            // look, and ask, once more.
+            Err(number) if number.code() == Errno::EEXIST.code() && !excludes(OpenFlags(flags)) => {
+                reply.error(Errno::ESTALE);
+            }
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let _worker = self.enter();
+        if let Some(tree) = self.fs.writable() {
+            let how = open_as(request, flags);
+            return match self.opened(tree.open_as(node(ino), how)) {
+                Ok(file) => reply.opened(self.written.insert(file.into()), self.manner(how.write)),
+                Err(error) => reply.error(self.refuse(&error)),
+            };
+        }
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
         if self.no_open {
             return reply.error(Errno::ENOSYS); // the kernel opens by itself from now on
         }
-        let mut keep = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
-        if self.direct {
-            keep = FopenFlags::FOPEN_DIRECT_IO;
-        }
-        match self.open_file(node(ino)) {
-            Ok(file) => reply.opened(self.handles.insert(file.into()), keep | FopenFlags::FOPEN_NOFLUSH),
+        match self.opened(self.fs.open(node(ino))) {
+            Ok(file) => reply.opened(self.handles.insert(file.into()), self.manner(false)),
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
@@ -293,18 +308,108 @@ impl Filesystem for Door {
         });
     }
 
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        origin: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let _worker = self.enter();
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let mut written = if appends(flags, origin) {
+            file.append(data).map(|_place| ())
+        } else {
+            file.write_at(data, offset)
+        };
+        if syncs(flags) {
+            written = written.and_then(|()| file.sync());
+        }
+        match self.done(&self.counters.writes, written) {
+            Ok(()) => {
+                add(&self.counters.bytes_written, data.len());
+                reply.written(data.len() as u32); // no request is larger than REQUEST_BYTES_MAX
+            }
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// Comes with each close(2) of a file that may be written to, which returns what this answers.
+    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        if self.fs.writable().is_none() {
+            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking at every close
+        }
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        match self.done(&self.counters.published, file.publish()) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        if self.fs.writable().is_none() {
+            return reply.error(Errno::ENOSYS); // nothing to keep: the kernel answers by itself from now on
+        }
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        match self.done(&self.counters.synced, file.sync()) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// Room for bytes to come cannot be kept free; what is promised here is that the file is that long.
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let _worker = self.enter();
+        if mode != 0 {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
+        let longer = Change { size_bytes: Some(end), ..Change::default() };
+        let changed = self.fs.attributes(node(ino)).and_then(|now| {
+            if now.size_bytes < end { self.tree()?.change(node(ino), &longer) } else { Ok(now) }
+        });
+        match self.done(&self.counters.changes, changed) {
+            Ok(_) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
     fn release(
         &self,
         _: &Request,
         _: INodeNo,
         handle: FileHandle,
-        _: OpenFlags,
+        flags: OpenFlags,
         _: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
         let _worker = self.enter();
-        drop(self.handles.remove(handle));
+        if self.fs.writable().is_none() {
+            drop(self.handles.remove(handle));
+        } else if let Some(file) = self.written.remove(handle)
+            && flags.acc_mode() != OpenAccMode::O_RDONLY
+        {
+            // What was written through a mapping after the last close(2) was published by nobody; whom to tell of
+            // an error, there is nobody left.
+            let _ = self.done(&self.counters.published, file.publish());
+        }
         reply.ok();
     }
 
@@ -379,14 +484,22 @@ impl Filesystem for Door {
         }
     }
 
-    /// No space, used or free: like other read-only file systems that are not a device's.
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let _worker = self.enter();
-        reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, NAME_BYTES_MAX as u32, BLOCK_BYTES);
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking at every close
+        let Some(tree) = self.fs.writable() else {
+            // No space, used or free: like other read-only file systems that are not a device's.
+            return reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, NAME_BYTES_MAX as u32, BLOCK_BYTES);
+        };
+        match tree.space() {
+            Ok(space) => {
+                let [total, free, available] = [space.total_bytes, space.free_bytes, space.available_bytes]
+                    .map(|bytes| bytes / u64::from(BLOCK_BYTES));
+                let (entries, left) = (space.entries, space.entries_free);
+                let name_bytes_max = NAME_BYTES_MAX as u32;
+                reply.statfs(total, free, available, entries, left, BLOCK_BYTES, name_bytes_max, BLOCK_BYTES);
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
@@ -406,21 +519,5 @@ impl Filesystem for Door {
         reply: ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use quell_fs::ErrorKind;
-
-    #[test]
-    fn no_error_makes_the_kernel_stop_asking_or_wait_for_ever() {
-        let number = |kind| errno(&Error::new(kind, "open", "x")).code();
-        assert_eq!(number(ErrorKind::Stale), 116);
-        assert_eq!(number(ErrorKind::Os(38)), 95);
-        for odd in [0, -5, 512, 4096] {
-            assert_eq!(number(ErrorKind::Os(odd)), 5);
-        }
     }
 }

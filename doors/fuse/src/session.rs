@@ -18,9 +18,9 @@ use fuser::{Notifier, SessionACL};
 use quell_fs::{Error, ErrorKind, FileSystem, NodeId, Result, errno};
 use rustix::fs::{Mode, OFlags};
 
+use crate::door::Door;
 use crate::mount::Place;
 use crate::nodes::ino;
-use crate::serve::Door;
 use crate::{Counters, Options};
 
 /// A mount being served. Dropping it stops it, as [`Session::stop`] does.
@@ -45,7 +45,7 @@ impl Session {
         options: &Options,
         place: Place,
     ) -> Result<Session> {
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Counters::new(fs.writable().is_some()));
         let ending = Arc::new(Ending::new(place.connection()));
         let door = Door::new(fs, options, Arc::clone(&counters), Arc::clone(&ending));
         let mut config = fuser::Config::default();

@@ -1,0 +1,207 @@
+//! What all verbs share: the file system behind the door, the open files, the counters, and how answers and errors
+//! become the kernel's.
+
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use fuser::{Errno, FileHandle, FopenFlags, INodeNo, ReplyXattr};
+use quell_fs::{
+    Attributes, Capabilities, Cursor, Error, ErrorKind, File, FileSystem, NodeId, Result, Writable,
+    WritableFile,
+};
+
+use crate::counters::{Counters, add, count};
+use crate::handles::{Handles, OpenFile, RecentFiles};
+use crate::nodes::node;
+use crate::options::Options;
+use crate::session::{Ending, Worker};
+
+/// How long the kernel keeps what never changes: a century, which its clock arithmetic can hold.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Without announced opens and closes, this many files stay open for the next read: half of the
+/// usual limit of 1,024 descriptors a process.
+const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
+
+/// The kernel takes no error number from here on: a reply with one is refused and its program would
+/// wait for ever.
+const ERRNO_END: i32 = 512;
+
+/// One mounted file system, as the worker threads share it.
+pub(crate) struct Door {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) can: Capabilities,
+    pub(crate) no_open: bool,
+    pub(crate) no_read_ahead: bool,
+    pub(crate) direct: bool,
+    /// The kernel opens directories by itself once it is told that we do not.
+    pub(crate) no_opendir: bool,
+    pub(crate) keep: Duration,
+    pub(crate) handles: Handles<dyn File>,
+    /// The open files of a tree that may be changed, which has no others.
+    pub(crate) written: Handles<dyn WritableFile>,
+    recent: RecentFiles,
+    pub(crate) counters: Arc<Counters>,
+    ending: Arc<Ending>,
+}
+
+impl Door {
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        options: &Options,
+        counters: Arc<Counters>,
+        ending: Arc<Ending>,
+    ) -> Door {
+        assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
+        let can = fs.capabilities();
+        assert!(!can.immutable || fs.writable().is_none(), "what never changes has no verbs that change it");
+        // Where no open is announced nothing can be said about how a file is to be read.
+        let no_open = options.no_open && can.immutable && !options.direct;
+        let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
+        let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
+        let recent = RecentFiles::new(RECENT_FILES_MAX);
+        let (handles, written) = (Handles::default(), Handles::default());
+        Door {
+            fs,
+            can,
+            no_open,
+            no_read_ahead,
+            direct,
+            no_opendir: false,
+            keep,
+            handles,
+            written,
+            recent,
+            counters,
+            ending,
+        }
+    }
+
+    /// Every verb starts here, so that a panic in one of them ends the session.
+    pub(crate) fn enter(&self) -> Worker<'_> {
+        self.ending.enter()
+    }
+
+    pub(crate) fn refuse(&self, error: &Error) -> Errno {
+        count(&self.counters.errors);
+        errno(error)
+    }
+
+    /// What came of a verb, counted: in `counter` if it was done.
+    pub(crate) fn done<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
+        if result.is_ok() {
+            count(counter);
+        }
+        result.map_err(|error| self.refuse(&error))
+    }
+
+    /// The verbs that change the tree. A mount of one that has none is read-only, and the kernel never gets here.
+    pub(crate) fn tree(&self) -> Result<&dyn Writable> {
+        self.fs.writable().ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
+    }
+
+    pub(crate) fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<Attributes>> {
+        count(&self.counters.lookups);
+        let found = self.fs.lookup(node(dir), name.as_bytes())?;
+        if found.is_none() {
+            count(&self.counters.negative_lookups);
+        }
+        Ok(found)
+    }
+
+    /// Gives the entries after `offset` to `push` until it says that its buffer is full.
+    /// Offset 1 is after `.`, 2 is after `..`, and a cursor of the contract is 2 more than itself.
+    pub(crate) fn list(
+        &self,
+        dir: NodeId,
+        offset: u64,
+        mut push: impl FnMut(&[u8], u64, &Attributes) -> bool,
+    ) -> Result<()> {
+        if offset == 0 {
+            count(&self.counters.listings);
+            if push(b".", 1, &self.fs.attributes(dir)?) {
+                return Ok(());
+            }
+        }
+        if offset <= 1 && push(b"..", 2, &self.fs.attributes(self.fs.parent(dir)?)?) {
+            return Ok(());
+        }
+        let mut listed = 0;
+        let end = self.fs.list(dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
+            let full = push(entry.name, offset_of(entry.next), &entry.attributes);
+            listed += usize::from(!full);
+            !full
+        });
+        add(&self.counters.entries_listed, listed);
+        end
+    }
+
+    /// What came of an open, counted.
+    pub(crate) fn opened<T>(&self, file: Result<T>) -> Result<T> {
+        count(if file.is_ok() { &self.counters.opens } else { &self.counters.opens_refused });
+        file
+    }
+
+    /// How the kernel is to treat a file that was opened: what it keeps, and whether it announces closes.
+    pub(crate) fn manner(&self, writes: bool) -> FopenFlags {
+        let mut manner = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        if self.direct {
+            manner = FopenFlags::FOPEN_DIRECT_IO;
+        }
+        manner | if writes { FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { FopenFlags::FOPEN_NOFLUSH }
+    }
+
+    pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {
+        if self.no_open {
+            let open = || self.opened(self.fs.open(node));
+            return self.recent.get(node, open).map_err(|error| self.refuse(&error));
+        }
+        let file = match self.fs.writable() {
+            Some(_) => self.written.get(handle).map(|file| file as OpenFile),
+            None => self.handles.get(handle),
+        };
+        file.ok_or(Errno::EBADF)
+    }
+
+    /// Answers a question for bytes that the kernel asks twice: first for their number (`room` 0).
+    pub(crate) fn answer_bytes(&self, value: &[u8], room: u32, reply: ReplyXattr) {
+        match u32::try_from(value.len()) {
+            Ok(length) if room == 0 => reply.size(length),
+            Ok(length) if length <= room => reply.data(value),
+            _ => reply.error(Errno::ERANGE),
+        }
+    }
+}
+
+/// The number for the kernel. ENOSYS would mean "never ask this again" and is not an error's to say.
+fn errno(error: &Error) -> Errno {
+    match Errno::from_i32(error.errno()) {
+        known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
+        known if (1..ERRNO_END).contains(&known.code()) => known,
+        _ => Errno::EIO,
+    }
+}
+
+fn offset_of(cursor: Cursor) -> u64 {
+    assert!(cursor.0 <= i64::MAX as u64 - 2, "a cursor must fit the positive half of off_t: {cursor:?}");
+    cursor.0 + 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_makes_the_kernel_stop_asking_or_wait_for_ever() {
+        let number = |kind| errno(&Error::new(kind, "open", "x")).code();
+        assert_eq!(number(ErrorKind::Stale), 116);
+        assert_eq!(number(ErrorKind::Os(38)), 95);
+        for odd in [0, -5, 512, 4096] {
+            assert_eq!(number(ErrorKind::Os(odd)), 5);
+        }
+    }
+}
