@@ -17,7 +17,7 @@ use crate::container::Container;
 use crate::descriptors::Descriptors;
 use crate::flatten;
 use crate::log_file::{Choices, LogFile};
-use crate::naming::{OWN, Stored, container_name, other_name, shown};
+use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::stores::{StoreNumber, Stores, number_name};
 use crate::writer::Writer;
@@ -58,11 +58,20 @@ struct Inner {
     dirs: Mutex<LruCache<NodeId, Dirs>>,
     files: Mutex<Files>,
     listings: Mutex<LruCache<NodeId, Listed>>,
+    gone: Mutex<HashMap<NodeId, Gone>>,
+}
+
+/// A directory or symbolic link that was removed, and that somebody refers to still.
+enum Gone {
+    Dir(Dirs),
+    Link(Attributes, Vec<u8>),
 }
 
 /// Every file is one `LogFile` as long as anybody has it.
 struct Files {
     open: HashMap<NodeId, Weak<Shared>>,
+    /// Removed, but somebody refers to them still.
+    removed: HashMap<NodeId, Arc<Shared>>,
     recent: LruCache<NodeId, Arc<Shared>>,
 }
 
@@ -105,8 +114,13 @@ impl LogFs {
             descriptors: Arc::new(Descriptors::new(DATA_LOGS_OPEN)),
             nodes: Mutex::new(Nodes::new()),
             dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
-            files: Mutex::new(Files { open: HashMap::new(), recent: LruCache::new(FILES_KNOWN) }),
+            files: Mutex::new(Files {
+                open: HashMap::new(),
+                removed: HashMap::new(),
+                recent: LruCache::new(FILES_KNOWN),
+            }),
             listings: Mutex::new(LruCache::new(LISTINGS_KEPT)),
+            gone: Mutex::default(),
         };
         LogFs { inner: Arc::new(inner) }
     }
@@ -117,8 +131,27 @@ impl Inner {
         lock(&self.nodes).get(node).cloned()
     }
 
+    /// What nobody will find by its name any more, if somebody refers to it.
+    fn keep(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<()> {
+        let Some(node) = lock(&self.nodes).named(dir, name) else { return Ok(()) };
+        let stored = other_name(name)?;
+        let gone = match self.node(node)?.kind {
+            Kind::File => return Ok(()),
+            Kind::Dir => Gone::Dir(self.dirs(node)?),
+            kind => {
+                let attributes = attributes_from(node, kind, &dirs[0].stat(&stored)?);
+                Gone::Link(Attributes { nlink: 0, ..attributes }, dirs[0].read_link(&stored)?)
+            }
+        };
+        lock(&self.gone).insert(node, gone);
+        Ok(())
+    }
+
     /// The directory `node`, opened from the nearest one above that is open.
     fn dirs(&self, node: NodeId) -> Result<Dirs> {
+        if let Some(Gone::Dir(dirs)) = lock(&self.gone).get(&node) {
+            return Ok(Arc::clone(dirs));
+        }
         let (way, kind) = {
             let nodes = lock(&self.nodes);
             (nodes.way(node)?, nodes.get(node)?.kind)
@@ -150,7 +183,7 @@ impl Inner {
     }
 
     fn is_own(&self, dir: NodeId, name: &[u8]) -> bool {
-        dir == ROOT && name.starts_with(OWN)
+        dir == ROOT && is_own(name)
     }
 
     /// Finds `name`: first as a file, in the store that should have it and then in the others, then as a directory or link.
@@ -228,11 +261,10 @@ impl Inner {
         shared
     }
 
-    /// Forgets the file of a node; whoever has it open keeps it.
-    fn let_go(&self, node: NodeId) -> Option<Arc<Shared>> {
+    /// Forgets the file of a node; whoever has it open keeps it. What is returned is dropped without a lock.
+    fn let_go(&self, node: NodeId) -> [Option<Arc<Shared>>; 2] {
         let mut files = lock(&self.files);
-        let recent = files.recent.pop(&node);
-        recent.or_else(|| files.open.get(&node)?.upgrade())
+        [files.recent.pop(&node), files.removed.remove(&node)]
     }
 
     fn attributes_of(&self, node: NodeId, found: &Found) -> Result<Attributes> {
@@ -274,7 +306,7 @@ impl Inner {
         dir.change(stored, &Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() })
     }
 
-    /// Moves the container `stored` to the trash, and deletes it unless somebody has it open.
+    /// Moves the container `stored` to the trash, and deletes it unless somebody refers to `node`, which it is.
     fn discard(
         &self,
         dir: &dyn WritableDir,
@@ -282,15 +314,20 @@ impl Inner {
         stored: &[u8],
         node: Option<NodeId>,
     ) -> Result<()> {
-        let number = Container::open(&self.stores, store, dir, stored)?.number();
+        let shared = node.map(|node| self.file(node)).transpose()?;
+        let number = match &shared {
+            Some(shared) => shared.file.container().number(),
+            None => Container::open(&self.stores, store, dir, stored)?.number(),
+        };
         let name = number_name(self.stores.random_number());
-        let trash = self.stores.trash(store)?;
-        dir.rename(stored, &*trash, &name, Rename::Replace)?;
-        if let Some(shared) = node.and_then(|node| self.let_go(node)) {
-            *lock(&shared.trash) = Some(name);
-            return Ok(()); // deleted here, or when the last one closes it
-        }
-        self.stores.delete(store, &name, number)
+        dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
+        let (Some(shared), Some(node)) = (shared, node) else {
+            return self.stores.delete(store, &name, number);
+        };
+        *lock(&shared.trash) = Some(name);
+        let before = lock(&self.files).removed.insert(node, shared);
+        drop(before);
+        Ok(())
     }
 
     fn handle(self: &Arc<Self>, shared: Arc<Shared>, how: Open) -> Result<Handle> {
@@ -362,9 +399,18 @@ impl FileSystem for LogFs {
         let inner = &self.inner;
         let known = inner.node(node)?;
         match known.kind {
-            Kind::File => inner.file(node)?.file.attributes(node),
-            Kind::Dir => Ok(attributes_from(node, Kind::Dir, &inner.dirs(node)?[0].stat_self()?)),
+            Kind::File => {
+                let attributes = inner.file(node)?.file.attributes(node)?;
+                Ok(Attributes { nlink: u32::from(!known.is_removed), ..attributes })
+            }
+            Kind::Dir => {
+                let attributes = attributes_from(node, Kind::Dir, &inner.dirs(node)?[0].stat_self()?);
+                Ok(Attributes { nlink: if known.is_removed { 0 } else { attributes.nlink }, ..attributes })
+            }
             kind => {
+                if let Some(Gone::Link(attributes, _)) = lock(&inner.gone).get(&node) {
+                    return Ok(*attributes);
+                }
                 let stat = inner.dirs(known.parent)?[0].stat(&other_name(&known.name)?)?;
                 Ok(attributes_from(node, kind, &stat))
             }
@@ -407,6 +453,9 @@ impl FileSystem for LogFs {
         let Node { parent, name, kind, .. } = self.inner.node(node)?;
         if kind != Kind::Symlink {
             return Err(Error::new(ErrorKind::InvalidInput, "read link", name));
+        }
+        if let Some(Gone::Link(_, target)) = lock(&self.inner.gone).get(&node) {
+            return Ok(target.clone());
         }
         self.inner.dirs(parent)?[0].read_link(&other_name(&name)?)
     }
@@ -542,7 +591,10 @@ impl Writable for LogFs {
                 let node = lock(&inner.nodes).named(dir, name);
                 inner.discard(&*dirs[store], store, &container_name(name)?, node)?;
             }
-            Some(Found { store, .. }) => dirs[store].remove(&other_name(name)?)?,
+            Some(Found { store, .. }) => {
+                inner.keep(dir, &dirs, name)?;
+                dirs[store].remove(&other_name(name)?)?;
+            }
         }
         lock(&inner.nodes).removed(dir, name);
         Ok(())
@@ -557,6 +609,7 @@ impl Writable for LogFs {
             Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
         }
         let stored = other_name(name)?;
+        inner.keep(dir, &dirs, name)?;
         // Stores that have nothing else first: if one of them has something, nothing is lost by then but empty directories.
         for (store, stored_dir) in dirs.iter().enumerate().rev() {
             match stored_dir.remove_dir(&stored) {
@@ -592,9 +645,11 @@ impl Writable for LogFs {
         if from_dir == to_dir && from == to {
             return if how == Rename::Keep { refused(ErrorKind::Exists) } else { Ok(()) };
         }
-        if source.kind == Kind::Dir {
+        {
             let nodes = lock(&inner.nodes);
-            if nodes.named(from_dir, from).is_some_and(|node| nodes.is_below(to_dir, node)) {
+            let holds =
+                |dir, name: &[u8], other| nodes.named(dir, name).is_some_and(|it| nodes.is_below(other, it));
+            if holds(from_dir, from, to_dir) || how == Rename::Exchange && holds(to_dir, to, from_dir) {
                 return refused(ErrorKind::InvalidInput);
             }
         }
@@ -613,6 +668,9 @@ impl Writable for LogFs {
                 return refused(ErrorKind::IsADirectory);
             }
             _ => {}
+        }
+        if target.is_some() {
+            inner.keep(to_dir, &to_dirs, to)?;
         }
         let replaced = target.map(|found| (found, lock(&inner.nodes).named(to_dir, to)));
         if source.kind == Kind::File {
@@ -642,12 +700,10 @@ impl Writable for LogFs {
         if known.kind == Kind::File {
             let shared = inner.file(node)?;
             shared.file.change(change)?;
-            return shared.file.attributes(node);
+            return self.attributes(node);
         }
         if change.size_bytes.is_some() {
-            let kind =
-                if known.kind == Kind::Dir { ErrorKind::IsADirectory } else { ErrorKind::InvalidInput };
-            return Err(Error::new(kind, "resize", known.name));
+            return Err(Error::new(ErrorKind::InvalidInput, "resize", known.name));
         }
         if known.kind == Kind::Dir {
             inner.dirs(node)?.iter().try_for_each(|dir| dir.change(b"", change))?;
@@ -667,7 +723,8 @@ impl Writable for LogFs {
             // Dropped after the locks: closing the last one may delete the file.
             let file = self.inner.let_go(node);
             let dirs = lock(&self.inner.dirs).pop(&node);
-            drop((file, dirs));
+            let gone = lock(&self.inner.gone).remove(&node);
+            drop((file, dirs, gone));
         }
     }
 
@@ -711,7 +768,7 @@ impl Inner {
         }
     }
 
-    /// Two names change places, in one step.
+    /// Two names change places: in one step where they are of a kind and in one store, in two otherwise.
     fn exchange(
         &self,
         a_dirs: &Dirs,
@@ -721,16 +778,28 @@ impl Inner {
         b: &[u8],
         second: &Found,
     ) -> Result<()> {
-        let is_file = first.kind == Kind::File;
-        if is_file != (second.kind == Kind::File) || first.store != second.store || first.kind != second.kind
-        {
-            // Their names in the stores do not change places.
-            return Err(Error::new(ErrorKind::Unsupported, "exchange", a));
-        }
-        let name = |name| if is_file { container_name(name) } else { other_name(name) };
-        let stores = if first.kind == Kind::Dir { 0..a_dirs.len() } else { first.store..first.store + 1 };
-        for store in stores {
-            a_dirs[store].rename(&name(a)?, &*b_dirs[store], &name(b)?, Rename::Exchange)?;
+        let is_file = |found: &Found| found.kind == Kind::File;
+        let name = |found: &Found, name| if is_file(found) { container_name(name) } else { other_name(name) };
+        let stores = |found: &Found| match found.kind {
+            Kind::Dir => 0..a_dirs.len(),
+            _ => found.store..found.store + 1,
+        };
+        let (a_now, a_then) = (name(first, a)?, name(first, b)?);
+        let (b_now, b_then) = (name(second, b)?, name(second, a)?);
+        for store in 0..a_dirs.len() {
+            let (a_dir, b_dir) = (&*a_dirs[store], &*b_dirs[store]);
+            let (has_a, has_b) = (stores(first).contains(&store), stores(second).contains(&store));
+            if has_a && has_b && a_now == b_then {
+                a_dir.rename(&a_now, b_dir, &a_then, Rename::Exchange)?;
+                continue;
+            }
+            // Names of files and of others never meet, nor do those in different stores.
+            if has_a {
+                a_dir.rename(&a_now, b_dir, &a_then, Rename::Replace)?;
+            }
+            if has_b {
+                b_dir.rename(&b_now, a_dir, &b_then, Rename::Replace)?;
+            }
         }
         Ok(())
     }

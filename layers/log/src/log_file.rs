@@ -392,7 +392,7 @@ impl LogFile {
         for writer in &writers {
             let state = writer.lock();
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
-            known &= state.first_epoch().is_none_or(is_later);
+            known &= state.epochs().is_none_or(|(first, _)| is_later(first));
         }
         if known && ask.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
             return Ok((size.max(end), summary));
@@ -406,14 +406,17 @@ impl LogFile {
     pub fn attributes(&self, node: NodeId) -> Result<Attributes> {
         let access = self.container.dir().stat(ACCESS)?;
         let (size_bytes, summary) = self.size_and_summary()?;
-        let mut modified = summary.modified();
+        let mut written = summary.written();
         let mut data_bytes = summary.data_bytes();
         for writer in self.writers() {
-            let state = writer.lock();
-            if let Some(first) = state.first_epoch() {
+            let mut state = writer.lock();
+            if summary.has_set_time() {
+                state.flush(self, writer.id)?; // what is only collected has no time yet
+            }
+            if let Some((_, last)) = state.epochs() {
                 data_bytes += state.data_bytes();
-                if !summary.set_after(first) {
-                    modified = modified.max(state.modified()?);
+                if !summary.set_after(last) {
+                    written = written.max(state.modified()?);
                 }
             }
         }
@@ -422,10 +425,10 @@ impl LogFile {
             if !summary.set_after(*epoch)
                 && let Ok(file) = self.descriptors.data(&self.container, *writer)
             {
-                modified = modified.max(Some(file.stat()?.modified));
+                written = written.max(Some(file.stat()?.modified));
             }
         }
-        let modified = modified.unwrap_or(access.modified);
+        let modified = written.or(summary.modified()).unwrap_or(access.modified);
         Ok(Attributes {
             node,
             kind: Kind::File,

@@ -178,16 +178,22 @@ impl Summary {
 
     /// The modification time as far as the names tell it: what was set, unless a later epoch wrote.
     pub fn modified(&self) -> Option<Time> {
-        let set = self.set_time;
-        let set_epoch = set.map_or(0, |(order, _)| order.epoch);
-        let written = (self.closed.iter().filter(|closed| closed.last_epoch > set_epoch))
-            .map(|closed| closed.time)
-            .chain(self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch).map(|cut| cut.time))
-            .max();
-        written.or(set.map(|(_, time)| time))
+        self.written().or(self.set_time.map(|(_, time)| time))
     }
 
-    /// Whether a time was set that counts against a writer which began in `epoch`.
+    /// When the file was last written, by epochs later than that in which a time was set.
+    pub fn written(&self) -> Option<Time> {
+        let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
+        let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
+        let cuts = self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch);
+        closed.map(|closed| closed.time).chain(cuts.map(|cut| cut.time)).max()
+    }
+
+    pub fn has_set_time(&self) -> bool {
+        self.set_time.is_some()
+    }
+
+    /// Whether a time was set that counts against what was written in `epoch`.
     pub fn set_after(&self, epoch: u64) -> bool {
         self.set_time.is_some_and(|(order, _)| order.epoch >= epoch)
     }

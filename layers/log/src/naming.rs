@@ -7,6 +7,14 @@ pub const SUFFIX: &[u8] = b".container";
 /// The store's own directory in its root.
 pub const OWN: &[u8] = b".quell";
 
+/// Whether a name in a store's root is the store's own: its directory, or one that was to become it.
+pub fn is_own(name: &[u8]) -> bool {
+    match name.strip_prefix(OWN) {
+        Some(rest) => rest.is_empty() || rest.len() == 33 && rest[0] == b'-' && rest[1..].is_ascii(),
+        None => false,
+    }
+}
+
 /// What a name in the store stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored<'a> {

@@ -334,7 +334,7 @@ impl View {
 
     /// Takes in cuts: bytes that are earlier and beyond are gone.
     pub fn cut(&mut self, cuts: &[Cut]) {
-        if cuts.len() == self.cuts.len() {
+        if cuts.iter().map(|cut| cut.order).eq(self.cuts.iter().map(|cut| cut.order)) {
             return;
         }
         self.cuts = cuts.to_vec();

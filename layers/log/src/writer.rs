@@ -113,9 +113,9 @@ impl State {
         self.runs.end()
     }
 
-    /// The epoch of the first frame, if there is one.
-    pub fn first_epoch(&self) -> Option<u64> {
-        self.logs.as_ref().map(|_| self.first_epoch)
+    /// The epochs of the first and the last frame, if there are frames.
+    pub fn epochs(&self) -> Option<(u64, u64)> {
+        self.logs.as_ref().map(|_| (self.first_epoch, self.last_epoch))
     }
 
     pub fn has_logs(&self) -> bool {

@@ -1,0 +1,92 @@
+//! The promises of the contract, on stores in memory and on a real file system.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_backing::{PosixDir, WritableDir};
+use quell_fs::FileSystem;
+use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::{MemoryStore, Random};
+
+/// One mount of the stores, with its own chance.
+fn mount(
+    roots: Vec<Arc<dyn WritableDir>>,
+    (uid, gid): (u32, u32),
+    buffer_bytes: usize,
+) -> Arc<dyn FileSystem> {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let random = std::sync::Mutex::new(Random::new(SEED.fetch_add(1, Ordering::Relaxed)));
+    let host = Host {
+        holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
+        uid,
+        gid,
+        random: Box::new(move || random.lock().unwrap().number()),
+        is_gone: Box::new(|_| false),
+    };
+    let stores = Stores::open(roots, host, 4).unwrap();
+    let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes: 0 };
+    Arc::new(LogFs::new(stores, choices))
+}
+
+/// Who makes what is in memory.
+const MEMORY: (u32, u32) = (1000, 100);
+
+fn own() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+fn in_memory(stores: usize, buffer_bytes: usize) {
+    let make = |count: usize| {
+        let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
+        let roots = || stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
+        Mounts { mounts: (0..count).map(|_| mount(roots(), MEMORY, buffer_bytes)).collect(), keep: None }
+    };
+    writing::run(&WritingWorld {
+        name: &format!("log over {stores} stores in memory, buffers of {buffer_bytes}"),
+        make: &make,
+        mounts_max: 2,
+        name_bytes_max: 245,
+        uid: MEMORY.0,
+        gid: MEMORY.1,
+        owners: true,
+        rename_kinds: true,
+    });
+}
+
+#[test]
+fn promises_are_kept_in_memory() {
+    in_memory(1, 1 << 20);
+}
+
+#[test]
+fn promises_are_kept_with_a_small_buffer() {
+    in_memory(1, 100);
+}
+
+#[test]
+fn promises_are_kept_with_three_stores() {
+    in_memory(3, 1 << 20);
+}
+
+#[test]
+fn promises_are_kept_on_a_real_file_system() {
+    let make = |count: usize| {
+        let temp = tempfile::tempdir().unwrap();
+        let root = || vec![Arc::new(PosixDir::open(temp.path()).unwrap()) as Arc<dyn WritableDir>];
+        Mounts {
+            mounts: (0..count).map(|_| mount(root(), own(), 1 << 16)).collect(),
+            keep: Some(Box::new(temp)),
+        }
+    };
+    writing::run(&WritingWorld {
+        name: "log over a real directory",
+        make: &make,
+        mounts_max: 2,
+        name_bytes_max: 245,
+        uid: own().0,
+        gid: own().1,
+        owners: own().0 == 0,
+        rename_kinds: true,
+    });
+}
