@@ -2,6 +2,7 @@
 //! The server is this test program again, run as `child` below with orders in its environment.
 
 mod memory;
+mod watched;
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use memory::{Content, Memory, ROOT};
+use quell_fs::FileSystem;
 use quell_fuse::Options;
 
 const ORDER: &str = "QUELL_FUSE_TEST_ORDER";
@@ -35,9 +37,11 @@ fn child() {
         io::stdout().flush().unwrap();
     };
     match order.as_str() {
-        "serve" | "serve for others" => {
+        "serve" | "serve for others" | "serve to write" => {
             let options = Options { allow_other: order.ends_with("others"), ..Options::default() };
-            match quell_fuse::at(Arc::new(tree()), place, &options) {
+            let fs: Arc<dyn FileSystem> =
+                if order.ends_with("write") { watched::Watched::new().0 } else { Arc::new(tree()) };
+            match quell_fuse::at(fs, place, &options) {
                 Ok(session) => {
                     say("READY");
                     session.join().unwrap();
@@ -258,6 +262,31 @@ fn an_ordinary_user_mounts_with_fusermount3() {
         let denied = fs::metadata(stage.view()).unwrap_err();
         assert_eq!(denied.raw_os_error(), Some(13), "not even root is let in without allow_other");
     }
+    let mut words = before.clone();
+    words.extend(["fusermount3", "-u"]);
+    assert!(Command::new(words[0]).args(&words[1..]).arg(stage.view()).status().unwrap().success());
+    assert_eq!(server.says(), "UNMOUNTED");
+    assert!(server.end().success());
+}
+
+#[test]
+fn an_ordinary_user_writes_through_fusermount3() {
+    let stage = Stage::new();
+    let before = as_ordinary_user(&stage);
+    let server = Server::start(stage.command(&before, "serve to write"));
+    let said = server.says();
+    if said != "READY" {
+        eprintln!("SKIPPED: {said}");
+        return;
+    }
+    let script = "cd \"$0\" && mkdir dir && echo one > dir/file && echo two >> dir/file && mv dir/file . && rmdir dir \
+                  && chmod 640 file && touch -d @1000 file && stat -c '%a %s %Y %u' file && cat file && id -u";
+    let mut words = before.clone();
+    words.extend(["sh", "-c", script]);
+    let ran = Command::new(words[0]).args(&words[1..]).arg(stage.view()).output().unwrap();
+    let said = String::from_utf8(ran.stdout).unwrap();
+    let id = said.lines().last().expect("a user");
+    assert_eq!(said, format!("640 8 1000 {id}\none\ntwo\n{id}\n"), "{:?}", String::from_utf8(ran.stderr));
     let mut words = before.clone();
     words.extend(["fusermount3", "-u"]);
     assert!(Command::new(words[0]).args(&words[1..]).arg(stage.view()).status().unwrap().success());
