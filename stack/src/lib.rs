@@ -4,6 +4,7 @@ mod assemble;
 mod boot_file;
 mod disks;
 mod index_file;
+mod log_stores;
 
 pub use assemble::{Covered, cover};
 pub use boot_file::BootPlace;
@@ -12,3 +13,4 @@ pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
     readers_of, replace_file, save_index,
 };
+pub use log_stores::{open_log, open_stores};

@@ -48,6 +48,12 @@ pub struct LogFile {
     born_in: Mutex<Option<Arc<dyn WritableDir>>>,
 }
 
+impl Default for Choices {
+    fn default() -> Choices {
+        Choices { buffer_bytes: 1 << 20, index_threads: 4, flatten_bytes: 0 }
+    }
+}
+
 impl std::fmt::Debug for LogFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LogFile").field("container", &self.container).finish_non_exhaustive()

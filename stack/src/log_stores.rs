@@ -1,0 +1,79 @@
+//! The stores of a log mount as a file system, and what this node and process are for it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_backing::{PosixDir, WritableDir};
+use quell_fs::{Error, ErrorKind, Result, errno};
+use quell_log::{Choices, Holder, Host, LogFs, Stores};
+
+/// Log directories of a container that is made here: what PLFS has by default.
+const DIRECTORIES: u32 = 32;
+
+/// Opens the stores as one file system.
+pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
+    Ok(LogFs::new(open_stores(stores)?, choices))
+}
+
+/// Opens the stores, making what each of them keeps for itself where it is missing.
+pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
+    let open = |path: &_| Ok(Arc::new(PosixDir::open(AsRef::<Path>::as_ref(path))?) as Arc<dyn WritableDir>);
+    let roots = stores.iter().map(open).collect::<Result<Vec<_>>>()?;
+    Stores::open(roots, this_host()?, DIRECTORIES)
+}
+
+/// This process on this node.
+fn this_host() -> Result<Host> {
+    let pid = std::process::id();
+    let node = node_name()?;
+    let start =
+        start_of(pid).ok_or_else(|| Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat"))?;
+    let own_node = node.clone();
+    Ok(Host {
+        holder: Holder { pid, start, node },
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        random: Box::new(random),
+        // Numbers of processes are used again, but never with the same start.
+        is_gone: Box::new(move |holder| {
+            holder.node == own_node && start_of(holder.pid) != Some(holder.start)
+        }),
+    })
+}
+
+/// The boot and the name of the node: after a restart it is another one, and so is one with the same name elsewhere.
+fn node_name() -> Result<String> {
+    let path = "/proc/sys/kernel/random/boot_id";
+    let boot = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
+    let name = rustix::system::uname();
+    Ok(format!("{}.{}", boot.trim().replace('-', ""), name.nodename().to_string_lossy()))
+}
+
+/// When the process began, in clock ticks after the node did.
+fn start_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is a name in parentheses, of any characters; the start is the twentieth after it.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// From the kernel, which has always enough of it once it has begun.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(bytes.len()), "the kernel gives up to 256 bytes at once");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_there_and_one_with_another_start_is_gone() {
+        let host = this_host().unwrap();
+        assert!(!(host.is_gone)(&host.holder));
+        assert!((host.is_gone)(&Holder { start: host.holder.start + 1, ..host.holder.clone() }));
+        assert!(!(host.is_gone)(&Holder { start: 1, node: "elsewhere".into(), ..host.holder.clone() }));
+        assert_ne!((host.random)(), (host.random)());
+    }
+}
