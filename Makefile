@@ -28,7 +28,7 @@ fix: ## format, and apply what clippy can repair
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
 
-bench: ## measure direct against covered on a MooseFS with 4 nodes (root); results in docs/benchmarks
+bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes (root); results in docs/benchmarks
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
 build: ## compile the release binary

@@ -1,4 +1,4 @@
-"""What the demonstration and the macro benchmarks share: the MooseFS test bed as a Python object, timing, and counting a program's calls.
+"""What the demonstration and the macro benchmarks share: a test bed as a Python object, timing, and counting a program's calls.
 
 It measures and never judges: bars and tables belong to its callers. Python 3.9 and the standard library only.
 """
@@ -62,14 +62,15 @@ def median(values):
 
 
 class Bed:
-    """A MooseFS test bed of its own (testbed/moosefs), in a directory that goes when the bed goes."""
+    """A test bed of its own (testbed/moosefs, or another script there), in a directory that goes when the bed goes."""
 
-    def __init__(self, directory, nodes=4):
+    def __init__(self, directory, nodes=4, script="moosefs"):
         self.directory = Path(directory)
         self.nodes = nodes
+        self.script = script
 
     def command(self, *words):
-        return text_of([HERE / "moosefs", *words], env={**os.environ, "TESTBED": str(self.directory)})
+        return text_of([HERE / self.script, *words], env={**os.environ, "TESTBED": str(self.directory)})
 
     @contextmanager
     def up(self):
@@ -90,7 +91,7 @@ class Bed:
         self.command("drop", str(node))
 
     def counters(self, node):
-        """The mount's own counters by name."""
+        """The mount's own counters by name (MooseFS)."""
         lines = self.path(node, ".stats").read_text().splitlines()
         pairs = (line.split(": ", 1) for line in lines if ": " in line)
         return {name: int(value) for name, value in pairs if value.isdigit()}

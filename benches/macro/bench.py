@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Measure direct access against covered access on a MooseFS with 4 nodes, side by side in one run.
+"""Measure direct access against covered access on a MooseFS with 4 nodes, and for log mounts on a CephFS, too, side by side in one run.
 
 Every row has a direct number, a covered number, their ratio, and the bar that Quell sets itself. The
-test bed (testbed/moosefs) is made for the run and taken down at its end, also on Ctrl-C. Results go to
+test beds (testbed/moosefs, testbed/cephfs) are made for the run and taken down at its end, also on Ctrl-C. Results go to
 docs/benchmarks/latest.txt, latest.json and latest.svg. Needs root; $QUELL is the quell binary.
 """
 import argparse
@@ -25,6 +25,7 @@ TOP = HERE.parent.parent
 sys.dont_write_bytecode = True  # the checkout stays as it is
 sys.path.insert(0, str(TOP / "testbed"))
 from boot import OF_THE_SERVER, BootImages
+from log import Logs
 from machines import Machines
 from measure import Bed, Failed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
@@ -42,6 +43,11 @@ class Row:
 
     def ratio(self):
         return self.covered / self.direct if self.direct and self.covered is not None else None
+
+    def cost(self):
+        """The ratio where less is better: of rates it is the inverse."""
+        ratio = self.ratio()
+        return 1 / ratio if ratio and self.unit.endswith("B/s") else ratio
 
     def as_dict(self):
         return {**vars(self), "ratio": self.ratio()}
@@ -258,6 +264,9 @@ class Bench:
             # They come last: what was measured before stays.
             self.add("boots of virtual machines", "s", None, None, "measured to the end", False, note=" ".join(f"FAILED: {error}".split())[:300])
 
+    def logs(self, local):
+        Logs(self, self.options.stand_in).rows(local)
+
     def profile(self):
         calls = 20_000 if self.options.quick else 1_000_000
         trace = self.scratch / "synthetic.strace"
@@ -435,8 +444,8 @@ def report(facts, results):
 
 
 def plot(facts, results):
-    """Bars of covered / direct on a logarithmic scale, one for each row that has both, as SVG."""
-    bars = [(view, row) for view, rows in results.items() for row in rows if row.ratio() and row.unit != "entries"]
+    """Bars of covered / direct (of rates, direct / covered) on a logarithmic scale, one for each row that has both, as SVG."""
+    bars = [(view, row) for view, rows in results.items() for row in rows if row.cost() and row.unit != "entries"]
     low, left, width, step = 0.0005, 520, 420, 24
     height = 70 + step * len(bars)
 
@@ -449,7 +458,7 @@ def plot(facts, results):
 
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" font-family="sans-serif" font-size="12">',
            '<rect width="100%" height="100%" fill="white"/>',
-           '<text x="10" y="20" font-size="15">Covered / direct (left is better; the line is equal; blue: bar met, orange: not met)</text>',
+           '<text x="10" y="20" font-size="15">Covered / direct, for rates direct / covered (left is better; the line is equal; blue: bar met, orange: not met)</text>',
            f'<text x="10" y="38" fill="#666">{words(facts["machine"])}</text>']
     for tick in (0.001, 0.01, 0.1, 1):
         x = across(tick)
@@ -460,15 +469,16 @@ def plot(facts, results):
         colour = {True: "#0072b2", False: "#d55e00", None: "#999"}[row.met]  # told apart by the colour-blind, too
         title = row.work.strip() + (f" [{view}]" if len(results) > 1 else "")
         out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{words(title)}</text>')
-        out.append(f'<rect x="{left}" y="{y}" width="{max(across(row.ratio()) - left, 1):.0f}" height="16" fill="{colour}"/>')
-        out.append(f'<text x="{across(row.ratio()) + 5:.0f}" y="{y + 12}">{row.ratio():.3g}</text>')
+        out.append(f'<rect x="{left}" y="{y}" width="{max(across(row.cost()) - left, 1):.0f}" height="16" fill="{colour}"/>')
+        out.append(f'<text x="{across(row.cost()) + 5:.0f}" y="{y + 12}">{row.cost():.3g}</text>')
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
 # --- the run --------------------------------------------------------------------------------------
 def set_up(bed, options):
     """The two trees on MooseFS, made side by side from two nodes, and the million entries on local memory."""
-    print("Making the Python environment, the synthetic tree and a million entries (two minutes or so) ...", flush=True)
+    if not options.only:
+        print("Making the Python environment, the synthetic tree and a million entries (two minutes or so) ...", flush=True)
     shape, many = (["4", "3", "17"],) * 2 if options.quick else (["16", "3", "17"], ["16", "3", "228"])
     synthetic = TOP / "testbed/synthetic-tree"
     environment = ('"$0" -m venv "$1" && exec "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps '
@@ -477,7 +487,8 @@ def set_up(bed, options):
                 [synthetic, bed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
     places = {"env": bed.path(1, "env"), "tree": bed.path(1, "tree"), "million": options.million}
     if options.only:
-        commands, places = commands[:1], {"env": places["env"]}
+        kept = {"boot": 1, "log": 0}[options.only]
+        commands, places = commands[:kept], dict(list(places.items())[:kept])
     running = []
     try:
         # Sessions of their own: whatever ends this program, all that it started here ends before the bed does.
@@ -500,7 +511,9 @@ def main():
     parser.add_argument("--view", action="append", metavar="VIEW",
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
-    parser.add_argument("--only", choices=["boot"], help="these rows alone; results are not kept")
+    parser.add_argument("--only", choices=["boot", "log"], help="these rows alone; results are not kept")
+    parser.add_argument("--stand-in", action="store_true",
+                        help="with --only log: plain directories in the place of log mounts, to try the benchmark itself")
     parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.digest:
@@ -520,18 +533,20 @@ def main():
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
         with Bed(scratch / "moosefs", NODES).up() as bed:
             set_up(bed, options)
-            run([bed.path(1, "env/bin/python"), PROGRAM])  # matplotlib's font list is made once
+            if options.only != "log":
+                run([bed.path(1, "env/bin/python"), PROGRAM])  # matplotlib's font list is made once
+            trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
                 "machine": machine(),
                 "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
                 "quell": text_of([quell, "--version"]).strip(),
                 "load before the run": f"{os.getloadavg()[0]:.1f} (other work on the machine makes times longer)",
                 "idle node": f"{bed.idle_rate(1):.1f} messages/s to the master to stay registered; they are part of all counts",
-                "trees": "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items()),
+                "trees": trees or "none",
             }
             print("\n".join(f"{name}: {value}" for name, value in facts.items()))
             results = {}
-            for view in options.view or [None]:
+            for view in [] if options.only == "log" else options.view or [None]:
                 bench = Bench(bed, quell, scratch, view, options)
                 print(f"\nview: {view or 'automatic'}", flush=True)
                 if options.only:
@@ -552,6 +567,11 @@ def main():
                 bench.profile()
             if not options.only:  # benches/macro/machines.py does these alone; they have one view
                 bench.machines()
+            if options.only == "log":
+                bench = Bench(bed, quell, scratch, None, options)
+                results["none, log mounts"] = bench.rows
+            if options.only != "boot":
+                bench.logs(local)
     text = report(facts, results)
     print("\n" + text)
     if options.quick or options.only:

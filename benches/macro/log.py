@@ -1,0 +1,309 @@
+"""Files that many processes write at once, measured for bench.py: directly, and through `quell mount --log`.
+
+Four processes on four nodes write and read records of 47,008 bytes, as one file in two patterns and as a file each, on
+MooseFS, CephFS and a local disk; benches/macro/records.c does it and takes the time. A rate is all bytes divided by the
+time from the common start to the last process's close; what is written to a parallel file system is synced before. Readers are
+other nodes than the writers and have nothing in their caches. Every byte is compared once, outside the measured time.
+"""
+import json
+import os
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+from measure import Bed, Failed, median, run, text_of
+
+HERE = Path(__file__).resolve().parent
+NODES = 4
+RECORD = 47_008
+RECORDS = 2_000  # of each process: 376 MB in all
+# Of each process, so that the segments of all lie in one chunk of MooseFS (64 MiB), where writers wait for each other.
+RECORDS_OF_A_CHUNK = 350
+LOCAL_RECORDS = 5_700  # of each process: a GiB in all
+SMALL = 100  # bytes of a record where only their number counts
+# MiB/s of a local ext4 and of the original PLFS on it, on an idle machine. Its share of the ext4 is what the rows here are held against, as
+# a busy machine slows both.
+ORIGINAL = {"ext4": {"write": 3_107, "read": 6_635}, "FUSE": {"write": 239, "read": 305}, "library": {"write": 3_060, "read": 5_077}}
+PATTERNS = ("private", "strided", "segmented")
+NO_LIBRARY = "SKIPPED: there is no libquell yet"
+
+
+class Mount:
+    """A `quell mount --log` at a place of its own."""
+
+    def __init__(self, quell, store, place):
+        self.quell, self.store = quell, store
+        self.point, self.runtime = Path(place, "mount"), Path(place, "runtime")
+
+    def start(self):
+        self.point.mkdir(parents=True, exist_ok=True)
+        self.runtime.mkdir(mode=0o700, exist_ok=True)
+        run([self.quell, "mount", "--log", self.store, self.point], env=self.environment())
+
+    def environment(self):
+        return {**os.environ, "QUELL_RUNTIME_DIR": str(self.runtime)}
+
+    def stop(self):
+        if os.path.ismount(self.point):
+            run([self.quell, "umount", self.point], env=self.environment())
+
+    def memory_mb(self):
+        """The most that the serving process has had so far; its runtime directory tells which it is."""
+        mark = f"QUELL_RUNTIME_DIR={self.runtime}\0".encode()
+        for process in Path("/proc").iterdir():
+            try:
+                if process.name.isdigit() and mark in (process / "environ").read_bytes():
+                    status = (process / "status").read_text()
+                    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+            except (OSError, IndexError):
+                continue  # it has just ended, or is none of ours
+        raise Failed(f"nobody serves {self.point}")
+
+
+class Rates(dict):
+    """Rates in MB/s that were measured, by a name of what was done; asked for one, it is the median."""
+
+    def note(self, name, result):
+        self.setdefault(name, []).append(result["bytes"] / result["seconds"] / 1e6)
+
+    def of(self, name):
+        return median(self[name]) if name in self else None
+
+
+class Logs:
+    """The rows, added to a bench's own."""
+
+    def __init__(self, bench, stand_in=False):
+        self.quell, self.bed, self.add = bench.quell, bench.bed, bench.add
+        self.scratch = Path(tempfile.mkdtemp(prefix="log.", dir=bench.scratch))
+        quick = bench.options.quick
+        self.repeats, self.records = (1, 100) if quick else (3, RECORDS)
+        self.few = 40 if quick else RECORDS_OF_A_CHUNK
+        self.local_records = 500 if quick else LOCAL_RECORDS
+        self.writes = 20_000 if quick else 1_000_000
+        self.stand_in = stand_in
+        self.program = self.scratch / "records"
+        run(["cc", "-O2", "-Wall", "-o", self.program, HERE / "records.c"])
+        self.why_not = None
+        if not stand_in and "--log" not in text_of([self.quell, "mount", "--help"]):
+            self.why_not = "SKIPPED: this quell has no mount --log"
+
+    def row(self, work, unit, direct, log, bar, met, note):
+        """A stand-in meets no bar."""
+        if self.stand_in and log is not None:
+            met, note = None, f"A STAND-IN; {note}"
+        self.add(work, unit, direct, log, bar, met, note=note)
+
+    # --- what is done ------------------------------------------------------------------------------
+    def do(self, work, pattern, count, paths, size=RECORD):
+        return json.loads(text_of([self.program, work, pattern, count, size, *paths]))
+
+    @contextmanager
+    def mounted(self, stores):
+        """The mounts of the same store, one for each of the paths that lead to it; answers what serves them."""
+        if self.stand_in:
+            point = self.scratch / "stand-in" / str(stores[0]).replace("/", "-")
+            point.mkdir(parents=True, exist_ok=True)
+            yield [StandIn(point) for _ in stores]
+            return
+        mounts = [Mount(self.quell, store, self.scratch / f"mount-{i}") for i, store in enumerate(stores)]
+        try:
+            for mount in mounts:
+                mount.start()
+            yield mounts
+        finally:
+            for mount in mounts:
+                mount.stop()
+
+    @staticmethod
+    def paths(roots, name, pattern, reading=False):
+        """One path for each rank. A file of its own is read by the node before: others read the next rank's part of the one file."""
+        if pattern != "private":
+            return [root / name for root in roots]
+        return [roots[(rank - reading) % len(roots)] / f"{name}-{rank}" for rank in range(len(roots))]
+
+    def write(self, rates, way, roots, pattern, count, name, work="write"):
+        rates.note((way, pattern, "write", count), self.do(work, pattern, count, self.paths(roots, name, pattern)))
+
+    def read(self, rates, way, roots, pattern, count, name):
+        """Timed, and then once more with a look at every byte."""
+        paths = self.paths(roots, name, pattern, reading=True)
+        rates.note((way, pattern, "read", count), self.do("read", pattern, count, paths))
+        self.do("verify", pattern, count, paths)
+
+    # --- parallel file systems ---------------------------------------------------------------------
+    def measured(self, bed, slow):
+        """All rates on a bed. Where one file is written `slow`ly, that is done once, and once more in one chunk."""
+        rates = Rates()
+        direct, stores = ([bed.path(node, name) for node in range(1, NODES + 1)] for name in ("direct", "store"))
+        for place in (direct[0], stores[0]):
+            place.mkdir()
+        for turn in range(self.repeats):
+            self.write(rates, "direct", direct, "private", self.records, f"private-{turn}")
+            for pattern in ("strided", "segmented"):
+                if turn == 0 or not slow:
+                    self.write(rates, "direct", direct, pattern, self.records, f"{pattern}-{turn}")
+                # What is read is whole and in order on the servers, however it was written.
+                self.do("fill", pattern, self.records, self.paths(direct, f"{pattern}-filled-{turn}", pattern))
+            if slow and turn == 0:
+                self.write(rates, "direct", direct, "segmented", self.few, "segmented-few")
+                self.do("verify", "segmented", self.few, self.paths(direct, "segmented-few", "segmented"))
+            if not self.why_not:
+                with self.mounted(stores) as mounts:
+                    points = [mount.point for mount in mounts]
+                    for pattern in PATTERNS:
+                        self.write(rates, "log", points, pattern, self.records, f"{pattern}-{turn}")
+                    if slow:
+                        self.write(rates, "log", points, "segmented", self.few, f"segmented-few-{turn}")
+            self.drop_all(bed)
+            for pattern in PATTERNS:
+                name = f"private-{turn}" if pattern == "private" else f"{pattern}-filled-{turn}"
+                self.read(rates, "direct", direct, pattern, self.records, name)
+            if not self.why_not:
+                self.drop_all(bed)
+                with self.mounted(stores) as mounts:
+                    for pattern in PATTERNS:
+                        self.read(rates, "log", [mount.point for mount in mounts], pattern, self.records, f"{pattern}-{turn}")
+        return rates
+
+    @staticmethod
+    def drop_all(bed):
+        for node in range(1, NODES + 1):
+            bed.drop(node)
+
+    def on(self, bed, name, slow, read_bars):
+        rates = self.measured(bed, slow)
+        note = f"median of {self.repeats}"
+        private = rates.of(("direct", "private", "write", self.records))
+
+        def compared(title, work, count, least, of, why, note):
+            direct, log = (rates.of((way, *work, count)) for way in ("direct", "log"))
+            note = f"{self.why_not}; {note}" if self.why_not else note
+            bar, met = (None, None) if least is None else (f"at least {least} {'of' if least <= 1 else 'times'} {why}", log is not None and log >= least * of)
+            self.row(f"{name}, {title}", "MB/s", direct, log, bar, None if self.why_not else met, note)
+
+        of_private = f"private files ({private:,.0f} MB/s)"
+        once = f"direct once, log median of {self.repeats}" if slow and self.repeats > 1 else note
+        compared("one file, strided: write", ("strided", "write"), self.records, 0.8, private, of_private, once)
+        compared("one file, segmented: write", ("segmented", "write"), self.records, 0.8, private, of_private, once)
+        if slow:
+            mb = self.few * NODES * RECORD / 1e6
+            compared(f"one file of {mb:.0f} MB, segmented: write", ("segmented", "write"), self.few, 0.8, private, of_private, once)
+        for pattern in ("strided", "segmented"):
+            work = (pattern, "read")
+            of = rates.of(("direct", *work, self.records))
+            compared(f"one file, {pattern}: read by other nodes", work, self.records, read_bars.get(pattern), of, "direct", note)
+        for work in ("write", "read"):
+            of = rates.of(("direct", "private", work, self.records))
+            compared(f"a file for each process: {work}", ("private", work), self.records, 0.8, of, "direct", note)
+
+    # --- a local disk ------------------------------------------------------------------------------
+    def on_local(self, local):
+        """No network and no sync: what the layer and the kernel's FUSE cost."""
+        rates = Rates()
+        direct, store = Path(local, "log/direct"), Path(local, "log/store")
+        for place in (direct, store):
+            place.mkdir(parents=True)
+        roots = [direct] * NODES
+        kind = text_of(["findmnt", "-n", "-o", "FSTYPE", "-T", direct]).strip()
+        for turn in range(self.repeats):
+            self.write(rates, "direct", roots, "strided", self.local_records, str(turn), "write-only")
+            self.read(rates, "direct", roots, "strided", self.local_records, str(turn))
+            if not self.why_not:
+                # One mount: it is one node.
+                with self.mounted([store]) as (mount,):
+                    self.write(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn), "write-only")
+                with self.mounted([store]) as (mount,):
+                    self.read(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn))
+        for way, factor in (("FUSE", 3), ("library", 1)):
+            for work in ("write", "read"):
+                original, of = ORIGINAL[way][work], ORIGINAL["ext4"][work]
+                least = factor * original / of
+                direct, log = (rates.of((each, "strided", work, self.local_records)) for each in ("direct", "log"))
+                title = f"local {kind}, one file, strided, by {way}: {work}"
+                bar = f"at least {least:.2f} of direct ({f'{factor} times' if factor > 1 else 'as'} the original)"
+                # The library's rows belong here: `records` linked with it, on the same store, without the mount.
+                why_not = NO_LIBRARY if way == "library" else self.why_not
+                direct, log = direct * 1e6 / (1 << 20), None if why_not else log * 1e6 / (1 << 20)
+                self.row(title, "MiB/s", direct, log, bar, None if why_not else log >= least * direct,
+                         why_not or f"median of {self.repeats}; the original PLFS {original:,} of {of:,}")
+
+    # --- the index ---------------------------------------------------------------------------------
+    def index_size(self, local):
+        """What the logs take beside the data, for many small writes by 8 processes."""
+        writers = 8
+        for pattern, limit in (("strided", 0.1), ("random", 24)):
+            title = f"index bytes for {self.writes:,} {pattern} writes by {writers} processes"
+            bar = f"{'under' if pattern == 'strided' else 'at most'} {limit} a write"
+            if self.why_not or self.stand_in:
+                self.row(title, "bytes/write", None, None, bar, None, self.why_not or "SKIPPED: a stand-in has no index")
+                continue
+            store = Path(local, f"index-{pattern}")
+            store.mkdir()
+            with self.mounted([store]) as (mount,):
+                self.do("write", pattern, self.writes // writers, [mount.point / "file"] * writers, SMALL)
+            files = [path for path in (store / "file.container").rglob("*") if path.is_file()]
+            index = sum(path.stat().st_size for path in files if path.suffix == ".index") / self.writes
+            beside = sum(path.stat().st_size for path in files) / self.writes - SMALL
+            self.row(title, "bytes/write", None, index, bar, index < limit if pattern == "strided" else index <= limit,
+                     f"48 in the original PLFS; all that the container has beside the data: {beside:.2f}")
+
+    # --- opening -----------------------------------------------------------------------------------
+    def opening(self, local):
+        """From open to the first record, by a mount that has seen nothing of the file."""
+        cases = (("1,024 logs of 1,000 random records each", 1_024, 1_000, 1.0, 200, 0.05),
+                 ("200,000 random records in 8 logs", 8, 25_000, 0.1, None, 0.01))
+        for title, writers, records, limit_s, limit_mb, flat_s in cases:
+            title, note = f"open of {title}", f"median of {self.repeats}, each in a new mount; warm page cache"
+            if self.why_not or self.stand_in:
+                note = self.why_not or "SKIPPED: a stand-in has no logs"
+                self.row(f"{title}: wall", "s", None, None, f"at most {limit_s:g} s", None, note)
+                if limit_mb:
+                    self.row(f"{title}: memory", "MB", None, None, f"under {limit_mb} MB", None, note)
+                self.row(f"{title}, flattened: wall", "s", None, None, f"at most {flat_s:g} s", None, note)
+                continue
+            store = Path(local, f"open-{writers}")
+            store.mkdir()
+            with self.mounted([store]) as (mount,):
+                self.do("write", "random", records, [mount.point / "file"] * writers, SMALL)
+            seconds, memory = self.opened(store, writers, records)
+            self.row(f"{title}: wall", "s", None, seconds, f"at most {limit_s:g} s", seconds <= limit_s, note)
+            if limit_mb:
+                self.row(f"{title}: memory", "MB", None, memory, f"under {limit_mb} MB", memory < limit_mb,
+                         "the most that the serving process had")
+            run([self.quell, "log", "flatten", store / "file.container"])
+            seconds, memory = self.opened(store, writers, records)
+            self.row(f"{title}, flattened: wall", "s", None, seconds, f"at most {flat_s:g} s", seconds <= flat_s,
+                     f"{note}; {memory:.0f} MB")
+
+    def opened(self, store, writers, records):
+        """(seconds, MB of memory)"""
+        got = []
+        for _ in range(self.repeats):
+            with self.mounted([store]) as (mount,):
+                result = self.do("first", "random", records, [mount.point / "file"] * writers, SMALL)
+                got.append((result["seconds"], mount.memory_mb()))
+        return [median(values) for values in zip(*got)]
+
+    # --- all ---------------------------------------------------------------------------------------
+    def rows(self, local):
+        def on_cephfs():
+            with Bed(self.scratch / "cephfs", NODES, "cephfs").up() as bed:
+                self.on(bed, "CephFS", False, {"strided": 3})
+
+        parts = {"MooseFS": lambda: self.on(self.bed, "MooseFS", True, {"strided": 0.9, "segmented": 0.9}), "CephFS": on_cephfs,
+                 "a local disk": lambda: self.on_local(local), "index": lambda: self.index_size(local), "opening": lambda: self.opening(local)}
+        for name, part in parts.items():
+            try:
+                part()
+            except (Failed, OSError, subprocess.SubprocessError) as error:
+                # What was measured before stays, and the other parts are measured.
+                self.row(f"logs of many writers: {name}", "s", None, None, "measured to the end", False, " ".join(f"FAILED: {error}".split())[:300])
+
+
+class StandIn:
+    """A local directory in the place of a log mount: to try the benchmark itself."""
+
+    def __init__(self, point):
+        self.point = point

@@ -1,0 +1,328 @@
+/* Many processes write or read records of one file, or of a file each, as checkpoints are: what log.py times.
+ *
+ *   records WORK PATTERN RECORDS BYTES PATH...
+ *
+ * There is one process for each PATH, its rank is the place of the PATH. For strided, segmented and random the paths
+ * are the same file as different nodes see it. Each process has RECORDS records of BYTES bytes.
+ *
+ *   WORK      write       open, write the records, fsync, close
+ *             write-only  the same without the fsync
+ *             fill        one process writes it all in the order of the file, and syncs: a file to read from
+ *             read        open, read the records that the next rank wrote and look at a word of each page, close
+ *             verify      the same, every byte: not for timing
+ *             first       one process opens, reads one record, and closes: what it takes to begin
+ *   PATTERN   strided     the ranks' records take turns
+ *             segmented   each rank has a part of the file
+ *             private     each rank has a file, its PATH
+ *             random      records lie in the file by chance, none over another, with holes between some
+ *
+ * The files are made first, by one process and without being timed, as programs of many processes do. Then all processes wait for each
+ * other. Times are from that moment to the last process's end of each step, in seconds, printed as one JSON object.
+ * A record's bytes tell its rank and number. Exit code 1: a call failed or bytes are wrong; the first error is printed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+enum work { WRITE, WRITE_ONLY, FILL, READ, VERIFY, FIRST };
+enum pattern { STRIDED, SEGMENTED, PRIVATE, RANDOM };
+/* The ends of a process's steps, in nanoseconds of the monotonic clock. */
+struct steps {
+    long long opened, moved, synced, closed;
+};
+struct shared {
+    atomic_int ready, failed;
+    atomic_llong began; /* 0 until all are ready */
+    struct steps steps[];
+};
+
+static const char *const works[] = {"write", "write-only", "fill", "read", "verify", "first", NULL};
+static const char *const patterns[] = {"strided", "segmented", "private", "random", NULL};
+static enum work work;
+static enum pattern pattern;
+static uint64_t ranks, records, bytes;
+static struct shared *shared;
+
+static long long now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static _Noreturn void fail(const char *what, const char *path)
+{
+    int error = errno;
+    if (atomic_exchange(&shared->failed, 1) == 0)
+        fprintf(stderr, "records: %s %s: %s\n", what, path, error ? strerror(error) : "wrong");
+    _exit(1);
+}
+
+/* One to one on 64 bits (splitmix64); what comes of 0 is not 0, so that a hole is not taken for a record. */
+static uint64_t mixed(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+}
+
+/* One to one on the numbers below 2^bits: odd factors and shifts to the right can be undone. */
+static uint64_t scattered(uint64_t x, int bits)
+{
+    uint64_t mask = ((uint64_t)1 << bits) - 1;
+    for (int turn = 0; turn < 3; turn++) {
+        x = (x * 0x9e3779b97f4a7c15) & mask;
+        x ^= x >> (bits + 1) / 2;
+    }
+    return x;
+}
+
+static uint64_t offset_of(uint64_t rank, uint64_t record)
+{
+    int bits = 1;
+    switch (pattern) {
+    case STRIDED:
+        return (record * ranks + rank) * bytes;
+    case SEGMENTED:
+        return (rank * records + record) * bytes;
+    case PRIVATE:
+        return record * bytes;
+    case RANDOM:
+        while ((uint64_t)1 << bits < ranks * records)
+            bits++;
+        return scattered(rank * records + record, bits) * bytes;
+    }
+    return 0;
+}
+
+/* What all records of a rank have in common; each page's first word is another in every record. */
+static void prepare(unsigned char *record, uint64_t rank)
+{
+    for (uint64_t i = 0; i < bytes; i++)
+        record[i] = (unsigned char)(mixed((rank << 40) + i / 8) >> 8 * (i % 8));
+}
+
+static uint64_t word(uint64_t rank, uint64_t record, uint64_t place)
+{
+    return mixed((rank << 48) ^ (record << 20) ^ place / PAGE);
+}
+
+static size_t word_bytes(uint64_t place)
+{
+    return bytes - place < 8 ? bytes - place : 8;
+}
+
+static void stamp(unsigned char *buffer, uint64_t rank, uint64_t record)
+{
+    for (uint64_t place = 0; place < bytes; place += PAGE) {
+        uint64_t value = word(rank, record, place);
+        memcpy(buffer + place, &value, word_bytes(place));
+    }
+}
+
+static int stamped(const unsigned char *buffer, uint64_t rank, uint64_t record)
+{
+    for (uint64_t place = 0; place < bytes; place += PAGE) {
+        uint64_t value = word(rank, record, place);
+        if (memcmp(buffer + place, &value, word_bytes(place)) != 0)
+            return 0;
+    }
+    return 1;
+}
+
+static void put(int fd, const unsigned char *buffer, uint64_t offset, const char *path)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        ssize_t got = pwrite(fd, buffer + done, bytes - done, (off_t)(offset + done));
+        if (got <= 0)
+            fail("write", path);
+        done += (uint64_t)got;
+    }
+}
+
+static void get(int fd, unsigned char *buffer, uint64_t offset, const char *path)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        ssize_t got = pread(fd, buffer + done, bytes - done, (off_t)(offset + done));
+        if (got < 0)
+            fail("read", path);
+        errno = 0;
+        if (got == 0)
+            fail("the end comes too early in", path);
+        done += (uint64_t)got;
+    }
+}
+
+static void look(int fd, unsigned char *buffer, unsigned char *expected, uint64_t rank, uint64_t record, const char *path)
+{
+    get(fd, buffer, offset_of(rank, record), path);
+    errno = 0;
+    if (!stamped(buffer, rank, record))
+        fail("a record of", path);
+    if (work == VERIFY) {
+        stamp(expected, rank, record);
+        if (memcmp(buffer, expected, bytes) != 0)
+            fail("bytes of a record of", path);
+    }
+}
+
+/* In the order of the file, whoever's the record is. */
+static void fill(int fd, unsigned char *buffer, const char *path)
+{
+    if (pattern == SEGMENTED) {
+        for (uint64_t rank = 0; rank < ranks; rank++) {
+            prepare(buffer, rank);
+            for (uint64_t record = 0; record < records; record++) {
+                stamp(buffer, rank, record);
+                put(fd, buffer, offset_of(rank, record), path);
+            }
+        }
+        return;
+    }
+    unsigned char *each = malloc(ranks * bytes);
+    if (!each)
+        fail("no memory for", path);
+    for (uint64_t rank = 0; rank < ranks; rank++)
+        prepare(each + rank * bytes, rank);
+    for (uint64_t record = 0; record < records; record++)
+        for (uint64_t rank = 0; rank < ranks; rank++) {
+            stamp(each + rank * bytes, rank, record);
+            put(fd, each + rank * bytes, offset_of(rank, record), path);
+        }
+    free(each);
+}
+
+static void one_rank(uint64_t rank, const char *path)
+{
+    struct steps *steps = &shared->steps[rank];
+    int writes = work == WRITE || work == WRITE_ONLY || work == FILL;
+    /* What is written has rank's content; what is read has that of the next, which another node wrote. A private
+     * file is the rank's own already: its PATH says whose. */
+    uint64_t whose = writes || pattern == PRIVATE ? rank : (rank + 1) % ranks;
+    unsigned char *buffer = malloc(bytes), *expected = malloc(bytes);
+    if (!buffer || !expected)
+        fail("no memory for", path);
+    memset(buffer, 0, bytes);
+    prepare(writes ? buffer : expected, whose);
+    atomic_fetch_add(&shared->ready, 1);
+    while (atomic_load(&shared->began) == 0) {
+        if (atomic_load(&shared->failed))
+            _exit(1);
+        usleep(100);
+    }
+
+    int fd = open(path, (writes ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
+    if (fd < 0)
+        fail("open", path);
+    steps->opened = now_ns();
+    if (work == FILL)
+        fill(fd, buffer, path);
+    for (uint64_t record = 0; record < records && work != FILL; record++) {
+        if (writes) {
+            stamp(buffer, rank, record);
+            put(fd, buffer, offset_of(rank, record), path);
+        } else {
+            look(fd, buffer, expected, whose, record, path);
+            if (work == FIRST)
+                break;
+        }
+    }
+    steps->moved = now_ns();
+    if ((work == WRITE || work == FILL) && fsync(fd) != 0)
+        fail("fsync", path);
+    steps->synced = now_ns();
+    if (close(fd) != 0)
+        fail("close", path);
+    steps->closed = now_ns();
+    _exit(0);
+}
+
+static int named(const char *name, const char *const *names)
+{
+    for (int i = 0; names[i]; i++)
+        if (strcmp(names[i], name) == 0)
+            return i;
+    fprintf(stderr, "records: unknown word '%s'\n", name);
+    exit(2);
+}
+
+static void make(const char *path)
+{
+    int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+    if (fd < 0 || close(fd) != 0)
+        fail("make", path);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 6) {
+        fprintf(stderr, "usage: records WORK PATTERN RECORDS BYTES PATH...\n");
+        return 2;
+    }
+    work = (enum work)named(argv[1], works);
+    pattern = (enum pattern)named(argv[2], patterns);
+    records = strtoull(argv[3], NULL, 10);
+    bytes = strtoull(argv[4], NULL, 10);
+    char **paths = argv + 5;
+    ranks = (uint64_t)argc - 5;
+    if (records == 0 || bytes == 0 || (work == FILL && (pattern == PRIVATE || pattern == RANDOM))) {
+        fprintf(stderr, "records: nothing to do, or 'fill' of what has no order\n");
+        return 2;
+    }
+    shared = mmap(NULL, sizeof *shared + ranks * sizeof *shared->steps, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        perror("records: memory");
+        return 1;
+    }
+    if (work == WRITE || work == WRITE_ONLY || work == FILL)
+        for (uint64_t rank = 0; rank < (pattern == PRIVATE ? ranks : 1); rank++)
+            make(paths[rank]);
+
+    uint64_t processes = work == FILL || work == FIRST ? 1 : ranks;
+    for (uint64_t rank = 0; rank < processes; rank++) {
+        pid_t child = fork();
+        if (child == 0)
+            one_rank(rank, paths[rank]);
+        if (child < 0) {
+            perror("records: fork");
+            atomic_store(&shared->failed, 1);
+            return 1; /* those that wait see it and end */
+        }
+    }
+    while ((uint64_t)atomic_load(&shared->ready) < processes && !atomic_load(&shared->failed))
+        usleep(1000);
+    long long began = now_ns();
+    atomic_store(&shared->began, began);
+    int status, wrong = 0;
+    while (wait(&status) > 0)
+        wrong |= status;
+    if (wrong)
+        return 1;
+    struct steps last = {0};
+    for (uint64_t rank = 0; rank < processes; rank++) {
+        const struct steps *one = &shared->steps[rank];
+        if (one->opened > last.opened)
+            last.opened = one->opened;
+        if (one->moved > last.moved)
+            last.moved = one->moved;
+        if (one->synced > last.synced)
+            last.synced = one->synced;
+        if (one->closed > last.closed)
+            last.closed = one->closed;
+    }
+    printf("{\"seconds\": %.6f, \"opened\": %.6f, \"moved\": %.6f, \"synced\": %.6f, \"bytes\": %llu}\n", (last.closed - began) / 1e9,
+           (last.opened - began) / 1e9, (last.moved - began) / 1e9, (last.synced - began) / 1e9,
+           (unsigned long long)(bytes * (work == FIRST ? 1 : records * ranks)));
+    return 0;
+}
