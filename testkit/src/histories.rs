@@ -35,6 +35,9 @@ pub struct Shape {
     pub write_bytes_max: usize,
     /// Some writes go to beyond 2^40.
     pub far: bool,
+    /// References to what is open are given back, as no kernel does it; the contract does not say that who finds the file by its name
+    /// then sees the writes at once.
+    pub forgets: bool,
 }
 
 impl Shape {
@@ -46,6 +49,7 @@ impl Shape {
         file_bytes: 60_000,
         write_bytes_max: 9000,
         far: true,
+        forgets: false,
     };
 
     pub const TWO_MOUNTS: Shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };

@@ -383,7 +383,7 @@ impl Generator {
                 let from = 1 + self.random.below(2);
                 Operation::RenameDir { from, to: 3 - from, how: self.how() }
             }
-            107 => Operation::Forget { slot },
+            107 if self.shape.forgets => Operation::Forget { slot },
             _ => Operation::List { dir: self.random.below(3) },
         }
     }
