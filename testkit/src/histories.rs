@@ -7,6 +7,7 @@
 //!
 //! In the end everything is read once more: through what is open, then, all closed, through every mount.
 
+pub mod crash;
 mod operation;
 mod side;
 
