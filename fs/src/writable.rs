@@ -107,6 +107,12 @@ pub trait Writable: FileSystem {
     /// Opens a regular file as `how` says.
     fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>>;
 
+    /// Names made, removed and renamed in a directory survive a loss of power. An implementation whose names
+    /// need nothing for it has nothing to say.
+    fn sync_dir(&self, _dir: NodeId) -> Result<()> {
+        Ok(())
+    }
+
     /// Gives back `references` to a node.
     fn forget(&self, node: NodeId, references: u64);
 

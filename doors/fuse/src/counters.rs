@@ -87,7 +87,7 @@ counters! {
     bytes_written,
     /// Times that a file was given to the file system below for everybody to see: at each close.
     published,
-    /// Files made to survive a loss of power, asked for by programs.
+    /// Files and directories made to survive a loss of power, asked for by programs.
     synced,
 }
 

@@ -4,6 +4,7 @@
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -31,6 +32,18 @@ const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero")
 /// wait for ever.
 const ERRNO_END: i32 = 512;
 
+pub(crate) type Written = Handles<dyn WritableFile>;
+
+/// Gives what was written to files that are still open to the file system below, when there is nobody left who will
+/// close them: the session is over. Of errors only their number can be told.
+pub(crate) fn publish_all(written: &Written, counters: &Counters) {
+    for file in written.all() {
+        // A panic of one, perhaps the one that ended the session, is no reason to leave out the others.
+        let published = catch_unwind(AssertUnwindSafe(|| file.publish()));
+        count(if matches!(published, Ok(Ok(()))) { &counters.published } else { &counters.errors });
+    }
+}
+
 /// One mounted file system, as the worker threads share it.
 pub(crate) struct Door {
     pub(crate) fs: Arc<dyn FileSystem>,
@@ -43,7 +56,7 @@ pub(crate) struct Door {
     pub(crate) keep: Duration,
     pub(crate) handles: Handles<dyn File>,
     /// The open files of a tree that may be changed, which has no others.
-    pub(crate) written: Handles<dyn WritableFile>,
+    pub(crate) written: Arc<Written>,
     recent: RecentFiles,
     pub(crate) counters: Arc<Counters>,
     ending: Arc<Ending>,
@@ -64,7 +77,7 @@ impl Door {
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
         let recent = RecentFiles::new(RECENT_FILES_MAX);
-        let (handles, written) = (Handles::default(), Handles::default());
+        let (handles, written) = (Handles::default(), Arc::new(Written::default()));
         Door {
             fs,
             can,

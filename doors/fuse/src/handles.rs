@@ -46,6 +46,12 @@ impl<F: ?Sized> Handles<F> {
         slots.files.get(slot_of(handle)?)?.clone()
     }
 
+    /// Those that are open now.
+    pub(crate) fn all(&self) -> Vec<Arc<F>> {
+        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        slots.files.iter().flatten().cloned().collect()
+    }
+
     /// Takes the file out, for the caller to drop: closing may be slow and is done outside the lock.
     pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<F>> {
         let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -122,7 +128,7 @@ mod tests {
         assert_ne!(a, b);
         assert!(handles.remove(a).is_some());
         assert!(handles.get(a).is_none() && handles.remove(a).is_none());
-        assert!(handles.get(b).is_some());
+        assert!(handles.get(b).is_some() && handles.all().len() == 1);
         assert_eq!(handles.insert(Arc::new(Empty)), a);
         assert!(handles.get(FileHandle(0)).is_none());
         assert!(handles.get(FileHandle(u64::MAX)).is_none());

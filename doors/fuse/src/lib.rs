@@ -49,7 +49,6 @@
 //! - A file that another node makes between the kernel's look and our making it is answered with ESTALE, for which the
 //!   kernel looks once more, and then asks who may open it.
 //! - Setting the access time alone changes nothing. fallocate(2) makes a file longer, and keeps no room free.
-//! - Names that are made here are kept as the file system keeps them: fsync(2) of a directory has nothing to add.
 //!
 //! # When something breaks
 //! The process dies: the kernel answers what was under way with `ECONNABORTED` and everything later

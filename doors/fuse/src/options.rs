@@ -28,7 +28,8 @@ pub struct Options {
     /// programs would wait for ever for a session that failed.
     pub fills_cache: bool,
     /// Keep no data in the kernel: each read of a program arrives as it was asked for, up to a megabyte, and is answered
-    /// from here. For files whose hot part is in our memory, and which are too large to be kept twice.
+    /// from here. For files whose hot part is in our memory, and which are too large to be kept twice. Those of a tree
+    /// that may be changed are served so in any case.
     pub direct: bool,
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.

@@ -17,7 +17,7 @@ use fuser::{
 use quell_fs::{Change, Kind, NAME_BYTES_MAX, Open};
 
 use crate::counters::{add, count};
-use crate::door::Door;
+use crate::door::{Door, publish_all};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
 use crate::words::{PERMISSIONS, appends, excludes, new_entry, open_as, rename_as, syncs, time};
@@ -71,6 +71,11 @@ impl Filesystem for Door {
         }
         config.set_max_background(READ_AHEADS_MAX).map_err(|limit| refused(limit.into()))?;
         Ok(())
+    }
+
+    fn destroy(&mut self) {
+        // The kernel may take a connection away before it has announced the end of each file.
+        publish_all(&self.written, &self.counters);
     }
 
     fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -359,6 +364,16 @@ impl Filesystem for Door {
         }
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
         match self.done(&self.counters.synced, file.sync()) {
+            Ok(()) => reply.ok(),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// Of a mount that is read-only there is nothing to keep, and the kernel answers by itself from now on.
+    fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
+        match self.done(&self.counters.synced, tree.sync_dir(node(dir))) {
             Ok(()) => reply.ok(),
             Err(number) => reply.error(number),
         }

@@ -18,7 +18,7 @@ use fuser::{Notifier, SessionACL};
 use quell_fs::{Error, ErrorKind, FileSystem, NodeId, Result, errno};
 use rustix::fs::{Mode, OFlags};
 
-use crate::door::Door;
+use crate::door::{Door, Written, publish_all};
 use crate::mount::Place;
 use crate::nodes::ino;
 use crate::{Counters, Options};
@@ -29,6 +29,7 @@ pub struct Session {
     counters: Arc<Counters>,
     ending: Arc<Ending>,
     place: Place,
+    written: Arc<Written>,
     /// Holds a descriptor of the device, and with it the connection.
     notifier: Option<Notifier>,
     no_open: bool,
@@ -48,6 +49,7 @@ impl Session {
         let counters = Arc::new(Counters::new(fs.writable().is_some()));
         let ending = Arc::new(Ending::new(place.connection()));
         let door = Door::new(fs, options, Arc::clone(&counters), Arc::clone(&ending));
+        let written = Arc::clone(&door.written);
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
         // Whose requests may come is the kernel's decision (allow_other), made before they get here.
@@ -55,7 +57,7 @@ impl Session {
             .map_err(|cause| Error::from_io(cause, "greet the kernel on", "/dev/fuse"))?;
         let notifier = options.fills_cache.then(|| workers.notifier());
         let no_open = options.no_open;
-        let session = Session { counters, ending: Arc::clone(&ending), place, notifier, no_open };
+        let session = Session { counters, ending: Arc::clone(&ending), place, written, notifier, no_open };
         thread::Builder::new()
             .name("quell-fuse".to_owned())
             .spawn(move || ending.finish(workers.run()))
@@ -115,7 +117,8 @@ impl Session {
     }
 
     /// Ends the session now, whoever uses it: takes the mount out of the tree where
-    /// [`at`](crate::at) put it, and has what programs still hold of it answer with errors.
+    /// [`at`](crate::at) put it, and has what programs still hold of it answer with errors. What they have written so
+    /// far is published before this returns.
     pub fn stop(self) {
         drop(self);
     }
@@ -127,6 +130,8 @@ impl Drop for Session {
             // A mount that cannot be removed (its name space is gone) is dead all the same after this.
             let _ = self.place.unmount(true);
             self.ending.end(Outcome::Stopped);
+            // The process may end before the workers have.
+            publish_all(&self.written, &self.counters);
         }
     }
 }

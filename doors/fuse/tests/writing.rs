@@ -585,6 +585,50 @@ fn a_full_file_system_is_told_to_who_writes_and_to_who_closes() {
 }
 
 #[test]
+fn what_is_open_when_the_session_ends_is_published() {
+    let mounted = mounted!();
+    let file = mounted.open("file", OFlags::CREATE | OFlags::WRONLY);
+    file.write_all_at(b"written", 0).unwrap();
+    assert_eq!(mounted.watch.publishes.load(SeqCst), 0);
+    let Mounted { session, watch, dir: _dir, .. } = mounted;
+    session.stop();
+    assert!(watch.publishes.load(SeqCst) >= 1);
+}
+
+#[test]
+fn a_file_that_panics_does_not_keep_others_from_being_published() {
+    let mounted = mounted!(Options { threads: 2, ..Options::default() });
+    let files: Vec<File> =
+        (0..3).map(|n| mounted.open(&format!("{n}"), OFlags::CREATE | OFlags::WRONLY)).collect();
+    mounted.watch.panics.store(true, SeqCst);
+    for file in files {
+        assert!(close(file).is_err());
+    }
+    let Mounted { session, watch, dir: _dir, .. } = mounted;
+    assert!(session.join().is_err());
+    session.stop();
+    assert!(watch.publishes.load(SeqCst) >= 4, "one that ended the session, and then all three");
+}
+
+#[test]
+fn what_a_mapping_wrote_is_published_by_an_unmount_at_the_latest() {
+    let mounted = mounted!();
+    mounted.write("file", vec![0; 10_000]);
+    for _ in 0..20 {
+        let file = mounted.open("file", OFlags::RDWR);
+        let before = mounted.watch.publishes.load(SeqCst);
+        map(&file, 10_000, true, true, |mapped| mapped[7] += 1);
+        drop(file);
+        assert!(mounted.watch.publishes.load(SeqCst) > before);
+    }
+    assert!(eventually(|| mounted.session.unmount().is_ok()));
+    mounted.session.join().unwrap();
+    let opens = mounted.watch.opens().len() as u64;
+    // Each is published when it is closed and when it ends.
+    assert_eq!(mounted.watch.publishes.load(SeqCst), 2 * opens);
+}
+
+#[test]
 fn what_was_only_read_is_not_published() {
     let mounted = mounted!();
     mounted.write("file", b"x");
@@ -607,7 +651,11 @@ fn a_sync_that_failed_says_so() {
         mounted.open("file", OFlags::WRONLY | each_write).write_all_at(b"y", 0).unwrap();
         assert_eq!(mounted.watch.syncs.load(SeqCst), before + 1);
     }
+    let (dir, before) = (File::open(mounted.path("")).unwrap(), mounted.watch.syncs.load(SeqCst));
+    dir.sync_all().unwrap();
+    assert_eq!(mounted.watch.syncs.load(SeqCst), before + 1);
     mounted.watch.cannot_sync.store(true, SeqCst);
+    assert_eq!(errno(dir.sync_all()), EIO);
     assert_eq!(errno(file.sync_all()), EIO);
     assert_eq!(errno(file.sync_data()), EIO);
     assert_eq!(errno(mounted.open("file", OFlags::WRONLY | OFlags::DSYNC).write_all_at(b"z", 0)), EIO);

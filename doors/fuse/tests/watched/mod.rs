@@ -20,6 +20,7 @@ pub struct Watch {
     pub no_space_to_write: AtomicBool,
     pub no_space_to_publish: AtomicBool,
     pub cannot_sync: AtomicBool,
+    pub panics: AtomicBool,
     /// So many look-ups of names that exist miss them, as if another node had made them a moment later.
     pub look_ups_too_early: AtomicU64,
     pub syncs: AtomicU64,
@@ -169,6 +170,11 @@ impl Writable for Watched {
         Ok(self.watched(self.model.open_as(node, how)?, how))
     }
 
+    fn sync_dir(&self, dir: NodeId) -> Result<()> {
+        self.watch.syncs.fetch_add(1, SeqCst);
+        fail_if(&self.watch.cannot_sync, ErrorKind::Os(quell_fs::errno::EIO), || self.model.sync_dir(dir))
+    }
+
     fn forget(&self, node: NodeId, references: u64) {
         *self.watch.references.lock().unwrap().entry(node).or_default() -= references as i64;
         self.model.forget(node, references);
@@ -202,6 +208,7 @@ impl WritableFile for WatchedFile {
 
     fn publish(&self) -> Result<()> {
         self.watch.publishes.fetch_add(1, SeqCst);
+        assert!(!self.watch.panics.load(SeqCst), "publishing panics (as the test wants)");
         fail_if(&self.watch.no_space_to_publish, ErrorKind::NoSpace, || self.file.publish())
     }
 
