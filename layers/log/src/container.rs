@@ -25,6 +25,7 @@ pub(crate) const FIRST_EPOCH: u64 = 1;
 /// An open container. It stays usable when it is renamed or removed, as an open file does.
 pub struct Container {
     dir: Arc<dyn WritableDir>,
+    identity: (u64, u64),
     head: Head,
     home: StoreNumber,
     stores: Arc<Stores>,
@@ -102,12 +103,23 @@ impl Container {
                 dir.change(name, &change)?;
             }
         }
-        Ok(Container::new(dir, head, home, stores))
+        Container::new(dir, head, home, stores)
     }
 
-    fn new(dir: Arc<dyn WritableDir>, head: Head, home: StoreNumber, stores: &Arc<Stores>) -> Container {
+    fn new(
+        dir: Arc<dyn WritableDir>,
+        head: Head,
+        home: StoreNumber,
+        stores: &Arc<Stores>,
+    ) -> Result<Container> {
+        let identity = dir.stat_self()?.identity();
         let (stores, meta) = (Arc::clone(stores), OnceLock::new());
-        Container { dir, head, home, stores, meta, logs: Mutex::default() }
+        Ok(Container { dir, identity, head, home, stores, meta, logs: Mutex::default() })
+    }
+
+    /// Tells this container from every other one that is there.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Opens the container `name` in `parent`. Errors: `NotFound`, also where there is a directory of that name that is
@@ -122,7 +134,7 @@ impl Container {
         let mut bytes = [0; HEAD_BYTES];
         let length = dir.open_file(RECORD)?.read_at(&mut bytes, 0)?;
         let head = Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.of(name))?;
-        Ok(Container::new(dir, head, home, stores))
+        Container::new(dir, head, home, stores)
     }
 
     pub fn number(&self) -> u128 {

@@ -67,8 +67,10 @@ enum Gone {
     Link(Attributes, Vec<u8>),
 }
 
-/// Every file is one `LogFile` as long as anybody has it.
+/// Every file is one `LogFile` as long as anybody has it open or keeps it.
 struct Files {
+    /// By the container's number: an open file stays what it is when its node is forgotten and found again.
+    all: HashMap<u128, Weak<Shared>>,
     open: HashMap<NodeId, Weak<Shared>>,
     /// Removed, but somebody refers to them still.
     removed: HashMap<NodeId, Arc<Shared>>,
@@ -115,6 +117,7 @@ impl LogFs {
             nodes: Mutex::new(Nodes::new()),
             dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
             files: Mutex::new(Files {
+                all: HashMap::new(),
                 open: HashMap::new(),
                 removed: HashMap::new(),
                 recent: LruCache::new(FILES_KNOWN),
@@ -131,20 +134,23 @@ impl Inner {
         lock(&self.nodes).get(node).cloned()
     }
 
-    /// What nobody will find by its name any more, if somebody refers to it.
-    fn keep(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<()> {
-        let Some(node) = lock(&self.nodes).named(dir, name) else { return Ok(()) };
+    /// What nobody will find by its name once it is removed, if somebody refers to it.
+    fn last_look(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<(NodeId, Gone)>> {
+        let Some(node) = lock(&self.nodes).named(dir, name) else { return Ok(None) };
         let stored = other_name(name)?;
         let gone = match self.node(node)?.kind {
-            Kind::File => return Ok(()),
+            Kind::File => return Ok(None),
             Kind::Dir => Gone::Dir(self.dirs(node)?),
             kind => {
                 let attributes = attributes_from(node, kind, &dirs[0].stat(&stored)?);
                 Gone::Link(Attributes { nlink: 0, ..attributes }, dirs[0].read_link(&stored)?)
             }
         };
-        lock(&self.gone).insert(node, gone);
-        Ok(())
+        Ok(Some((node, gone)))
+    }
+
+    fn keep(&self, gone: Option<(NodeId, Gone)>) {
+        lock(&self.gone).extend(gone);
     }
 
     /// The directory `node`, opened from the nearest one above that is open.
@@ -208,6 +214,24 @@ impl Inner {
         }))
     }
 
+    /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
+    fn compare(&self, dir: NodeId, name: &[u8], found: &Found) {
+        let Some(node) = lock(&self.nodes).named(dir, name) else { return };
+        let known = match found.kind {
+            Kind::File => {
+                let shared = lock(&self.files).open.get(&node).and_then(Weak::upgrade);
+                shared.map(|shared| shared.file.container().identity())
+            }
+            _ => {
+                let dirs = lock(&self.dirs).get(&node).cloned();
+                dirs.and_then(|dirs| dirs[0].stat_self().ok()).map(|stat| stat.identity())
+            }
+        };
+        if known.is_some_and(|known| known != found.stat.identity()) {
+            lock(&self.nodes).removed(dir, name);
+        }
+    }
+
     /// The file of a node, opened if nobody has it.
     fn file(&self, node: NodeId) -> Result<Arc<Shared>> {
         if let Some(shared) = self.known(node) {
@@ -242,28 +266,31 @@ impl Inner {
         shared
     }
 
-    /// Of several that open a file at once, one gets its own.
+    /// The file of a node from now on: `file`, unless it is open already.
     fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
+        let number = file.container().number();
         let shared = Shared { file, stores: Arc::clone(&self.stores), trash: Mutex::new(None) };
         let mut files = lock(&self.files);
-        if let Some(known) = files.open.get(&node).and_then(Weak::upgrade) {
-            drop(files);
-            return known;
+        let known = files.all.get(&number).and_then(Weak::upgrade);
+        let (shared, unused) = match known {
+            Some(known) => (known, Some(shared)),
+            None => (Arc::new(shared), None),
+        };
+        if files.all.len() > 4 * FILES_KNOWN.get() && files.all.len().is_power_of_two() {
+            files.all.retain(|_, file| file.strong_count() > 0);
         }
-        let shared = Arc::new(shared);
+        files.all.insert(number, Arc::downgrade(&shared));
         files.open.insert(node, Arc::downgrade(&shared));
-        if files.open.len() > 4 * FILES_KNOWN.get() && files.open.len().is_power_of_two() {
-            files.open.retain(|_, file| file.strong_count() > 0);
-        }
         let evicted = files.recent.push(node, Arc::clone(&shared));
         drop(files);
-        drop(evicted);
+        drop((evicted, unused));
         shared
     }
 
     /// Forgets the file of a node; whoever has it open keeps it. What is returned is dropped without a lock.
     fn let_go(&self, node: NodeId) -> [Option<Arc<Shared>>; 2] {
         let mut files = lock(&self.files);
+        files.open.remove(&node);
         [files.recent.pop(&node), files.removed.remove(&node)]
     }
 
@@ -314,19 +341,17 @@ impl Inner {
         stored: &[u8],
         node: Option<NodeId>,
     ) -> Result<()> {
-        let shared = node.map(|node| self.file(node)).transpose()?;
-        let number = match &shared {
-            Some(shared) => shared.file.container().number(),
-            None => Container::open(&self.stores, store, dir, stored)?.number(),
+        let number = Container::open(&self.stores, store, dir, stored)?.number();
+        let shared = match node {
+            Some(node) => Some(self.file(node)?).filter(|shared| shared.file.container().number() == number),
+            None => lock(&self.files).all.get(&number).and_then(Weak::upgrade),
         };
         let name = number_name(self.stores.random_number());
         dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
-        let (Some(shared), Some(node)) = (shared, node) else {
-            return self.stores.delete(store, &name, number);
-        };
+        let Some(shared) = shared else { return self.stores.delete(store, &name, number) };
         *lock(&shared.trash) = Some(name);
-        let before = lock(&self.files).removed.insert(node, shared);
-        drop(before);
+        let before = node.map(|node| lock(&self.files).removed.insert(node, Arc::clone(&shared)));
+        drop((before, shared)); // deleted with the last one, which may be this
         Ok(())
     }
 
@@ -340,6 +365,19 @@ impl Inner {
         }
         Ok(Handle { shared, writer, process: how.process, flatten_bytes: self.choices.flatten_bytes })
     }
+}
+
+/// Whether the directory `name` is empty in every store: asked before anything is changed in one of them.
+fn check_empty(dirs: &Dirs, name: &[u8]) -> Result<()> {
+    let stored = other_name(name)?;
+    for dir in dirs.iter() {
+        match dir.open_writable_dir(&stored).and_then(|dir| dir.names()) {
+            Ok(names) if !names.is_empty() => return Err(Error::new(ErrorKind::NotEmpty, "remove", name)),
+            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn stat_if_there(dir: &dyn WritableDir, name: &[u8]) -> Result<Option<Stat>> {
@@ -384,6 +422,7 @@ impl FileSystem for LogFs {
             lock(&inner.nodes).removed(dir, name);
             return Ok(None);
         };
+        inner.compare(dir, name, &found);
         let node = lock(&inner.nodes).refer(dir, name, found.kind);
         match inner.attributes_of(node, &found) {
             Ok(attributes) => Ok(Some(attributes)),
@@ -592,8 +631,9 @@ impl Writable for LogFs {
                 inner.discard(&*dirs[store], store, &container_name(name)?, node)?;
             }
             Some(Found { store, .. }) => {
-                inner.keep(dir, &dirs, name)?;
+                let gone = inner.last_look(dir, &dirs, name)?;
                 dirs[store].remove(&other_name(name)?)?;
+                inner.keep(gone);
             }
         }
         lock(&inner.nodes).removed(dir, name);
@@ -609,21 +649,16 @@ impl Writable for LogFs {
             Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
         }
         let stored = other_name(name)?;
-        inner.keep(dir, &dirs, name)?;
-        // Stores that have nothing else first: if one of them has something, nothing is lost by then but empty directories.
+        let gone = inner.last_look(dir, &dirs, name)?;
+        check_empty(&dirs, name)?;
+        // The first store last: as long as it has the directory it is there.
         for (store, stored_dir) in dirs.iter().enumerate().rev() {
             match stored_dir.remove_dir(&stored) {
                 Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
-                Err(error) => {
-                    for lower in &dirs[store + 1..] {
-                        let stat = stored_dir.stat(&stored)?;
-                        let _ = lower.make_dir(&stored, stat.mode & 0o7777);
-                    }
-                    return Err(error);
-                }
-                Ok(()) => {}
+                removed => removed?,
             }
         }
+        inner.keep(gone);
         if let Some(node) = lock(&inner.nodes).removed(dir, name) {
             lock(&inner.dirs).pop(&node);
         }
@@ -659,6 +694,7 @@ impl Writable for LogFs {
             (Rename::Exchange, Some(target)) => {
                 inner.exchange(&from_dirs, from, &source, &to_dirs, to, target)?;
                 lock(&inner.nodes).exchanged(from_dir, from, to_dir, to);
+                inner.forget_unused();
                 return Ok(());
             }
             (Rename::Replace, Some(target)) if source.kind == Kind::Dir && target.kind != Kind::Dir => {
@@ -667,11 +703,10 @@ impl Writable for LogFs {
             (Rename::Replace, Some(target)) if source.kind != Kind::Dir && target.kind == Kind::Dir => {
                 return refused(ErrorKind::IsADirectory);
             }
+            (Rename::Replace, Some(target)) if target.kind == Kind::Dir => check_empty(&to_dirs, to)?,
             _ => {}
         }
-        if target.is_some() {
-            inner.keep(to_dir, &to_dirs, to)?;
-        }
+        let gone = if target.is_some() { inner.last_look(to_dir, &to_dirs, to)? } else { None };
         let replaced = target.map(|found| (found, lock(&inner.nodes).named(to_dir, to)));
         if source.kind == Kind::File {
             inner.rename_file(&from_dirs, from, &source, &to_dirs, to, replaced)?;
@@ -688,6 +723,7 @@ impl Writable for LogFs {
                 inner.discard(&*to_dirs[found.store], found.store, &container_name(to)?, node)?;
             }
         }
+        inner.keep(gone);
         let mut nodes = lock(&inner.nodes);
         nodes.removed(to_dir, to);
         nodes.renamed(from_dir, from, to_dir, to);
@@ -719,13 +755,8 @@ impl Writable for LogFs {
     }
 
     fn forget(&self, node: NodeId, references: u64) {
-        if lock(&self.inner.nodes).forget(node, references) {
-            // Dropped after the locks: closing the last one may delete the file.
-            let file = self.inner.let_go(node);
-            let dirs = lock(&self.inner.dirs).pop(&node);
-            let gone = lock(&self.inner.gone).remove(&node);
-            drop((file, dirs, gone));
-        }
+        lock(&self.inner.nodes).forget(node, references);
+        self.inner.forget_unused();
     }
 
     fn space(&self) -> Result<Space> {
@@ -734,6 +765,18 @@ impl Writable for LogFs {
 }
 
 impl Inner {
+    /// Lets go of all that is kept for nodes that nobody refers to any more.
+    fn forget_unused(&self) {
+        let forgotten = lock(&self.nodes).take_forgotten();
+        for node in forgotten {
+            // Dropped without a lock in hand: closing the last one may delete the file.
+            let file = self.let_go(node);
+            let dirs = lock(&self.dirs).pop(&node);
+            let gone = lock(&self.gone).remove(&node);
+            drop((file, dirs, gone));
+        }
+    }
+
     /// Gives the container of `from` the name `to`, in the store where it is.
     fn rename_file(
         &self,

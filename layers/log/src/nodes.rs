@@ -29,6 +29,8 @@ pub struct Node {
 pub struct Nodes {
     nodes: HashMap<NodeId, Node>,
     names: HashMap<(NodeId, Vec<u8>), NodeId>,
+    /// Whose numbers may be given to others now: whoever keeps something by number lets go of it.
+    forgotten: Vec<NodeId>,
 }
 
 impl Nodes {
@@ -41,7 +43,7 @@ impl Nodes {
             references: 1,
             children: 0,
         };
-        Nodes { nodes: HashMap::from([(ROOT, root)]), names: HashMap::new() }
+        Nodes { nodes: HashMap::from([(ROOT, root)]), names: HashMap::new(), forgotten: Vec::new() }
     }
 
     pub fn get(&self, node: NodeId) -> Result<&Node> {
@@ -124,24 +126,30 @@ impl Nodes {
         }
     }
 
-    /// Gives references back; whether the node is forgotten now.
-    pub fn forget(&mut self, node: NodeId, references: u64) -> bool {
-        let Some(found) = self.nodes.get_mut(&node) else { return false };
-        found.references = found.references.saturating_sub(references);
-        self.drop_unused(node)
+    /// Gives references back.
+    pub fn forget(&mut self, node: NodeId, references: u64) {
+        if let Some(found) = self.nodes.get_mut(&node) {
+            found.references = found.references.saturating_sub(references);
+            self.drop_unused(node);
+        }
     }
 
-    fn drop_unused(&mut self, node: NodeId) -> bool {
+    /// The nodes that were forgotten since this was asked last.
+    pub fn take_forgotten(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.forgotten)
+    }
+
+    fn drop_unused(&mut self, node: NodeId) {
         let unused = |found: &Node| found.references == 0 && found.children == 0;
         if node == ROOT || !self.nodes.get(&node).is_some_and(unused) {
-            return false;
+            return;
         }
         let gone = self.nodes.remove(&node).expect("it was there");
         if !gone.is_removed {
             self.names.remove(&(gone.parent, gone.name));
         }
+        self.forgotten.push(node);
         self.abandon(gone.parent);
-        true
     }
 
     fn abandon(&mut self, dir: NodeId) {
@@ -195,10 +203,12 @@ mod tests {
         let dir = nodes.refer(ROOT, b"dir", Kind::Dir);
         let file = nodes.refer(dir, b"file", Kind::File);
         assert_eq!(nodes.refer(dir, b"file", Kind::File), file);
-        assert!(!nodes.forget(dir, 1));
-        assert!(!nodes.forget(file, 1));
+        nodes.forget(dir, 1);
+        nodes.forget(file, 1);
+        assert_eq!(nodes.take_forgotten(), []);
         assert_eq!(nodes.way(file).unwrap(), [(dir, b"dir".to_vec()), (file, b"file".to_vec())]);
-        assert!(nodes.forget(file, 1));
+        nodes.forget(file, 1);
+        assert_eq!(nodes.take_forgotten(), [file, dir]);
         assert_eq!(nodes.len(), 1);
         assert_eq!(nodes.get(file).unwrap_err().kind, ErrorKind::Stale);
     }
@@ -216,7 +226,8 @@ mod tests {
         assert_eq!((one.named(ROOT, b"a"), one.named(ROOT, b"b")), (Some(a), Some(next)));
         assert_eq!(one.removed(ROOT, b"a"), Some(a));
         assert!(one.get(a).unwrap().is_removed && one.named(ROOT, b"a").is_none());
-        assert!(one.forget(a, 1) && one.forget(next, 1));
+        one.forget(a, 1);
+        one.forget(next, 1);
         assert_eq!(one.len(), 1);
     }
 }

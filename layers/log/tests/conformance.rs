@@ -7,6 +7,7 @@ use quell_backing::{PosixDir, WritableDir};
 use quell_fs::FileSystem;
 use quell_log::{Choices, Holder, Host, LogFs, Stores};
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::histories::{self, Shape};
 use quell_testkit::{MemoryStore, Random};
 
 /// One mount of the stores, with its own chance.
@@ -36,13 +37,14 @@ fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-fn in_memory(stores: usize, buffer_bytes: usize) {
+/// Mounts of so many stores in memory, whose writers collect `buffer_bytes`.
+fn in_memory(stores: usize, buffer_bytes: usize, check: impl Fn(&WritingWorld<'_>)) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
         let roots = || stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
         Mounts { mounts: (0..count).map(|_| mount(roots(), MEMORY, buffer_bytes)).collect(), keep: None }
     };
-    writing::run(&WritingWorld {
+    check(&WritingWorld {
         name: &format!("log over {stores} stores in memory, buffers of {buffer_bytes}"),
         make: &make,
         mounts_max: 2,
@@ -56,17 +58,17 @@ fn in_memory(stores: usize, buffer_bytes: usize) {
 
 #[test]
 fn promises_are_kept_in_memory() {
-    in_memory(1, 1 << 20);
+    in_memory(1, 1 << 20, writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_a_small_buffer() {
-    in_memory(1, 100);
+    in_memory(1, 100, writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_three_stores() {
-    in_memory(3, 1 << 20);
+    in_memory(3, 1 << 20, writing::run);
 }
 
 #[test]
@@ -89,4 +91,21 @@ fn promises_are_kept_on_a_real_file_system() {
         owners: own().0 == 0,
         rename_kinds: true,
     });
+}
+
+#[test]
+fn random_histories_of_one_mount_are_those_of_the_model() {
+    for buffer_bytes in [1 << 20, 3000] {
+        in_memory(1, buffer_bytes, |world| histories::check(world, Shape::ONE_MOUNT, 0..25));
+        in_memory(1, buffer_bytes, |world| histories::check(world, Shape::DENSE, 0..25));
+    }
+}
+
+#[test]
+fn random_histories_of_two_mounts_are_those_of_the_model() {
+    for (stores, buffer_bytes) in [(1, 1 << 20), (1, 500), (3, 3000)] {
+        in_memory(stores, buffer_bytes, |world| histories::check(world, Shape::TWO_MOUNTS, 0..25));
+        let dense = Shape { mounts: 2, ..Shape::DENSE };
+        in_memory(stores, buffer_bytes, |world| histories::check(world, dense, 0..25));
+    }
 }
