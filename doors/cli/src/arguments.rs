@@ -425,21 +425,46 @@ pub enum OnChangeArg {
     Ignore,
 }
 
-/// Mount the view of an index for every process, until `quell umount`.
+/// Mount the view of an index for every process, until `quell umount`; or, with --log, a file system for files that many
+/// processes write at once.
 ///
 /// An ordinary user's mount is FUSE, through fusermount3; root gets the kernel's views.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \
+                      quell mount --log STORE[,STORE...] [OPTIONS] MOUNTPOINT\n       \
+                      quell mount --config FILE [OPTIONS]",
+    after_help = "\
 Example:
   quell mount /shared/env.quell /tmp/env
   quell stats /tmp/env
   quell umount /tmp/env
-  quell mount --image /srv/debian.raw /run/disks -b debian.boot     (/run/disks/debian.raw, for virtual machines)")]
+  quell mount --image /srv/debian.raw /run/disks -b debian.boot     (/run/disks/debian.raw, for virtual machines)
+  quell mount --log /shared/store ~/ckpt                            (programs write to ~/ckpt; do so on every node)
+  quell mount --log /a/store,/b/store --index flatten ~/ckpt        (files spread over two file systems)
+  quell mount --config quell.toml                                   (all its [[log]] mounts)
+
+With --log, each process that writes a file writes a log of its own in the store, so that the shared file system never sees
+two writers of one file; programs see one file. A store is a directory on the shared file system, which every node
+names the same or otherwise; the order of several does not matter. Only mounts like this one understand what is in it.
+--index says how the index logs of a file are read when it is opened: `original` by one thread, `parallel` by several;
+`flatten` has the last one who writes a file leave one index for all who read it. BYTES may end with K, M or G."
+)]
 pub struct MountArgs {
     /// The index, or with --image the disk image.
-    pub file: PathBuf,
+    #[arg(required_unless_present_any = ["log", "config"])]
+    pub file: Option<PathBuf>,
     /// An existing directory.
-    pub mountpoint: PathBuf,
+    #[arg(required_unless_present_any = ["log", "config"])]
+    pub mountpoint: Option<PathBuf>,
+    /// Mount these stores as a file system in which many processes may write one file.
+    #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
+    pub log: Vec<PathBuf>,
+    /// Mount what a quell.toml names as [[log]].
+    #[arg(long, value_name = "FILE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "file", "mountpoint"])]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub logs: LogArgs,
     /// Show the disk image FILE of virtual machines as a file, with its hot blocks from memory (-b); also the files that
     /// it lies on, where they are named relative to it.
     #[arg(long)]
@@ -453,6 +478,70 @@ pub struct MountArgs {
     /// Let other users in too; modes and owners decide what they may do (root's mounts always do).
     #[arg(long)]
     pub allow_other: bool,
+}
+
+/// What is for views of trees and disks, and not for stores.
+const FOR_VIEWS: [&str; 14] = [
+    "image",
+    "image_format",
+    "boot",
+    "budget",
+    "source",
+    "at",
+    "view",
+    "check",
+    "recheck",
+    "strict",
+    "scratch",
+    "writable",
+    "on_change",
+    "memory",
+];
+
+/// How files of a log mount are written and read.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct LogArgs {
+    /// What one process's writing to a file collects in memory before it goes to the store, from 4K to 1G [default: 1M].
+    #[arg(long, value_name = "BYTES", value_parser = buffer_bytes)]
+    pub buffer: Option<u64>,
+    /// How it is found out where the bytes of a file are, when it is opened [default: parallel].
+    #[arg(long = "index", value_name = "WAY", value_enum)]
+    pub index_way: Option<IndexWay>,
+    /// With --index flatten: a file whose index logs have more bytes than this, all together, is left as it is
+    /// [default: 64M].
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub flatten_threshold: Option<u64>,
+}
+
+/// The ways to find out where the bytes of a logged file are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IndexWay {
+    /// One thread reads all index logs.
+    Original,
+    /// The last one who writes a file leaves one index for all who read it.
+    Flatten,
+    /// Several threads read the index logs.
+    Parallel,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| "a number of bytes, as 65536, 64K, 16M or 1G".to_owned())
+}
+
+fn buffer_bytes(text: &str) -> Result<u64, String> {
+    let bytes = bytes(text)?;
+    match (4 << 10..=1 << 30).contains(&bytes) {
+        true => Ok(bytes),
+        false => Err("from 4K to 1G".to_owned()),
+    }
 }
 
 /// Take away a mount made by `quell mount`.
@@ -499,7 +588,7 @@ pub struct ShowArgs {
 
 /// Print what a view absorbed and what it passed on.
 ///
-/// For a mount point, that mount's; for an index, those of all its views of yours on this node.
+/// For a mount point, that mount's; for an index or a store, those of all its views and mounts of yours on this node.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -507,7 +596,7 @@ Example:
   quell stats /shared/env.quell --json
   quell stats /tmp/env --prometheus /var/lib/node_exporter/quell.prom")]
 pub struct StatsArgs {
-    /// A mount point or an index file.
+    /// A mount point, an index file or a store.
     pub path: PathBuf,
     #[arg(long)]
     pub json: bool,
@@ -637,4 +726,21 @@ pub struct HolderArgs {
     /// Start another one in a session of its own and end.
     #[arg(long)]
     pub detach: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_numbers_with_or_without_a_unit() {
+        for (text, number) in [("0", 0), ("4096", 4096), ("64K", 65536), ("1m", 1 << 20), ("2G", 2 << 30)] {
+            assert_eq!(bytes(text), Ok(number));
+        }
+        for text in ["", "K", "-1", "1.5M", "1T", "16 M", "99999999999G"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+        assert!(buffer_bytes("4095").is_err() && buffer_bytes("1025M").is_err());
+        assert_eq!((buffer_bytes("4K"), buffer_bytes("1G")), (Ok(4096), Ok(1 << 30)));
+    }
 }

@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod generate;
 pub mod holder;
 pub mod index;
+pub mod log;
 pub mod mount;
 pub mod probe;
 pub mod profile;

@@ -1,5 +1,5 @@
-//! quell.toml: which trees to cover with which index. Written by `quell profile`, read by `quell run --config`;
-//! docs/formats/config.md.
+//! quell.toml: which trees to cover with which index, which stores to mount where. Written by `quell profile`, read by
+//! `quell run --config` and `quell mount --config`; docs/formats/config.md.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,10 @@ const BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    #[serde(default, rename = "tree")]
+    #[serde(default, rename = "tree", skip_serializing_if = "Vec::is_empty")]
     pub trees: Vec<TreeConfig>,
+    #[serde(default, rename = "log", skip_serializing_if = "Vec::is_empty")]
+    pub logs: Vec<LogConfig>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +29,34 @@ pub struct TreeConfig {
     pub index: PathBuf,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    /// The mount point.
+    pub path: PathBuf,
+    pub stores: Vec<PathBuf>,
+}
+
 impl Config {
-    pub fn read(file: &Path) -> Result<Config, Failure> {
+    /// For `quell run`.
+    pub fn read_trees(file: &Path) -> Result<Vec<TreeConfig>, Failure> {
+        let trees = Config::read(file)?.trees;
+        match trees.is_empty() {
+            true => Err(Failure::wrong_input(format!("{}: it names no [[tree]]", shown(file)))),
+            false => Ok(trees),
+        }
+    }
+
+    /// For `quell mount`.
+    pub fn read_logs(file: &Path) -> Result<Vec<LogConfig>, Failure> {
+        let logs = Config::read(file)?.logs;
+        match logs.is_empty() {
+            true => Err(Failure::wrong_input(format!("{}: it names no [[log]]", shown(file)))),
+            false => Ok(logs),
+        }
+    }
+
+    fn read(file: &Path) -> Result<Config, Failure> {
         let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(file)));
         let metadata = std::fs::metadata(file).map_err(|e| wrong(&e))?;
         if metadata.len() > BYTES_MAX {
@@ -36,15 +64,21 @@ impl Config {
         }
         let text = std::fs::read_to_string(file).map_err(|e| wrong(&e))?;
         let mut config: Config = toml::from_str(&text).map_err(|e| wrong(&e.to_string().trim_end()))?;
-        if config.trees.is_empty() {
-            return Err(wrong(&"it names no [[tree]]"));
-        }
         let directory = file.parent().unwrap_or(Path::new(""));
+        let paths = config.trees.iter().map(|tree| &tree.path).chain(config.logs.iter().map(|log| &log.path));
+        if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
+            return Err(wrong(&format!("path = {:?} is not absolute", shown(path))));
+        }
         for tree in &mut config.trees {
-            if !tree.path.is_absolute() {
-                return Err(wrong(&format!("path = {:?} is not absolute", shown(&tree.path))));
-            }
             tree.index = directory.join(&tree.index);
+        }
+        for log in &mut config.logs {
+            if log.stores.is_empty() {
+                return Err(wrong(&format!("{} has no stores", shown(&log.path))));
+            }
+            for store in &mut log.stores {
+                *store = directory.join(&*store);
+            }
         }
         Ok(config)
     }
@@ -67,10 +101,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
         let path = PathBuf::from("/shared/a \"b\"\n[tree]");
-        let config = Config { trees: vec![TreeConfig { path: path.clone(), index: "b.quell".into() }] };
+        let config = Config {
+            trees: vec![TreeConfig { path: path.clone(), index: "b.quell".into() }],
+            logs: Vec::new(),
+        };
         std::fs::write(&file, config.text().unwrap()).unwrap();
-        let read = Config::read(&file).unwrap();
-        assert_eq!(read.trees, [TreeConfig { path, index: directory.path().join("b.quell") }]);
+        let read = Config::read_trees(&file).unwrap();
+        assert_eq!(read, [TreeConfig { path, index: directory.path().join("b.quell") }]);
     }
 
     #[test]
@@ -83,9 +120,31 @@ mod tests {
             ("[[tree]]\npath = 'a'\nindex = 'b'\n", "not absolute"),
             ("[[tree]]\npath = '/a'\nindex = 'b'\nview = 'x'\n", "unknown field `view`"),
             ("[[tree\n", "line 1"),
+            ("[[log]]\npath = '/a'\nstores = ['/b']\n", "no [[tree]]"),
         ] {
             std::fs::write(&file, text).unwrap();
-            let error = Config::read(&file).unwrap_err().to_string();
+            let error = Config::read_trees(&file).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("quell.toml"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn stores_are_found_from_the_file_and_wrong_ones_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("quell.toml");
+        let text = "[[tree]]\npath = '/t'\nindex = 'i'\n[[log]]\npath = '/a'\nstores = ['/b', 'c']\n";
+        std::fs::write(&file, text).unwrap();
+        let stores = vec![PathBuf::from("/b"), directory.path().join("c")];
+        assert_eq!(Config::read_logs(&file).unwrap(), [LogConfig { path: "/a".into(), stores }]);
+        for (text, words) in [
+            ("[[tree]]\npath = '/t'\nindex = 'i'\n", "no [[log]]"),
+            ("[[log]]\npath = '/a'\nstores = []\n", "/a has no stores"),
+            ("[[log]]\npath = 'a'\nstores = ['/b']\n", "not absolute"),
+            ("[[log]]\npath = '/a'\n", "missing field `stores`"),
+            ("[[log]]\npath = '/a'\nstores = ['/b']\nbuffer = 1\n", "unknown field `buffer`"),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = Config::read_logs(&file).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("quell.toml"), "{text}: {error}");
         }
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use quell_index::OnChange;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, OnChangeArg, ViewArg};
+use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, IndexWay, OnChangeArg, ViewArg};
 use crate::failure::Failure;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -19,6 +19,8 @@ pub struct Plan {
     pub trees: Vec<TreePlan>,
     /// Instead of trees.
     pub disk: Option<DiskPlan>,
+    /// Instead of trees.
+    pub log: Option<LogPlan>,
     /// Boot images, each for the tree whose index it belongs to.
     pub boots: Vec<PathBuf>,
     /// Files named here that the creator has opened; their descriptors come with the plan, in this order.
@@ -114,6 +116,16 @@ pub struct DiskPlan {
     pub state: String,
 }
 
+/// A log mount.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogPlan {
+    /// Without symbolic links.
+    pub stores: Vec<PathBuf>,
+    pub buffer_bytes: usize,
+    pub index: IndexWay,
+    pub flatten_threshold_bytes: u64,
+}
+
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Writes {
@@ -130,6 +142,7 @@ impl Plan {
             place,
             trees,
             disk: None,
+            log: None,
             boots: Vec::new(),
             opened: Vec::new(),
             budget_mib: boot.budget,
@@ -190,6 +203,18 @@ pub struct Report {
     pub pid: u32,
     pub mountpoint: Option<PathBuf>,
     pub trees: Vec<TreeReport>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogReport>,
+}
+
+/// Of a log mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LogReport {
+    pub path: PathBuf,
+    pub stores: Vec<PathBuf>,
+    pub buffer_bytes: u64,
+    pub index: IndexWay,
+    pub counters: BTreeMap<String, u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -401,7 +401,7 @@ impl Served {
         let watched = std::cell::RefCell::new(watched);
         let mut report = || {
             let trees = vec![watched.borrow().report(&session)];
-            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
+            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees, log: None };
             serde_json::to_string(&report).unwrap_or_default()
         };
         let mut still_needed =

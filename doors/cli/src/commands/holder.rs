@@ -125,6 +125,9 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     if plan.disk.is_some() {
         return super::disks::hold(&plan, files);
     }
+    if plan.log.is_some() {
+        return super::log::hold(&plan);
+    }
     match establish(&plan, files) {
         Ok(view) => {
             if let Some(recording) = &view.recording {
@@ -145,15 +148,15 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn answer(answer: &Answer) {
+/// Whether somebody was there to hear it: whoever asked may be gone.
+pub(super) fn answer(answer: &Answer) -> bool {
     let text = serde_json::to_string(answer).expect("an answer is always JSON");
-    // Whoever asked may be gone; then there is nobody to tell.
-    let _ = writeln!(std::io::stdout(), "{text}");
-    let _ = std::io::stdout().flush();
+    let told = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
     // The asker reads to the end, which this is.
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);
     }
+    told.is_ok()
 }
 
 /// Away from the terminal's signals, the caller's directory and its limits.
@@ -681,7 +684,7 @@ impl Established {
         let mountpoint = plan.place.mountpoint();
         let mut report = || {
             let trees = covers.borrow().iter().map(Cover::report).collect();
-            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees };
+            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees, log: None };
             serde_json::to_string(&report).unwrap_or_default()
         };
         let mut still_needed = || !at_mountpoint || covers.borrow().iter().any(Cover::is_mounted);

@@ -1,47 +1,119 @@
-//! `quell mount`: the view at a mount point, served by a process in the background.
+//! `quell mount`: a view, or the files of stores, at a mount point, served by a process in the background.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::arguments::MountArgs;
-use crate::commands::{disks, holder};
+use crate::commands::{disks, holder, log, umount};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
 use crate::runtime;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    if let Some(config) = &args.config {
+        let logs = Config::read_logs(config)?.into_iter().map(|log| (log.stores, log.path)).collect();
+        return mount_logs(logs, &args, quiet);
+    }
+    match (&args.file, &args.mountpoint) {
+        (Some(mountpoint), None) if !args.log.is_empty() => {
+            mount_logs(vec![(args.log.clone(), mountpoint.clone())], &args, quiet)
+        }
+        (Some(_), Some(_)) if !args.log.is_empty() => Err(Failure::wrong_input(
+            "one mount point goes with --log; several stores are named as --log STORE,STORE",
+        )),
+        (None, _) if !args.log.is_empty() => {
+            Err(Failure::wrong_input("name a mount point: quell mount --log STORE MOUNTPOINT"))
+        }
+        (Some(file), Some(mountpoint)) => mount_view(&args, file, mountpoint, quiet),
+        _ => Err(Failure::wrong_input("name an index and a mount point: quell mount FILE MOUNTPOINT")),
+    }
+}
+
+fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> Result<ExitCode, Failure> {
+    let logs = &args.logs;
+    if logs.buffer.is_some() || logs.index_way.is_some() || logs.flatten_threshold.is_some() {
+        return Err(Failure::wrong_input("--buffer, --index and --flatten-threshold go with --log"));
+    }
     if args.cover.at.is_some() {
         return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
     }
     refuse_mixtures(&args.boot, &args.cover)?;
-    let mountpoint = real_path(&args.mountpoint)?;
-    if !mountpoint.is_dir() {
-        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&mountpoint))));
-    }
-    // Root mounts for everybody: the kernel's views know no other way.
-    let allow_other = args.allow_other || rustix::process::geteuid().is_root();
-    let place = Place::Mountpoint { path: mountpoint.clone(), allow_other };
+    let (mountpoint, place) = place(args, mountpoint)?;
     let mut plan = if args.image {
         disks::check_boots(args.boot.boot.len(), false)?;
-        let disk = disks::plan_of(&args.file, args.image_format, &args.cover)?;
+        let disk = disks::plan_of(file, args.image_format, &args.cover)?;
         let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
         Plan { disk: Some(disk), ..plan }
     } else {
         let tree = TreePlan {
-            index: real_path(&args.file)?,
+            index: real_path(file)?,
             source: args.cover.source.as_deref().map(real_path).transpose()?,
             at: None,
         };
         Plan { strict: true, ..Plan::new(place, vec![tree], &args.boot, &args.cover, quiet) }
     };
     plan.boots = args.boot.boot.iter().map(|path| real_path(path)).collect::<Result<_, _>>()?;
+    start(plan, &mountpoint)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Stores and mount points; all of them are mounted or none is.
+fn mount_logs(
+    logs: Vec<(Vec<PathBuf>, PathBuf)>,
+    args: &MountArgs,
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    let mut plans = Vec::new();
+    for (stores, mountpoint) in &logs {
+        let (mountpoint, place) = place(args, mountpoint)?;
+        let log = log::plan_of(stores, &mountpoint, args.logs)?;
+        let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
+        plans.push((Plan { log: Some(log), ..plan }, mountpoint));
+    }
+    let mut mounted: Vec<PathBuf> = Vec::new();
+    for (plan, mountpoint) in plans {
+        if let Err(failure) = start(plan, &mountpoint) {
+            for point in mounted.iter().rev() {
+                if let Err(failure) = umount::take_away(point, false) {
+                    eprintln!("quell: {failure}");
+                }
+            }
+            return Err(failure);
+        }
+        mounted.push(mountpoint);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The mount point without symbolic links, and who is let in.
+fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
+    let path = mountpoint.canonicalize().map_err(|e| {
+        let advice = match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+            Some(rustix::io::Errno::NOTCONN) => {
+                format!("; who served it has gone: quell umount {}", shown(mountpoint))
+            }
+            _ => String::new(),
+        };
+        Failure::wrong_input(format!("{}: {e}{advice}", shown(mountpoint)))
+    })?;
+    if !path.is_dir() {
+        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
+    }
+    // Root mounts for everybody: the kernel's views know no other way.
+    let allow_other = args.allow_other || rustix::process::geteuid().is_root();
+    Ok((path.clone(), Place::Mountpoint { path, allow_other }))
+}
+
+fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
     plan.directory = runtime::directory()?;
-    plan.key = runtime::mount_key(&mountpoint);
+    plan.key = runtime::mount_key(mountpoint);
     if quell_overlay::ask(&plan.directory, &plan.key)?.is_some() {
-        return Err(Failure::wrong_input(format!("{} has a view already", shown(&mountpoint))));
+        return Err(Failure::wrong_input(format!("{} has a view already", shown(mountpoint))));
     }
     match holder::start(&plan, &[])?.refused {
-        None => Ok(ExitCode::SUCCESS),
+        None => Ok(()),
         Some(refusal) => Err(Failure::of_code(refusal.code, refusal.message)),
     }
 }

@@ -448,7 +448,7 @@ fn config(report: &Report) -> Config {
         let index = names.into_iter().find(free).expect("there is a next number").into();
         trees.push(TreeConfig { path, index });
     }
-    Config { trees }
+    Config { trees, logs: Vec::new() }
 }
 
 /// The two or three commands that the user runs next.

@@ -62,7 +62,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     let mut trees = Vec::new();
     let mut files = Vec::new();
     if let Some(file) = &args.config {
-        for tree in Config::read(file)?.trees {
+        for tree in Config::read_trees(file)? {
             let index = index_at(&tree.path, &tree.index, quiet)?;
             trees.push(TreePlan { index: index.path.clone(), source: None, at: None });
             files.push(index);

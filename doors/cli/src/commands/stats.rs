@@ -6,10 +6,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::arguments::StatsArgs;
+use clap::ValueEnum;
+
+use crate::arguments::{IndexWay, StatsArgs};
+use crate::commands::log::joined;
 use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
-use crate::plan::{Report, TreeReport};
+use crate::plan::{LogReport, Report, TreeReport};
 use crate::runtime;
 
 pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
@@ -37,7 +40,7 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the holders that serve the path: it is their mount point, their index, or the tree they cover.
+/// Those of the holders that serve the path: it is their mount point, their index, their store, or the tree they cover.
 fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
     let directory = runtime::directory()?;
     let real = real_path(path)?;
@@ -47,7 +50,8 @@ fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
         let Ok(Some(text)) = quell_overlay::ask(&directory, &key) else { continue };
         let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
         let serves = |tree: &TreeReport| tree.index == real || tree.path == real;
-        if report.mountpoint.as_ref() == Some(&real) || report.trees.iter().any(serves) {
+        let stores = report.log.as_ref().is_some_and(|log| log.stores.contains(&real));
+        if report.mountpoint.as_ref() == Some(&real) || stores || report.trees.iter().any(serves) {
             reports.push(report);
         }
     }
@@ -55,6 +59,9 @@ fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
 }
 
 fn print(report: &Report) {
+    if let Some(log) = &report.log {
+        print_log(log, report.pid);
+    }
     for tree in &report.trees {
         println!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
         println!("  why this view       {}", tree.reason);
@@ -71,17 +78,39 @@ fn print(report: &Report) {
     }
 }
 
+fn print_log(log: &LogReport, pid: u32) {
+    println!("{} (log of {}, process {pid})", shown(&log.path), joined(&log.stores));
+    println!("  buffer bytes        {}", log.buffer_bytes);
+    println!("  index               {}", way(log.index));
+    for (name, value) in &log.counters {
+        println!("  {:<20}{value}", name.replace('_', " "));
+    }
+}
+
+fn way(way: IndexWay) -> String {
+    way.to_possible_value().expect("none is hidden").get_name().to_owned()
+}
+
 /// The text format that Prometheus and its node exporter read.
 fn prometheus(reports: &[Report]) -> String {
     let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+    let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     for report in reports {
+        if let Some(log) = &report.log {
+            let (path, stores) = (escape(shown(&log.path)), escape(joined(&log.stores)));
+            let labels = format!("path=\"{path}\",stores=\"{stores}\",view=\"log\",pid=\"{}\"", report.pid);
+            for (name, value) in &log.counters {
+                samples
+                    .entry(format!("quell_{name}_total"))
+                    .or_default()
+                    .push(format!("{{{labels}}} {value}"));
+            }
+        }
         for tree in &report.trees {
-            let escape =
-                |path: &Path| shown(path).replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             let labels = format!(
                 "path=\"{}\",index=\"{}\",view=\"{}\",pid=\"{}\"",
-                escape(&tree.path),
-                escape(&tree.index),
+                escape(shown(&tree.path)),
+                escape(shown(&tree.index)),
                 tree.view,
                 report.pid
             );

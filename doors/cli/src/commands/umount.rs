@@ -26,9 +26,15 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
     if !is_ours(&path) {
         return Err(Failure::wrong_input(format!("{} is no mount of quell's", shown(&path))));
     }
-    unmount(&path, args.force)?;
-    wait_for_end(&path);
+    take_away(&path, args.force)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Unmounts and waits until nothing of it runs any more.
+pub fn take_away(path: &Path, force: bool) -> Result<(), Failure> {
+    unmount(path, force)?;
+    wait_for_end(path);
+    Ok(())
 }
 
 fn is_ours(path: &Path) -> bool {

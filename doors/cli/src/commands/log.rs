@@ -1,0 +1,222 @@
+//! Log mounts: what `quell mount --log` asks, checked, and the process that serves it. What is written there goes to stores
+//! as logs; docs/formats/log.md.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use quell_fuse::Session;
+use quell_log::{Choices, LogFs};
+use quell_overlay::Holder;
+use rustix::fs::{Access, AtFlags, CWD};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::arguments::{IndexWay, LogArgs};
+use crate::commands::holder::{answer, say};
+use crate::failure::Failure;
+use crate::inputs::shown;
+use crate::mounts;
+use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
+
+/// How often the process looks whether its mount is still there.
+const LOOKS: Duration = Duration::from_millis(250);
+const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
+
+/// What is asked, checked as far as can be told before anything is served. `mountpoint` has no symbolic links.
+pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs) -> Result<LogPlan, Failure> {
+    let flatten = how.index_way == Some(IndexWay::Flatten);
+    if how.flatten_threshold.is_some() && !flatten {
+        return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten"));
+    }
+    let stores = stores.iter().map(|store| real_store(store)).collect::<Result<Vec<_>, _>>()?;
+    for (place, store) in stores.iter().enumerate() {
+        refuse_nested(store, mountpoint, &stores[..place])?;
+        may_write(store)?;
+    }
+    Ok(LogPlan {
+        stores,
+        buffer_bytes: how.buffer.map_or(Choices::default().buffer_bytes, |bytes| bytes as usize),
+        index: how.index_way.unwrap_or(IndexWay::Parallel),
+        flatten_threshold_bytes: how.flatten_threshold.unwrap_or(FLATTEN_THRESHOLD_BYTES),
+    })
+}
+
+fn real_store(store: &Path) -> Result<PathBuf, Failure> {
+    let name = shown(store);
+    let found = store.canonicalize().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Failure::wrong_input(format!(
+            "{name} does not exist; a store is an empty directory at first: mkdir {name}"
+        )),
+        _ => Failure::wrong_input(format!("{name}: {e}")),
+    })?;
+    match found.is_dir() {
+        true => Ok(found),
+        false => Err(Failure::wrong_input(format!("{name} is not a directory, as stores are"))),
+    }
+}
+
+/// A mount that shows its own store, or hides it, would ask itself.
+fn refuse_nested(store: &Path, mountpoint: &Path, others: &[PathBuf]) -> Result<(), Failure> {
+    let (name, point) = (shown(store), shown(mountpoint));
+    let wrong = |message: String| Err(Failure::wrong_input(message));
+    if store == mountpoint {
+        return wrong(format!("{name} is the mount point, too: name another directory to mount on"));
+    }
+    if store.starts_with(mountpoint) {
+        return wrong(format!("the store {name} lies below the mount point {point}, which would hide it"));
+    }
+    if mountpoint.starts_with(store) {
+        return wrong(format!("the mount point {point} lies in the store {name}: name one outside of it"));
+    }
+    let Some(other) = others.iter().find(|other| store.starts_with(other) || other.starts_with(store)) else {
+        return Ok(());
+    };
+    match other == store {
+        true => wrong(format!("the store {name} is named twice")),
+        false => wrong(format!("of the stores {name} and {} one lies in the other", shown(other))),
+    }
+}
+
+fn may_write(store: &Path) -> Result<(), Failure> {
+    let access = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(CWD, store, access, AtFlags::EACCESS).map_err(|e| {
+        let what = match e {
+            rustix::io::Errno::ROFS => "its file system is mounted read-only".to_owned(),
+            rustix::io::Errno::ACCESS => {
+                "you may not write to it; its owner can allow it, or name a store of yours".to_owned()
+            }
+            e => io::Error::from(e).to_string(),
+        };
+        Failure::cannot(format!("the store {}: {what}", shown(store)))
+    })
+}
+
+fn choices(plan: &LogPlan) -> Choices {
+    let usual = Choices { buffer_bytes: plan.buffer_bytes, flatten_bytes: 0, ..Choices::default() };
+    match plan.index {
+        IndexWay::Original => Choices { index_threads: 1, ..usual },
+        IndexWay::Flatten => Choices { flatten_bytes: plan.flatten_threshold_bytes, ..usual },
+        IndexWay::Parallel => usual,
+    }
+}
+
+/// The process that serves: answers, serves until somebody takes the mount away, ends what is still open.
+pub fn hold(plan: &Plan) -> Result<ExitCode, Failure> {
+    match establish(plan) {
+        Ok(served) => {
+            // Nobody who asks for a mount and goes before it is there finds it later.
+            let wanted = answer(&Answer { refused: None });
+            quell_overlay::sweep(&plan.directory);
+            served.serve(wanted)?;
+        }
+        Err(failure) => {
+            answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Served {
+    holder: Holder,
+    session: Session,
+    fs: Arc<LogFs>,
+    path: PathBuf,
+    plan: LogPlan,
+    /// Somebody asked this process to end.
+    ending: Arc<AtomicBool>,
+}
+
+fn establish(plan: &Plan) -> Result<Served, Failure> {
+    let log = plan.log.as_ref().expect("asked before");
+    let Place::Mountpoint { path, allow_other } = &plan.place else {
+        return Err(Failure::wrong_input("stores are mounted, not run in"));
+    };
+    let ending = Arc::default();
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ending))
+            .map_err(|e| Failure::cannot(format!("cannot wait for signals: {e}")))?;
+    }
+    let fs = Arc::new(quell_stack::open_log(&log.stores, choices(log))?);
+    let options = quell_fuse::Options {
+        threads: plan.threads.into(),
+        allow_other: *allow_other,
+        source: mounts::source_of(Path::new(&joined(&log.stores))),
+        ..quell_fuse::Options::default()
+    };
+    let session = quell_fuse::at(Arc::clone(&fs) as _, path, &options)?;
+    let holder = Holder::bind(&plan.directory, &plan.key)?;
+    if !plan.quiet {
+        say(&format!("what is written to {} goes to {}", shown(path), joined(&log.stores)));
+    }
+    Ok(Served { holder, session, fs, path: path.clone(), plan: log.clone(), ending })
+}
+
+/// Stores as people read them.
+pub fn joined(stores: &[PathBuf]) -> String {
+    stores.iter().map(shown).collect::<Vec<_>>().join(",")
+}
+
+impl Served {
+    fn serve(self, wanted: bool) -> Result<(), Failure> {
+        let Served { holder, session, fs, path, plan, ending } = self;
+        let mut report = || {
+            let pairs = session.counters().snapshot().pairs();
+            let log = LogReport {
+                path: path.clone(),
+                stores: plan.stores.clone(),
+                buffer_bytes: plan.buffer_bytes as u64,
+                index: plan.index,
+                counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
+            };
+            let (pid, mountpoint) = (std::process::id(), Some(path.clone()));
+            let report = Report { pid, mountpoint, trees: Vec::new(), log: Some(log) };
+            serde_json::to_string(&report).unwrap_or_default()
+        };
+        let mut still_needed =
+            || wanted && !ending.load(Ordering::Relaxed) && !session.is_over() && mounts::is_ours_at(&path);
+        let served = holder.serve(None, LOOKS, &mut report, &mut still_needed, &mut || ());
+        // Programs that use it all the same get errors from here on; what they have written is kept.
+        session.stop();
+        if let Err(e) = fs.end() {
+            say(&format!("{}: not all that was written could be kept: {e}", shown(&path)));
+        }
+        served?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_would_ask_itself_is_refused() {
+        let refused = |store: &str, point: &str, others: &[&str]| {
+            let others: Vec<PathBuf> = others.iter().map(PathBuf::from).collect();
+            refuse_nested(Path::new(store), Path::new(point), &others).unwrap_err().to_string()
+        };
+        assert!(refused("/a", "/a", &[]).contains("another directory"));
+        assert!(refused("/a/b", "/a", &[]).contains("hide"));
+        assert!(refused("/a", "/a/b", &[]).contains("outside"));
+        assert!(refused("/a", "/m", &["/b", "/a"]).contains("twice"));
+        assert!(refused("/a", "/m", &["/a/b"]).contains("one lies in the other"));
+        assert!(refuse_nested(Path::new("/ab"), Path::new("/a"), &["/abc".into()]).is_ok());
+    }
+
+    #[test]
+    fn the_three_ways_to_an_index_are_what_the_layer_does() {
+        let way = |index| {
+            let (stores, buffer_bytes) = (Vec::new(), 4096);
+            let Choices { buffer_bytes, index_threads, flatten_bytes } =
+                choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5 });
+            assert_eq!(buffer_bytes, 4096);
+            (index_threads > 1, flatten_bytes)
+        };
+        assert_eq!(way(IndexWay::Original), (false, 0));
+        assert_eq!(way(IndexWay::Flatten), (true, 5));
+        assert_eq!(way(IndexWay::Parallel), (true, 0));
+    }
+}
