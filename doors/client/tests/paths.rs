@@ -1,0 +1,79 @@
+//! What paths lead to, and that nothing is kept of those that were walked.
+
+use std::path::Path;
+
+use quell_client::{Choices, Create, ErrorKind, How, Kind, Store};
+
+const MAKE: How = How { create: Create::IfMissing, ..How::READ_WRITE };
+
+fn open(directory: &Path) -> Store {
+    Store::open(&[directory], Choices::default()).unwrap()
+}
+
+#[test]
+fn paths_are_within_the_store_whatever_they_say() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = open(temp.path());
+    store.make_dir(b"a", 0o755).unwrap();
+    store.make_dir(b"/a//b/", 0o755).unwrap();
+    store.open_file(b"a/./b/../file", MAKE).unwrap().close().unwrap();
+    for same in [&b"a/file"[..], b"/a/file", b"../../a/file", b"a/b/.././file"] {
+        assert_eq!(store.stat(same).unwrap().kind, Kind::File, "{}", same.escape_ascii());
+    }
+    for root in [&b""[..], b"/", b".", b"..", b"a/.."] {
+        assert_eq!(store.list(root).unwrap().len(), 1, "{}", root.escape_ascii());
+        assert_eq!(store.open_file(root, MAKE).unwrap_err().kind, ErrorKind::IsADirectory);
+    }
+    assert_eq!(store.stat(b"a/file/..").unwrap_err().kind, ErrorKind::NotADirectory);
+    assert_eq!(store.stat(b"a/none/..").unwrap_err().kind, ErrorKind::NotFound);
+    assert_eq!(store.stat(b".quell").unwrap_err().kind, ErrorKind::NotFound);
+}
+
+#[test]
+fn symbolic_links_are_not_followed() {
+    let temp = tempfile::tempdir().unwrap();
+    let store = open(temp.path());
+    std::os::unix::fs::symlink("/", temp.path().join("link")).unwrap();
+    assert_eq!(store.stat(b"link").unwrap().kind, Kind::Symlink);
+    assert_eq!(store.open_file(b"link", How::READ).unwrap_err().errno(), 40);
+    assert_eq!(store.open_file(b"link/etc/passwd", How::READ).unwrap_err().errno(), 40);
+    store.remove(b"link").unwrap();
+}
+
+#[test]
+fn a_file_that_another_one_replaced_is_another_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let (store, other) = (open(temp.path()), open(temp.path()));
+    let write = |store: &Store, bytes: &[u8]| {
+        let file = store.open_file(b"file", MAKE).unwrap();
+        file.write_at(bytes, 0).unwrap();
+        file.close().unwrap();
+    };
+    write(&store, b"first");
+    let open_still = store.open_file(b"file", How::READ).unwrap();
+    other.remove(b"file").unwrap();
+    write(&other, b"second!");
+    assert_eq!(store.stat(b"file").unwrap().size_bytes, 7);
+    let mut bytes = [0; 16];
+    let n = store.open_file(b"file", How::READ).unwrap().read_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes[..n], b"second!");
+    drop(open_still);
+}
+
+#[test]
+fn what_was_opened_and_closed_many_times_leaves_no_descriptors() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let temp = tempfile::tempdir().unwrap();
+    let before = descriptors();
+    let store = open(temp.path());
+    for i in 0..300 {
+        let name = format!("file-{i}");
+        let file = store.open_file(name.as_bytes(), MAKE).unwrap();
+        file.append(b"x").unwrap();
+        file.close().unwrap();
+        store.stat(name.as_bytes()).unwrap();
+    }
+    drop(store);
+    // Other tests of this program open some of their own meanwhile.
+    assert!(descriptors() < before + 100);
+}

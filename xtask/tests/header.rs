@@ -1,0 +1,26 @@
+//! The C header as a test: made anew from the functions of doors/capi, it is what is checked in. With `BLESS=1` in the
+//! environment it is written instead.
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn the_header_is_what_the_functions_say() {
+    let room =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").join("doors/capi");
+    let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).expect("cbindgen.toml");
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    // In this order in the header.
+    for source in ["errors", "stores", "files", "directories"] {
+        builder = builder.with_src(room.join("src").join(source).with_extension("rs"));
+    }
+    let mut made = Vec::new();
+    builder.generate().expect("the sources are Rust").write(&mut made);
+    let made = String::from_utf8(made).expect("text");
+    let header = room.join("include/quell.h");
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(&header, &made).expect("the header can be written");
+    }
+    let kept = fs::read_to_string(&header).unwrap_or_default();
+    assert!(made == kept, "{}: run BLESS=1 cargo test -p xtask --test header", header.display());
+}
