@@ -39,7 +39,7 @@ class Mount:
     def start(self):
         self.point.mkdir(parents=True, exist_ok=True)
         self.runtime.mkdir(mode=0o700, exist_ok=True)
-        run([self.quell, "mount", "--log", self.store, self.point], env=self.environment())
+        run([self.quell, "mount", "--quiet", "--log", self.store, self.point], env=self.environment())
 
     def environment(self):
         return {**os.environ, "QUELL_RUNTIME_DIR": str(self.runtime)}
