@@ -17,9 +17,25 @@ pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> 
 
 /// Opens the stores, making what each of them keeps for itself where it is missing.
 pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
-    let open = |path: &_| Ok(Arc::new(PosixDir::open(AsRef::<Path>::as_ref(path))?) as Arc<dyn WritableDir>);
-    let roots = stores.iter().map(open).collect::<Result<Vec<_>>>()?;
+    Stores::open(roots(stores)?, this_host()?, DIRECTORIES)
+}
+
+/// Opens stores that are there already; nothing is written, so that they may be read-only.
+pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
+    let roots = roots(stores)?;
+    for (root, path) in roots.iter().zip(stores) {
+        if !quell_log::is_store(&**root)? {
+            let path = path.as_ref().as_os_str().as_encoded_bytes();
+            let source = Some("it is no store".into());
+            return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
+        }
+    }
     Stores::open(roots, this_host()?, DIRECTORIES)
+}
+
+fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Arc<dyn WritableDir>>> {
+    let open = |path: &_| Ok(Arc::new(PosixDir::open(AsRef::<Path>::as_ref(path))?) as Arc<dyn WritableDir>);
+    stores.iter().map(open).collect()
 }
 
 /// This process on this node.

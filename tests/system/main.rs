@@ -23,6 +23,7 @@ mod fidelity;
 mod formats;
 mod freshness;
 mod index_command;
+mod log_tools;
 mod machines;
 mod model;
 mod moosefs;

@@ -7,6 +7,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::until::{self, Until};
 
+mod log;
+
+pub use log::{
+    LogCommand, LogExportArgs, LogImportArgs, LogLsArgs, LogMapArgs, LogQueryArgs, LogStatArgs, MoveArgs,
+    StoresArg,
+};
+
 const AFTER: &str = "\
 Exit codes: 0 done; 1 the answer is no (a difference was found, something could not be read);
 2 wrong usage or input; 3 this machine cannot do it. `quell run` ends with its program's own.
@@ -36,6 +43,8 @@ pub enum Command {
     Boot(BootCommand),
     Mount(MountArgs),
     Umount(UmountArgs),
+    #[command(subcommand)]
+    Log(LogCommand),
     Verify(VerifyArgs),
     Show(ShowArgs),
     Stats(StatsArgs),

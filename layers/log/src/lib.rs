@@ -6,6 +6,7 @@
 
 mod bytes;
 mod container;
+mod crew;
 mod damage;
 mod data_log;
 mod descriptors;
@@ -20,13 +21,26 @@ mod meta;
 mod naming;
 mod nodes;
 mod placement;
+mod report;
 mod runs;
+mod scan;
 mod stores;
+#[cfg(test)]
+mod test_stores;
+mod transfer;
+mod tree;
 mod view;
 mod writer;
 
+pub use container::Container;
+pub use crew::Tally;
 pub use damage::Damage;
 pub use file_system::LogFs;
 pub use log_file::Choices;
-pub use meta::Holder;
+pub use meta::{Cut, Holder};
+pub use report::{
+    Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,
+};
 pub use stores::{Host, Stores};
+pub use transfer::{How, Moved, Offered, Snapshot, Wanted, export, import};
+pub use tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};

@@ -100,7 +100,7 @@ fn summary(image: &Image, args: &ShowArgs) {
 
 /// Seconds since 1970 as a decimal number, as `find -printf %T@` has it: nanoseconds count forward from the
 /// second, so before 1970 they are taken away from its size.
-fn time(time: Time) -> String {
+pub(super) fn time(time: Time) -> String {
     if time.seconds < 0 && time.nanoseconds > 0 {
         return format!("-{}.{:09}", -(time.seconds + 1), 1_000_000_000 - time.nanoseconds);
     }

@@ -1,0 +1,193 @@
+//! What can be said to `quell log`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+/// Look into the stores of a log mount without a mount: list, map and check files, bring them in and out.
+///
+/// STORE is the directory that was given to `quell mount --log`; several are separated by commas, as many as the mount has.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Example:
+  quell log ls /scratch/store
+  quell log map /scratch/store ckpt/step-100.bin
+  quell log fsck /scratch/store --repair
+  quell log export /scratch/store ckpt /archive/ckpt -j 16")]
+pub enum LogCommand {
+    Ls(LogLsArgs),
+    Stat(LogStatArgs),
+    Map(LogMapArgs),
+    Query(LogQueryArgs),
+    Export(LogExportArgs),
+    Import(LogImportArgs),
+}
+
+/// Directories, as many as the mount has.
+#[derive(Debug, Args)]
+pub struct StoresArg {
+    /// The store, or the stores, separated by commas.
+    #[arg(value_name = "STORE[,STORE...]")]
+    pub stores: PathBuf,
+}
+
+impl StoresArg {
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let bytes = self.stores.as_os_str().as_bytes();
+        let parts = bytes.split(|byte| *byte == b',').filter(|part| !part.is_empty());
+        parts.map(|part| PathBuf::from(OsStr::from_bytes(part))).collect()
+    }
+}
+
+/// List files with their sizes, logs, writers that have not ended, and bytes in the store.
+///
+/// Exit code 1 if a file could not be read.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log ls /scratch/store
+  quell log ls /scratch/store ckpt --recursive --json")]
+pub struct LogLsArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    /// A directory or file, as the mount names it [default: the root].
+    pub path: Option<PathBuf>,
+    /// Also all that is below.
+    #[arg(short, long)]
+    pub recursive: bool,
+    /// Print one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show all that a file's container has: writers and whether they are gone, logs, epochs, cuts, flat indices.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  quell log stat /scratch/store ckpt/step-100.bin")]
+pub struct LogStatArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    pub path: PathBuf,
+    /// Threads that read index logs.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show which log holds which bytes of a file, in the order of the file, holes too.
+///
+/// A line for each stretch: start, end, writer, position among that writer's bytes, place in its data log, epoch and
+/// sequence. A checksum of 8 bytes follows each block of a data log.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log map /scratch/store ckpt.bin
+  quell log map /scratch/store ckpt.bin --offset 1048576 --length 4096 --json")]
+pub struct LogMapArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    pub path: PathBuf,
+    /// Begin at this byte of the file.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub offset: u64,
+    /// Show so many bytes of the file [default: to its end].
+    #[arg(long, value_name = "N")]
+    pub length: Option<u64>,
+    /// Threads that read index logs.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Print one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show which bytes of a file the bytes of a log are, and whether the file still has them.
+///
+/// The other way round than `map`, in the order of the log: each stretch is held by the file, was overwritten (and by
+/// whom), or was cut away.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee
+  quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee --position 0 --length 4096 --json")]
+pub struct LogQueryArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    pub path: PathBuf,
+    /// The writer, as `stat` and `map` show it.
+    #[arg(long, value_name = "W", value_parser = |text: &str| u64::from_str_radix(text, 16))]
+    pub writer: u64,
+    /// Begin at this position: bytes of the file in the log, without heads and checksums.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub position: u64,
+    /// Show so many bytes of the log [default: to its end].
+    #[arg(long, value_name = "N")]
+    pub length: Option<u64>,
+    /// Threads that read index logs.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Print one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How files are moved; common to `export` and `import`.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct MoveArgs {
+    /// Files, and ranges of large ones, that are copied at once.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Go on where an earlier one ended: files that are there with their size and time are left, others are replaced.
+    #[arg(long)]
+    pub resume: bool,
+    /// Read everything that was written again and compare it.
+    #[arg(long)]
+    pub verify: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Write files of a store as plain files.
+///
+/// A file gets its name when it is whole. Holes stay holes; permissions, times and links are kept, owners if root
+/// does it. Stores may be read-only. A file that is being written meanwhile is brought out as it is when its turn comes, and
+/// is named. Exit code 1 if something could not be brought out.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log export /scratch/store ckpt/step-100.bin step-100.bin
+  quell log export /scratch/store ckpt /archive/ckpt -j 16 --verify
+  quell log export /scratch/a,/scratch/b / /archive/all --resume")]
+pub struct LogExportArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    /// A file or directory, as the mount names it; `/` is all.
+    pub path: PathBuf,
+    /// For a file its new name, or a directory to put it into; for a directory, one that does not exist or is empty.
+    pub dest: PathBuf,
+    #[command(flatten)]
+    pub how: MoveArgs,
+}
+
+/// Bring plain files into a store.
+///
+/// Each thread is a writer of its own, so that large files become several logs. A file gets its name when it is whole. Holes
+/// stay holes; permissions, times and links are kept, owners if root does it. Exit code 1 if something could not be brought in.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log import step-100.bin /scratch/store ckpt
+  quell log import /archive/ckpt /scratch/a,/scratch/b ckpt -j 16 --verify")]
+pub struct LogImportArgs {
+    /// A file, or a directory with all that is in it.
+    pub source: PathBuf,
+    #[command(flatten)]
+    pub stores: StoresArg,
+    /// What it is called in the mount; a directory that is there already gets the file, or what is in the directory
+    /// [default: the root].
+    pub path: Option<PathBuf>,
+    #[command(flatten)]
+    pub how: MoveArgs,
+}

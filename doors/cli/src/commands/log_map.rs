@@ -1,0 +1,97 @@
+//! `quell log map` and `query`: which log has which bytes of a file, and back. A line is printed as it is found.
+
+use std::io::{BufWriter, Write};
+use std::process::ExitCode;
+
+use quell_log::{Fate, Resolved, Source, Stretch, Wrote};
+use serde_json::json;
+
+use super::log_list::{container, open};
+use crate::arguments::{LogMapArgs, LogQueryArgs};
+use crate::failure::{Failure, YES};
+
+/// Lines on standard output, in pieces; a reader that has gone ends the program as `println!` does.
+struct Lines(BufWriter<std::io::StdoutLock<'static>>);
+
+impl Lines {
+    fn new() -> Lines {
+        Lines(BufWriter::with_capacity(1 << 16, std::io::stdout().lock()))
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        said(writeln!(self.0, "{line}"));
+    }
+
+    fn end(mut self) {
+        said(self.0.flush());
+    }
+}
+
+/// In the words of `println!`, which main knows.
+fn said(written: std::io::Result<()>) {
+    written.unwrap_or_else(|cause| panic!("failed printing to stdout: {cause}"));
+}
+
+pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
+    let stores = open(&args.stores)?;
+    let resolved = Resolved::of(container(&stores, &args.path)?, args.threads.into())?;
+    let end = args.length.map_or(u64::MAX, |length| args.offset.saturating_add(length));
+    let mut lines = Lines::new();
+    if !args.json {
+        lines.line(format_args!(
+            "{:>14} {:>14}  {:<16} {:>14} {:>14} {:>6} {:>8}",
+            "start", "end", "writer", "position", "place", "epoch", "sequence"
+        ));
+    }
+    resolved.map(args.offset, end, &mut |Stretch { start, end, source }| match source {
+        None if args.json => {
+            lines.line(format_args!("{}", json!({ "start": start, "end": end, "hole": true })))
+        }
+        None => lines.line(format_args!("{start:>14} {end:>14}  hole")),
+        Some(Source { writer, position, place, epoch, sequence }) if args.json => {
+            lines.line(format_args!(
+                "{}",
+                json!({ "start": start, "end": end, "writer": format!("{writer:016x}"), "position": position,
+                    "place": place, "epoch": epoch, "sequence": sequence })
+            ));
+        }
+        Some(Source { writer, position, place, epoch, sequence }) => lines.line(format_args!(
+            "{start:>14} {end:>14}  {writer:016x} {position:>14} {place:>14} {epoch:>6} {sequence:>8}"
+        )),
+    });
+    lines.end();
+    Ok(ExitCode::from(YES))
+}
+
+pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
+    let stores = open(&args.stores)?;
+    let resolved = Resolved::of(container(&stores, &args.path)?, args.threads.into())?;
+    let end = args.length.map_or(u64::MAX, |length| args.position.saturating_add(length));
+    let mut lines = Lines::new();
+    if !args.json {
+        lines.line(format_args!("{:>14} {:>14} {:>14} {:>14}  now", "position", "place", "start", "end"));
+    }
+    resolved.query(args.writer, args.position, end, &mut |Wrote { position, place, start, end, fate }| {
+        let (state, by) = match fate {
+            Fate::Held => ("held", None),
+            Fate::Overwritten(source) => ("overwritten", Some(source)),
+            Fate::Cut => ("cut", None),
+        };
+        if args.json {
+            let mut value =
+                json!({ "position": position, "place": place, "start": start, "end": end, "now": state });
+            if let Some(Source { writer, epoch, sequence, .. }) = by {
+                value["by"] =
+                    json!({ "writer": format!("{writer:016x}"), "epoch": epoch, "sequence": sequence });
+            }
+            lines.line(format_args!("{value}"));
+        } else {
+            let by =
+                by.map(|s| format!(" by {:016x} in epoch {}, sequence {}", s.writer, s.epoch, s.sequence));
+            let by = by.unwrap_or_default();
+            lines.line(format_args!("{position:>14} {place:>14} {start:>14} {end:>14}  {state}{by}"));
+        }
+    })?;
+    lines.end();
+    Ok(ExitCode::from(YES))
+}

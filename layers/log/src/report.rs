@@ -1,0 +1,368 @@
+//! What people ask about one file: what its container holds, which log has which bytes of it, and what became of the
+//! bytes of one log. Nothing is changed, and no writer is waited for.
+
+use std::sync::Arc;
+
+use quell_fs::{Attributes, Error, ErrorKind, NodeId, Result};
+
+use crate::container::Container;
+use crate::descriptors::Descriptors;
+use crate::extents::{Extent, Piece};
+use crate::frames::{Frame, SUM_BYTES};
+use crate::log_file::{Choices, LogFile};
+use crate::meta::{Cut, Holder, Summary};
+use crate::runs::Run;
+use crate::scan::{self, IndexEnd};
+use crate::stores::Host;
+use crate::view::View;
+
+/// Data logs that are open at once while one file is looked at.
+const DATA_LOGS_OPEN: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).expect("not zero");
+
+/// What a list of files tells of one.
+#[derive(Debug, Clone, Copy)]
+pub struct Brief {
+    pub attributes: Attributes,
+    /// Writers with logs, ended or not.
+    pub writers: usize,
+    /// Those that have not ended.
+    pub open: usize,
+    /// Bytes of all data logs.
+    pub data_bytes: u64,
+}
+
+/// Who writes a log that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Open {
+    pub holder: Holder,
+    /// The process is known to have ended.
+    pub is_gone: bool,
+}
+
+/// One writer and its logs.
+#[derive(Debug, Clone)]
+pub struct WriterReport {
+    pub writer: u64,
+    /// `None` for one that has ended.
+    pub open: Option<Open>,
+    /// First and last; `None` if it wrote nothing yet.
+    pub epochs: Option<(u64, u64)>,
+    pub frames: u64,
+    /// Frames that the index log does not tell of.
+    pub frames_unindexed: u64,
+    /// As they are encoded: in the index log, and in the frames beyond it.
+    pub runs: u64,
+    /// Bytes of the file in the log, also those that were overwritten.
+    pub payload_bytes: u64,
+    pub data_bytes: u64,
+    pub index_bytes: u64,
+}
+
+/// A flat index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlatReport {
+    pub name: String,
+    pub bytes: u64,
+}
+
+/// Everything of one file.
+#[derive(Debug)]
+pub struct FileReport {
+    pub number: u128,
+    pub store: usize,
+    pub block_bytes: u32,
+    pub directories: u32,
+    pub attributes: Attributes,
+    /// The largest epoch that was taken.
+    pub epoch: u64,
+    pub writers: Vec<WriterReport>,
+    pub cuts: Vec<Cut>,
+    pub flats: Vec<FlatReport>,
+    /// Extents of the file as readers see it.
+    pub extents: u64,
+    /// Bytes of the file that somebody wrote; the rest are holes.
+    pub held_bytes: u64,
+}
+
+/// A file as its container has it.
+fn file_of(container: Container) -> LogFile {
+    LogFile::new(container, Choices::default(), Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
+}
+
+/// What a list tells of the file in `container`.
+pub fn brief(container: Container) -> Result<Brief> {
+    let file = file_of(container);
+    let attributes = file.attributes(NodeId(0))?;
+    let container = file.container();
+    let summary = container.summary()?;
+    let mut data_bytes = summary.data_bytes();
+    for (writer, ..) in &summary.open {
+        if let Some((file, _)) = scan::data(container, *writer)? {
+            data_bytes += file.stat()?.size_bytes;
+        }
+    }
+    let writers = summary.closed.len() + summary.open.len();
+    Ok(Brief { attributes, writers, open: summary.open.len(), data_bytes })
+}
+
+/// Looks at all of the file in `container`.
+pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
+    let file = file_of(container);
+    let attributes = file.attributes(NodeId(0))?;
+    let container = file.container();
+    let summary = container.summary()?;
+    let (epochs, names) = container.epochs_and_flats()?;
+    let mut flats = Vec::new();
+    for name in names {
+        let bytes = container.dir().stat(&name)?.size_bytes;
+        flats.push(FlatReport { name: String::from_utf8_lossy(&name).into_owned(), bytes });
+    }
+    let mut writers = Vec::new();
+    for closed in &summary.closed {
+        writers.push(of_writer(container, closed.writer, None)?);
+    }
+    for (writer, _, holder) in &summary.open {
+        writers.push(of_writer(container, *writer, Some(open(container.host(), holder)))?);
+    }
+    writers.sort_by_key(|writer| (writer.epochs, writer.writer));
+    let view = View::build(container, &summary, threads)?;
+    let (mut extents, mut held_bytes) = (0, 0);
+    view.extents().pieces(0, view.size(), &mut |piece| {
+        if let Piece::Data(extent) = piece {
+            (extents, held_bytes) = (extents + 1, held_bytes + u64::from(extent.length));
+        }
+    });
+    let head = container.head();
+    Ok(FileReport {
+        number: container.number(),
+        store: container.home(),
+        block_bytes: head.block_bytes,
+        directories: head.directories,
+        attributes,
+        epoch: epochs.last().copied().unwrap_or(crate::container::FIRST_EPOCH).max(summary.epoch()),
+        writers,
+        cuts: summary.cuts,
+        flats,
+        extents,
+        held_bytes,
+    })
+}
+
+pub(crate) fn open(host: &Host, holder: &Holder) -> Open {
+    Open { holder: holder.clone(), is_gone: (host.is_gone)(holder) }
+}
+
+fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<WriterReport> {
+    let mut report = WriterReport {
+        writer,
+        open,
+        epochs: None,
+        frames: 0,
+        frames_unindexed: 0,
+        runs: 0,
+        payload_bytes: 0,
+        data_bytes: 0,
+        index_bytes: 0,
+    };
+    let mut epochs: Option<(u64, u64)> = None;
+    let mut saw = |first: u64, last: u64| {
+        let (low, high) = epochs.unwrap_or((first, last));
+        epochs = Some((low.min(first), high.max(last)));
+    };
+    let IndexEnd { bytes, position, data_place, .. } = scan::batches(container, writer, &mut |batch, _| {
+        report.runs += batch.runs.len() as u64;
+        report.frames += batch.frames.groups().iter().map(|group| group.repeat).sum::<u64>();
+        if let Some((first, last)) = batch.frames.epochs() {
+            saw(first, last);
+        }
+        Ok(true)
+    })?;
+    report.index_bytes = bytes.unwrap_or(0);
+    report.payload_bytes = position;
+    if let Some((file, _)) = scan::data(container, writer)? {
+        report.data_bytes = file.stat()?.size_bytes;
+        let block_bytes = container.head().block_bytes.into();
+        let (_, position) =
+            scan::frames(&*file, block_bytes, (data_place, position), &mut |_, head, runs| {
+                report.frames_unindexed += 1;
+                report.runs += runs.len() as u64;
+                saw(head.epoch, head.epoch);
+                Ok(true)
+            })?;
+        report.payload_bytes = position;
+    }
+    report.frames += report.frames_unindexed;
+    report.epochs = epochs;
+    Ok(report)
+}
+
+/// Where bytes of a log lie and when they were written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source {
+    pub writer: u64,
+    pub position: u64,
+    /// Of the first byte, in the data log. A checksum of 8 bytes follows each block.
+    pub place: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+}
+
+/// A stretch of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    pub start: u64,
+    pub end: u64,
+    /// `None`: a hole.
+    pub source: Option<Source>,
+}
+
+/// Where `position`, which lies in `frame`, is in the data log.
+fn place_of(frame: &Frame, position: u64, block_bytes: u64) -> u64 {
+    let into = position - frame.position;
+    frame.payload_place + into + into / block_bytes * SUM_BYTES
+}
+
+/// The extents of a file resolved once, to be asked.
+#[derive(Debug)]
+pub struct Resolved {
+    container: Container,
+    view: View,
+    summary: Summary,
+}
+
+impl Resolved {
+    /// Resolves what the logs hold now.
+    pub fn of(container: Container, threads: usize) -> Result<Resolved> {
+        let summary = container.summary()?;
+        let view = View::build(&container, &summary, threads)?;
+        Ok(Resolved { container, view, summary })
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.view.size()
+    }
+
+    fn source(&self, extent: &Extent) -> Source {
+        let log = &self.view.logs()[extent.log as usize];
+        let frame = log.frames.frame(extent.position);
+        let place = place_of(&frame, extent.position, log.frames.block_bytes());
+        let Frame { epoch, sequence, .. } = frame;
+        Source { writer: log.writer, position: extent.position, place, epoch, sequence }
+    }
+
+    /// Visits what there is from `start` to `end` or the end of the file, in order and without gaps.
+    pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(Stretch)) {
+        let end = end.min(self.size_bytes());
+        if start >= end {
+            return;
+        }
+        self.view.extents().pieces(start, end, &mut |piece| {
+            visit(match piece {
+                Piece::Hole(start, end) => Stretch { start, end, source: None },
+                Piece::Data(extent) => {
+                    Stretch { start: extent.start, end: extent.end(), source: Some(self.source(&extent)) }
+                }
+            });
+        });
+    }
+
+    /// Visits the bytes of `writer`'s log from position `start` to `end`, in the order in which they lie in the log: where
+    /// in the file they were written, and what the file has there now. Errors: `NotFound`, no such writer.
+    pub fn query(&self, writer: u64, start: u64, end: u64, visit: &mut dyn FnMut(Wrote)) -> Result<()> {
+        let known = self.summary.closed.iter().any(|closed| closed.writer == writer)
+            || self.summary.open.iter().any(|(open, ..)| *open == writer);
+        if !known {
+            return Err(Error::new(ErrorKind::NotFound, "find writer", format!("{writer:016x}")));
+        }
+        // What came after the view was built is not told.
+        let log = self.view.logs().iter().find(|log| log.writer == writer);
+        let end = end.min(log.map_or(0, |log| log.frames.position()));
+        let indexed = scan::batches(&self.container, writer, &mut |batch, position| {
+            Ok(self.query_runs(writer, &batch.runs, position, (start, end), visit))
+        })?;
+        if indexed.position < end
+            && let Some((file, _)) = scan::data(&self.container, writer)?
+        {
+            let from = (indexed.data_place, indexed.position);
+            let block_bytes = self.container.head().block_bytes.into();
+            scan::frames(&*file, block_bytes, from, &mut |_, head, runs| {
+                Ok(self.query_runs(writer, &runs, head.position, (start, end), visit))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The part of `query` that is in these runs; whether there may be more behind them.
+    fn query_runs(
+        &self,
+        writer: u64,
+        runs: &[Run],
+        mut position: u64,
+        (start, end): (u64, u64),
+        visit: &mut dyn FnMut(Wrote),
+    ) -> bool {
+        for run in runs {
+            if position >= end {
+                return false;
+            }
+            // The extents before `start` are not gone through one by one.
+            let mut i = (start.saturating_sub(position) / run.length).min(run.count);
+            while i < run.count && position + i * run.length < end {
+                let at = position + i * run.length;
+                let (from, to) = (at.max(start), (at + run.length).min(end));
+                if from < to {
+                    let file = run.start_of(i) + (from - at);
+                    self.became(writer, from, file, to - from, visit);
+                }
+                i += 1;
+            }
+            position += run.bytes();
+        }
+        position < end
+    }
+
+    /// What became of `length` bytes that `writer` has at `position` and wrote at `start`.
+    fn became(&self, writer: u64, position: u64, start: u64, length: u64, visit: &mut dyn FnMut(Wrote)) {
+        self.view.extents().pieces(start, start + length, &mut |piece| {
+            let (from, to, fate) = match piece {
+                Piece::Hole(from, to) => (from, to, Fate::Cut),
+                Piece::Data(extent) => {
+                    let source = self.source(&extent);
+                    let is_own =
+                        source.writer == writer && source.position == position + (extent.start - start);
+                    (extent.start, extent.end(), if is_own { Fate::Held } else { Fate::Overwritten(source) })
+                }
+            };
+            let frame = self.view.logs().iter().find(|log| log.writer == writer).map(|log| &log.frames);
+            let at = position + (from - start);
+            let place = frame.map_or(0, |frames| place_of(&frames.frame(at), at, frames.block_bytes()));
+            visit(Wrote { position: at, place, start: from, end: to, fate });
+        });
+    }
+}
+
+/// What became of bytes of a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// The file holds them.
+    Held,
+    /// The file holds what was written later.
+    Overwritten(Source),
+    /// The file was cut afterwards.
+    Cut,
+}
+
+/// Bytes of a log, and where in the file they were written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wrote {
+    pub position: u64,
+    /// Of the first byte, in the data log.
+    pub place: u64,
+    pub start: u64,
+    pub end: u64,
+    pub fate: Fate,
+}
+
+#[cfg(test)]
+#[path = "report_test.rs"]
+mod tests;

@@ -1,0 +1,119 @@
+//! What is told of a file is what was written to it.
+
+use quell_fs::{Change, FileSystem, Writable};
+use quell_testkit::{MemoryStore, Random};
+
+use super::*;
+use crate::test_stores::{again, container, content, make, mount, pattern};
+
+/// Two processes write here and there, one after another.
+fn scribble(stores: &[MemoryStore], cut: bool) {
+    let fs = mount(stores, 5, 1);
+    let one = make(&fs, "f", 1);
+    let other = again(&fs, "f", 2);
+    let mut random = Random::new(9);
+    for turn in 0..60 {
+        let bytes = pattern(1 + random.below(9000), turn);
+        let file = if random.one_in(2) { &one } else { &other };
+        file.write_at(&bytes, random.below(200_000) as u64).unwrap();
+    }
+    drop((one, other));
+    if cut {
+        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+        fs.change(node, &Change { size_bytes: Some(100_000), ..Change::default() }).unwrap();
+    }
+}
+
+#[test]
+fn the_map_names_the_bytes_that_readers_get() {
+    let stores = [MemoryStore::new()];
+    scribble(&stores, false);
+    let resolved = Resolved::of(container(&stores, "f"), 2).unwrap();
+    let whole = content(&stores, "f").unwrap();
+    let logs = container(&stores, "f");
+    let mut at = 0;
+    let mut holes = 0;
+    resolved.map(0, u64::MAX, &mut |stretch| {
+        assert_eq!(stretch.start, at);
+        at = stretch.end;
+        let expected = &whole[stretch.start as usize..stretch.end as usize];
+        let Some(source) = stretch.source else {
+            holes += 1;
+            assert!(expected.iter().all(|byte| *byte == 0));
+            return;
+        };
+        // Up to the next checksum the bytes lie one after another in the data log.
+        let mut first = [0; 1];
+        let file = logs.open_data(source.writer).unwrap();
+        file.read_at(&mut first, source.place).unwrap();
+        assert_eq!(first[0], expected[0], "{stretch:?}");
+    });
+    assert_eq!(at, whole.len() as u64);
+    assert!(holes > 0);
+    let (mut some, mut part) = (Vec::new(), Vec::new());
+    resolved.map(1000, 5000, &mut |stretch| some.push(stretch));
+    resolved.map(5000, u64::MAX, &mut |stretch| part.push(stretch));
+    assert_eq!((some[0].start, some.last().unwrap().end, part[0].start), (1000, 5000, 5000));
+}
+
+#[test]
+fn what_became_of_a_log_adds_up_to_what_the_map_says() {
+    for cut in [false, true] {
+        let stores = [MemoryStore::new(), MemoryStore::new()];
+        scribble(&stores, cut);
+        let report = of_file(container(&stores, "f"), 1).unwrap();
+        assert_eq!(report.writers.len(), 2);
+        let resolved = Resolved::of(container(&stores, "f"), 1).unwrap();
+        let (mut held, mut cut_away) = (0, 0);
+        for writer in &report.writers {
+            let mut at = 0;
+            resolved
+                .query(writer.writer, 0, u64::MAX, &mut |wrote| {
+                    assert_eq!(wrote.position, at);
+                    let length = wrote.end - wrote.start;
+                    at += length;
+                    let mut now = Vec::new();
+                    resolved.map(wrote.start, wrote.end, &mut |stretch| now.push(stretch));
+                    match wrote.fate {
+                        Fate::Held => {
+                            held += length;
+                            let source = now[0].source.unwrap();
+                            assert_eq!((now.len(), source.position), (1, wrote.position));
+                            assert_eq!((source.writer, source.place), (writer.writer, wrote.place));
+                        }
+                        Fate::Overwritten(by) => {
+                            assert_eq!((now.len(), now[0].source), (1, Some(by)));
+                        }
+                        Fate::Cut => cut_away += length,
+                    }
+                })
+                .unwrap();
+            assert_eq!(at, writer.payload_bytes);
+        }
+        assert_eq!(held, report.held_bytes);
+        assert_eq!(cut_away > 0, cut);
+        assert_eq!(report.cuts.len(), usize::from(cut));
+        let mut one = Vec::new();
+        resolved.query(report.writers[0].writer, 777, 778, &mut |wrote| one.push(wrote)).unwrap();
+        assert_eq!((one.len(), one[0].position, one[0].end - one[0].start), (1, 777, 1));
+        assert_eq!(resolved.query(1, 0, 1, &mut |_| ()).unwrap_err().kind, ErrorKind::NotFound);
+    }
+}
+
+#[test]
+fn a_writer_that_has_not_ended_is_told_with_its_process() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, crate::test_stores::GONE);
+    let file = make(&fs, "f", 1);
+    file.write_at(b"hello", 10).unwrap();
+    file.sync().unwrap();
+    file.write_at(b"more", 100).unwrap();
+    file.publish().unwrap();
+    let report = of_file(container(&stores, "f"), 1).unwrap();
+    let [writer] = &report.writers[..] else { panic!("{report:?}") };
+    assert!(writer.open.as_ref().unwrap().is_gone);
+    assert_eq!((writer.frames, writer.payload_bytes, report.held_bytes), (2, 9, 9));
+    assert_eq!(report.attributes.size_bytes, 104);
+    let brief = brief(container(&stores, "f")).unwrap();
+    assert_eq!((brief.writers, brief.open, brief.data_bytes), (1, 1, writer.data_bytes));
+}

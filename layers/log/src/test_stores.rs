@@ -1,0 +1,79 @@
+//! Stores in memory for the tests of this room, and files in them that are written as a mount writes them.
+
+use std::sync::{Arc, Mutex};
+
+use quell_backing::WritableDir;
+use quell_fs::{FileSystem, Kind, New, Open, Writable, WritableFile};
+use quell_testkit::{MemoryStore, Random};
+
+use crate::container::Container;
+use crate::file_system::LogFs;
+use crate::log_file::Choices;
+use crate::meta::Holder;
+use crate::stores::{Host, Stores};
+use crate::tree::{Found, find};
+
+/// Processes with this number are gone.
+pub const GONE: u32 = 666;
+pub const NODE: &str = "boot.node1";
+
+pub fn host(seed: u64, pid: u32) -> Host {
+    let random = Mutex::new(Random::new(seed));
+    Host {
+        holder: Holder { pid, start: 1, node: NODE.to_owned() },
+        uid: 1000,
+        gid: 100,
+        random: Box::new(move || random.lock().unwrap().number()),
+        is_gone: Box::new(|holder| holder.pid == GONE),
+    }
+}
+
+fn roots(stores: &[MemoryStore]) -> Vec<Arc<dyn WritableDir>> {
+    stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect()
+}
+
+pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
+    Stores::open(roots(stores), host(seed, 1), 4).unwrap()
+}
+
+/// A mount by process `pid`.
+pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
+    let choices = Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0 };
+    LogFs::new(Stores::open(roots(stores), host(seed, pid), 4).unwrap(), choices)
+}
+
+pub fn make(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
+    let how = Open { process, ..Open::READ_WRITE };
+    let new = New { permissions: 0o640, uid: 1000, gid: 100 };
+    fs.create(fs.root(), name.as_bytes(), new, how).unwrap().1
+}
+
+/// Opens a file of the root once more, for another process.
+pub fn again(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
+    let node = fs.lookup(fs.root(), name.as_bytes()).unwrap().unwrap().node;
+    fs.open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
+}
+
+pub fn container(stores: &[MemoryStore], name: &str) -> Container {
+    let stores = Arc::new(opened(stores, 99));
+    match find(&stores, name.as_bytes()).unwrap() {
+        Found::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Bytes that tell where they are from.
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    (0..length).map(|_| random.number() as u8).collect()
+}
+
+/// All of a file, as a fresh mount reads it.
+pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> {
+    let fs = mount(stores, 77, 1);
+    let attributes = fs.lookup(fs.root(), name.as_bytes())?.unwrap();
+    let mut bytes = vec![0; attributes.size_bytes as usize];
+    let n = fs.open(attributes.node)?.read_at(&mut bytes, 0)?;
+    assert_eq!(n, bytes.len());
+    Ok(bytes)
+}

@@ -1,0 +1,847 @@
+//! Files out of the stores and into them, without a mount: a tree of the stores becomes a tree of plain files, and
+//! back. A file gets its name when it is whole. Holes stay holes.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_fs::{
+    Attributes, Change, Error, ErrorKind, File, FileSystem, Kind, New, NodeId, Open, Rename, Result, Time,
+    Writable, errno,
+};
+
+use crate::container::Container;
+use crate::crew::{self, Tally};
+use crate::data_log::{self, NoEdges};
+use crate::descriptors::Descriptors;
+use crate::extents::Piece;
+use crate::file_system::LogFs;
+use crate::log_file::{Choices, LogFile};
+use crate::meta::Summary;
+use crate::stores::{Stores, number_name};
+use crate::tree::{Entry, StoredDir};
+use crate::view::View;
+
+/// Bytes that are copied at once.
+const PIECE_BYTES: usize = 4 << 20;
+/// Files larger than this are copied by several threads, each a range of this size.
+const RANGE_BYTES: u64 = 128 << 20;
+/// Runs of zeros that are left out of what is imported, if the file had holes.
+const HOLE_BYTES: usize = 64 << 10;
+/// Data logs that are open for reading at once.
+const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+/// What is not yet a file has a name that begins with this.
+const TEMPORARY: &[u8] = b".quell-part-";
+/// Permissions of what is not yet whole.
+const OWN_FILE: u32 = 0o600;
+const OWN_DIR: u32 = 0o700;
+
+/// The file of a container at one moment.
+pub struct Snapshot {
+    file: LogFile,
+    attributes: Attributes,
+    summary: Summary,
+    view: View,
+    descriptors: Arc<Descriptors>,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl Snapshot {
+    /// Errors: `Damaged`, also where a log has lost bytes that its writer had written before it ended.
+    pub fn take(container: Container, threads: usize) -> Result<Snapshot> {
+        Snapshot::with(container, threads, &Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
+    }
+
+    fn with(container: Container, threads: usize, descriptors: &Arc<Descriptors>) -> Result<Snapshot> {
+        let file = LogFile::new(container, Choices::default(), Arc::clone(descriptors));
+        let attributes = file.attributes(NodeId(0))?;
+        let summary = file.container().summary()?;
+        let view = View::build(file.container(), &summary, threads)?;
+        let cut_epoch = summary.last_cut().filter(|cut| cut.size == 0).map_or(0, |cut| cut.order.epoch);
+        for closed in summary.closed.iter().filter(|closed| closed.last_epoch >= cut_epoch) {
+            let log = view.logs().iter().find(|log| log.writer == closed.writer);
+            if log.is_none_or(|log| log.frames.place() < closed.data_bytes) {
+                return Err(Error {
+                    source: Some(format!("the log of writer {:016x} is not whole", closed.writer).into()),
+                    ..Error::new(ErrorKind::Damaged, "read", b"a log")
+                });
+            }
+        }
+        Ok(Snapshot { file, attributes, summary, view, descriptors: Arc::clone(descriptors) })
+    }
+
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.view.size()
+    }
+
+    /// Whether somebody has the file open for writing who is not known to be gone.
+    pub fn is_being_written(&self) -> bool {
+        let host = self.file.container().host();
+        self.summary.open.iter().any(|(_, _, holder)| !(host.is_gone)(holder))
+    }
+
+    /// The stretches from `start` to `end` that are no holes.
+    pub fn stretches(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        let end = end.min(self.size_bytes());
+        if start < end {
+            self.view.extents().pieces(start, end, &mut |piece| {
+                let Piece::Data(extent) = piece else { return };
+                match found.last_mut() {
+                    Some((_, last)) if *last == extent.start => *last = extent.end(),
+                    _ => found.push((extent.start, extent.end())),
+                }
+            });
+        }
+        found
+    }
+}
+
+impl File for Snapshot {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let end = offset.saturating_add(into.len() as u64).min(self.size_bytes());
+        let length = end.saturating_sub(offset) as usize;
+        let container = self.file.container();
+        for piece in self.view.wanted(&mut into[..length], offset) {
+            let file = self.descriptors.data(container, piece.writer)?;
+            let part = &mut into[piece.into..piece.into + piece.length];
+            let block_bytes = container.head().block_bytes.into();
+            data_log::read_payload(&*file, &piece.frame, block_bytes, piece.position, part, &NoEdges)?;
+        }
+        Ok(length)
+    }
+}
+
+/// How files are moved out or in.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    pub threads: usize,
+    /// What is there already, with the size and time that it should have, is left as it is; what has others is replaced.
+    pub resume: bool,
+    /// Everything that was written is read again and compared.
+    pub verify: bool,
+    /// Owners and groups are kept.
+    pub owners: bool,
+}
+
+/// What was moved.
+#[derive(Debug, Default)]
+pub struct Moved {
+    pub files: u64,
+    pub bytes: u64,
+    pub dirs: u64,
+    pub links: u64,
+    /// Files that were there already.
+    pub skipped: u64,
+    /// Files that others were writing meanwhile.
+    pub written: Vec<Vec<u8>>,
+    /// What can be neither in a store nor brought out of one: devices, sockets, fifos.
+    pub special: Vec<Vec<u8>>,
+    pub failed: Vec<(Vec<u8>, Error)>,
+}
+
+/// What all threads share.
+struct Work<'a> {
+    how: How,
+    tally: &'a Tally,
+    moved: Mutex<Moved>,
+    random: &'a (dyn Fn() -> u128 + Sync),
+}
+
+impl Work<'_> {
+    fn note(&self, note: impl FnOnce(&mut Moved)) {
+        note(&mut self.moved.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn failed(&self, path: &[u8], error: Error) {
+        self.note(|moved| moved.failed.push((path.to_vec(), error)));
+    }
+
+    fn temporary(&self) -> Vec<u8> {
+        [TEMPORARY, &number_name((self.random)())[..]].concat()
+    }
+
+    /// Between two pieces: whether to go on.
+    fn go_on(&self) -> Result<()> {
+        match self.tally.is_stopped() {
+            true => Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", b"")),
+            false => Ok(()),
+        }
+    }
+
+    fn end(self) -> Moved {
+        self.moved.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}
+
+/// The state in which an entry is left.
+fn change_of(how: &How, permissions: Option<u32>, uid: u32, gid: u32, modified: Time) -> Change {
+    let (uid, gid) = if how.owners { (Some(uid), Some(gid)) } else { (None, None) };
+    Change { permissions, uid, gid, size_bytes: None, modified: Some(modified) }
+}
+
+fn change_from(how: &How, stat: &Stat, is_link: bool) -> Change {
+    change_of(how, (!is_link).then_some(stat.mode & 0o7777), stat.uid, stat.gid, stat.modified)
+}
+
+/// Gives `from` its final name. Not every file system can see to it that nothing has it by then.
+fn settle(dir: &dyn WritableDir, from: &[u8], to: &[u8], resume: bool) -> Result<()> {
+    if resume {
+        return dir.rename(from, dir, to, Rename::Replace);
+    }
+    match dir.rename(from, dir, to, Rename::Keep) {
+        Err(error) if error.kind == ErrorKind::Unsupported => match dir.stat(to) {
+            Ok(_) => Err(Error::new(ErrorKind::Exists, "name", to)),
+            Err(_) => dir.rename(from, dir, to, Rename::Replace),
+        },
+        renamed => renamed,
+    }
+}
+
+/// A directory that is being written; its attributes are set when all that is in it is there.
+struct OutDir<'a> {
+    dir: Arc<dyn WritableDir>,
+    path: Vec<u8>,
+    change: Option<Change>,
+    work: &'a Work<'a>,
+    /// Nothing above it is finished before it.
+    _parent: Option<Arc<OutDir<'a>>>,
+}
+
+impl Drop for OutDir<'_> {
+    fn drop(&mut self) {
+        if let Some(change) = &self.change
+            && !self.work.tally.is_stopped()
+            && let Err(error) = self.dir.change(b"", change)
+        {
+            self.work.failed(&self.path, error);
+        }
+    }
+}
+
+/// A file that several threads bring out.
+struct OutFile<'a> {
+    snapshot: Snapshot,
+    into: Box<dyn WritableFile>,
+    temporary: Vec<u8>,
+    name: Vec<u8>,
+    dir: Arc<OutDir<'a>>,
+    left: AtomicUsize,
+    failure: Mutex<Option<Error>>,
+}
+
+enum OutTask<'a> {
+    Dir(Arc<StoredDir>, Entry, Arc<OutDir<'a>>),
+    Entry(Arc<StoredDir>, Entry, Arc<OutDir<'a>>, Vec<u8>),
+    Range(Arc<OutFile<'a>>, u64, u64),
+}
+
+/// What is brought out of the stores.
+#[derive(Debug)]
+pub enum Wanted {
+    /// All that is in a directory.
+    Dir(StoredDir),
+    /// A file or a link of a directory, and the name that it gets.
+    Entry(StoredDir, Entry, Vec<u8>),
+}
+
+/// Brings files out of the stores into `to`. What could not be brought out is told and leaves nothing under its name.
+pub fn export(wanted: Wanted, to: Arc<dyn WritableDir>, how: How, tally: &Tally) -> Result<Moved> {
+    let stores = Arc::clone(match &wanted {
+        Wanted::Dir(dir) | Wanted::Entry(dir, ..) => dir.stores(),
+    });
+    let random = || stores.random_number();
+    let work = Work { how, tally, moved: Mutex::default(), random: &random };
+    let out = |dir, change| OutDir { dir, path: Vec::new(), change, work: &work, _parent: None };
+    let mut first = Vec::new();
+    match wanted {
+        Wanted::Dir(dir) => {
+            let change = change_from(&how, &dir.stat()?, false);
+            let out = Arc::new(out(to, Some(change)));
+            list_into(Arc::new(dir), &out, &mut first)?;
+        }
+        Wanted::Entry(dir, entry, name) => {
+            first.push(OutTask::Entry(Arc::new(dir), entry, Arc::new(out(to, None)), name));
+        }
+    }
+    let descriptors = Arc::new(Descriptors::new(DATA_LOGS_OPEN));
+    crew::run(how.threads, first, tally, &|task, more| match task {
+        OutTask::Dir(from, entry, parent) => {
+            let path = joined(&parent.path, &entry.name);
+            if let Err(error) = export_dir(&work, &from, &entry, parent, more) {
+                work.failed(&path, error);
+            }
+        }
+        OutTask::Entry(from, entry, dir, name) => {
+            let path = joined(&dir.path, &name);
+            let done = match entry.kind {
+                Kind::Symlink => export_link(&work, &from, &entry, &dir, &name),
+                _ => begin_file(&work, &from, &entry, dir, name, &descriptors, more),
+            };
+            if let Err(error) = done {
+                work.failed(&path, error);
+            }
+        }
+        OutTask::Range(file, start, end) => export_range(&work, &file, start, end),
+    });
+    Ok(work.end())
+}
+
+fn list_into<'a>(dir: Arc<StoredDir>, out: &Arc<OutDir<'a>>, more: &mut Vec<OutTask<'a>>) -> Result<()> {
+    for entry in dir.list()?.entries.into_iter().rev() {
+        let (dir, out, name) = (Arc::clone(&dir), Arc::clone(out), entry.name.clone());
+        more.push(match entry.kind {
+            Kind::Dir => OutTask::Dir(dir, entry, out),
+            _ => OutTask::Entry(dir, entry, out, name),
+        });
+    }
+    Ok(())
+}
+
+fn export_dir<'a>(
+    work: &'a Work<'a>,
+    from: &StoredDir,
+    entry: &Entry,
+    parent: Arc<OutDir<'a>>,
+    more: &mut Vec<OutTask<'a>>,
+) -> Result<()> {
+    let dir = from.enter(&entry.name)?;
+    let change = Some(change_from(&work.how, &dir.stat()?, false));
+    match parent.dir.make_dir(&entry.name, OWN_DIR) {
+        Err(error) if error.kind == ErrorKind::Exists && work.how.resume => {}
+        made => made?,
+    }
+    let path = joined(&parent.path, &entry.name);
+    let into = parent.dir.open_writable_dir(&entry.name)?;
+    let out = Arc::new(OutDir { dir: into, path, change, work, _parent: Some(parent) });
+    work.note(|moved| moved.dirs += 1);
+    list_into(Arc::new(dir), &out, more)
+}
+
+fn export_link(
+    work: &Work<'_>,
+    from: &StoredDir,
+    entry: &Entry,
+    out: &OutDir<'_>,
+    name: &[u8],
+) -> Result<()> {
+    let (target, stat) = from.link(entry)?;
+    if work.how.resume && out.dir.read_link(name).is_ok_and(|there| there == target) {
+        work.note(|moved| moved.skipped += 1);
+        return Ok(());
+    }
+    let temporary = work.temporary();
+    out.dir.make_symlink(&temporary, &target)?;
+    let done = (out.dir)
+        .change(&temporary, &change_from(&work.how, &stat, true))
+        .and_then(|()| settle(&*out.dir, &temporary, name, work.how.resume));
+    if done.is_err() {
+        let _ = out.dir.remove(&temporary);
+    }
+    done?;
+    work.note(|moved| moved.links += 1);
+    Ok(())
+}
+
+fn begin_file<'a>(
+    work: &'a Work<'a>,
+    from: &StoredDir,
+    entry: &Entry,
+    dir: Arc<OutDir<'a>>,
+    name: Vec<u8>,
+    descriptors: &Arc<Descriptors>,
+    more: &mut Vec<OutTask<'a>>,
+) -> Result<()> {
+    let container = match from.open(entry) {
+        // A directory with the name of a container and nothing in it is none: no mount shows it.
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
+        container => container?,
+    };
+    let snapshot = Snapshot::with(container, work.how.threads, descriptors)?;
+    if let Ok(there) = dir.dir.stat(&name) {
+        let same = (there.kind(), there.size_bytes, there.modified)
+            == (Some(Kind::File), snapshot.size_bytes(), snapshot.attributes.modified);
+        if !work.how.resume {
+            return Err(Error::new(ErrorKind::Exists, "export", &name));
+        }
+        if same && !snapshot.is_being_written() {
+            work.note(|moved| moved.skipped += 1);
+            return Ok(());
+        }
+    }
+    if snapshot.is_being_written() {
+        work.note(|moved| moved.written.push(joined(&dir.path, &name)));
+    }
+    let temporary = work.temporary();
+    let into = dir.dir.create_file(&temporary, OWN_FILE)?;
+    let size = snapshot.size_bytes();
+    let step = if work.how.threads > 1 { RANGE_BYTES } else { u64::MAX };
+    let ranges = size.div_ceil(step).max(1);
+    let (left, failure) = (AtomicUsize::new(ranges as usize), Mutex::new(None));
+    let file = Arc::new(OutFile { snapshot, into, temporary, name, dir, left, failure });
+    for range in (1..ranges).rev() {
+        more.push(OutTask::Range(
+            Arc::clone(&file),
+            range * step,
+            (range + 1).saturating_mul(step).min(size),
+        ));
+    }
+    export_range(work, &file, 0, step.min(size));
+    Ok(())
+}
+
+/// Copies a range; who is last makes the file whole.
+fn export_range(work: &Work<'_>, file: &OutFile<'_>, start: u64, end: u64) {
+    if let Err(error) = copy_range(work, file, start, end) {
+        file.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+    if file.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+        return;
+    }
+    let failure = file.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let done = match failure {
+        Some(error) => Err(error),
+        None => finish_file(work, file),
+    };
+    match done {
+        Ok(()) => {
+            work.tally.add_file();
+            work.note(|moved| {
+                (moved.files, moved.bytes) = (moved.files + 1, moved.bytes + file.snapshot.size_bytes())
+            });
+        }
+        Err(error) => {
+            let _ = file.dir.dir.remove(&file.temporary);
+            if !work.tally.is_stopped() {
+                work.failed(&joined(&file.dir.path, &file.name), error);
+            }
+        }
+    }
+}
+
+impl Drop for OutFile<'_> {
+    fn drop(&mut self) {
+        // Ranges that were not begun, as somebody wanted an end: nothing stays.
+        if *self.left.get_mut() > 0 {
+            let _ = self.dir.dir.remove(&self.temporary);
+        }
+    }
+}
+
+fn copy_range(work: &Work<'_>, file: &OutFile<'_>, start: u64, end: u64) -> Result<()> {
+    let mut buffer = vec![0; PIECE_BYTES.min((end - start) as usize)];
+    for (from, to) in file.snapshot.stretches(start, end) {
+        let mut at = from;
+        while at < to {
+            work.go_on()?;
+            let part = &mut buffer[..PIECE_BYTES.min((to - at) as usize)];
+            read_whole(&file.snapshot, part, at)?;
+            file.into.write_at(part, at)?;
+            at += part.len() as u64;
+            work.tally.add_bytes(part.len() as u64);
+        }
+    }
+    Ok(())
+}
+
+fn read_whole(file: &dyn File, into: &mut [u8], offset: u64) -> Result<()> {
+    match file.read_at(into, offset)? == into.len() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Stale, "read", b"the file became shorter")),
+    }
+}
+
+fn finish_file(work: &Work<'_>, file: &OutFile<'_>) -> Result<()> {
+    let Attributes { permissions, uid, gid, modified, .. } = file.snapshot.attributes;
+    let size = file.snapshot.size_bytes();
+    file.into.set_size(size)?;
+    if work.how.verify {
+        compare(work, &file.snapshot, &*file.into, size)?;
+    }
+    let dir = &*file.dir.dir;
+    dir.change(&file.temporary, &change_of(&work.how, Some(permissions), uid, gid, modified))?;
+    settle(dir, &file.temporary, &file.name, work.how.resume)
+}
+
+/// Reads both again, from beginning to end.
+fn compare(work: &Work<'_>, one: &dyn File, other: &dyn File, size: u64) -> Result<()> {
+    let (mut a, mut b) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+    let mut at = 0;
+    while at < size {
+        work.go_on()?;
+        let n = PIECE_BYTES.min((size - at) as usize);
+        read_whole(one, &mut a[..n], at)?;
+        read_whole(other, &mut b[..n], at)?;
+        if a[..n] != b[..n] {
+            return Err(Error {
+                source: Some("what was written reads back otherwise".into()),
+                ..Error::new(ErrorKind::Damaged, "compare", b"")
+            });
+        }
+        at += n as u64;
+    }
+    Ok(())
+}
+
+/// A directory that is being filled with what is imported.
+struct InDir<'a> {
+    node: NodeId,
+    from: Arc<dyn Dir>,
+    path: Vec<u8>,
+    change: Option<Change>,
+    into: &'a LogFs,
+    stores: &'a Stores,
+    work: &'a Work<'a>,
+    _parent: Option<Arc<InDir<'a>>>,
+}
+
+impl Drop for InDir<'_> {
+    fn drop(&mut self) {
+        if let Some(change) = &self.change
+            && !self.work.tally.is_stopped()
+            && let Err(error) = self.into.change(self.node, change)
+        {
+            self.work.failed(&self.path, error);
+        }
+        if self._parent.is_some() {
+            self.into.forget(self.node, 1);
+        }
+    }
+}
+
+/// A file that several threads bring in.
+struct InFile<'a> {
+    from: Box<dyn OpenFile>,
+    stat: Stat,
+    node: NodeId,
+    temporary: Vec<u8>,
+    name: Vec<u8>,
+    dir: Arc<InDir<'a>>,
+    /// Writers that nobody uses just now; there are as many as threads were at the file at once.
+    idle: Mutex<Vec<Box<dyn quell_fs::WritableFile>>>,
+    writers: AtomicU32,
+    left: AtomicUsize,
+    failure: Mutex<Option<Error>>,
+}
+
+enum InTask<'a> {
+    Entry(Arc<InDir<'a>>, Vec<u8>, Vec<u8>),
+    Range(Arc<InFile<'a>>, u64, u64),
+}
+
+/// What is brought into the stores: all that is in a directory, or one name of it under another.
+#[derive(Debug, Clone)]
+pub enum Offered {
+    All,
+    Entry(Vec<u8>, Vec<u8>),
+}
+
+/// Brings plain files from `from` into the directory `path` of `fs`, the file system of `stores`; it must be there. Each thread is a writer
+/// of its own, so that a large file is cut among as many logs.
+pub fn import(
+    from: Arc<dyn Dir>,
+    offered: Offered,
+    fs: &LogFs,
+    stores: &Stores,
+    path: &[u8],
+    how: How,
+    tally: &Tally,
+) -> Result<Moved> {
+    let into = enter(fs, path)?;
+    let random = || stores.random_number();
+    let work = Work { how, tally, moved: Mutex::default(), random: &random };
+    let change = match offered {
+        // A store's root is the store's owner's.
+        Offered::All if into != fs.root() => Some(change_from(&how, &from.stat_self()?, false)),
+        _ => None,
+    };
+    let top =
+        InDir { node: into, from, path: Vec::new(), change, into: fs, stores, work: &work, _parent: None };
+    let top = Arc::new(top);
+    let mut first = Vec::new();
+    match offered {
+        Offered::All => offer_all(&top, &mut first)?,
+        Offered::Entry(name, named) => first.push(InTask::Entry(Arc::clone(&top), name, named)),
+    }
+    drop(top);
+    crew::run(how.threads, first, tally, &|task, more| match task {
+        InTask::Entry(dir, name, named) => {
+            let path = joined(&dir.path, &named);
+            if let Err(error) = import_entry(&work, dir, &name, named, more)
+                && !tally.is_stopped()
+            {
+                work.failed(&path, error);
+            }
+        }
+        InTask::Range(file, start, end) => import_range(&work, &file, start, end),
+    });
+    Ok(work.end())
+}
+
+/// The directory `path`; its reference is kept to the end.
+fn enter(fs: &LogFs, path: &[u8]) -> Result<NodeId> {
+    let mut at = fs.root();
+    for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {
+        let found = fs.lookup(at, name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "find", path))?;
+        if found.kind != Kind::Dir {
+            return Err(Error::new(ErrorKind::NotADirectory, "find", path));
+        }
+        at = found.node;
+    }
+    Ok(at)
+}
+
+fn offer_all<'a>(dir: &Arc<InDir<'a>>, more: &mut Vec<InTask<'a>>) -> Result<()> {
+    let mut names = dir.from.names()?;
+    names.sort_unstable_by(|a, b| b.cmp(a));
+    more.extend(names.into_iter().map(|name| InTask::Entry(Arc::clone(dir), name.clone(), name)));
+    Ok(())
+}
+
+fn import_entry<'a>(
+    work: &'a Work<'a>,
+    dir: Arc<InDir<'a>>,
+    name: &[u8],
+    named: Vec<u8>,
+    more: &mut Vec<InTask<'a>>,
+) -> Result<()> {
+    let stat = dir.from.stat(name)?;
+    let host = dir.stores.host();
+    let (uid, gid) = if work.how.owners { (stat.uid, stat.gid) } else { (host.uid, host.gid) };
+    match stat.kind() {
+        Some(Kind::Dir) => {
+            let node = match dir.into.make_dir(dir.node, &named, New { permissions: OWN_DIR, uid, gid }) {
+                Err(error) if error.kind == ErrorKind::Exists && work.how.resume => {
+                    let there = dir.into.lookup(dir.node, &named)?;
+                    match there {
+                        Some(there) if there.kind == Kind::Dir => there.node,
+                        _ => return Err(error),
+                    }
+                }
+                made => made?.node,
+            };
+            work.note(|moved| moved.dirs += 1);
+            let inner = InDir {
+                node,
+                from: dir.from.open_dir(name)?,
+                path: joined(&dir.path, &named),
+                change: Some(change_from(&work.how, &stat, false)),
+                into: dir.into,
+                stores: dir.stores,
+                work,
+                _parent: Some(dir),
+            };
+            offer_all(&Arc::new(inner), more)
+        }
+        Some(Kind::Symlink) => {
+            let target = dir.from.read_link(name)?;
+            if let Some(there) = dir.into.lookup(dir.node, &named)? {
+                let same = there.kind == Kind::Symlink && dir.into.read_link(there.node)? == target;
+                dir.into.forget(there.node, 1);
+                if !(same && work.how.resume) {
+                    return Err(Error::new(ErrorKind::Exists, "import", &named));
+                }
+                work.note(|moved| moved.skipped += 1);
+                return Ok(());
+            }
+            let made =
+                dir.into.make_symlink(dir.node, &named, &target, New { permissions: 0o777, uid, gid })?;
+            let changed = dir.into.change(made.node, &change_from(&work.how, &stat, true));
+            dir.into.forget(made.node, 1);
+            changed?;
+            work.note(|moved| moved.links += 1);
+            Ok(())
+        }
+        Some(Kind::File) => import_file(work, dir, name, named, stat, (uid, gid), more),
+        _ => {
+            let path = joined(&dir.path, &named);
+            work.note(|moved| moved.special.push(path));
+            Ok(())
+        }
+    }
+}
+
+fn import_file<'a>(
+    work: &'a Work<'a>,
+    dir: Arc<InDir<'a>>,
+    name: &[u8],
+    named: Vec<u8>,
+    stat: Stat,
+    (uid, gid): (u32, u32),
+    more: &mut Vec<InTask<'a>>,
+) -> Result<()> {
+    if let Some(there) = dir.into.lookup(dir.node, &named)? {
+        dir.into.forget(there.node, 1);
+        if !work.how.resume || there.kind != Kind::File {
+            return Err(Error::new(ErrorKind::Exists, "import", &named));
+        }
+        if (there.size_bytes, there.modified) == (stat.size_bytes, stat.modified) {
+            work.note(|moved| moved.skipped += 1);
+            return Ok(());
+        }
+    }
+    let from = dir.from.open_file(name)?;
+    let stores = dir.stores;
+    // The store that should have the file under its final name should have it from the beginning.
+    let home = stores.home(&named);
+    let temporary = loop {
+        let temporary = work.temporary();
+        if stores.home(&temporary) == home {
+            break temporary;
+        }
+    };
+    let new = New { permissions: OWN_FILE, uid, gid };
+    let (made, first) =
+        dir.into.create(dir.node, &temporary, new, Open { process: 1, ..Open::READ_WRITE })?;
+    let step = if work.how.threads > 1 { RANGE_BYTES } else { u64::MAX };
+    let ranges = stat.size_bytes.div_ceil(step).max(1);
+    let file = InFile {
+        from,
+        stat,
+        node: made.node,
+        temporary,
+        name: named,
+        dir,
+        idle: Mutex::new(vec![first]),
+        writers: AtomicU32::new(2),
+        left: AtomicUsize::new(ranges as usize),
+        failure: Mutex::new(None),
+    };
+    let file = Arc::new(file);
+    for range in (1..ranges).rev() {
+        let end = (range + 1).saturating_mul(step).min(stat.size_bytes);
+        more.push(InTask::Range(Arc::clone(&file), range * step, end));
+    }
+    import_range(work, &file, 0, step.min(stat.size_bytes));
+    Ok(())
+}
+
+fn import_range(work: &Work<'_>, file: &InFile<'_>, start: u64, end: u64) {
+    let idle = || file.idle.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = idle().pop();
+    let writer = match known {
+        Some(writer) => Ok(writer),
+        // Writers are told apart by the process: here it stands for a thread.
+        None => {
+            let process = file.writers.fetch_add(1, Ordering::Relaxed);
+            file.dir.into.open_as(file.node, Open { process, ..Open::WRITE })
+        }
+    };
+    let copied = writer.and_then(|into| {
+        import_bytes(work, file, &*into, start, end)?;
+        idle().push(into);
+        Ok(())
+    });
+    imported(work, file, copied);
+}
+
+/// A range was copied; who is last makes the file whole.
+fn imported(work: &Work<'_>, file: &InFile<'_>, copied: Result<()>) {
+    if let Err(error) = copied {
+        file.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+    }
+    if file.left.fetch_sub(1, Ordering::AcqRel) > 1 {
+        return;
+    }
+    let failure = file.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let writers = std::mem::take(&mut *file.idle.lock().unwrap_or_else(PoisonError::into_inner));
+    drop(writers);
+    let fs = file.dir.into;
+    let done = match failure {
+        Some(error) => Err(error),
+        None => settle_import(work, file),
+    };
+    match done {
+        Ok(()) => {
+            work.tally.add_file();
+            work.note(|moved| {
+                (moved.files, moved.bytes) = (moved.files + 1, moved.bytes + file.stat.size_bytes)
+            });
+        }
+        Err(error) => {
+            let _ = fs.remove(file.dir.node, &file.temporary);
+            if !work.tally.is_stopped() {
+                work.failed(&joined(&file.dir.path, &file.name), error);
+            }
+        }
+    }
+    fs.forget(file.node, 1);
+}
+
+impl Drop for InFile<'_> {
+    fn drop(&mut self) {
+        if *self.left.get_mut() > 0 {
+            let _ = self.dir.into.remove(self.dir.node, &self.temporary);
+            self.dir.into.forget(self.node, 1);
+        }
+    }
+}
+
+fn settle_import(work: &Work<'_>, file: &InFile<'_>) -> Result<()> {
+    let (fs, stat) = (file.dir.into, &file.stat);
+    let now = file.from.stat()?;
+    if (now.size_bytes, now.modified) != (stat.size_bytes, stat.modified) {
+        return Err(Error {
+            source: Some("it changed while it was read".into()),
+            ..Error::new(ErrorKind::Stale, "import", &file.name)
+        });
+    }
+    if fs.attributes(file.node)?.size_bytes != stat.size_bytes {
+        fs.change(file.node, &Change { size_bytes: Some(stat.size_bytes), ..Change::default() })?;
+    }
+    if work.how.verify {
+        compare(work, &*file.from, &*fs.open(file.node)?, stat.size_bytes)?;
+    }
+    fs.change(file.node, &change_from(&work.how, stat, false))?;
+    let keep = if work.how.resume { Rename::Replace } else { Rename::Keep };
+    fs.rename(file.dir.node, &file.temporary, file.dir.node, &file.name, keep)
+}
+
+fn import_bytes(
+    work: &Work<'_>,
+    file: &InFile<'_>,
+    into: &dyn quell_fs::WritableFile,
+    start: u64,
+    end: u64,
+) -> Result<()> {
+    let has_holes = file.stat.blocks.saturating_mul(512) < file.stat.size_bytes;
+    let mut buffer = vec![0; PIECE_BYTES.min((end - start) as usize)];
+    let mut at = start;
+    while at < end {
+        work.go_on()?;
+        let part = &mut buffer[..PIECE_BYTES.min((end - at) as usize)];
+        read_whole(&*file.from, part, at)?;
+        if has_holes {
+            let mut offset = at;
+            for stretch in part.chunks(HOLE_BYTES) {
+                if stretch.iter().any(|byte| *byte != 0) {
+                    into.write_at(stretch, offset)?;
+                }
+                offset += stretch.len() as u64;
+            }
+        } else {
+            into.write_at(part, at)?;
+        }
+        at += part.len() as u64;
+        work.tally.add_bytes(part.len() as u64);
+    }
+    into.publish()
+}
+
+#[cfg(test)]
+#[path = "transfer_test.rs"]
+mod tests;

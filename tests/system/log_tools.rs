@@ -1,0 +1,204 @@
+//! `quell log`: what the stores of a log mount hold is listed, mapped, checked, brought in and out without any mount.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::stage::{Ended, Stage, is_root};
+use crate::trees::{noise, set_mode, set_mtime};
+
+impl Stage {
+    /// `quell log` with these words.
+    #[track_caller]
+    fn log(&self, words: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
+        self.run(self.quell().arg("log").args(crate::stage::words(words)))
+    }
+}
+
+/// One object a line.
+fn lines(ended: &Ended) -> Vec<Value> {
+    ended.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A tree of plain files.
+fn plain(stage: &Stage) -> PathBuf {
+    let tree = stage.dir("plain");
+    fs::write(tree.join("large"), noise(3_000_000, 1)).unwrap();
+    fs::write(tree.join("x.container"), "a name that ours have, too").unwrap();
+    fs::write(tree.join("empty"), "").unwrap();
+    fs::create_dir_all(tree.join("d/e")).unwrap();
+    fs::write(tree.join("d/small"), "small\n").unwrap();
+    symlink("../large", tree.join("d/link")).unwrap();
+    let sparse = fs::File::create(tree.join("sparse")).unwrap();
+    sparse.write_all_at(b"far", 5_000_000).unwrap();
+    sparse.set_len(20_000_000).unwrap();
+    set_mode(&tree.join("d"), 0o750);
+    set_mode(&tree.join("d/small"), 0o604);
+    set_mtime(&tree.join("large"), 1_000_000_000, 0);
+    tree
+}
+
+/// Paths, kinds, permissions, times and bytes.
+fn look(dir: &Path, top: &Path, found: &mut Vec<String>) {
+    let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let stat = fs::symlink_metadata(&path).unwrap();
+        let name = path.strip_prefix(top).unwrap().display().to_string();
+        let state = format!("{name} {:o} {}.{}", stat.mode(), stat.mtime(), stat.mtime_nsec());
+        if stat.is_dir() {
+            found.push(state);
+            look(&path, top, found);
+        } else if stat.is_symlink() {
+            found.push(format!("{name} -> {}", fs::read_link(&path).unwrap().display()));
+        } else {
+            let bytes = fs::read(&path).unwrap();
+            let sum = bytes.iter().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add((*byte).into()));
+            found.push(format!("{state} {} {sum:x}", bytes.len()));
+        }
+    }
+}
+
+fn looked(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    look(dir, dir, &mut found);
+    found
+}
+
+#[test]
+fn a_tree_goes_into_stores_and_comes_out_as_it_was() {
+    let stage = Stage::new();
+    let tree = plain(&stage);
+    for stores in [vec!["one"], vec!["two", "three", "four"]] {
+        let dirs: Vec<_> = stores.iter().map(|name| stage.dir(name).display().to_string()).collect();
+        let named = dirs.join(",");
+        stage.log(&[&"import", &tree, &named, &"in/here"]).expect(2).says("in");
+        stage.log(&[&"import", &tree, &named, &"here", &"--verify", &"-j", &"3"]).expect(0);
+        let out = stage.path(format!("out-{}", stores[0]));
+        let told = stage.log(&[&"export", &named, &"here", &out, &"--verify", &"--json"]).expect(0).json();
+        assert_eq!((&told["files"], &told["links"]), (&5.into(), &1.into()), "{told}");
+        assert_eq!(looked(&out), looked(&tree));
+        assert!(fs::metadata(out.join("sparse")).unwrap().blocks() * 512 < 1_000_000);
+        assert_eq!(fs::metadata(&out).unwrap().permissions(), fs::metadata(&tree).unwrap().permissions());
+        // What is there is neither replaced nor copied again.
+        stage.log(&[&"export", &named, &"here", &out]).expect(2).says("--resume");
+        fs::remove_file(out.join("d/small")).unwrap();
+        let told = stage.log(&[&"export", &named, &"here", &out, &"--resume", &"--json"]).expect(0).json();
+        assert_eq!((&told["files"], &told["skipped"]), (&1.into(), &5.into()), "{told}");
+        assert_eq!(looked(&out), looked(&tree));
+        stage.log(&[&"import", &tree, &named, &"here"]).expect(1).says("exists");
+        // One file, by name and into a directory.
+        stage.log(&[&"export", &named, &"here/d/small", &stage.path("file")]).expect(0);
+        assert_eq!(fs::read_to_string(stage.path("file")).unwrap(), "small\n");
+        stage.log(&[&"export", &named, &"here/d/small", &stage.path("file")]).expect(1).says("exists");
+        stage.log(&[&"export", &named, &"here/d/small", &stage.dir("into")]).expect(0);
+        assert_eq!(fs::read_to_string(stage.path("into/small")).unwrap(), "small\n");
+        fs::remove_file(stage.path("into/small")).unwrap();
+        fs::remove_file(stage.path("file")).unwrap();
+        fs::remove_dir(stage.path("into")).unwrap();
+    }
+}
+
+#[test]
+fn a_store_that_may_only_be_read_gives_its_files() {
+    let stage = Stage::new();
+    let (tree, store) = (plain(&stage), stage.dir("store"));
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    let all = looked(&tree);
+    if is_root() {
+        // Permissions forbid root nothing; that nothing is written is seen by the times.
+        let before = looked(&store);
+        stage.log(&[&"export", &store, &"/", &stage.path("exported")]).expect(0);
+        stage.log(&[&"ls", &store, &"-r"]).expect(0);
+        assert_eq!(looked(&store), before);
+    } else {
+        let modes = |mode: &str| stage.sh(&format!("chmod -R {mode} \"$1\""), &[&store]).expect(0);
+        modes("a-w");
+        stage.log(&[&"export", &store, &"/", &stage.path("exported")]).expect(0);
+        modes("u+w");
+    }
+    assert_eq!(looked(&stage.path("exported")), all);
+}
+
+#[test]
+fn lists_and_maps_tell_where_the_bytes_are() {
+    let stage = Stage::new();
+    let (tree, store) = (plain(&stage), stage.dir("store"));
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    let listed = stage.log(&[&"ls", &store, &"--recursive", &"--json"]).expect(0);
+    let large = lines(&listed).into_iter().find(|line| line["path"] == "large").unwrap();
+    assert_eq!((&large["size"], &large["logs"], &large["open"]), (&3_000_000.into(), &1.into(), &0.into()));
+    assert!(large["store_bytes"].as_u64().unwrap() > 3_000_000);
+    let shown = stage.log(&[&"ls", &store, &"d"]).expect(0).text();
+    assert!(shown.contains("small") && shown.contains("e/") && shown.contains("link -> ../large"), "{shown}");
+
+    let facts = stage.log(&[&"stat", &store, &"large", &"--json"]).expect(0).json();
+    let writer = facts["writers"][0]["writer"].as_str().unwrap().to_owned();
+    assert_eq!((&facts["size"], &facts["mtime"]), (&3_000_000.into(), &"1000000000.000000000".into()));
+    assert!(stage.log(&[&"stat", &store, &"large"]).expect(0).text().contains(&writer));
+
+    let map = lines(&stage.log(&[&"map", &store, &"sparse", &"--json"]).expect(0));
+    let data: Vec<_> = map.iter().filter(|line| line.get("hole").is_none()).collect();
+    assert!(map[0]["hole"] == true && data.len() == 1 && map.len() == 3, "{map:?}");
+    let number = |value: &Value| value.as_u64().unwrap();
+    let (start, place) = (number(&data[0]["start"]), number(&data[0]["place"]));
+    let own = data[0]["writer"].as_str().unwrap();
+    // The bytes are where the map says.
+    let ended = stage.sh("find \"$1\" -name '*.data' | grep \"$2\"", &[&store, Path::new(own)]).expect(0);
+    let log = fs::read(ended.text().trim()).unwrap();
+    // With the checksums of the blocks before.
+    let into = 5_000_000 - start;
+    let at = (place + into + into / 16_384 * 8) as usize;
+    assert_eq!(&log[at..at + 3], b"far");
+    let part = stage.log(&[&"map", &store, &"sparse", &"--offset", &"10", &"--length", &"5", &"--json"]);
+    assert_eq!(lines(&part.expect(0)), [serde_json::json!({ "start": 10, "end": 15, "hole": true })]);
+
+    let back = lines(&stage.log(&[&"query", &store, &"sparse", &"--writer", &own, &"--json"]).expect(0));
+    assert!(back.len() == 1 && back[0]["now"] == "held" && number(&back[0]["start"]) == start, "{back:?}");
+    stage.log(&[&"query", &store, &"sparse", &"--writer", &"1"]).expect(2);
+    stage.log(&[&"query", &store, &"sparse", &"--writer", &"none"]).expect(2);
+}
+
+#[test]
+fn what_is_no_store_stays_as_it_is() {
+    let stage = Stage::new();
+    let tree = plain(&stage);
+    let before = looked(&tree);
+    for command in ["ls", "stat", "map"] {
+        stage.log(&[&command, &tree, &"large"]).expect(2);
+    }
+    stage.log(&[&"export", &tree, &"/", &stage.path("exported")]).expect(2);
+    assert_eq!(looked(&tree), before);
+    let store = stage.dir("store");
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    stage.log(&[&"ls", &store, &"none"]).expect(2).says("none");
+    stage.log(&[&"map", &store, &"d"]).expect(2).says("directory");
+    stage.log(&[&"export", &store, &"/", &store.join("d/out")]).expect(2).says("in the store");
+    stage.log(&[&"import", &store, &store, &"x"]).expect(2).says("in each other");
+}
+
+#[test]
+fn an_export_that_is_interrupted_leaves_only_whole_files() {
+    let stage = Stage::new();
+    let (tree, store, out) = (stage.dir("tree"), stage.dir("store"), stage.path("exported"));
+    for number in 0..40 {
+        fs::write(tree.join(number.to_string()), vec![number as u8; 5_000_000]).unwrap();
+    }
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    let mut command = stage.quell();
+    command.args(["log", "export"]).arg(&store).arg("/").arg(&out);
+    let mut running = stage.start(&mut command);
+    assert!(crate::stage::eventually(|| out.join("3").exists() || !running.is_running()));
+    running.signal(rustix::process::Signal::INT);
+    let ended = running.wait();
+    assert!([Some(130), Some(0)].contains(&ended.code()), "{}", ended.err);
+    for entry in fs::read_dir(&out).unwrap() {
+        let entry = entry.unwrap();
+        let number: u8 = entry.file_name().to_str().unwrap().parse().unwrap();
+        assert_eq!(fs::read(entry.path()).unwrap(), vec![number; 5_000_000]);
+    }
+    stage.log(&[&"export", &store, &"/", &out, &"--resume"]).expect(0);
+    assert_eq!(looked(&out), looked(&tree));
+}
