@@ -1,0 +1,157 @@
+"""Stores, and what is asked of them by path."""
+
+import ctypes
+import os
+import stat
+import threading
+import weakref
+from typing import NamedTuple
+
+from .file import File
+from .library import Attributes, Choices, EntryOfDirectory, Handle, call
+
+
+class Entry(NamedTuple):
+    """One entry of a directory."""
+
+    name: str
+    mode: int
+
+    def is_dir(self):
+        return stat.S_ISDIR(self.mode)
+
+    def is_file(self):
+        return stat.S_ISREG(self.mode)
+
+
+class Store:
+    """Directories that are opened as one tree of files. 0 stands for what is usual."""
+
+    def __init__(self, *directories, buffer_bytes=0, index_threads=0, flatten_bytes=0):
+        paths = [os.fsencode(directory) for directory in directories]
+        listed = (ctypes.c_char_p * len(paths))(*paths)
+        choices = Choices(buffer_bytes, index_threads, flatten_bytes)
+        pointer = ctypes.c_void_p()
+        named = directories[0] if directories else None
+        call("quell_store_open", listed, len(paths), ctypes.byref(choices), ctypes.byref(pointer), path=named)
+        self._handle = Handle(pointer, "quell_store_close")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Files that were opened through it stay open."""
+        self._handle.close()
+
+    def open(self, path, mode="rb", permissions=0o666):
+        """Opens a file: `mode` is that of Python's own `open` for bytes; the umask is taken away from `permissions`."""
+        flags = _flags(mode)
+        pointer = ctypes.c_void_p()
+        self._ask("quell_open", path, flags, permissions, ctypes.byref(pointer))
+        file = File(self, pointer, path, mode)
+        if "a" in mode:
+            file.seek(0, os.SEEK_END)
+        return file
+
+    def stat(self, path):
+        """As `os.lstat`; the access time is that of the last change."""
+        attributes = Attributes()
+        self._ask("quell_stat", path, ctypes.byref(attributes))
+        return attributes.as_stat()
+
+    def exists(self, path):
+        try:
+            self.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def truncate(self, path, size):
+        if size < 0:
+            raise ValueError("a size cannot be negative")
+        self._ask("quell_truncate", path, size)
+
+    def remove(self, path):
+        self._ask("quell_remove", path)
+
+    def rename(self, source, target):
+        """Gives `source` the name `target`, which is replaced if it is there."""
+        self._ask("quell_rename", source, _path(target))
+
+    def mkdir(self, path, permissions=0o777):
+        self._ask("quell_mkdir", path, permissions)
+
+    def rmdir(self, path):
+        self._ask("quell_rmdir", path)
+
+    def scandir(self, path=""):
+        """The entries of a directory, in no order."""
+        pointer = ctypes.c_void_p()
+        self._ask("quell_dir_open", path, ctypes.byref(pointer))
+        listing, entry, entries = Handle(pointer, "quell_dir_close"), EntryOfDirectory(), []
+        with listing as directory:
+            while call("quell_dir_next", directory, ctypes.byref(entry)):
+                entries.append(Entry(os.fsdecode(entry.name), entry.mode))
+        listing.close()
+        return entries
+
+    def listdir(self, path=""):
+        return [entry.name for entry in self.scandir(path)]
+
+    def _ask(self, function, path, *arguments):
+        with self._handle as store:
+            call(function, store, _path(path), *arguments, path=path)
+
+
+def _path(path):
+    path = os.fsencode(path)
+    if b"\0" in path:
+        raise ValueError("a path has no zero in it")
+    return path
+
+
+def _flags(mode):
+    kinds = {"r": os.O_RDONLY, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, "a": os.O_CREAT}
+    letters = sorted(mode.replace("b", "", 1).replace("+", "", 1))
+    if len(letters) != 1 or letters[0] not in kinds:
+        raise ValueError(f"the mode is one of r, w, x and a, with + and b or without, and not {mode!r}")
+    if "+" in mode:
+        return kinds[letters[0]] | os.O_RDWR
+    return kinds[letters[0]] | (os.O_RDONLY if letters[0] == "r" else os.O_WRONLY)
+
+
+# One for each tree as long as somebody has a file open: those files see each other's writes at once.
+_stores = weakref.WeakValueDictionary()
+_stores_lock = threading.Lock()
+
+
+def open(store, path, mode="rb", permissions=0o666):  # noqa: A001: it is what it is called in io, os and gzip
+    """Opens a file in a store: a directory, several of them, or a `Store`. See `Store.open`."""
+    _flags(mode)
+    if not isinstance(store, Store):
+        store = _store_of(store)
+    return store.open(path, mode, permissions)
+
+
+def _store_of(directories):
+    if isinstance(directories, (str, bytes, os.PathLike)):
+        directories = [directories]
+    directories = [os.path.realpath(os.fsencode(directory)) for directory in directories]
+    key = (os.getpid(), *directories)
+    with _stores_lock:
+        store = _stores.get(key)
+        if store is None:
+            store = _stores[key] = Store(*directories)
+        return store
+
+
+# A child must not wait for a thread that it does not have.
+def _after_fork():
+    global _stores_lock
+    _stores_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
