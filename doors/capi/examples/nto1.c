@@ -4,9 +4,9 @@
  *   nto1 --posix DIRECTORY | --quell STORE[,STORE...]   [--processes N] [--record BYTES] [--mib TOTAL] [--name FILE]
  *        [--phase both|write|read] [--rounds N] [--sync] [--shift N] [--buffer BYTES] [--keep]
  *
- * One line for each round: NAME=VALUE, separated by spaces. Times are from the moment when all processes begin a step until the last one
- * has ended it; a write ends with the close (with --sync: after a sync), and a process reads what the one --shift (1) places
- * before it wrote. open_ms is the reader's open. Every record that is read is looked at: its first and last eight bytes. */
+ * One line for each round: NAME=VALUE, separated by spaces. A rate is all bytes divided by the time from the common start, before the open, until
+ * the last process has closed the file (with --sync: synced and closed); *_open_ms is until the last one has opened it. A process
+ * reads what the one --shift (1) places after it wrote. Every record that is read is looked at: its first and last eight bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@
 #include "quell.h"
 
 enum { PROCESSES_MAX = 4096, STORES_MAX = 16 };
-enum step { WRITE_OPEN, WRITE, WRITE_CLOSE, READ_OPEN, READ, READ_CLOSE, STEPS };
+enum step { WRITE_OPENED, WRITTEN, WRITE_CLOSED, READ_OPENED, READ_CLOSED, STEPS };
 
 static struct {
     const char *directory;          /* --posix */
@@ -40,7 +40,7 @@ static struct {
 static struct shared {
     pthread_barrier_t barrier;
     _Atomic int failed;
-    double begin[STEPS], end[STEPS][PROCESSES_MAX];
+    double write_begin, read_begin, end[STEPS][PROCESSES_MAX];
 } *shared;
 
 static void fail(const char *format, ...) {
@@ -63,9 +63,10 @@ static double now_s(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static void begin(enum step step) {
+/* Waits for all; the last one to come looks at the clock. */
+static void begin_together(double *begin) {
     if (pthread_barrier_wait(&shared->barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
-        shared->begin[step] = now_s();
+        *begin = now_s();
     pthread_barrier_wait(&shared->barrier);
 }
 
@@ -140,45 +141,43 @@ static void work(long process) {
         fail("no memory");
     memset(record, 'a' + (int)(process % 26), (size_t)options.record_bytes);
     if (options.writes) {
-        begin(WRITE_OPEN);
+        begin_together(&shared->write_begin);
         open_it(&file, O_WRONLY | O_CREAT);
-        end(WRITE_OPEN, process);
-        begin(WRITE);
+        end(WRITE_OPENED, process);
         for (long i = 0; i < options.records_each; i++) {
             uint64_t number = (uint64_t)(i * options.processes + process);
             stamp(record, number);
             write_it(&file, record, number * (uint64_t)options.record_bytes);
         }
-        end(WRITE, process);
+        end(WRITTEN, process);
         close_it(&file, options.sync);
-        end(WRITE_CLOSE, process);
+        end(WRITE_CLOSED, process);
     }
     if (options.reads) {
         long of = (process + options.shift) % options.processes;
-        begin(READ_OPEN);
+        begin_together(&shared->read_begin);
         open_it(&file, O_RDONLY);
-        end(READ_OPEN, process);
-        begin(READ);
+        end(READ_OPENED, process);
         for (long i = 0; i < options.records_each; i++) {
             uint64_t number = (uint64_t)(i * options.processes + of);
             read_it(&file, record, number * (uint64_t)options.record_bytes);
             if (!is_stamped(record, number))
                 fail("record %llu is not what was written", (unsigned long long)number);
         }
-        end(READ, process);
         close_it(&file, 0);
+        end(READ_CLOSED, process);
     }
     free(record);
     _exit(0);
 }
 
-/* Seconds from when all began until the last one ended. */
-static double took_s(enum step from, enum step to) {
-    double last = 0;
+/* Seconds from when all began until the last one was so far. */
+static double until_s(double begin, enum step step) {
+    double last = begin;
     for (long process = 0; process < options.processes; process++)
-        if (shared->end[to][process] > last)
-            last = shared->end[to][process];
-    return last - shared->begin[from];
+        if (shared->end[step][process] > last)
+            last = shared->end[step][process];
+    return last - begin;
 }
 
 static void remove_it(void) {
@@ -220,11 +219,14 @@ static void one_round(void) {
     double mib = (double)options.records_each * (double)options.processes * (double)options.record_bytes / 1048576;
     printf("way=%s processes=%ld record=%ld mib=%.0f", options.directory ? "posix" : "quell", options.processes,
            options.record_bytes, mib);
-    if (options.writes)
-        printf(" create_ms=%.2f write_mib_s=%.0f write_without_close_mib_s=%.0f", took_s(WRITE_OPEN, WRITE_OPEN) * 1e3,
-               mib / took_s(WRITE, WRITE_CLOSE), mib / took_s(WRITE, WRITE));
+    if (options.writes) {
+        double begin = shared->write_begin;
+        printf(" write_open_ms=%.2f write_mib_s=%.0f close_ms=%.2f", until_s(begin, WRITE_OPENED) * 1e3,
+               mib / until_s(begin, WRITE_CLOSED), (until_s(begin, WRITE_CLOSED) - until_s(begin, WRITTEN)) * 1e3);
+    }
     if (options.reads)
-        printf(" open_ms=%.2f read_mib_s=%.0f", took_s(READ_OPEN, READ_OPEN) * 1e3, mib / took_s(READ, READ));
+        printf(" read_open_ms=%.2f read_mib_s=%.0f", until_s(shared->read_begin, READ_OPENED) * 1e3,
+               mib / until_s(shared->read_begin, READ_CLOSED));
     printf("\n");
     fflush(stdout);
     if (options.reads && !options.keep)

@@ -15,7 +15,7 @@
  * once, but by none while and after it is closed.
  *
  * Processes. Handles belong to the process that opened them. After fork() the child is refused whatever it asks of them (EBADF): it opens its
- * own. Closing one there is allowed, writes nothing, and lets what the parent has not published be the parent's alone. What was written and
+ * own. Closing one there is allowed, writes nothing and frees nothing, and lets what the parent has not published be the parent's alone. What was written and
  * neither published, synced nor closed is lost with the process.
  *
  * Others. What one process writes is seen by whoever opens the file, or calls quell_sync() on it, after the writer has called quell_publish(),

@@ -2,6 +2,7 @@
 //! across.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -24,7 +25,7 @@ pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
                 .unwrap_or("a panic without words");
             errors::keep(format!("a fault in libquell: {words}"));
             // Dropping what was thrown might throw again.
-            std::mem::forget(panic);
+            let _ = ManuallyDrop::new(panic);
             -EIO
         }
     }

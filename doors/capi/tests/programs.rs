@@ -115,7 +115,7 @@ fn records_are_written_and_read_both_ways() {
             "--mib",
             "3",
         ]));
-        for wanted in ["write_mib_s", "read_mib_s", "open_ms"] {
+        for wanted in ["write_mib_s", "read_mib_s", "read_open_ms"] {
             assert!(said.contains(wanted), "{said}");
         }
     }

@@ -1,5 +1,7 @@
 //! What belongs to the process that made it: after a fork the child has a copy, and must neither use nor close it.
 
+use std::mem::ManuallyDrop;
+
 use quell_fs::{Error, ErrorKind, Result, errno};
 
 /// A value that no process but its maker uses or drops.
@@ -42,11 +44,9 @@ impl<T> Owned<T> {
 
     /// Drops the value, or leaves it alone if it is not ours.
     pub fn close(&mut self) {
-        let value = self.value.take();
+        let value = ManuallyDrop::new(self.value.take());
         if self.is_ours() {
-            drop(value);
-        } else {
-            std::mem::forget(value);
+            drop(ManuallyDrop::into_inner(value));
         }
     }
 }

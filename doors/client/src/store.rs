@@ -87,7 +87,8 @@ impl Store {
     /// Opens the regular file at `path`. Errors: `NotFound`, `Exists`, `IsADirectory`; `ELOOP` for a symbolic link.
     pub fn open_file(&self, path: &[u8], how: How) -> Result<StoreFile> {
         let refused = |kind| Err(Error::new(kind, "open", path));
-        if !(how.read || how.write) || how.truncate && !how.write {
+        let has_sense = how.write || how.read && !how.truncate;
+        if !has_sense {
             return refused(ErrorKind::InvalidInput);
         }
         let fs = self.fs()?;

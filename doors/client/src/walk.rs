@@ -8,12 +8,14 @@ use quell_log::LogFs;
 pub struct Held<'a> {
     fs: &'a LogFs,
     pub attributes: Attributes,
+    /// Whether the reference is ours to give back.
+    is_owed: bool,
 }
 
 impl<'a> Held<'a> {
     /// Takes over the reference that `attributes` are.
     pub fn new(fs: &'a LogFs, attributes: Attributes) -> Held<'a> {
-        Held { fs, attributes }
+        Held { fs, attributes, is_owed: attributes.node != fs.root() }
     }
 
     pub fn node(&self) -> NodeId {
@@ -21,16 +23,15 @@ impl<'a> Held<'a> {
     }
 
     /// The reference is the caller's to give back.
-    pub fn keep(self) -> Attributes {
-        let attributes = self.attributes;
-        std::mem::forget(self);
-        attributes
+    pub fn keep(mut self) -> Attributes {
+        self.is_owed = false;
+        self.attributes
     }
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.attributes.node != self.fs.root() {
+        if self.is_owed {
             self.fs.forget(self.attributes.node, 1);
         }
     }
