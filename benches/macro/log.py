@@ -26,7 +26,7 @@ SMALL = 100  # bytes of a record where only their number counts
 # a busy machine slows both.
 ORIGINAL = {"ext4": {"write": 3_107, "read": 6_635}, "FUSE": {"write": 239, "read": 305}, "library": {"write": 3_060, "read": 5_077}}
 PATTERNS = ("private", "strided", "segmented")
-NO_LIBRARY = "SKIPPED: there is no libquell yet"
+NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: cargo build --release --package quell-capi"
 
 
 class Mount:
@@ -85,6 +85,13 @@ class Logs:
         self.stand_in = stand_in
         self.program = self.scratch / "records"
         run(["cc", "-O2", "-Wall", "-o", self.program, HERE / "records.c"])
+        # The same work without the mount, plainly and through libquell; it takes its time as records.c does.
+        self.library = Path(self.quell).resolve().parent / "libquell.so"
+        self.nto1 = self.scratch / "nto1"
+        if self.library.exists():
+            capi = HERE.parents[1] / "doors/capi"
+            run(["cc", "-O2", "-Wall", "-pthread", "-I", capi / "include", "-o", self.nto1, capi / "examples/nto1.c",
+                 "-L", self.library.parent, "-lquell"])
         self.why_not = None
         if not stand_in and "--log" not in text_of([self.quell, "mount", "--help"]):
             self.why_not = "SKIPPED: this quell has no mount --log"
@@ -216,18 +223,32 @@ class Logs:
                     self.write(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn), "write-only")
                 with self.mounted([store]) as (mount,):
                     self.read(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn))
+            if self.library.exists():
+                self.by_library(rates, direct, store)
         for way, factor in (("FUSE", 3), ("library", 1)):
             for work in ("write", "read"):
                 original, of = ORIGINAL[way][work], ORIGINAL["ext4"][work]
                 least = factor * original / of
-                direct, log = (rates.of((each, "strided", work, self.local_records)) for each in ("direct", "log"))
+                ways = ("plain beside the library", "library") if way == "library" else ("direct", "log")
+                direct, log = (rates.of((each, "strided", work, self.local_records)) for each in ways)
                 title = f"local {kind}, one file, strided, by {way}: {work}"
                 bar = f"at least {least:.2f} of direct ({f'{factor} times' if factor > 1 else 'as'} the original)"
-                # The library's rows belong here: `records` linked with it, on the same store, without the mount.
-                why_not = NO_LIBRARY if way == "library" else self.why_not
-                direct, log = direct * 1e6 / (1 << 20), None if why_not else log * 1e6 / (1 << 20)
+                why_not = self.why_not
+                if way == "library":
+                    why_not = None if self.library.exists() else NO_LIBRARY
+                direct, log = (rate and rate * 1e6 / (1 << 20) for rate in (direct, None if why_not else log))
                 self.row(title, "MiB/s", direct, log, bar, None if why_not else log >= least * direct,
                          why_not or f"median of {self.repeats}; the original PLFS {original:,} of {of:,}")
+
+    def by_library(self, rates, direct, store):
+        """Written and read by the same processes, without the mount."""
+        size = ["--processes", NODES, "--record", RECORD, "--mib", self.local_records * NODES * RECORD >> 20]
+        for way, place in (("plain beside the library", ("--posix", direct)), ("library", ("--quell", store))):
+            line = text_of([self.nto1, *place, *size], env={**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)})
+            said = dict(word.split("=") for word in line.split())
+            for work in ("write", "read"):
+                mib_s = float(said[f"{work}_mib_s"])
+                rates.note((way, "strided", work, self.local_records), {"bytes": mib_s * (1 << 20), "seconds": 1})
 
     # --- the index ---------------------------------------------------------------------------------
     def index_size(self, local):
