@@ -132,7 +132,16 @@ impl Container {
     ) -> Result<Container> {
         let dir = parent.open_writable_dir(name)?;
         let mut bytes = [0; HEAD_BYTES];
-        let length = dir.open_file(RECORD)?.read_at(&mut bytes, 0)?;
+        let record = match dir.open_file(RECORD) {
+            Err(error) if error.kind == ErrorKind::NotFound && is_what_is_left(&*dir)? => {
+                return Err(Error {
+                    source: Some("its record was lost before anybody synced the file".into()),
+                    ..Error::new(ErrorKind::Damaged, "read", name)
+                });
+            }
+            record => record?,
+        };
+        let length = record.read_at(&mut bytes, 0)?;
         let head = Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.of(name))?;
         Container::new(dir, head, home, stores)
     }
@@ -206,13 +215,15 @@ impl Container {
         Ok((epochs, flats))
     }
 
-    /// Takes an epoch that is larger than all that are taken and than `seen`. Others may take the same at the same time:
-    /// they are then not after one another.
-    pub fn take_epoch(&self, seen: u64) -> Result<u64> {
+    /// Takes `count` epochs that are larger than all that are taken and than `seen`, and returns the last of them. Others may
+    /// take the same at the same time: they are then not after one another.
+    ///
+    /// A loss of power must not give them away again: what was written in them could be there.
+    pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
         let (epochs, _) = self.epochs_and_flats()?;
-        let epoch = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen) + 1;
+        let epoch = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen) + count;
         match self.dir.create_file(format!("{EPOCH}{epoch:x}").as_bytes(), LOG_PERMISSIONS) {
-            Ok(_) => {}
+            Ok(_) => self.dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }
@@ -290,10 +301,21 @@ impl Container {
         }
     }
 
-    /// Names that were made in it survive a loss of power.
-    pub fn sync_names(&self, writer: u64) -> Result<()> {
+    /// The names of the logs of `writer` survive a loss of power.
+    pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
+        self.stores.sync_logs(self, (writer % u64::from(self.head.directories)) as u32)
+    }
+
+    /// The container itself does, and all that `meta` says.
+    pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
+        match self.dir.open_writable_file(RECORD) {
+            Ok(record) => record.sync()?,
+            // It is another user's, who did it.
+            Err(error) if error.kind == ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(error),
+        }
         self.dir.sync()
     }
 
@@ -332,6 +354,17 @@ impl Container {
         }
         Ok(())
     }
+}
+
+/// Whether a directory without a record was a container once: it has nothing but what containers have.
+fn is_what_is_left(dir: &dyn WritableDir) -> Result<bool> {
+    let names = dir.names()?;
+    let ours = |name: &Vec<u8>| {
+        name == ACCESS
+            || name == META
+            || [EPOCH, FLAT, "logs-"].iter().any(|ours| name.starts_with(ours.as_bytes()))
+    };
+    Ok(!names.is_empty() && names.iter().all(ours))
 }
 
 pub(crate) fn data_name(writer: u64) -> Vec<u8> {

@@ -193,6 +193,23 @@ pub fn read_payload(
     Ok(())
 }
 
+/// The positions of blocks of `frame` that are not as their checksums say, or not there.
+pub fn bad_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<Vec<(u64, u64)>> {
+    let mut bad = Vec::new();
+    let mut buffer = vec![0; block_bytes.min(frame.payload_bytes) as usize];
+    let mut at = frame.position;
+    while at < frame.end() {
+        let end = (at + block_bytes).min(frame.end());
+        match read_payload(file, frame, block_bytes, at, &mut buffer[..(end - at) as usize], &NoEdges) {
+            Ok(()) => {}
+            Err(error) if error.kind == ErrorKind::Damaged => bad.push((at, end)),
+            Err(error) => return Err(error),
+        }
+        at = end;
+    }
+    Ok(bad)
+}
+
 /// Copies what `block` has from `at` on; returns how much that was.
 fn take(block: &Block, at: u64, into: &mut [u8]) -> usize {
     let from = &block.bytes[(at - block.position) as usize..];

@@ -251,7 +251,12 @@ impl Inner {
         let Some(found) = found else { return Err(Error::new(ErrorKind::NotFound, "open", name)) };
         let stored = container_name(&name)?;
         let container = Container::open(&self.stores, found.store, &*dirs[found.store], &stored)?;
-        let file = LogFile::new(container, self.choices, Arc::clone(&self.descriptors));
+        let file = LogFile::new(
+            container,
+            Some(Arc::clone(&dirs[found.store])),
+            self.choices,
+            Arc::clone(&self.descriptors),
+        );
         Ok(self.share(node, file))
     }
 
@@ -309,6 +314,13 @@ impl Inner {
             return Err(Error::new(ErrorKind::PermissionDenied, "make", name));
         }
         match self.find(dir, &dirs, name)? {
+            // A directory with the name of a container and no record in it: an empty one gives way.
+            Some(Found { store, kind: Kind::File, .. })
+                if Container::open(&self.stores, store, &*dirs[store], &container_name(name)?)
+                    .is_err_and(|error| error.kind == ErrorKind::NotFound) =>
+            {
+                Ok(dirs)
+            }
             Some(_) => Err(Error::new(ErrorKind::Exists, "make", name)),
             None => Ok(dirs),
         }
@@ -341,8 +353,14 @@ impl Inner {
         stored: &[u8],
         node: Option<NodeId>,
     ) -> Result<()> {
-        let number = Container::open(&self.stores, store, dir, stored)?.number();
+        let number = match Container::open(&self.stores, store, dir, stored) {
+            Ok(container) => container.number(),
+            // It can still be removed. What other stores have of it is found by fsck.
+            Err(error) if error.kind == ErrorKind::Damaged => 0,
+            Err(error) => return Err(error),
+        };
         let shared = match node {
+            Some(_) if number == 0 => None,
             Some(node) => Some(self.file(node)?).filter(|shared| shared.file.container().number() == number),
             None => lock(&self.files).all.get(&number).and_then(Weak::upgrade),
         };
@@ -568,14 +586,19 @@ impl Writable for LogFs {
         let home = inner.stores.home(name);
         let new = inner.inherit(&*dirs[home], new, false)?;
         let container = Container::create(&inner.stores, home, &*dirs[home], &stored, new)?;
-        let file = LogFile::new(container, inner.choices, Arc::clone(&inner.descriptors));
+        let file = LogFile::new(
+            container,
+            Some(Arc::clone(&dirs[home])),
+            inner.choices,
+            Arc::clone(&inner.descriptors),
+        );
         let node = {
             let mut nodes = lock(&inner.nodes);
             // Another node may have removed what we knew by this name.
             nodes.removed(dir, name);
             nodes.refer(dir, name, Kind::File)
         };
-        let shared = inner.share(node, file.born(Arc::clone(&dirs[home])));
+        let shared = inner.share(node, file.born());
         let opened = shared
             .file
             .attributes(node)
@@ -752,6 +775,10 @@ impl Writable for LogFs {
     fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
         let shared = self.inner.file(node)?;
         Ok(Box::new(self.inner.handle(shared, how)?))
+    }
+
+    fn sync_dir(&self, dir: NodeId) -> Result<()> {
+        self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())
     }
 
     fn forget(&self, node: NodeId, references: u64) {

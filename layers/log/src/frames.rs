@@ -116,6 +116,11 @@ impl Frames {
         self.groups.last().map_or(self.first_place, |group| group.place_end(self.block_bytes))
     }
 
+    /// Where the first frame begins in the data log.
+    pub fn first_place(&self) -> u64 {
+        self.first_place
+    }
+
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }

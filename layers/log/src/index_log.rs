@@ -15,8 +15,9 @@ pub const BODY_BYTES_MAX: u64 = 64 << 20;
 const MAGIC: &[u8; 4] = b"BTCH";
 const SUM_AT: usize = 56;
 
-/// One batch as it is written: what `frames` (counted from position 0) and `runs` hold, after `position` positions.
-pub fn encode(frames: &Frames, runs: &[Run], position: u64, place: u64) -> Vec<u8> {
+/// One batch as it is written: what `frames` (counted from position 0) and `runs` hold, after `position` positions;
+/// whether the data log up to its end survives a loss of power.
+pub fn encode(frames: &Frames, runs: &[Run], position: u64, place: u64, is_synced: bool) -> Vec<u8> {
     let mut out = vec![0; BATCH_HEAD_BYTES];
     Frames::encode(frames.groups(), &mut out);
     runs::encode(runs, &mut out);
@@ -24,6 +25,7 @@ pub fn encode(frames: &Frames, runs: &[Run], position: u64, place: u64) -> Vec<u
     out[..4].copy_from_slice(MAGIC);
     out[4..8].copy_from_slice(&body_bytes.to_le_bytes());
     out[8..12].copy_from_slice(&(frames.groups().len() as u32).to_le_bytes());
+    out[12..16].copy_from_slice(&u32::from(is_synced).to_le_bytes());
     let numbers = [runs.len() as u64, position, position + frames.position(), place, frames.place()];
     for (at, value) in (16..).step_by(8).zip(numbers) {
         out[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
@@ -48,6 +50,8 @@ pub struct Batch {
     /// Its frames, counted from position 0, at their places in the data log.
     pub frames: Frames,
     pub runs: Vec<Run>,
+    /// What the data log has up to here survives a loss of power.
+    pub is_synced: bool,
 }
 
 /// The batch at the front of `bytes`, if there is a whole one that goes on at `position` and `place` (of the data log).
@@ -56,7 +60,7 @@ pub fn decode(bytes: &[u8], block_bytes: u64, position: u64, place: u64) -> Resu
     let mut front = Bytes::new(bytes, "an index log");
     let head = front.take(BATCH_HEAD_BYTES)?;
     let body_bytes = u64::from(u32_at(head, 4));
-    if &head[..4] != MAGIC || body_bytes > BODY_BYTES_MAX || u32_at(head, 12) != 0 {
+    if &head[..4] != MAGIC || body_bytes > BODY_BYTES_MAX || u32_at(head, 12) > 1 {
         return Err(front.damage("no batch begins here"));
     }
     let body = front.take(body_bytes as usize)?;
@@ -83,7 +87,7 @@ pub fn decode(bytes: &[u8], block_bytes: u64, position: u64, place: u64) -> Resu
     if !body.is_empty() || sum != frames.position() || after != (Some(u64_at(head, 32)), u64_at(head, 48)) {
         return Err(front.damage("its parts do not fit together"));
     }
-    Ok(Batch { bytes: whole.len(), frames, runs })
+    Ok(Batch { bytes: whole.len(), frames, runs, is_synced: u32_at(head, 12) == 1 })
 }
 
 #[cfg(test)]
@@ -107,7 +111,7 @@ mod tests {
                 }
                 runs.cut();
             }
-            log.extend(encode(&own, runs.finish(), frames.position(), frames.place()));
+            log.extend(encode(&own, runs.finish(), frames.position(), frames.place(), batch % 2 == 0));
             ends.push(log.len());
             written.extend_from_slice(runs.finish());
             frames.append(own);

@@ -5,6 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use lru::LruCache;
@@ -17,7 +18,7 @@ use crate::descriptors::Descriptors;
 use crate::frames::Order;
 use crate::meta::{Cut, MetaName, Summary};
 use crate::runs::{FILE_END_MAX, Runs};
-use crate::view::View;
+use crate::view::{Torn, View, Wanted};
 use crate::writer::{Site, Writer, Written};
 
 /// Blocks of a file that were wanted only in part, kept for the next read.
@@ -44,8 +45,12 @@ pub struct LogFile {
     writers: Mutex<HashMap<u32, Seat>>,
     view: RwLock<Option<View>>,
     edges: Mutex<LruCache<(u64, u64), Arc<Block>>>,
-    /// Where the container was made, until it is known to survive a loss of power.
-    born_in: Mutex<Option<Arc<dyn WritableDir>>>,
+    /// Where the container was found, until its name is known to survive a loss of power.
+    parent: Mutex<Option<Arc<dyn WritableDir>>>,
+    /// What the container is and what `meta` says survives a loss of power.
+    is_safe: AtomicBool,
+    /// What was found to be torn before anybody synced it.
+    torn: Mutex<Torn>,
 }
 
 impl Default for Choices {
@@ -86,7 +91,13 @@ struct Clock {
 }
 
 impl LogFile {
-    pub fn new(container: Container, choices: Choices, descriptors: Arc<Descriptors>) -> LogFile {
+    /// A container that was found in `parent`, which is for who writes to it.
+    pub fn new(
+        container: Container,
+        parent: Option<Arc<dyn WritableDir>>,
+        choices: Choices,
+        descriptors: Arc<Descriptors>,
+    ) -> LogFile {
         let clock = Clock {
             epoch: 0,
             sequence: 0,
@@ -106,16 +117,15 @@ impl LogFile {
             writers: Mutex::default(),
             view: RwLock::new(None),
             edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
-            born_in: Mutex::new(None),
+            parent: Mutex::new(parent),
+            is_safe: AtomicBool::new(false),
+            torn: Mutex::default(),
         }
     }
 
-    /// A file that this node has just made in `parent`.
-    pub fn born(self, parent: Arc<dyn WritableDir>) -> LogFile {
-        let mut clock = self.clock();
-        (clock.epoch, clock.end_known) = (FIRST_EPOCH, false);
-        drop(clock);
-        *self.born_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
+    /// A file that this node has just made: it has the first epoch without asking.
+    pub fn born(self) -> LogFile {
+        self.clock().epoch = FIRST_EPOCH;
         self
     }
 
@@ -142,6 +152,11 @@ impl LogFile {
 
     /// The writer of `process`; each call is one handle more, which `release` takes away.
     pub fn writer(&self, process: u32) -> Result<Arc<Writer>> {
+        // What is written after an open is later than what was published before it; a file that was just made has nothing.
+        {
+            let mut clock = self.clock();
+            clock.is_stale |= clock.sequence > 0;
+        }
         let mut seats = self.seats();
         if let Some(seat) = seats.get_mut(&process) {
             seat.handles += 1;
@@ -196,18 +211,10 @@ impl LogFile {
             summary.epoch() <= clock.epoch && !summary.open.iter().any(|(writer, ..)| foreign(writer))
         };
         if clock.epoch == 0 || clock.seen > clock.epoch || !is_alone(&self.container.summary()?) {
-            clock.epoch = self.container.take_epoch(clock.seen.max(clock.epoch))?;
+            clock.epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 1)?;
             clock.end_known = false;
         }
         clock.is_stale = false;
-        Ok(())
-    }
-
-    /// As `settle`, always with a new epoch.
-    fn begin_epoch(&self) -> Result<()> {
-        let mut clock = self.clock();
-        clock.epoch = self.container.take_epoch(clock.seen.max(clock.epoch))?;
-        (clock.is_stale, clock.end_known) = (false, false);
         Ok(())
     }
 
@@ -272,12 +279,15 @@ impl LogFile {
     }
 
     pub fn sync(&self, writer: &Writer) -> Result<()> {
-        writer.lock().sync(self, writer.id)?;
-        let born_in = self.born_in.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(parent) = born_in
+        let are_new = writer.lock().sync(self, writer.id)?;
+        if are_new || !self.is_safe.swap(true, Ordering::Relaxed) {
+            self.container.sync().inspect_err(|_| self.is_safe.store(false, Ordering::Relaxed))?;
+        }
+        let parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(parent) = parent
             && let Err(error) = parent.sync()
         {
-            *self.born_in.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
+            *self.parent.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
             return Err(error);
         }
         self.clock().is_stale = true;
@@ -319,7 +329,8 @@ impl LogFile {
         if view.is_none() {
             // Frames that are written meanwhile wait for the lock, and are then either known or added.
             let summary = self.container.summary()?;
-            let built = View::build(&self.container, &summary, self.choices.index_threads)?;
+            let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let built = View::build(&self.container, &summary, self.choices.index_threads, torn)?;
             self.saw(built.epoch().max(summary.epoch()));
             *view = Some(built);
         }
@@ -342,42 +353,78 @@ impl LogFile {
         if end <= offset {
             return Ok(0);
         }
-        match self.try_read(into, offset, end) {
-            // A log that another node has removed since: the file was cut.
-            Err(error) if error.kind == ErrorKind::NotFound => {
-                *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
-                self.try_read(into, offset, end)
+        loop {
+            match self.try_read(into, offset, end) {
+                Ok(length) => return Ok(length),
+                Err((error, None)) => return Err(error),
+                Err((error, Some(piece))) => {
+                    if !self.leave_out(&error, &piece)? {
+                        return Err(error);
+                    }
+                }
             }
-            read => read,
+            self.forget_view();
         }
     }
 
-    fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize> {
-        self.flush_for(offset, end)?;
-        self.see()?;
+    /// A piece could not be read. If it was torn as power was lost before anybody synced it, it is left out from now on: each block
+    /// for itself, so that every reader sees the same, whatever it reads.
+    fn leave_out(&self, error: &Error, piece: &Wanted) -> Result<bool> {
+        let bad = match error.kind {
+            _ if piece.is_synced => return Ok(false),
+            ErrorKind::NotFound => vec![(0, u64::MAX)],
+            ErrorKind::Damaged => match self.descriptors.data(&self.container, piece.writer) {
+                Ok(file) => {
+                    data_log::bad_blocks(&*file, &piece.frame, self.container.head().block_bytes.into())?
+                }
+                // Its head is torn: a log of which nothing was synced.
+                Err(_) => vec![(0, u64::MAX)],
+            },
+            _ => return Ok(false),
+        };
+        let mut torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = torn.entry(piece.writer).or_default();
+        let before = known.len();
+        known.extend(bad.iter().filter(|bad| !known.contains(bad)).copied().collect::<Vec<_>>());
+        known.sort_unstable();
+        Ok(known.len() > before)
+    }
+
+    fn forget_view(&self) {
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// With the error comes the piece that could not be read.
+    fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize, (Error, Option<Wanted>)> {
+        self.flush_for(offset, end).and_then(|()| self.see()).map_err(|error| (error, None))?;
         // What is collected and lies beyond what is asked for makes the file longer, too.
         let collected = self.writers().iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0);
         let (length, wanted) = {
             let view = self.read_view();
             let Some(view) = view.as_ref() else {
-                return Err(Error::new(ErrorKind::Stale, "read", b"")); // it was cut this very moment
+                return Err((Error::new(ErrorKind::Stale, "read", b""), None)); // it was cut this very moment
             };
             let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
             (length, view.wanted(&mut into[..length], offset))
         };
         for piece in wanted {
-            let file = self.descriptors.data(&self.container, piece.writer)?;
-            let edges = LogEdges { file: self, writer: piece.writer };
             let part = &mut into[piece.into..piece.into + piece.length];
-            let block_bytes = self.container.head().block_bytes.into();
-            let read =
-                data_log::read_payload(&*file, &piece.frame, block_bytes, piece.position, part, &edges);
-            read.map_err(|error| match error.kind {
-                ErrorKind::Damaged => Error { subject: data_name(piece.writer), ..error },
-                _ => error,
-            })?;
+            if let Err(error) = self.read_piece(&piece, part) {
+                return Err((error, Some(piece)));
+            }
         }
         Ok(length)
+    }
+
+    fn read_piece(&self, piece: &Wanted, part: &mut [u8]) -> Result<()> {
+        let file = self.descriptors.data(&self.container, piece.writer)?;
+        let edges = LogEdges { file: self, writer: piece.writer };
+        let block_bytes = self.container.head().block_bytes.into();
+        let read = data_log::read_payload(&*file, &piece.frame, block_bytes, piece.position, part, &edges);
+        read.map_err(|error| match error.kind {
+            ErrorKind::Damaged => Error { subject: data_name(piece.writer), ..error },
+            _ => error,
+        })
     }
 
     /// The size of the file as `stat` tells it.
@@ -468,14 +515,18 @@ impl LogFile {
         for writer in self.writers() {
             writer.lock().flush(self, writer.id)?;
         }
-        self.begin_epoch()?;
-        let order = self.next_order(self.container.stores().random_writer())?;
-        self.begin_epoch()?;
-        Ok(order)
+        let mut clock = self.clock();
+        let epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 2)?;
+        clock.epoch = epoch;
+        (clock.is_stale, clock.end_known) = (false, false);
+        clock.sequence += 1;
+        let writer = self.container.stores().random_writer();
+        Ok(Order { epoch: epoch - 1, sequence: clock.sequence, writer })
     }
 
     fn set_time(&self, time: Time) -> Result<()> {
         let order = self.moment()?;
+        self.is_safe.store(false, Ordering::Relaxed);
         self.container.add_meta(&MetaName::Time(order, time))
     }
 
@@ -485,6 +536,7 @@ impl LogFile {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", size.to_string()));
         }
         let order = self.moment()?;
+        self.is_safe.store(false, Ordering::Relaxed);
         let name = |time| MetaName::Cut(Cut { order, size, time });
         // By the clock of the file system below: the time of the name itself.
         self.container.add_meta(&name(Time::default()))?;
@@ -520,7 +572,7 @@ impl LogFile {
                 self.container.remove_meta(&MetaName::Cut(*earlier))?;
             }
         }
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
+        self.forget_view();
         Ok(())
     }
 }

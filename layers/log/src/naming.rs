@@ -10,7 +10,10 @@ pub const OWN: &[u8] = b".quell";
 /// Whether a name in a store's root is the store's own: its directory, or one that was to become it.
 pub fn is_own(name: &[u8]) -> bool {
     match name.strip_prefix(OWN) {
-        Some(rest) => rest.is_empty() || rest.len() == 33 && rest[0] == b'-' && rest[1..].is_ascii(),
+        Some(rest) => {
+            rest.is_empty()
+                || rest.len() == 33 && rest[0] == b'-' && rest[1..].iter().all(u8::is_ascii_hexdigit)
+        }
         None => false,
     }
 }

@@ -14,7 +14,7 @@ use crate::meta::{Cut, Holder, Summary};
 use crate::runs::Run;
 use crate::scan::{self, IndexEnd};
 use crate::stores::Host;
-use crate::view::View;
+use crate::view::{Torn, View};
 
 /// Data logs that are open at once while one file is looked at.
 const DATA_LOGS_OPEN: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).expect("not zero");
@@ -86,7 +86,7 @@ pub struct FileReport {
 
 /// A file as its container has it.
 fn file_of(container: Container) -> LogFile {
-    LogFile::new(container, Choices::default(), Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
+    LogFile::new(container, None, Choices::default(), Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
 }
 
 /// What a list tells of the file in `container`.
@@ -125,7 +125,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
         writers.push(of_writer(container, *writer, Some(open(container.host(), holder)))?);
     }
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
-    let view = View::build(container, &summary, threads)?;
+    let view = View::build(container, &summary, threads, Torn::new())?;
     let (mut extents, mut held_bytes) = (0, 0);
     view.extents().pieces(0, view.size(), &mut |piece| {
         if let Piece::Data(extent) = piece {
@@ -234,7 +234,7 @@ impl Resolved {
     /// Resolves what the logs hold now.
     pub fn of(container: Container, threads: usize) -> Result<Resolved> {
         let summary = container.summary()?;
-        let view = View::build(&container, &summary, threads)?;
+        let view = View::build(&container, &summary, threads, Torn::new())?;
         Ok(Resolved { container, view, summary })
     }
 

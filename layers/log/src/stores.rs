@@ -146,11 +146,15 @@ impl Stores {
         number: u32,
         make: bool,
     ) -> Result<Arc<dyn WritableDir>> {
-        match self.find_logs(container, number)? {
-            Some((dir, name)) => dir.open_writable_dir(&name),
-            None if make => self.make_logs(container, number),
-            None => Err(Error::new(ErrorKind::NotFound, "open", logs_name(number))),
-        }
+        let missing = match self.find_logs(container, number)? {
+            Some((dir, name)) => match dir.open_writable_dir(&name) {
+                // A pointer to what nobody synced.
+                Err(error) if error.kind == ErrorKind::NotFound => error,
+                opened => return opened,
+            },
+            None => Error::new(ErrorKind::NotFound, "open", logs_name(number)),
+        };
+        if make { self.make_logs(container, number) } else { Err(missing) }
     }
 
     /// The directory and the name in it of a log directory, if it exists.
@@ -170,12 +174,19 @@ impl Stores {
         }
         let mut bytes = [0; POINTER_BYTES_MAX];
         let length = container.dir().open_file(&name)?.read_at(&mut bytes, 0)?;
-        let store = self.store_named(&bytes[..length]).ok_or_else(|| Error {
+        let named = &bytes[..length];
+        if named.len() != 32 || !named.iter().all(u8::is_ascii_hexdigit) {
+            return Ok(None); // torn before anybody synced it: made again by who needs it
+        }
+        let store = self.store_named(named).ok_or_else(|| Error {
             source: Some("it names a store that this mount does not have".into()),
             ..Error::new(ErrorKind::Damaged, "read", &name)
         })?;
         let parts = self.own[store].open_writable_dir(PARTS)?;
-        Ok(Some((parts.open_writable_dir(&number_name(container.number()))?, name)))
+        match parts.open_writable_dir(&number_name(container.number())) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            dir => Ok(Some((dir?, name))),
+        }
     }
 
     /// In the store that placement says: in the container itself, or among the parts of another store with a file that
@@ -199,6 +210,19 @@ impl Stores {
             .write_at(&number_name(self.numbers[store]), 0)?;
         making.rename(&temporary, container.dir(), &name, Rename::Replace)?;
         Ok(dir)
+    }
+
+    /// The way to a log directory survives a loss of power, where it lies in another store.
+    pub(crate) fn sync_logs(&self, container: &Container, number: u32) -> Result<()> {
+        let name = logs_name(number);
+        if container.dir().stat(&name)?.kind() == Some(quell_fs::Kind::Dir) {
+            return Ok(());
+        }
+        container.dir().open_writable_file(&name)?.sync()?;
+        if let Some((dir, _)) = self.find_logs(container, number)? {
+            dir.sync()?;
+        }
+        self.own.iter().try_for_each(|own| own.open_writable_dir(PARTS)?.sync())
     }
 
     fn store_named(&self, name: &[u8]) -> Option<StoreNumber> {
@@ -255,7 +279,10 @@ fn begin_store(root: &dyn WritableDir, host: &Host) -> Result<Arc<dyn WritableDi
         writer: 0,
         directories: 0,
     };
-    dir.create_file(RECORD, POINTER_PERMISSIONS)?.write_at(&head.encode(), 0)?;
+    let record = dir.create_file(RECORD, POINTER_PERMISSIONS)?;
+    record.write_at(&head.encode(), 0)?;
+    record.sync()?;
+    dir.sync()?;
     match root.rename(&temporary, root, OWN, Rename::Replace) {
         Ok(()) => {}
         Err(error) if matches!(error.kind, ErrorKind::NotEmpty | ErrorKind::Exists) => {
@@ -263,5 +290,6 @@ fn begin_store(root: &dyn WritableDir, host: &Host) -> Result<Arc<dyn WritableDi
         }
         Err(error) => return Err(error),
     }
+    root.sync()?;
     root.open_writable_dir(OWN)
 }

@@ -21,7 +21,7 @@ use crate::log_file::{Choices, LogFile};
 use crate::meta::Summary;
 use crate::stores::{Stores, number_name};
 use crate::tree::{Entry, StoredDir};
-use crate::view::View;
+use crate::view::{Torn, View};
 
 /// Bytes that are copied at once.
 const PIECE_BYTES: usize = 4 << 20;
@@ -59,10 +59,10 @@ impl Snapshot {
     }
 
     fn with(container: Container, threads: usize, descriptors: &Arc<Descriptors>) -> Result<Snapshot> {
-        let file = LogFile::new(container, Choices::default(), Arc::clone(descriptors));
+        let file = LogFile::new(container, None, Choices::default(), Arc::clone(descriptors));
         let attributes = file.attributes(NodeId(0))?;
         let summary = file.container().summary()?;
-        let view = View::build(file.container(), &summary, threads)?;
+        let view = View::build(file.container(), &summary, threads, Torn::new())?;
         let cut_epoch = summary.last_cut().filter(|cut| cut.size == 0).map_or(0, |cut| cut.order.epoch);
         for closed in summary.closed.iter().filter(|closed| closed.last_epoch >= cut_epoch) {
             let log = view.logs().iter().find(|log| log.writer == closed.writer);

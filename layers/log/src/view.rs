@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use quell_backing::OpenFile;
 use quell_fs::{Error, ErrorKind, Result};
 
 use crate::container::Container;
@@ -20,6 +19,9 @@ const READ_BYTES: usize = 1 << 20;
 /// A batch that claims more extents than this must show the data for it first.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 20;
 
+/// For each writer the positions of its log that were torn before anybody synced them, sorted.
+pub type Torn = HashMap<u64, Vec<(u64, u64)>>;
+
 /// One log as far as it is known.
 #[derive(Debug)]
 pub struct Log {
@@ -28,6 +30,12 @@ pub struct Log {
     /// Where the next batch of the index log begins, and what it must go on from.
     index_place: u64,
     indexed: (u64, u64),
+    /// Positions below this one survive a loss of power.
+    synced: u64,
+    /// Positions that do not count: they were torn before anybody synced them.
+    torn: Vec<(u64, u64)>,
+    /// Where torn parts of extents end in the file, and their positions: they are holes, and the file is as long as it was.
+    lost: Vec<(u64, u64)>,
     /// Bytes of the data log, where its writer has ended: nothing more will come.
     ended: Option<u64>,
 }
@@ -36,7 +44,16 @@ impl Log {
     pub fn new(writer: u64, block_bytes: u64) -> Log {
         let start = HEAD_BYTES as u64;
         let frames = Frames::new(block_bytes, start);
-        Log { writer, frames, index_place: 0, indexed: (0, start), ended: None }
+        Log {
+            writer,
+            frames,
+            index_place: 0,
+            indexed: (0, start),
+            synced: 0,
+            torn: Vec::new(),
+            lost: Vec::new(),
+            ended: None,
+        }
     }
 
     /// All that will ever be in it is known.
@@ -54,11 +71,17 @@ impl Log {
         if self.is_complete() {
             return Ok(());
         }
-        self.follow_index(container, visit)?;
-        if !self.is_complete() {
-            self.follow_data(container, visit)?;
+        let torn = self.torn.clone();
+        let mut lost = std::mem::take(&mut self.lost);
+        let mut visit = |start, length, position| {
+            without(&torn, start, length, position, &mut lost, visit);
+        };
+        let mut followed = self.follow_index(container, &mut visit);
+        if followed.is_ok() && !self.is_complete() {
+            followed = self.follow_data(container, &mut visit);
         }
-        Ok(())
+        self.lost = lost;
+        followed
     }
 
     fn follow_index(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
@@ -118,6 +141,9 @@ impl Log {
         }
         let (start, known) = (self.indexed.0, self.frames.position());
         self.indexed = (start + batch.frames.position(), batch.frames.place());
+        if batch.is_synced {
+            self.synced = self.indexed.0;
+        }
         if known >= self.indexed.0 {
             return Ok(());
         }
@@ -184,6 +210,29 @@ fn wanted(bytes: &[u8]) -> usize {
     }
 }
 
+/// Visits the parts of an extent at whose positions nothing is torn; `torn` is sorted.
+fn without(
+    torn: &[(u64, u64)],
+    start: u64,
+    length: u64,
+    position: u64,
+    lost: &mut Vec<(u64, u64)>,
+    visit: &mut dyn FnMut(u64, u64, u64),
+) {
+    let (mut at, end) = (position, position + length);
+    let mut part = |from: u64, to: u64| {
+        if from < to {
+            visit(start + (from - position), to - from, from);
+        }
+    };
+    for (bad, bad_end) in torn.iter().filter(|(bad, bad_end)| *bad < end && *bad_end > position) {
+        part(at, (*bad).max(at));
+        at = at.max(*bad_end);
+        lost.push((start + ((*bad_end).min(end) - position), position));
+    }
+    part(at, end);
+}
+
 /// Visits the extents of a run: start, length, position.
 fn visit_run(run: &Run, position: u64, visit: &mut dyn FnMut(u64, u64, u64)) {
     for i in 0..run.count {
@@ -201,6 +250,8 @@ pub struct Wanted {
     pub length: usize,
     pub position: u64,
     pub frame: Frame,
+    /// It survives a loss of power.
+    pub is_synced: bool,
 }
 
 /// A file's logs, resolved.
@@ -211,6 +262,9 @@ pub struct View {
     extents: Extents,
     cuts: Vec<Cut>,
     block_bytes: u64,
+    torn: Torn,
+    /// What the names in `meta` say of the size, and where what was lost ended: bytes that were lost are holes.
+    told: u64,
 }
 
 struct Logs<'a>(&'a [Log]);
@@ -225,12 +279,21 @@ impl View {
     /// Nothing is known yet.
     pub fn new(block_bytes: u64) -> View {
         let extents = Extents::new(Vec::new(), Order::default());
-        View { logs: Vec::new(), by_writer: HashMap::new(), extents, cuts: Vec::new(), block_bytes }
+        View {
+            logs: Vec::new(),
+            by_writer: HashMap::new(),
+            extents,
+            cuts: Vec::new(),
+            block_bytes,
+            torn: HashMap::new(),
+            told: 0,
+        }
     }
 
     /// Reads all that there is, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
-    pub fn build(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
-        let mut view = View::new(container.head().block_bytes.into());
+    /// Nothing counts at positions that are in `torn`.
+    pub fn build(container: &Container, summary: &Summary, threads: usize, torn: Torn) -> Result<View> {
+        let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
         view.cuts = summary.cuts.clone();
         for (writer, ended) in writers(summary) {
             view.log_of(writer);
@@ -271,12 +334,14 @@ impl View {
         let latest =
             view.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
         view.extents = Extents::new(extents, latest.max().unwrap_or_default());
+        view.tell(summary);
         Ok(view)
     }
 
     fn log_of(&mut self, writer: u64) -> u32 {
         *self.by_writer.entry(writer).or_insert_with(|| {
-            self.logs.push(Log::new(writer, self.block_bytes));
+            let torn = self.torn.get(&writer).cloned().unwrap_or_default();
+            self.logs.push(Log { torn, ..Log::new(writer, self.block_bytes) });
             (self.logs.len() - 1) as u32
         })
     }
@@ -302,7 +367,17 @@ impl View {
             }
             self.insert(found);
         }
+        self.tell(summary);
         Ok(())
+    }
+
+    /// How long the file is whatever can be read of it.
+    fn tell(&mut self, summary: &Summary) {
+        let lost = self.logs.iter().flat_map(|log| {
+            let limit = |position| limit(&self.cuts, log.order(position));
+            log.lost.iter().map(move |(end, position)| (*end).min(limit(*position)))
+        });
+        self.told = lost.max().unwrap_or(0).max(summary.size().0);
     }
 
     fn insert(&mut self, found: Vec<Extent>) {
@@ -345,7 +420,7 @@ impl View {
 
     /// Where the file ends.
     pub fn size(&self) -> u64 {
-        self.extents.end().max(self.cuts.last().map_or(0, |cut| cut.size))
+        self.extents.end().max(self.cuts.last().map_or(0, |cut| cut.size)).max(self.told)
     }
 
     /// The largest epoch that was seen.
@@ -380,6 +455,7 @@ impl View {
                         length,
                         position: at,
                         frame,
+                        is_synced: frame.end() <= log.synced,
                     });
                     at += length as u64;
                     place += length;

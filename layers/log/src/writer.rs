@@ -64,6 +64,8 @@ struct Logs {
     runs: Runs,
     open_name: MetaName,
     names_synced: bool,
+    /// The position up to which the index log says that all is synced.
+    synced: u64,
 }
 
 impl Writer {
@@ -196,7 +198,7 @@ impl State {
         self.place = logs.frames.place();
         self.last_epoch = order.epoch;
         if logs.runs.len() >= BATCH_RUNS_MAX {
-            logs.append_batch(container, id, self.position)?;
+            logs.append_batch(container, id, self.position, false)?;
         }
         Ok(())
     }
@@ -205,21 +207,24 @@ impl State {
     pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         self.flush(site, id)?;
         match &mut self.logs {
-            Some(logs) => logs.append_batch(site.container(), id, self.position),
+            Some(logs) => logs.append_batch(site.container(), id, self.position, false),
             None => Ok(()),
         }
     }
 
-    /// The same, and it survives a loss of power: the data log alone has all that the index log says.
-    pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+    /// The same, and it survives a loss of power: the data log alone has all that the index log says. Whether the container
+    /// has names of this writer that were never synced.
+    pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
         self.flush(site, id)?;
-        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let Some(logs) = &mut self.logs else { return Ok(false) };
         logs.data.sync()?;
-        if !logs.names_synced {
-            site.container().sync_names(id)?;
+        let are_new = !logs.names_synced;
+        if are_new {
+            site.container().sync_logs(id)?;
             logs.names_synced = true;
         }
-        logs.append_batch(site.container(), id, self.position)
+        logs.append_batch(site.container(), id, self.position, true)?;
+        Ok(are_new)
     }
 
     /// When the last frame was written, by the clock of the file system below.
@@ -257,16 +262,26 @@ impl Logs {
         let data = container.create_data(id)?;
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();
-        Ok(Logs { data, index: None, index_place: 0, frames, runs, open_name, names_synced: false })
+        Ok(Logs {
+            data,
+            index: None,
+            index_place: 0,
+            frames,
+            runs,
+            open_name,
+            names_synced: false,
+            synced: 0,
+        })
     }
 
-    fn append_batch(&mut self, container: &Container, id: u64, position: u64) -> Result<()> {
-        if self.frames.groups().is_empty() {
+    /// Tells what is not yet in the index log; where there is nothing, that all is synced now.
+    fn append_batch(&mut self, container: &Container, id: u64, position: u64, is_synced: bool) -> Result<()> {
+        if self.frames.groups().is_empty() && !(is_synced && self.synced < position) {
             return Ok(());
         }
         let first = position - self.frames.position();
-        let place = self.frames.groups()[0].place;
-        let batch = index_log::encode(&self.frames, self.runs.finish(), first, place);
+        let place = self.frames.first_place();
+        let batch = index_log::encode(&self.frames, self.runs.finish(), first, place, is_synced);
         if self.index.is_none() {
             self.index = Some(container.create_index(id)?);
             self.index_place = HEAD_BYTES as u64;
@@ -275,6 +290,9 @@ impl Logs {
         self.index_place += batch.len() as u64;
         self.frames = Frames::new(container.head().block_bytes.into(), self.frames.place());
         self.runs.clear();
+        if is_synced {
+            self.synced = position;
+        }
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use quell_backing::{PosixDir, WritableDir};
 use quell_fs::FileSystem;
 use quell_log::{Choices, Holder, Host, LogFs, Stores};
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::histories::crash::{self, CrashWorld};
 use quell_testkit::histories::{self, Shape};
 use quell_testkit::{MemoryStore, Random};
 
@@ -107,5 +108,19 @@ fn random_histories_of_two_mounts_are_those_of_the_model() {
         in_memory(stores, buffer_bytes, |world| histories::check(world, Shape::TWO_MOUNTS, 0..25));
         let dense = Shape { mounts: 2, ..Shape::DENSE };
         in_memory(stores, buffer_bytes, |world| histories::check(world, dense, 0..25));
+    }
+}
+
+#[test]
+fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
+    for (stores, buffer_bytes) in [(1, 1 << 20), (1, 700), (3, 3000)] {
+        let make = |stores: &[MemoryStore]| {
+            let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
+            mount(roots, MEMORY, buffer_bytes)
+        };
+        let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
+        let (uid, gid) = MEMORY;
+        let world = CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
+        crash::check(&world, 0..60);
     }
 }
