@@ -6,6 +6,7 @@ SHELL := /bin/bash
 PREFIX ?= /usr/local
 CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/release/quell
+libquell := $(CARGO_TARGET_DIR)/release/libquell
 scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
 # Seconds that `make fuzz` spends on each decoder.
 FUZZ_SECONDS ?= 60
@@ -31,12 +32,13 @@ fix: ## format, and apply what clippy can repair
 bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes (root); results in docs/benchmarks
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
-build: ## compile the release binary
+build: ## compile the release binary and the library
 	cargo build --release --bin quell
+	cargo build --release --package quell-capi
 
-install: ## install the binary, man pages and completions under PREFIX (default /usr/local; DESTDIR is honoured)
+install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
-	@test -x $(quell) || { echo "install: there is no $(quell); run 'make build' first" >&2; exit 3; }
+	@test -x $(quell) && test -e $(libquell).so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
 	install -d "$(DESTDIR)$(PREFIX)/bin"
 	install -m 755 $(quell) "$(DESTDIR)$(PREFIX)/bin/quell"
 	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
@@ -49,6 +51,16 @@ install: ## install the binary, man pages and completions under PREFIX (default 
 	  *.bash) to=share/bash-completion/completions/quell ;; \
 	  *) continue ;; esac; \
 	  install -D -m 644 "$$file" "$(DESTDIR)$(PREFIX)/$$to"; done
+	install -D -m 755 $(libquell).so "$(DESTDIR)$(PREFIX)/lib/libquell.so"
+	install -D -m 644 $(libquell).a "$(DESTDIR)$(PREFIX)/lib/libquell.a"
+	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquell.a"
+	install -D -m 644 doors/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"
+	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
+	printf '%s\n' 'Name: quell' 'Description: Files of log stores without a mount' 'Version: 0.1.0' \
+	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lquell' 'Libs.private: -lpthread -ldl -lm' \
+	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell.pc"
+	install -m 644 doors/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
+	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz

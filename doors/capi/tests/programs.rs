@@ -93,6 +93,20 @@ fn memory_is_used_as_it_should_be() {
 }
 
 #[test]
+fn the_guide_says_what_works() {
+    let guide = std::fs::read_to_string(room().join("../../docs/guides/library.md")).unwrap();
+    let program = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let source = temp.path().join("guide.c");
+    std::fs::write(&source, program).unwrap();
+    let program = compile(source.to_str().unwrap(), temp.path(), Linked::Shared);
+    let store = temp.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    run(command(program).arg(&store));
+    assert!(store.join("checkpoint.container").exists());
+}
+
+#[test]
 fn several_processes_write_one_file() {
     let temp = tempfile::tempdir().unwrap();
     let program = compile("examples/checkpoint.c", temp.path(), Linked::Shared);

@@ -232,6 +232,13 @@ class Files(InStore):
             self.assertEqual([ctypes.sizeof(kind) for _, kind in ours[name]._fields_], wanted, name)
 
 
+class Guide(InStore):
+    def test_the_guide_says_what_works(self):
+        guide = (Path(__file__).parents[3] / "docs/guides/library.md").read_text()
+        (program,) = re.findall(r"```python\n(.*?)```", guide, re.S)
+        exec(program, {"store": self.directory})
+
+
 class Programs(InStore):
     """What takes a file takes ours."""
 
