@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use quell_backing::{OpenFile, WritableDir, WritableFile};
 use quell_fs::{Change, Error, ErrorKind, New, Rename, Result};
 
+use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::meta::{MetaName, Summary};
-use crate::stores::{Host, StoreNumber, Stores};
+use crate::stores::{Host, StoreNumber, Stores, number_name};
 
 const RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
@@ -232,6 +233,53 @@ impl Container {
             let _ = self.dir.remove(format!("{EPOCH}{smaller:x}").as_bytes());
         }
         Ok(epoch)
+    }
+
+    /// The names of flat indices, the newest last.
+    pub fn flats(&self) -> Result<Vec<Vec<u8>>> {
+        let (_, mut flats) = self.epochs_and_flats()?;
+        // Epochs are hexadecimal without leading zeros, and all else is of equal length: longer names are later.
+        flats.sort_by_key(|name| (name.len(), name.clone()));
+        Ok(flats)
+    }
+
+    pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
+        Flat::open(self.dir.open_file(name)?, &self.head, name)
+    }
+
+    /// Makes a flat index of what is known up to `epoch`: it has its name when `write` has succeeded, and earlier
+    /// ones go. Returns what `write` does.
+    pub fn replace_flat<T>(
+        &self,
+        epoch: u64,
+        write: impl FnOnce(&dyn WritableFile) -> Result<T>,
+    ) -> Result<T> {
+        let making = self.stores.making(self.home)?;
+        let id = number_name(self.stores.random_number());
+        let file = making.create_file(&id, LOG_PERMISSIONS)?;
+        let before = self.flats()?;
+        let name = [format!("{FLAT}{epoch:x}-").as_bytes(), &id].concat();
+        let written = write(&*file)
+            .and_then(|written| making.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written));
+        if written.is_err() {
+            let _ = making.remove(&id);
+            return written;
+        }
+        for earlier in before {
+            // Another may have done it; a reader that has it open keeps it.
+            let _ = self.dir.remove(&earlier);
+        }
+        written
+    }
+
+    pub fn remove_flats(&self) -> Result<()> {
+        for name in self.flats()? {
+            match self.dir.remove(&name) {
+                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The directory of the logs of `writer`; made if `make` says so.

@@ -22,7 +22,7 @@ impl Extent {
     }
 
     /// The part within `start..end`, which must overlap it.
-    fn part(&self, start: u64, end: u64) -> Extent {
+    pub fn part(&self, start: u64, end: u64) -> Extent {
         let from = start.max(self.start);
         let to = end.min(self.end());
         let position = self.position + (from - self.start);
@@ -170,12 +170,13 @@ impl Extents {
         self.live.clear();
     }
 
-    /// Everything, sorted.
-    pub fn into_sorted(mut self) -> Vec<Extent> {
-        if !self.live.is_empty() {
-            self.fold();
-        }
-        self.base
+    /// Visits everything, sorted.
+    pub fn all(&self, visit: &mut dyn FnMut(Extent)) {
+        self.pieces(0, u64::MAX, &mut |piece| {
+            if let Piece::Data(extent) = piece {
+                visit(extent);
+            }
+        });
     }
 
     /// Drops every byte for which `keep` says so: it is asked for each extent where it is to end.

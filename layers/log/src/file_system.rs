@@ -381,7 +381,8 @@ impl Inner {
         if how.read {
             shared.file.follow()?;
         }
-        Ok(Handle { shared, writer, process: how.process, flatten_bytes: self.choices.flatten_bytes })
+        let Choices { index_threads, flatten_bytes, .. } = self.choices;
+        Ok(Handle { shared, writer, process: how.process, index_threads, flatten_bytes })
     }
 }
 
@@ -880,6 +881,7 @@ struct Handle {
     shared: Arc<Shared>,
     writer: Option<Arc<Writer>>,
     process: u32,
+    index_threads: usize,
     flatten_bytes: u64,
 }
 
@@ -931,7 +933,11 @@ impl Drop for Handle {
         if let Ok(true) = self.shared.file.release(self.process)
             && self.flatten_bytes > 0
         {
-            let _ = flatten::after_last_writer(self.shared.file.container(), self.flatten_bytes);
+            let _ = flatten::after_last_writer(
+                self.shared.file.container(),
+                self.index_threads,
+                self.flatten_bytes,
+            );
         }
     }
 }

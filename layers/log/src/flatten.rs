@@ -1,10 +1,55 @@
-//! Index Flatten (section IV-A of the paper): one index instead of many.
+//! Index Flatten (section IV-A of the paper): one index instead of many, made when the last writer ends, when a user asks for
+//! it, or in the background.
 
 use quell_fs::Result;
 
 use crate::container::Container;
+use crate::extents::Extent;
+use crate::flat::{Builder, FlatLog};
+use crate::view::{Torn, View};
 
-/// Flattens if nobody writes any more and all index logs together are not larger than `bytes_max`.
-pub fn after_last_writer(_container: &Container, _bytes_max: u64) -> Result<()> {
-    Ok(())
+/// What flattening a file has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Flattened {
+    pub logs: u64,
+    pub extents: u64,
+    /// Of the flat index.
+    pub bytes: u64,
+}
+
+/// Makes the flat index of all that the logs hold now, which replaces an earlier one. Who writes at the same time is
+/// not disturbed: what comes later is read from the logs, as always.
+pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
+    let summary = container.summary()?;
+    let view = View::build(container, &summary, threads, Torn::new())?;
+    container.replace_flat(view.epoch().max(summary.epoch()), |file| {
+        let mut builder = Builder::new(file, container.head())?;
+        let (mut extents, mut pushed) = (0, Ok(()));
+        view.extents().all(&mut |extent: Extent| {
+            extents += 1;
+            if pushed.is_ok() {
+                pushed = builder.push(extent);
+            }
+        });
+        pushed?;
+        let logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
+        let bytes = builder.finish(&logs, view.size())?;
+        Ok(Flattened { logs: logs.len() as u64, extents, bytes })
+    })
+}
+
+/// Flattens if nobody writes any more, more than one has written, and all index logs together are not larger than `bytes_max`.
+pub fn after_last_writer(container: &Container, threads: usize, bytes_max: u64) -> Result<Option<Flattened>> {
+    let summary = container.summary()?;
+    if !summary.open.is_empty() || summary.closed.len() < 2 {
+        return Ok(None);
+    }
+    let mut bytes = 0;
+    for closed in &summary.closed {
+        bytes += container.open_index(closed.writer)?.stat()?.size_bytes;
+        if bytes > bytes_max {
+            return Ok(None);
+        }
+    }
+    flatten(container, threads).map(Some)
 }

@@ -12,6 +12,7 @@ mod data_log;
 mod descriptors;
 mod extents;
 mod file_system;
+mod flat;
 mod flatten;
 mod frames;
 mod heads;
@@ -36,6 +37,7 @@ pub use container::Container;
 pub use crew::Tally;
 pub use damage::Damage;
 pub use file_system::LogFs;
+pub use flatten::{Flattened, flatten};
 pub use log_file::Choices;
 pub use meta::{Cut, Holder};
 pub use report::{

@@ -49,6 +49,8 @@ pub struct LogFile {
     parent: Mutex<Option<Arc<dyn WritableDir>>>,
     /// What the container is and what `meta` says survives a loss of power.
     is_safe: AtomicBool,
+    /// No page of its flat index was found damaged.
+    trusts_flat: AtomicBool,
     /// What was found to be torn before anybody synced it.
     torn: Mutex<Torn>,
 }
@@ -119,6 +121,7 @@ impl LogFile {
             edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
             parent: Mutex::new(parent),
             is_safe: AtomicBool::new(false),
+            trusts_flat: AtomicBool::new(true),
             torn: Mutex::default(),
         }
     }
@@ -330,7 +333,13 @@ impl LogFile {
             // Frames that are written meanwhile wait for the lock, and are then either known or added.
             let summary = self.container.summary()?;
             let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let built = View::build(&self.container, &summary, self.choices.index_threads, torn)?;
+            let threads = self.choices.index_threads;
+            // What is torn or damaged is left out of what the logs say; a flat index knows nothing of it.
+            let built = if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
+                View::open(&self.container, &summary, threads)?
+            } else {
+                View::build(&self.container, &summary, threads, torn)?
+            };
             self.saw(built.epoch().max(summary.epoch()));
             *view = Some(built);
         }
@@ -356,6 +365,10 @@ impl LogFile {
         loop {
             match self.try_read(into, offset, end) {
                 Ok(length) => return Ok(length),
+                // Of a flat index: the logs have all that it said.
+                Err((error, None))
+                    if error.kind == ErrorKind::Damaged
+                        && self.trusts_flat.swap(false, Ordering::Relaxed) => {}
                 Err((error, None)) => return Err(error),
                 Err((error, Some(piece))) => {
                     if !self.leave_out(&error, &piece)? {
@@ -405,7 +418,8 @@ impl LogFile {
                 return Err((Error::new(ErrorKind::Stale, "read", b""), None)); // it was cut this very moment
             };
             let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
-            (length, view.wanted(&mut into[..length], offset))
+            let wanted = view.wanted(&mut into[..length], offset).map_err(|error| (error, None))?;
+            (length, wanted)
         };
         for piece in wanted {
             let part = &mut into[piece.into..piece.into + piece.length];
@@ -567,6 +581,7 @@ impl LogFile {
             self.container.remove_logs(closed.writer)?;
             self.container.remove_meta(&MetaName::Closed(**closed))?;
         }
+        self.container.remove_flats()?;
         if dead.len() == summary.closed.len() {
             for earlier in summary.cuts.iter().filter(|earlier| earlier.order < cut.order) {
                 self.container.remove_meta(&MetaName::Cut(*earlier))?;

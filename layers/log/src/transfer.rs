@@ -112,7 +112,7 @@ impl File for Snapshot {
         let end = offset.saturating_add(into.len() as u64).min(self.size_bytes());
         let length = end.saturating_sub(offset) as usize;
         let container = self.file.container();
-        for piece in self.view.wanted(&mut into[..length], offset) {
+        for piece in self.view.wanted(&mut into[..length], offset)? {
             let file = self.descriptors.data(container, piece.writer)?;
             let part = &mut into[piece.into..piece.into + piece.length];
             let block_bytes = container.head().block_bytes.into();

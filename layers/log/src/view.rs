@@ -8,6 +8,7 @@ use quell_fs::{Error, ErrorKind, Result};
 use crate::container::Container;
 use crate::data_log;
 use crate::extents::{Extent, Extents, Orders, Piece, resolve};
+use crate::flat::{Flat, FlatLog};
 use crate::frames::{Frame, Frames, Order};
 use crate::heads::{HEAD_BYTES, HeadKind};
 use crate::index_log::{self, BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch};
@@ -54,6 +55,19 @@ impl Log {
             lost: Vec::new(),
             ended: None,
         }
+    }
+
+    /// As far as a flat index knows it.
+    fn known(flat: &FlatLog) -> Log {
+        let FlatLog { index_place, indexed, synced, .. } = *flat;
+        let new = Log::new(flat.writer, flat.frames.block_bytes());
+        Log { frames: flat.frames.clone(), index_place, indexed, synced, ..new }
+    }
+
+    /// What a flat index keeps of it.
+    pub fn to_flat(&self) -> FlatLog {
+        let Log { writer, index_place, indexed, synced, .. } = *self;
+        FlatLog { writer, index_place, indexed, synced, frames: self.frames.clone() }
     }
 
     /// All that will ever be in it is known.
@@ -243,7 +257,6 @@ fn visit_run(run: &Run, position: u64, visit: &mut dyn FnMut(u64, u64, u64)) {
 /// Which bytes of a log a reader needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    pub log: u32,
     pub writer: u64,
     /// Where in the reader's buffer they go.
     pub into: usize,
@@ -259,6 +272,9 @@ pub struct Wanted {
 pub struct View {
     logs: Vec<Log>,
     by_writer: HashMap<u64, u32>,
+    /// What was flattened, if anything was; its logs are the first ones.
+    flat: Option<Flat>,
+    /// All else: it hides what `flat` has in the same place.
     extents: Extents,
     cuts: Vec<Cut>,
     block_bytes: u64,
@@ -282,6 +298,7 @@ impl View {
         View {
             logs: Vec::new(),
             by_writer: HashMap::new(),
+            flat: None,
             extents,
             cuts: Vec::new(),
             block_bytes,
@@ -290,14 +307,35 @@ impl View {
         }
     }
 
-    /// Reads all that there is, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
+    /// As `build`, but what a flat index has is not read again: of the logs that it knows only what came since.
+    pub fn open(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+        match newest_flat(container)? {
+            Some(flat) => {
+                let mut view = View::new(container.head().block_bytes.into());
+                for known in flat.logs() {
+                    view.by_writer.insert(known.writer, view.logs.len() as u32);
+                    view.logs.push(Log::known(known));
+                }
+                view.flat = Some(flat);
+                view.fill(container, summary, threads)
+            }
+            None => View::build(container, summary, threads, Torn::new()),
+        }
+    }
+
+    /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
     /// Nothing counts at positions that are in `torn`.
     pub fn build(container: &Container, summary: &Summary, threads: usize, torn: Torn) -> Result<View> {
-        let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
+        let view = View { torn, ..View::new(container.head().block_bytes.into()) };
+        view.fill(container, summary, threads)
+    }
+
+    fn fill(self, container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+        let mut view = self;
         view.cuts = summary.cuts.clone();
         for (writer, ended) in writers(summary) {
-            view.log_of(writer);
-            view.logs.last_mut().expect("it was added").ended = ended;
+            let number = view.log_of(writer);
+            view.logs[number as usize].ended = ended;
         }
         let each = view.logs.len().div_ceil(threads.max(1)).max(1);
         let cuts = &view.cuts;
@@ -330,7 +368,10 @@ impl View {
         for share in shares {
             all.append(&mut share?);
         }
-        let extents = resolve(all, &Logs(&view.logs));
+        let mut extents = resolve(all, &Logs(&view.logs));
+        if let Some(flat) = &view.flat {
+            extents = over_flat(flat, extents, &Logs(&view.logs))?;
+        }
         let latest =
             view.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
         view.extents = Extents::new(extents, latest.max().unwrap_or_default());
@@ -365,7 +406,7 @@ impl View {
             if !self.cuts.is_empty() {
                 clip(&mut found, 0, &self.logs[number as usize], &self.cuts);
             }
-            self.insert(found);
+            self.insert(found)?;
         }
         self.tell(summary);
         Ok(())
@@ -380,11 +421,16 @@ impl View {
         self.told = lost.max().unwrap_or(0).max(summary.size().0);
     }
 
-    fn insert(&mut self, found: Vec<Extent>) {
+    fn insert(&mut self, found: Vec<Extent>) -> Result<()> {
         let logs = Logs(&self.logs);
+        let found = match &self.flat {
+            Some(flat) => over_flat(flat, found, &logs)?,
+            None => found,
+        };
         for extent in found {
             self.extents.insert(extent, logs.order(&extent), &logs);
         }
+        Ok(())
     }
 
     /// Takes in a frame that a writer of this process has just written, unless it is known already.
@@ -420,7 +466,12 @@ impl View {
 
     /// Where the file ends.
     pub fn size(&self) -> u64 {
-        self.extents.end().max(self.cuts.last().map_or(0, |cut| cut.size)).max(self.told)
+        self.flat_end().max(self.extents.end()).max(self.cuts.last().map_or(0, |cut| cut.size)).max(self.told)
+    }
+
+    /// Where what was flattened ends, as far as cuts since then leave it.
+    fn flat_end(&self) -> u64 {
+        self.flat.as_ref().map_or(0, |flat| flat.size().min(limit(&self.cuts, flat.latest())))
     }
 
     /// The largest epoch that was seen.
@@ -437,33 +488,75 @@ impl View {
     }
 
     /// What `into`, read from `offset` on, is made of; zeros are put into it at once, and bytes beyond the end are left.
-    pub fn wanted(&self, into: &mut [u8], offset: u64) -> Vec<Wanted> {
+    pub fn wanted(&self, into: &mut [u8], offset: u64) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
+        let mut failed = Ok(());
         self.extents.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
-            Piece::Hole(start, end) => into[(start - offset) as usize..(end - offset) as usize].fill(0),
-            Piece::Data(extent) => {
-                let log = &self.logs[extent.log as usize];
-                let (mut at, end) = (extent.position, extent.position + u64::from(extent.length));
-                let mut place = (extent.start - offset) as usize;
-                while at < end {
-                    let frame = log.frames.frame(at);
-                    let length = (frame.end().min(end) - at) as usize;
-                    wanted.push(Wanted {
-                        log: extent.log,
-                        writer: log.writer,
-                        into: place,
-                        length,
-                        position: at,
-                        frame,
-                        is_synced: frame.end() <= log.synced,
+            Piece::Hole(start, end) => {
+                into[(start - offset) as usize..(end - offset) as usize].fill(0);
+                if let Some(flat) = &self.flat {
+                    let visited = flat.extents(start, end, &mut |extent| {
+                        let limit = limit(&self.cuts, self.logs[extent.log as usize].order(extent.position));
+                        if limit > extent.start {
+                            self.want(&extent.part(extent.start, limit), offset, &mut wanted);
+                        }
                     });
-                    at += length as u64;
-                    place += length;
+                    failed = std::mem::replace(&mut failed, Ok(())).and(visited);
                 }
             }
+            Piece::Data(extent) => self.want(&extent, offset, &mut wanted),
         });
-        wanted
+        failed.map(|()| wanted)
     }
+
+    fn want(&self, extent: &Extent, offset: u64, wanted: &mut Vec<Wanted>) {
+        let log = &self.logs[extent.log as usize];
+        let (mut at, end) = (extent.position, extent.position + u64::from(extent.length));
+        let mut into = (extent.start - offset) as usize;
+        while at < end {
+            let frame = log.frames.frame(at);
+            let length = (frame.end().min(end) - at) as usize;
+            let is_synced = frame.end() <= log.synced;
+            wanted.push(Wanted { writer: log.writer, into, length, position: at, frame, is_synced });
+            at += length as u64;
+            into += length;
+        }
+    }
+}
+
+/// The newest flat index that is whole; others are as if they were not there.
+fn newest_flat(container: &Container) -> Result<Option<Flat>> {
+    for name in container.flats()?.iter().rev() {
+        match container.open_flat(name) {
+            Ok(flat) => return Ok(Some(flat)),
+            Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+/// What of `found` is later than what the flat index has in the same place.
+fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>) -> Result<Vec<Extent>> {
+    let mut over = Vec::with_capacity(found.len());
+    for extent in found {
+        let order = logs.order(&extent);
+        if order > flat.latest() {
+            over.push(extent);
+            continue;
+        }
+        let mut at = extent.start;
+        let mut parts = Vec::new();
+        flat.extents(extent.start, extent.end(), &mut |known| {
+            if logs.order(&known) > order {
+                parts.push((at, known.start));
+                at = known.end();
+            }
+        })?;
+        parts.push((at, extent.end()));
+        over.extend(parts.iter().filter(|(from, to)| from < to).map(|(from, to)| extent.part(*from, *to)));
+    }
+    Ok(over)
 }
 
 /// All writers, with the bytes of their data logs where they have ended.

@@ -16,6 +16,7 @@ fn mount(
     roots: Vec<Arc<dyn WritableDir>>,
     (uid, gid): (u32, u32),
     buffer_bytes: usize,
+    flatten_bytes: u64,
 ) -> Arc<dyn FileSystem> {
     static SEED: AtomicU64 = AtomicU64::new(1);
     let random = std::sync::Mutex::new(Random::new(SEED.fetch_add(1, Ordering::Relaxed)));
@@ -27,7 +28,7 @@ fn mount(
         is_gone: Box::new(|_| false),
     };
     let stores = Stores::open(roots, host, 4).unwrap();
-    let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes: 0 };
+    let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes };
     Arc::new(LogFs::new(stores, choices))
 }
 
@@ -38,15 +39,21 @@ fn own() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }
 
-/// Mounts of so many stores in memory, whose writers collect `buffer_bytes`.
-fn in_memory(stores: usize, buffer_bytes: usize, check: impl Fn(&WritingWorld<'_>)) {
+/// Mounts of so many stores in memory, whose writers collect `buffer_bytes`, and where the last one flattens index logs of at most
+/// `flatten_bytes`.
+fn in_memory(stores: usize, buffer_bytes: usize, flatten_bytes: u64, check: impl Fn(&WritingWorld<'_>)) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
         let roots = || stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
-        Mounts { mounts: (0..count).map(|_| mount(roots(), MEMORY, buffer_bytes)).collect(), keep: None }
+        Mounts {
+            mounts: (0..count).map(|_| mount(roots(), MEMORY, buffer_bytes, flatten_bytes)).collect(),
+            keep: None,
+        }
     };
     check(&WritingWorld {
-        name: &format!("log over {stores} stores in memory, buffers of {buffer_bytes}"),
+        name: &format!(
+            "log over {stores} stores in memory, buffers of {buffer_bytes}, flattens {flatten_bytes}"
+        ),
         make: &make,
         mounts_max: 2,
         name_bytes_max: 245,
@@ -59,17 +66,17 @@ fn in_memory(stores: usize, buffer_bytes: usize, check: impl Fn(&WritingWorld<'_
 
 #[test]
 fn promises_are_kept_in_memory() {
-    in_memory(1, 1 << 20, writing::run);
+    in_memory(1, 1 << 20, 0, writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_a_small_buffer() {
-    in_memory(1, 100, writing::run);
+    in_memory(1, 100, 1 << 20, writing::run);
 }
 
 #[test]
 fn promises_are_kept_with_three_stores() {
-    in_memory(3, 1 << 20, writing::run);
+    in_memory(3, 1 << 20, 0, writing::run);
 }
 
 #[test]
@@ -78,7 +85,7 @@ fn promises_are_kept_on_a_real_file_system() {
         let temp = tempfile::tempdir().unwrap();
         let root = || vec![Arc::new(PosixDir::open(temp.path()).unwrap()) as Arc<dyn WritableDir>];
         Mounts {
-            mounts: (0..count).map(|_| mount(root(), own(), 1 << 16)).collect(),
+            mounts: (0..count).map(|_| mount(root(), own(), 1 << 16, 0)).collect(),
             keep: Some(Box::new(temp)),
         }
     };
@@ -96,27 +103,27 @@ fn promises_are_kept_on_a_real_file_system() {
 
 #[test]
 fn random_histories_of_one_mount_are_those_of_the_model() {
-    for buffer_bytes in [1 << 20, 3000] {
-        in_memory(1, buffer_bytes, |world| histories::check(world, Shape::ONE_MOUNT, 0..25));
-        in_memory(1, buffer_bytes, |world| histories::check(world, Shape::DENSE, 0..25));
+    for (buffer_bytes, flatten) in [(1 << 20, 0), (3000, 0), (3000, 1 << 20)] {
+        in_memory(1, buffer_bytes, flatten, |world| histories::check(world, Shape::ONE_MOUNT, 0..25));
+        in_memory(1, buffer_bytes, flatten, |world| histories::check(world, Shape::DENSE, 0..25));
     }
 }
 
 #[test]
 fn random_histories_of_two_mounts_are_those_of_the_model() {
-    for (stores, buffer_bytes) in [(1, 1 << 20), (1, 500), (3, 3000)] {
-        in_memory(stores, buffer_bytes, |world| histories::check(world, Shape::TWO_MOUNTS, 0..25));
+    for (stores, buffer_bytes, flatten) in [(1, 1 << 20, 0), (1, 500, 1 << 20), (3, 3000, 0)] {
+        in_memory(stores, buffer_bytes, flatten, |world| histories::check(world, Shape::TWO_MOUNTS, 0..25));
         let dense = Shape { mounts: 2, ..Shape::DENSE };
-        in_memory(stores, buffer_bytes, |world| histories::check(world, dense, 0..25));
+        in_memory(stores, buffer_bytes, flatten, |world| histories::check(world, dense, 0..25));
     }
 }
 
 #[test]
 fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
-    for (stores, buffer_bytes) in [(1, 1 << 20), (1, 700), (3, 3000)] {
+    for (stores, buffer_bytes, flatten_bytes) in [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)] {
         let make = |stores: &[MemoryStore]| {
             let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
-            mount(roots, MEMORY, buffer_bytes)
+            mount(roots, MEMORY, buffer_bytes, flatten_bytes)
         };
         let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
         let (uid, gid) = MEMORY;
