@@ -1,0 +1,563 @@
+//! `quell mount --log`: the command, and what programs see of files that are logs in a store, beside a plain directory.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::skip;
+use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
+use crate::trees::{noise, set_mode};
+
+/// A store and what is mounted of it.
+pub struct Scene {
+    pub stage: Stage,
+    pub store: PathBuf,
+    number: AtomicU32,
+}
+
+impl Scene {
+    /// `None`, with the reason said, where this user cannot mount.
+    pub fn new() -> Option<Scene> {
+        if !is_root() && !has("fusermount3") {
+            println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
+            return None;
+        }
+        let stage = Stage::new();
+        let store = stage.dir("store");
+        Some(Scene { stage, store, number: AtomicU32::new(0) })
+    }
+
+    pub fn point(&self) -> PathBuf {
+        self.stage.dir(&format!("point{}", self.number.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    pub fn command(&self, stores: &[&Path], options: &[&str], point: &Path) -> Command {
+        let stores = stores.iter().map(|store| store.as_os_str()).collect::<Vec<_>>().join(OsStr::new(","));
+        let mut command = self.stage.quell();
+        command.arg("mount").arg("--log").arg(stores).args(options).arg(point);
+        command
+    }
+
+    #[track_caller]
+    pub fn mount_with(&self, stores: &[&Path], options: &[&str]) -> Mounted<'_> {
+        let point = self.point();
+        self.stage.run(self.command(stores, options, &point).arg("--quiet")).expect(0);
+        Mounted::at(&self.stage, point)
+    }
+
+    /// Another mount of the store.
+    #[track_caller]
+    pub fn mount(&self) -> Mounted<'_> {
+        self.mount_with(&[&self.store], &[])
+    }
+
+    /// Names in the store that say that somebody has a file open for writing.
+    pub fn open_records(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        walk(&self.store, &mut |path| {
+            let is_record = path.parent().is_some_and(|meta| meta.ends_with("meta"))
+                && path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"open-"));
+            if is_record {
+                found.push(path.to_owned());
+            }
+        });
+        found
+    }
+
+    /// What the store keeps of files that were removed or are being made.
+    pub fn leftovers(&self) -> Vec<PathBuf> {
+        let in_dir = |name: &str| {
+            fs::read_dir(self.store.join(".quell").join(name)).unwrap().map(|entry| entry.unwrap().path())
+        };
+        in_dir("trash").chain(in_dir("new")).chain(in_dir("parts")).collect()
+    }
+}
+
+pub fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let entry = entry.unwrap();
+        visit(&entry.path());
+        if entry.file_type().unwrap().is_dir() {
+            walk(&entry.path(), visit);
+        }
+    }
+}
+
+#[macro_export]
+macro_rules! log_scene {
+    () => {
+        match $crate::log::Scene::new() {
+            Some(scene) => scene,
+            None => return,
+        }
+    };
+}
+
+// --- the command -------------------------------------------------------------------------------
+
+#[test]
+fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next() {
+    let scene = log_scene!();
+    let point = scene.point();
+    let ended = scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(0);
+    ended.says("what is written to").says("store");
+    let mounted = Mounted::at(&scene.stage, point.clone());
+    fs::write(point.join("file"), "text").unwrap();
+    fs::create_dir(point.join("dir")).unwrap();
+    symlink("file", point.join("link")).unwrap();
+    scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2).says("has a view already");
+    mounted.umount();
+    assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
+    assert_eq!(scene.stage.processes(), [0; 0]);
+    let names: Vec<String> = ["file.container", "dir", "link", ".quell"].map(str::to_owned).into();
+    let mut found: Vec<String> =
+        fs::read_dir(&scene.store).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    found.sort();
+    let mut expected = names.clone();
+    expected.sort();
+    assert_eq!(found, expected);
+    assert_eq!(scene.open_records(), [PathBuf::new(); 0]);
+    let again = scene.mount();
+    assert_eq!(fs::read_to_string(again.point.join("link")).unwrap(), "text");
+    assert_eq!(fs::read_dir(&again.point).unwrap().count(), 3);
+    again.umount();
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn stores_that_cannot_be_mounted_are_refused_with_what_to_do() {
+    let scene = log_scene!();
+    let (store, point) = (&*scene.store, scene.point());
+    let refused = |stores: &[&Path], point: &Path, code: i32, words: &str| {
+        scene.stage.run(&mut scene.command(stores, &[], point)).expect(code).says(words);
+    };
+    refused(&[&scene.stage.path("none")], &point, 2, "mkdir");
+    refused(&[store, &scene.stage.path("none")], &point, 2, "mkdir");
+    refused(&[&scene.stage.file("plain", "")], &point, 2, "not a directory");
+    refused(&[store], &scene.stage.path("nowhere"), 2, "nowhere");
+    refused(&[store], store, 2, "another directory to mount on");
+    refused(&[store], &scene.stage.dir("store/inside"), 2, "lies in the store");
+    refused(&[&scene.stage.dir("point0/inside")], &point, 2, "would hide it");
+    refused(&[store, store], &point, 2, "named twice");
+    refused(&[store, &scene.stage.dir("store/other")], &point, 2, "one lies in the other");
+    // Through a link it is the same directory.
+    symlink(store, scene.stage.path("alias")).unwrap();
+    refused(&[store, &scene.stage.path("alias")], &point, 2, "named twice");
+    if !is_root() {
+        let closed = scene.stage.dir("closed");
+        set_mode(&closed, 0o555);
+        refused(&[&closed], &point, 3, "may not write");
+    }
+    // Nothing was made in what was not mounted.
+    assert!(!store.join(".quell").exists());
+    for (options, words) in [
+        (&["--buffer", "4095"][..], "from 4K to 1G"),
+        (&["--buffer", "2G"], "from 4K to 1G"),
+        (&["--index", "sorted"], "flatten"),
+        (&["--flatten-threshold", "1M"], "--index flatten"),
+        (&["--view", "fuse"], "cannot be used with"),
+        (&["-b", "x.boot"], "cannot be used with"),
+    ] {
+        scene.stage.run(&mut scene.command(&[store], options, &point)).expect(2).says(words);
+    }
+    let mut both = scene.command(&[store], &[], &point);
+    scene.stage.run(both.arg(scene.stage.dir("second"))).expect(2).says("one mount point");
+    let index = scene.stage.file("x.quell", "");
+    let mut for_index = scene.stage.quell();
+    for_index.args(["mount", "--buffer", "1M"]).arg(index).arg(&point);
+    scene.stage.run(&mut for_index).expect(2).says("go with --log");
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_store_that_is_damaged_is_refused_before_anything_is_mounted() {
+    let scene = log_scene!();
+    scene.mount().umount();
+    fs::write(scene.store.join(".quell/store"), "not a store").unwrap();
+    let point = scene.point();
+    let ended = scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2);
+    assert!(ended.err.contains("store"), "{}", ended.err);
+    assert!(!is_mounted(&point));
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn the_ways_to_write_and_read_give_the_same_files() {
+    let scene = log_scene!();
+    let bytes = noise(3_000_000, 1);
+    for (number, options) in [
+        &["--index", "original", "--buffer", "4K"][..],
+        &["--index", "flatten"],
+        &["--index", "flatten", "--flatten-threshold", "100"],
+        &["--index", "parallel", "--buffer", "64K", "--threads", "2"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let mounted = scene.mount_with(&[&scene.store], options);
+        for earlier in 0..number {
+            assert!(fs::read(mounted.point.join(format!("{earlier}"))).unwrap() == bytes, "{options:?}");
+        }
+        let mut file = fs::File::create(mounted.point.join(format!("{number}"))).unwrap();
+        for piece in bytes.chunks(47_008) {
+            file.write_all(piece).unwrap();
+        }
+        drop(file);
+        assert!(fs::read(mounted.point.join(format!("{number}"))).unwrap() == bytes, "{options:?}");
+        mounted.umount();
+    }
+}
+
+#[test]
+fn several_stores_are_one_file_system_in_any_order() {
+    let scene = log_scene!();
+    let second = scene.stage.dir("second");
+    let names: Vec<String> = (0..40).map(|number| format!("file{number}")).collect();
+    let mounted = scene.mount_with(&[&scene.store, &second], &[]);
+    fs::create_dir(mounted.point.join("dir")).unwrap();
+    for name in &names {
+        fs::write(mounted.point.join("dir").join(name), name).unwrap();
+    }
+    fs::rename(mounted.point.join("dir/file0"), mounted.point.join("renamed")).unwrap();
+    mounted.umount();
+    let in_store = |store: &Path| fs::read_dir(store.join("dir")).unwrap().count();
+    assert_eq!(in_store(&scene.store) + in_store(&second), 39);
+    assert!(in_store(&scene.store) > 0 && in_store(&second) > 0, "one of the stores has all files");
+    let mounted = scene.mount_with(&[&second, &scene.store], &[]);
+    for name in &names[1..] {
+        assert_eq!(&fs::read_to_string(mounted.point.join("dir").join(name)).unwrap(), name);
+    }
+    assert_eq!(fs::read_to_string(mounted.point.join("renamed")).unwrap(), "file0");
+    fs::remove_dir_all(mounted.point.join("dir")).unwrap();
+    assert_eq!(fs::read_dir(&mounted.point).unwrap().count(), 1);
+    mounted.umount();
+    assert!(!second.join("dir").exists() && !scene.store.join("dir").exists());
+}
+
+#[test]
+fn a_quell_toml_mounts_all_of_its_logs_or_none() {
+    let scene = log_scene!();
+    let (first, second) = (scene.point(), scene.point());
+    scene.stage.dir("other");
+    let config = |stores: &str| {
+        let text = format!(
+            "[[tree]]\npath = '/not/asked/for'\nindex = 'x'\n\
+             [[log]]\npath = '{}'\nstores = ['store']\n[[log]]\npath = '{}'\nstores = {stores}\n",
+            first.display(),
+            second.display()
+        );
+        scene.stage.file("quell.toml", text)
+    };
+    let mount = |file: &Path, options: &[&str]| {
+        let mut command = scene.stage.quell();
+        scene.stage.run(command.args(["mount", "--quiet", "--config"]).arg(file).args(options))
+    };
+    mount(&config("['other']"), &["--buffer", "64K"]).expect(0);
+    let mounted = [Mounted::at(&scene.stage, first.clone()), Mounted::at(&scene.stage, second.clone())];
+    fs::write(first.join("a"), "first").unwrap();
+    fs::write(second.join("a"), "second").unwrap();
+    assert_eq!(fs::read_to_string(first.join("a")).unwrap(), "first");
+    let reports = scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
+    assert_eq!(reports[0]["log"]["buffer_bytes"], 65536);
+    mount(&config("['other']"), &[]).expect(2).says("has a view already");
+    mounted.into_iter().for_each(Mounted::umount);
+    // The second one is refused by its store, which only the serving process sees.
+    scene.stage.file("other/.quell/store", "damaged");
+    mount(&config("['other']"), &[]).expect(2);
+    assert!(!is_mounted(&first) && !is_mounted(&second));
+    mount(&config("['none']"), &[]).expect(2).says("mkdir");
+    mount(&scene.stage.file("empty.toml", ""), &[]).expect(2).says("no [[log]]");
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn what_a_log_mount_did_is_counted() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    fs::write(mounted.point.join("file"), vec![1; 10_000]).unwrap();
+    assert_eq!(fs::read(mounted.point.join("file")).unwrap().len(), 10_000);
+    let stats = |path: &Path, options: &[&str]| {
+        scene.stage.run(scene.stage.quell().arg("stats").args(options).arg(path))
+    };
+    for path in [&mounted.point, &scene.store] {
+        let report = stats(path, &["--json"]).expect(0).json();
+        let log = &report[0]["log"];
+        assert_eq!((&log["index"], &log["stores"][0]), (&"parallel".into(), &scene.store.to_str().into()));
+        let counter = |name: &str| log["counters"][name].as_u64().unwrap();
+        assert_eq!((counter("bytes_written"), counter("bytes_read")), (10_000, 10_000), "{report}");
+        assert_eq!((counter("made"), counter("errors")), (1, 0), "{report}");
+    }
+    let text = stats(&mounted.point, &[]).expect(0).text();
+    assert!(text.contains("log of") && text.contains("bytes written       10000"), "{text}");
+    let text = stats(&mounted.point, &["--prometheus", "-"]).expect(0).text();
+    assert!(text.contains("quell_bytes_written_total{path=\"") && text.contains("view=\"log\""), "{text}");
+    mounted.umount();
+    stats(&scene.store, &[]).expect(1);
+}
+
+#[test]
+fn who_asks_for_a_mount_and_goes_before_it_is_there_leaves_none() {
+    use rustix::process::Signal;
+    let scene = log_scene!();
+    let point = scene.point();
+    for delay_us in (0..40).map(|turn| turn * 400) {
+        let running = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+        std::thread::sleep(std::time::Duration::from_micros(delay_us));
+        running.signal(Signal::INT);
+        let ended = running.wait();
+        if ended.code() == Some(0) {
+            // It was there already.
+            scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+        }
+        // The serving process is not the terminal's and may be on its way; then it takes its mount away by itself. It has
+        // told nobody, or has told one who was there to hear it and died with it: that mount is there, and is taken away here.
+        let settled = eventually(|| {
+            if scene.stage.processes().is_empty() {
+                return true;
+            }
+            if is_mounted(&point) {
+                let _ = scene.stage.run(scene.stage.quell().arg("umount").arg(&point));
+            }
+            false
+        });
+        assert!(settled && !is_mounted(&point));
+    }
+}
+
+#[test]
+fn a_signal_ends_a_log_mount_and_loses_nothing() {
+    use rustix::process::Signal;
+    let scene = log_scene!();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mounted = scene.mount();
+        let mut file = fs::File::create(mounted.point.join("file")).unwrap();
+        file.write_all(b"written, not closed").unwrap();
+        crate::stage::send(scene.stage.holder(), signal);
+        assert!(eventually(|| scene.stage.processes().is_empty()), "{signal:?}");
+        assert!(!is_mounted(&mounted.point), "{signal:?}");
+        assert!(file.write_all(b"more").is_err());
+        drop(file);
+        let again = scene.mount();
+        assert_eq!(fs::read_to_string(again.point.join("file")).unwrap(), "written, not closed");
+        fs::remove_file(again.point.join("file")).unwrap();
+        again.umount();
+    }
+    assert_eq!(scene.leftovers(), [PathBuf::new(); 0]);
+}
+
+// --- programs ----------------------------------------------------------------------------------
+
+/// Runs the script in a log mount and in a plain directory, and returns both outputs with errors in their places.
+#[track_caller]
+fn both(scene: &Scene, script: &str) -> (String, String) {
+    let plain = scene.stage.dir("plain");
+    let mounted = scene.mount();
+    let run = |directory: &Path| {
+        let script = format!("cd \"$1\" || exit 1; umask 022; exec 2>&1; export LC_ALL=C\n{script}");
+        let mut command = scene.stage.command("sh");
+        command.args(["-c", &script, "sh"]).arg(directory).env("HOME", directory);
+        let ended = scene.stage.run(&mut command);
+        ended.text().replace(directory.to_str().unwrap(), "DIR")
+    };
+    let seen = (run(&mounted.point), run(&plain));
+    assert_eq!(scene.open_records(), [PathBuf::new(); 0]);
+    mounted.umount();
+    assert_eq!(scene.leftovers(), [PathBuf::new(); 0]);
+    seen
+}
+
+#[track_caller]
+fn same(script: &str) {
+    let scene = log_scene!();
+    let (log, plain) = both(&scene, script);
+    assert_eq!(log, plain, "on a log mount (left) and in a plain directory");
+}
+
+#[test]
+fn files_are_copied_written_and_measured_as_elsewhere() {
+    same(
+        r"cp /etc/services a; cmp /etc/services a; wc -c a; cat a a >b; wc -c b; head -n 3 b; tail -c 50 b
+        dd if=/dev/zero of=z bs=47008 count=30 2>/dev/null; stat -c '%s %a %F %h %U' z; cksum z a b
+        dd if=a of=z bs=100 seek=77 skip=3 count=20 conv=notrunc 2>/dev/null; cksum z
+        truncate -s 100 z; cksum z; truncate -s 1000000 z; cksum z; truncate -s +3 z; stat -c %s z
+        printf abc >>z; stat -c %s z; tail -c 6 z | od -c
+        cp --sparse=always z sparse; cmp z sparse; fallocate -l 5000 long; stat -c %s long
+        cat nothing; cat . ; >empty; cat empty; stat -c %s empty
+        seq 1 20000 >seq; sed -i s/5/five/ seq; grep -c five seq; sort -rn seq | head -n 2; tac seq | tail -n 1; cksum seq",
+    );
+}
+
+#[test]
+fn names_are_made_moved_and_removed_as_elsewhere() {
+    same(
+        r"mkdir -p d/e/f; mkdir d; rmdir d; rmdir d/e/f; ls -R d; echo one >d/one; ln -s one d/link; readlink d/link; cat d/link
+        ln -s nowhere dangling; cat dangling; stat -c %F dangling; ls -F; ls -l d | awk '{print $1, $5, $9, $10, $11}'
+        mv d/one d/two; cat d/link; cat d/two; mv d/two .; ls d; mv two d/one; mv d moved; cat moved/link
+        echo new >g; mv -f g moved/one; cat moved/one; mv -n moved/one dangling; mkdir empty full; touch full/x
+        mv -T empty full; mv -T moved empty; ls empty; mv full full/below; mv empty/one full/x; cat full/x
+        touch '.hidden' ' blank ' 'new
+line' '-dash' 'x.container' 'x.container~'; mkdir y.container; ln -s x z.container; ls -A -b | sort; find . | sort | od -c | tail -n 3
+        rm ./-dash x.container; ls -A -b | sort; rm none; rm -r full; rm -rf y.container z.container; find . | sort
+        echo 1 >upper; echo 2 >UPPER; cat upper UPPER; rm upper; cat UPPER
+        for i in $(seq 300); do echo $i >n$i; done; ls | wc -l; cat n* | sort -n | cksum; rm n*; ls",
+    );
+}
+
+#[test]
+fn attributes_are_kept_as_elsewhere() {
+    same(
+        r"touch a; mkdir d; ln -s a l; for m in 600 444 755 000 4755 2711 1777; do chmod $m a d; stat -c %a a d; done
+        chmod 644 a; chmod 755 d; chmod u+x,g-r a; stat -c %a a; umask 027; touch um; mkdir umd; stat -c %a um umd
+        touch -d '2001-02-03 04:05:06.123456789 UTC' a; stat -c %.9Y a; touch -d '1969-01-01 UTC' a; stat -c %Y a
+        echo x >>a; test $(stat -c %Y a) -gt 1600000000 && echo now; touch -d '2001-01-01 UTC' d; stat -c %Y d
+        cp -a a copy; test copy -ot a || test a -ot copy || echo same time; test -r a && test -w a && echo rw
+        printf '#!/bin/sh\necho ran $1' >prog; ./prog; chmod +x prog; ./prog it; chmod 000 a; stat -c '%a %s %n' a",
+    );
+}
+
+#[test]
+fn shells_and_archives_and_databases_work_as_elsewhere() {
+    let mut script = r"exec 3<>rw; echo hello >&3; cat rw; rm rw; echo more >&3; cat <&3; exec 3>&-; ls
+        exec 4>un; rm un; echo text >&4; exec 4>&-; ls; (echo a; echo b) >two; while read x; do echo got $x; done <two
+        mkdir src; cp /etc/services src/a; ln -s a src/l; mkdir -p src/deep/er; echo x >src/deep/er/x; chmod 700 src/deep
+        tar cf t.tar src; tar tf t.tar | sort; mkdir x; tar xpf t.tar -C x; diff -r src x/src && echo same
+        (cd x && find . -printf '%p %y %m %l\n' | sort); cp -a src copy; diff -r src copy && echo same; rm -r x copy; ls
+        flock two echo locked; sync; sync two; sync .; "
+        .to_owned();
+    if has("git") {
+        script += "git init -q repo 2>/dev/null; cd repo; git config user.email a@b; git config user.name n; cp -r ../src .
+            git add .; git commit -qm one; echo more >>src/a; git commit -qam two; git log --oneline | wc -l; git fsck 2>&1
+            git status --short; git checkout -q HEAD~1; cksum src/a; git checkout -q -; git gc -q; git fsck; cd ..\n";
+    }
+    if has("sqlite3") {
+        script += "sqlite3 db 'create table t(a); insert into t values(1),(2); select sum(a) from t;'
+            sqlite3 db 'delete from t where a=1; vacuum; select * from t; pragma integrity_check;'\n";
+    }
+    if has("rsync") {
+        script += "rsync -a src/ synced/; rsync -ai src/ synced/; echo y >>src/a; rsync -ai --inplace src/ synced/ | cut -c 1-3
+            diff -r src synced && echo same\n";
+    }
+    same(&script);
+}
+
+#[test]
+fn what_a_log_mount_does_not_have_is_refused_with_a_clear_error() {
+    let scene = log_scene!();
+    let (log, _) = both(
+        &scene,
+        "touch a; ln a b; mkfifo f; python3 -c 'import os; os.setxattr(\"a\", \"user.x\", b\"1\")' 2>&1 | tail -n 1; ls",
+    );
+    let lines: Vec<&str> = log.lines().collect();
+    assert!(lines[0].contains("Operation not permitted"), "{log}");
+    assert!(lines[1].contains("Operation not permitted"), "{log}");
+    assert_eq!(lines.last(), Some(&"a"), "{log}");
+    if has("python3") {
+        assert!(lines[2].contains("not supported"), "{log}");
+    }
+}
+
+#[test]
+fn df_tells_the_room_of_the_store() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let space = |path: &Path| {
+        let found = rustix::fs::statvfs(path).unwrap();
+        (found.f_blocks * found.f_frsize, found.f_namemax)
+    };
+    assert_eq!(space(&mounted.point).0, space(&scene.store).0);
+    let longest = "n".repeat(245);
+    fs::write(mounted.point.join(&longest), "x").unwrap();
+    assert_eq!(fs::read_to_string(mounted.point.join(&longest)).unwrap(), "x");
+    let error = fs::write(mounted.point.join("n".repeat(246)), "x").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(36), "ENAMETOOLONG");
+    mounted.umount();
+}
+
+#[test]
+fn what_others_put_into_a_store_is_not_shown_and_not_touched() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    fs::write(mounted.point.join("mine"), "x").unwrap();
+    fs::write(scene.store.join("plain"), "theirs").unwrap();
+    fs::create_dir(scene.store.join("fake.container")).unwrap();
+    let names = || {
+        let names = fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    assert!(fs::read(mounted.point.join("plain")).is_err() && fs::read(mounted.point.join("fake")).is_err());
+    assert!(!names().contains(&"plain".to_owned()), "{:?}", names());
+    assert!(fs::metadata(mounted.point.join(".quell")).is_err());
+    assert!(fs::create_dir(mounted.point.join(".quell")).is_err());
+    mounted.umount();
+    assert_eq!(fs::read_to_string(scene.store.join("plain")).unwrap(), "theirs");
+}
+
+#[test]
+fn holes_read_as_zeros_and_take_no_room() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("sparse");
+    let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let far = 1 << 40;
+    file.write_all_at(b"end", far).unwrap();
+    file.write_all_at(b"begin", 100).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), far + 3);
+    let mut bytes = [1; 8];
+    file.read_exact_at(&mut bytes, 99).unwrap();
+    assert_eq!(&bytes, b"\0begin\0\0");
+    file.read_exact_at(&mut bytes, far - 5).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\0\0end");
+    assert_eq!(file.read_at(&mut bytes, far + 3).unwrap(), 0);
+    file.read_exact_at(&mut bytes, far / 2).unwrap();
+    assert_eq!(bytes, [0; 8]);
+    drop(file);
+    mounted.umount();
+    let mut used = 0;
+    walk(&scene.store, &mut |path| used += fs::symlink_metadata(path).unwrap().len());
+    assert!(used < 1 << 20, "{used} bytes in the store");
+    let mounted = scene.mount();
+    let mut file = fs::File::open(mounted.point.join("sparse")).unwrap();
+    assert_eq!(file.seek(SeekFrom::End(-3)).unwrap(), far);
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "end");
+    drop(file);
+    mounted.umount();
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn one_file_can_be_read_written_and_mapped_at_once() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("mapped");
+    let bytes = noise(300_000, 7);
+    fs::write(&path, &bytes).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    for flags in [MapFlags::PRIVATE, MapFlags::SHARED] {
+        // SAFETY: nothing else is at the address that the kernel chooses, the file keeps its length, and what is mapped is
+        // only read, as long as it is mapped.
+        let same = unsafe {
+            let place = mmap(std::ptr::null_mut(), bytes.len(), ProtFlags::READ, flags, &file, 0);
+            let Ok(place) = place else { skip!("this kernel maps no such files: {place:?}") };
+            let same = std::slice::from_raw_parts(place.cast::<u8>(), bytes.len()) == bytes;
+            munmap(place, bytes.len()).unwrap();
+            same
+        };
+        assert!(same, "{flags:?}");
+    }
+    file.write_all_at(b"changed", 1000).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        let place = mmap(std::ptr::null_mut(), 8192, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+        assert_eq!(&std::slice::from_raw_parts(place.cast::<u8>(), 8192)[1000..1007], b"changed");
+        munmap(place, 8192).unwrap();
+    }
+    drop(file);
+    mounted.umount();
+}

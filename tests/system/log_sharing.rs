@@ -1,0 +1,485 @@
+//! One file for many: processes of a node, mounts as they are on several nodes, files that are open while they are renamed
+//! and removed, and random histories of all that beside a plain directory.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::log::Scene;
+use crate::log_scene;
+use crate::stage::Stage;
+use crate::trees::noise;
+
+/// What this program does as a process of a test, and with which file: `ORDER NUMBER PROCESSES PATH`.
+const ORDER: &str = "QUELL_TEST_WRITER";
+/// The records of the paper's LANL 1 are of this size: no multiple of a block.
+const RECORD_BYTES: usize = 47_008;
+
+#[test]
+fn child() {
+    let Ok(order) = std::env::var(ORDER) else { return };
+    let words: Vec<&str> = order.splitn(4, ' ').collect();
+    let [what, number, processes, path] = words[..] else { panic!("{order}") };
+    let (number, processes): (u64, u64) = (number.parse().unwrap(), processes.parse().unwrap());
+    let path = Path::new(path);
+    match what {
+        "strided" => {
+            let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+            for round in 0..ROUNDS {
+                let place = round * processes + number;
+                file.write_all_at(&record(place), place * RECORD_BYTES as u64).unwrap();
+            }
+        }
+        "read" => {
+            let file = File::open(path).unwrap();
+            let mut bytes = vec![0; RECORD_BYTES];
+            for round in 0..ROUNDS {
+                // Each what another one wrote.
+                let place = round * processes + (number + 1) % processes;
+                file.read_exact_at(&mut bytes, place * RECORD_BYTES as u64).unwrap();
+                assert!(bytes == record(place), "record {place}");
+            }
+        }
+        "append" => {
+            let mut file = File::options().append(true).create(true).open(path).unwrap();
+            for line in 0..LINES {
+                file.write_all(format!("{number} {line}\n").as_bytes()).unwrap();
+            }
+        }
+        _ => panic!("{order}"),
+    }
+}
+
+const ROUNDS: u64 = 20;
+const LINES: u64 = 200;
+
+fn record(place: u64) -> Vec<u8> {
+    noise(RECORD_BYTES, place + 1)
+}
+
+/// This program as another process.
+pub fn process(stage: &Stage, what: &str, number: u64, processes: u64, path: &Path) -> Command {
+    let mut command = stage.command(std::env::current_exe().unwrap());
+    command.args(["--exact", "log_sharing::child", "--nocapture"]);
+    command.env(ORDER, format!("{what} {number} {processes} {}", path.display()));
+    command
+}
+
+fn all(stage: &Stage, what: &str, paths: &[PathBuf]) {
+    let processes = paths.len() as u64;
+    let running: Vec<_> = (0..processes)
+        .map(|number| stage.start(&mut process(stage, what, number, processes, &paths[number as usize])))
+        .collect();
+    for one in running {
+        one.wait().expect(0);
+    }
+}
+
+/// Data logs in a store.
+fn logs(scene: &Scene) -> usize {
+    let mut logs = 0;
+    crate::log::walk(&scene.store, &mut |path| logs += usize::from(path.extension().is_some_and(|e| e == "data")));
+    logs
+}
+
+#[test]
+fn processes_that_write_one_file_strided_read_what_the_others_wrote() {
+    let scene = log_scene!();
+    for options in [&[][..], &["--buffer", "4K"], &["--buffer", "16M", "--index", "flatten"]] {
+        let mounted = scene.mount_with(&[&scene.store], options);
+        let path = mounted.point.join("checkpoint");
+        let paths = vec![path.clone(); 6];
+        all(&scene.stage, "strided", &paths);
+        assert_eq!(logs(&scene), 6, "each process writes a log of its own");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 6 * ROUNDS * RECORD_BYTES as u64);
+        all(&scene.stage, "read", &paths);
+        // Again, over what is there.
+        all(&scene.stage, "strided", &paths);
+        mounted.umount();
+        let mounted = scene.mount();
+        let path = mounted.point.join("checkpoint");
+        all(&scene.stage, "read", &vec![path.clone(); 6]);
+        fs::remove_file(&path).unwrap();
+        mounted.umount();
+        assert_eq!((scene.leftovers().len(), scene.open_records().len(), logs(&scene)), (0, 0, 0));
+    }
+}
+
+#[test]
+fn processes_on_several_mounts_write_one_file_and_all_mounts_read_it() {
+    let scene = log_scene!();
+    let mounts = [scene.mount(), scene.mount(), scene.mount()];
+    let paths: Vec<PathBuf> =
+        mounts.iter().cycle().take(6).map(|mounted| mounted.point.join("checkpoint")).collect();
+    all(&scene.stage, "strided", &paths);
+    all(&scene.stage, "read", &paths);
+    let sizes: Vec<u64> = paths.iter().map(|path| fs::metadata(path).unwrap().len()).collect();
+    assert_eq!(sizes, [6 * ROUNDS * RECORD_BYTES as u64; 6]);
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+    assert_eq!(scene.open_records().len(), 0);
+}
+
+#[test]
+fn processes_that_append_to_one_file_lose_no_line() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("journal");
+    all(&scene.stage, "append", &vec![path.clone(); 5]);
+    let text = fs::read_to_string(&path).unwrap();
+    let mut next: BTreeMap<u64, u64> = BTreeMap::new();
+    for line in text.lines() {
+        let (number, count) = line.split_once(' ').unwrap_or_else(|| panic!("{line:?}"));
+        let expected = next.entry(number.parse().unwrap()).or_default();
+        assert_eq!(count.parse::<u64>().unwrap(), *expected, "lines of {number} in their order");
+        *expected += 1;
+    }
+    assert_eq!(next.values().copied().collect::<Vec<_>>(), [LINES; 5]);
+    mounted.umount();
+}
+
+#[test]
+fn what_one_mount_closed_another_one_sees_at_its_next_open() {
+    let scene = log_scene!();
+    let (one, other) = (scene.mount(), scene.mount());
+    let (here, there) = (one.point.join("file"), other.point.join("file"));
+    for round in 0..20u32 {
+        let (from, to) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
+        fs::write(from, format!("round {round}")).unwrap();
+        assert_eq!(fs::read_to_string(to).unwrap(), format!("round {round}"));
+        let mut file = File::options().append(true).open(to).unwrap();
+        write!(file, ", and more").unwrap();
+        drop(file);
+        assert_eq!(fs::read_to_string(from).unwrap(), format!("round {round}, and more"));
+        assert_eq!(fs::metadata(from).unwrap().len(), fs::metadata(to).unwrap().len());
+    }
+    // Names, directories and attributes are not kept by anybody: they are seen at once.
+    fs::create_dir(one.point.join("dir")).unwrap();
+    fs::rename(&here, one.point.join("dir/moved")).unwrap();
+    assert!(!there.exists() && other.point.join("dir/moved").exists());
+    crate::trees::set_mode(&other.point.join("dir/moved"), 0o640);
+    assert_eq!(fs::metadata(one.point.join("dir/moved")).unwrap().mode() & 0o7777, 0o640);
+    fs::remove_file(other.point.join("dir/moved")).unwrap();
+    assert_eq!(fs::read_dir(one.point.join("dir")).unwrap().count(), 0);
+    fs::remove_dir(one.point.join("dir")).unwrap();
+    [one, other].into_iter().for_each(|mounted| mounted.umount());
+}
+
+#[test]
+fn what_one_mount_synced_another_one_sees_while_both_have_the_file_open() {
+    let scene = log_scene!();
+    let (one, other) = (scene.mount(), scene.mount());
+    let writer = File::create(one.point.join("file")).unwrap();
+    let reader = File::options().read(true).write(true).open(other.point.join("file")).unwrap();
+    for round in 0..50u64 {
+        writer.write_all_at(&round.to_le_bytes(), round * 5000).unwrap();
+        writer.sync_all().unwrap();
+        // An open, or a sync of who has it open.
+        let mut bytes = [0; 8];
+        if round % 2 == 0 {
+            reader.sync_all().unwrap();
+            reader.read_exact_at(&mut bytes, round * 5000).unwrap();
+        } else {
+            let opened = File::open(other.point.join("file")).unwrap();
+            opened.read_exact_at(&mut bytes, round * 5000).unwrap();
+        }
+        assert_eq!(u64::from_le_bytes(bytes), round);
+    }
+    // What is written after another's sync was seen is later than it.
+    reader.sync_all().unwrap();
+    reader.write_all_at(b"the last", 0).unwrap();
+    reader.sync_all().unwrap();
+    writer.sync_all().unwrap();
+    let opened = File::open(one.point.join("file")).unwrap();
+    let mut bytes = [0; 8];
+    opened.read_exact_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"the last");
+    drop((writer, reader, opened));
+    [one, other].into_iter().for_each(|mounted| mounted.umount());
+}
+
+#[test]
+fn writers_of_one_node_see_each_other_at_once() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("file");
+    let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+    std::thread::scope(|scope| {
+        let (to, from) = std::sync::mpsc::channel::<u64>();
+        let (back, seen) = std::sync::mpsc::channel::<u64>();
+        let file = open();
+        scope.spawn(move || {
+            let file = open();
+            for place in from {
+                let mut bytes = [0; 8];
+                file.read_exact_at(&mut bytes, place).unwrap();
+                file.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), place).unwrap();
+                back.send(place).unwrap();
+            }
+        });
+        for round in 0..300u64 {
+            let place = round * 3;
+            file.write_all_at(&(round * 10).to_le_bytes(), place).unwrap();
+            to.send(place).unwrap();
+            assert_eq!(seen.recv().unwrap(), place);
+            let mut bytes = [0; 8];
+            file.read_exact_at(&mut bytes, place).unwrap();
+            assert_eq!(u64::from_le_bytes(bytes), round * 10 + 1);
+        }
+        drop(to);
+    });
+    mounted.umount();
+}
+
+#[test]
+fn a_file_that_is_open_stays_when_its_name_goes() {
+    let scene = log_scene!();
+    let (one, other) = (scene.mount(), scene.mount());
+    let at = |name: &str| one.point.join(name);
+    fs::write(at("a"), "a's bytes").unwrap();
+    fs::write(at("b"), "b's bytes").unwrap();
+    let mut a = File::options().read(true).write(true).open(at("a")).unwrap();
+    let mut b = File::options().read(true).append(true).open(at("b")).unwrap();
+    fs::rename(at("a"), at("b")).unwrap();
+    assert_eq!(fs::read_to_string(at("b")).unwrap(), "a's bytes");
+    assert_eq!(fs::read_to_string(other.point.join("b")).unwrap(), "a's bytes");
+    b.write_all(b", and more").unwrap();
+    let mut text = String::new();
+    b.read_to_string(&mut text).unwrap();
+    b.read_to_string(&mut text).unwrap();
+    let mut whole = vec![0; 19];
+    b.read_exact_at(&mut whole, 0).unwrap();
+    assert_eq!(whole, b"b's bytes, and more");
+    assert_eq!((b.metadata().unwrap().nlink(), a.metadata().unwrap().nlink()), (0, 1));
+    fs::remove_file(at("b")).unwrap();
+    assert!(!other.point.join("b").exists());
+    a.write_all(b"A").unwrap();
+    let mut text = String::new();
+    a.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "'s bytes");
+    a.set_len(3).unwrap();
+    assert_eq!((a.metadata().unwrap().len(), a.metadata().unwrap().nlink()), (3, 0));
+    // A new file of the name is another one.
+    fs::write(at("b"), "new").unwrap();
+    assert_eq!(fs::read_to_string(other.point.join("b")).unwrap(), "new");
+    assert_eq!(scene.leftovers().len(), 2);
+    drop((a, b));
+    fs::remove_file(at("b")).unwrap();
+    [one, other].into_iter().for_each(|mounted| mounted.umount());
+    assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0));
+}
+
+#[test]
+fn one_of_many_that_make_a_file_exclusively_makes_it() {
+    let scene = log_scene!();
+    let mounts = [scene.mount(), scene.mount()];
+    for round in 0..10 {
+        let made: usize = std::thread::scope(|scope| {
+            let makers: Vec<_> = mounts
+                .iter()
+                .cycle()
+                .take(8)
+                .map(|mounted| {
+                    let path = mounted.point.join(format!("lock{round}"));
+                    scope.spawn(move || match File::create_new(path) {
+                        Ok(_) => 1,
+                        Err(e) => {
+                            assert_eq!(e.kind(), std::io::ErrorKind::AlreadyExists);
+                            0
+                        }
+                    })
+                })
+                .collect();
+            makers.into_iter().map(|maker| maker.join().unwrap()).sum()
+        });
+        assert_eq!(made, 1);
+    }
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+    assert_eq!(scene.leftovers().len(), 0);
+}
+
+// --- random histories ---------------------------------------------------------------------------
+
+/// Marsaglia's xorshift.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % bound
+    }
+}
+
+const NAMES: [&str; 4] = ["a", "b", "dir/a", "dir/b"];
+const FILE_BYTES_MAX: u64 = 200_000;
+
+/// One operation on names and open files; `seed` decides which, whatever the directory.
+fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool) -> String {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..4).for_each(|_| drop(random.below(2)));
+    let pick = |random: &mut Random| root.join(NAMES[random.below(NAMES.len() as u64) as usize]);
+    let error = |e: std::io::Error| format!("error {}", e.raw_os_error().unwrap_or(0));
+    let told = |result: std::io::Result<String>| result.unwrap_or_else(error);
+    let length = |random: &mut Random| [1, 7, 100, 4096, 5000, 70_000][random.below(6) as usize];
+    let on_file = |random: &mut Random, file: &File| -> std::io::Result<String> {
+        let place = random.below(FILE_BYTES_MAX / 2);
+        let size = length(random);
+        match random.below(10) {
+            0..=3 => file.write_all_at(&noise(size, random.0), place).map(|()| "written".into()),
+            4..=6 => {
+                let mut bytes = vec![0; size];
+                let n = file.read_at(&mut bytes, place)?;
+                Ok(format!("{n} {:x}", sum(&bytes[..n])))
+            }
+            7 => file.set_len(place).map(|()| "cut".into()),
+            8 => (&mut &*file).write_all(&noise(size.min(5000), random.0)).map(|()| "appended".into()),
+            _ => file.sync_data().map(|()| "synced".into()),
+        }
+    };
+    match random.below(20) {
+        0..=2 => {
+            let (path, slot) = (pick(&mut random), random.below(4));
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .create(random.below(2) == 0)
+                .truncate(random.below(8) == 0)
+                .custom_flags(if random.below(3) == 0 { 0o2000 } else { 0 }) // O_APPEND
+                .open(path);
+            told(file.and_then(|file| {
+                let told = on_file(&mut random, &file);
+                if keeps_open {
+                    open.insert(slot, file);
+                }
+                told
+            }))
+        }
+        3 => {
+            open.remove(&random.below(4));
+            "closed".into()
+        }
+        4..=9 => match open.get(&random.below(4)) {
+            Some(file) => told(on_file(&mut random, file)),
+            None => "none".into(),
+        },
+        10 | 11 => {
+            let (path, size) = (pick(&mut random), length(&mut random));
+            told(fs::write(path, noise(size, seed)).map(|()| "made".into()))
+        }
+        12 | 13 => told(fs::read(pick(&mut random)).map(|bytes| format!("{} {:x}", bytes.len(), sum(&bytes)))),
+        14 => told(fs::remove_file(pick(&mut random)).map(|()| "removed".into())),
+        15 | 16 => {
+            let (from, to) = (pick(&mut random), pick(&mut random));
+            told(fs::rename(from, to).map(|()| "renamed".into()))
+        }
+        17 => told(fs::metadata(pick(&mut random)).map(|found| format!("{} bytes", found.len()))),
+        18 => {
+            let path = pick(&mut random);
+            let file = File::options().append(true).create(true).open(path);
+            told(file.and_then(|mut file| file.write_all(&noise(300, seed))).map(|()| "appended".into()))
+        }
+        _ => told(state(root)),
+    }
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// All that can be read of all names.
+fn state(root: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    for name in NAMES {
+        if let Ok(bytes) = fs::read(root.join(name)) {
+            let _ = write!(text, "{name} {} {:x}; ", bytes.len(), sum(&bytes));
+        }
+    }
+    let mut names: Vec<_> =
+        fs::read_dir(root.join("dir"))?.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    Ok(text + &names.join(" "))
+}
+
+/// The seed of a case that failed is in its message; `QUELL_MODEL_SEED` runs that one.
+fn seeds(cases: u64) -> Vec<u64> {
+    match std::env::var("QUELL_MODEL_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (1..=cases).collect(),
+    }
+}
+
+const STEPS: u64 = 400;
+
+#[test]
+fn random_histories_with_open_files_are_those_of_a_plain_directory() {
+    let scene = log_scene!();
+    for seed in seeds(8) {
+        let options: &[&str] = match seed % 3 {
+            0 => &[],
+            1 => &["--buffer", "4K"],
+            _ => &["--index", "flatten"],
+        };
+        let mut mounted = scene.mount_with(&[&scene.store], options);
+        let plain = scene.stage.dir(&format!("plain{seed}"));
+        fs::create_dir(plain.join("dir")).unwrap();
+        fs::create_dir(mounted.point.join("dir")).unwrap();
+        let (mut ours, mut theirs) = (BTreeMap::new(), BTreeMap::new());
+        let mut history = String::new();
+        for number in 0..STEPS {
+            let seed = seed * STEPS + number;
+            let (got, expected) =
+                (step(seed, &mounted.point, &mut ours, true), step(seed, &plain, &mut theirs, true));
+            let _ = writeln!(history, "{number} {got}");
+            assert_eq!(got, expected, "step {number} of seed {}:\n{history}", seed / STEPS);
+            if number % 100 == 99 {
+                assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "after step {number}");
+                (ours.clear(), theirs.clear());
+                mounted.umount();
+                mounted = scene.mount_with(&[&scene.store], options);
+                assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "in a new mount");
+            }
+        }
+        fs::remove_dir_all(mounted.point.join("dir")).unwrap();
+        for name in ["a", "b"] {
+            let _ = fs::remove_file(mounted.point.join(name));
+        }
+        mounted.umount();
+        assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn random_histories_of_two_mounts_that_take_turns_are_those_of_a_plain_directory() {
+    let scene = log_scene!();
+    for seed in seeds(8) {
+        let mounts = [scene.mount(), scene.mount_with(&[&scene.store], &["--buffer", "4K"])];
+        let plain = scene.stage.dir(&format!("plain{seed}"));
+        fs::create_dir(plain.join("dir")).unwrap();
+        fs::create_dir(mounts[0].point.join("dir")).unwrap();
+        let mut random = Random(seed | 1);
+        let mut none = BTreeMap::new();
+        let mut history = String::new();
+        for number in 0..STEPS {
+            let turn = random.below(2) as usize;
+            let seed = seed * STEPS + number;
+            let got = step(seed, &mounts[turn].point, &mut none, false);
+            let _ = writeln!(history, "{number} on {turn}: {got}");
+            let expected = step(seed, &plain, &mut none, false);
+            assert_eq!(got, expected, "step {number} of seed {}:\n{history}", seed / STEPS);
+        }
+        for mounted in &mounts {
+            assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "seed {seed}");
+        }
+        fs::remove_dir_all(mounts[1].point.join("dir")).unwrap();
+        for name in ["a", "b"] {
+            let _ = fs::remove_file(mounts[0].point.join(name));
+        }
+        mounts.into_iter().for_each(|mounted| mounted.umount());
+        assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0), "seed {seed}");
+    }
+}
