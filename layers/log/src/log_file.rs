@@ -84,6 +84,8 @@ struct Clock {
     /// Where the file ends as far as this node knows, and whether it has asked what others did.
     end: u64,
     end_known: bool,
+    /// The last cut, whoever made it, that `end` knows of.
+    last_cut: Option<Order>,
     /// What each writer has collected; empty while there is one alone.
     collecting: HashMap<u64, (Arc<Writer>, Runs)>,
     /// Writers of this node that have logs.
@@ -107,6 +109,7 @@ impl LogFile {
             seen: 0,
             end: 0,
             end_known: false,
+            last_cut: None,
             collecting: HashMap::new(),
             ours: HashSet::new(),
             own_cut: None,
@@ -263,9 +266,12 @@ impl LogFile {
     pub fn append(&self, writer: &Writer, from: &[u8]) -> Result<u64> {
         self.settle()?;
         if !self.clock().end_known {
-            let size = self.size()?;
+            let (size, summary) = self.size_and_summary()?;
+            let cut = summary.last_cut().map(|cut| cut.order);
             let mut clock = self.clock();
-            (clock.end, clock.end_known) = (clock.end.max(size), true);
+            // What others of this node append this very moment counts, unless another node made the file shorter.
+            let others_end = if cut == clock.last_cut { clock.end } else { 0 };
+            (clock.end, clock.end_known, clock.last_cut) = (others_end.max(size), true, cut);
         }
         let offset = {
             let mut clock = self.clock();
@@ -560,7 +566,8 @@ impl LogFile {
             writer.lock().cut(size);
         }
         let mut clock = self.clock();
-        (clock.end, clock.end_known, clock.own_cut) = (size, false, Some(order));
+        (clock.end, clock.end_known) = (size, false);
+        (clock.own_cut, clock.last_cut) = (Some(order), Some(order));
         drop(clock);
         if size == 0 {
             self.drop_dead_logs()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_backing::{PosixDir, WritableDir};
-use quell_fs::FileSystem;
+use quell_fs::{FileSystem, New, Open};
 use quell_log::{Choices, Holder, Host, LogFs, Stores};
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
 use quell_testkit::histories::crash::{self, CrashWorld};
@@ -130,4 +130,21 @@ fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
         let world = CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
         crash::check(&world, 0..60);
     }
+}
+
+#[test]
+fn appending_begins_where_another_mount_cut_the_file() {
+    let store = MemoryStore::new();
+    let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000));
+    let trees = [0, 1].map(|at| mounts[at].writable().unwrap());
+    let new = New { permissions: 0o644, uid: MEMORY.0, gid: MEMORY.1 };
+    let (attributes, file) = trees[0].create(mounts[0].root(), b"file", new, Open::WRITE).unwrap();
+    file.write_at(&[1; 5000], 0).unwrap();
+    drop(file);
+    let there = mounts[1].lookup(mounts[1].root(), b"file").unwrap().unwrap();
+    drop(trees[1].open_as(there.node, Open { truncate: true, ..Open::WRITE }).unwrap());
+    let file = trees[0].open_as(attributes.node, Open::WRITE).unwrap();
+    assert_eq!(file.append(b"first").unwrap(), 0);
+    drop(file);
+    assert_eq!(mounts[1].attributes(there.node).unwrap().size_bytes, 5);
 }
