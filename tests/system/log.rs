@@ -120,7 +120,7 @@ fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next()
     let mut expected = names.clone();
     expected.sort();
     assert_eq!(found, expected);
-    assert_eq!(scene.open_records(), [PathBuf::new(); 0]);
+    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
     let again = scene.mount();
     assert_eq!(fs::read_to_string(again.point.join("link")).unwrap(), "text");
     assert_eq!(fs::read_dir(&again.point).unwrap().count(), 3);
@@ -261,7 +261,8 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
     fs::write(first.join("a"), "first").unwrap();
     fs::write(second.join("a"), "second").unwrap();
     assert_eq!(fs::read_to_string(first.join("a")).unwrap(), "first");
-    let reports = scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
+    let reports =
+        scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
     assert_eq!(reports[0]["log"]["buffer_bytes"], 65536);
     mount(&config("['other']"), &[]).expect(2).says("has a view already");
     mounted.into_iter().for_each(Mounted::umount);
@@ -346,7 +347,7 @@ fn a_signal_ends_a_log_mount_and_loses_nothing() {
         fs::remove_file(again.point.join("file")).unwrap();
         again.umount();
     }
-    assert_eq!(scene.leftovers(), [PathBuf::new(); 0]);
+    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
 }
 
 // --- programs ----------------------------------------------------------------------------------
@@ -364,9 +365,9 @@ fn both(scene: &Scene, script: &str) -> (String, String) {
         ended.text().replace(directory.to_str().unwrap(), "DIR")
     };
     let seen = (run(&mounted.point), run(&plain));
-    assert_eq!(scene.open_records(), [PathBuf::new(); 0]);
+    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
     mounted.umount();
-    assert_eq!(scene.leftovers(), [PathBuf::new(); 0]);
+    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
     seen
 }
 
@@ -485,7 +486,8 @@ fn what_others_put_into_a_store_is_not_shown_and_not_touched() {
     fs::write(scene.store.join("plain"), "theirs").unwrap();
     fs::create_dir(scene.store.join("fake.container")).unwrap();
     let names = || {
-        let names = fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let names =
+            fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         names.collect::<Vec<_>>()
     };
     assert!(fs::read(mounted.point.join("plain")).is_err() && fs::read(mounted.point.join("fake")).is_err());

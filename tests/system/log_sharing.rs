@@ -82,7 +82,9 @@ fn all(stage: &Stage, what: &str, paths: &[PathBuf]) {
 /// Data logs in a store.
 fn logs(scene: &Scene) -> usize {
     let mut logs = 0;
-    crate::log::walk(&scene.store, &mut |path| logs += usize::from(path.extension().is_some_and(|e| e == "data")));
+    crate::log::walk(&scene.store, &mut |path| {
+        logs += usize::from(path.extension().is_some_and(|e| e == "data"))
+    });
     logs
 }
 
@@ -371,7 +373,9 @@ fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool
             let (path, size) = (pick(&mut random), length(&mut random));
             told(fs::write(path, noise(size, seed)).map(|()| "made".into()))
         }
-        12 | 13 => told(fs::read(pick(&mut random)).map(|bytes| format!("{} {:x}", bytes.len(), sum(&bytes)))),
+        12 | 13 => {
+            told(fs::read(pick(&mut random)).map(|bytes| format!("{} {:x}", bytes.len(), sum(&bytes))))
+        }
         14 => told(fs::remove_file(pick(&mut random)).map(|()| "removed".into())),
         15 | 16 => {
             let (from, to) = (pick(&mut random), pick(&mut random));
@@ -388,7 +392,9 @@ fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool
 }
 
 fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// All that can be read of all names.
@@ -438,7 +444,8 @@ fn random_histories_with_open_files_are_those_of_a_plain_directory() {
             assert_eq!(got, expected, "step {number} of seed {}:\n{history}", seed / STEPS);
             if number % 100 == 99 {
                 assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "after step {number}");
-                (ours.clear(), theirs.clear());
+                ours.clear();
+                theirs.clear();
                 mounted.umount();
                 mounted = scene.mount_with(&[&scene.store], options);
                 assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "in a new mount");
