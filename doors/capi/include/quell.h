@@ -115,6 +115,11 @@ int quell_stat(const struct quell_store *store, const char *path, struct quell_a
 // Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
 int quell_truncate(const struct quell_store *store, const char *path, uint64_t size_bytes);
 
+// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of the
+// time. What is written afterwards is found beside it. Returns how many bytes the index has.
+int64_t quell_flatten(const struct quell_store *store,
+                      const char *path);
+
 // Removes a file or symbolic link. Who has the file open in this process keeps it until it is closed.
 int quell_remove(const struct quell_store *store, const char *path);
 

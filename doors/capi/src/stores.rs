@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use quell_client::{Attributes, Choices, Store};
 
-use crate::boundary::{done, give, handle, many, path, place_for, put, take, text};
+use crate::boundary::{done, give, handle, many, number, path, place_for, put, take, text};
 
 /// Stores that are open as one tree of files.
 pub struct StoreHandle(pub(crate) Store);
@@ -112,6 +112,14 @@ pub unsafe extern "C" fn quell_truncate(
     size_bytes: u64,
 ) -> c_int {
     done(|| handle(store, "a store")?.0.truncate(text(path)?, size_bytes))
+}
+
+/// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of the
+/// time. What is written afterwards is found beside it. Returns how many bytes the index has.
+// SAFETY: as the header says of pointers; nothing else has this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn quell_flatten(store: *const StoreHandle, path: *const c_char) -> i64 {
+    number(|| Ok(handle(store, "a store")?.0.flatten(text(path)?)?.bytes as i64))
 }
 
 /// Removes a file or symbolic link. Who has the file open in this process keeps it until it is closed.

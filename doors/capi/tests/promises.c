@@ -259,6 +259,20 @@ static void one_of_many_makes_a_file(const char *path) {
     CHECK(quell_store_close(store) == 0);
 }
 
+static void a_flat_index_says_the_same(quell_store *store) {
+    char bytes[16];
+    CHECK(quell_flatten(store, "made 0") > 0 && quell_flatten(store, "made 0") > 0);
+    quell_file *file = open_file(store, "made 0", O_RDWR);
+    CHECK(quell_pread(file, bytes, sizeof bytes, 0) == 6 && memcmp(bytes, "012345", 6) == 0);
+    CHECK(quell_pwrite(file, "later", 5, 3) == 5 && quell_close(file) == 0);
+    file = open_file(store, "made 0", O_RDONLY);
+    CHECK(quell_pread(file, bytes, sizeof bytes, 0) == 8 && memcmp(bytes, "012later", 8) == 0);
+    CHECK(quell_close(file) == 0 && quell_mkdir(store, "no file", 0755) == 0);
+    REFUSED(EISDIR, quell_flatten(store, "no file"));
+    REFUSED(ENOENT, quell_flatten(store, "nothing"));
+    REFUSED(EINVAL, quell_flatten(NULL, "made 0"));
+}
+
 static void a_file_outlives_the_handle_of_its_store(const char *path) {
     quell_store *store = open_store(path);
     quell_file *file = open_file(store, "outlives", O_RDWR | O_CREAT);
@@ -280,6 +294,9 @@ int main(int argc, char **argv) {
     a_child_opens_its_own(store, argv[1]);
     CHECK(quell_store_close(store) == 0);
     one_of_many_makes_a_file(argv[1]);
+    store = open_store(argv[1]);
+    a_flat_index_says_the_same(store);
+    CHECK(quell_store_close(store) == 0);
     a_file_outlives_the_handle_of_its_store(argv[1]);
     return 0;
 }

@@ -34,5 +34,5 @@ mod walk;
 
 pub use file::StoreFile;
 pub use quell_fs::{Attributes, Error, ErrorKind, Kind, Result, Time};
-pub use quell_log::Choices;
+pub use quell_log::{Choices, Flattened};
 pub use store::{Create, Entry, How, Store};

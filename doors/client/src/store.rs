@@ -7,7 +7,7 @@ use quell_fs::{
     Attributes, Change, Cursor, Error, ErrorKind, FileSystem, Kind, New, Open, Rename, Result, Writable,
     errno,
 };
-use quell_log::{Choices, LogFs};
+use quell_log::{Choices, Flattened, LogFs};
 
 use crate::file::StoreFile;
 use crate::owned::Owned;
@@ -125,6 +125,13 @@ impl Store {
 
     pub fn stat(&self, path: &[u8]) -> Result<Attributes> {
         Ok(resolve(self.fs()?, path)?.attributes)
+    }
+
+    /// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of
+    /// the time. What is written afterwards is found beside it.
+    pub fn flatten(&self, path: &[u8]) -> Result<Flattened> {
+        let fs = self.fs()?;
+        fs.flatten(resolve(fs, path)?.node())
     }
 
     /// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.

@@ -65,6 +65,7 @@ FUNCTIONS = {
     "quell_store_close": [c_void_p],
     "quell_stat": [c_void_p, c_char_p, POINTER(Attributes)],
     "quell_truncate": [c_void_p, c_char_p, c_uint64],
+    "quell_flatten": [c_void_p, c_char_p],
     "quell_remove": [c_void_p, c_char_p],
     "quell_rename": [c_void_p, c_char_p, c_char_p],
     "quell_mkdir": [c_void_p, c_char_p, c_uint32],
@@ -84,7 +85,14 @@ FUNCTIONS = {
     "quell_dir_next": [c_void_p, POINTER(EntryOfDirectory)],
     "quell_dir_close": [c_void_p],
 }
-LONG = {"quell_pread", "quell_pwrite", "quell_append", "quell_read_pieces", "quell_write_pieces"}
+LONG = {
+    "quell_pread",
+    "quell_pwrite",
+    "quell_append",
+    "quell_read_pieces",
+    "quell_write_pieces",
+    "quell_flatten",
+}
 
 
 def _load():

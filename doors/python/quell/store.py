@@ -74,6 +74,10 @@ class Store:
             raise ValueError("a size cannot be negative")
         self._ask("quell_truncate", path, size)
 
+    def flatten(self, path):
+        """Makes one index of what was published of a file, for all who open it from now on, and says how many bytes it has."""
+        return self._ask("quell_flatten", path)
+
     def remove(self, path):
         self._ask("quell_remove", path)
 
@@ -103,7 +107,7 @@ class Store:
 
     def _ask(self, function, path, *arguments):
         with self._handle as store:
-            call(function, store, _path(path), *arguments, path=path)
+            return call(function, store, _path(path), *arguments, path=path)
 
 
 def _path(path):

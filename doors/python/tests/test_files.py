@@ -166,6 +166,30 @@ class Files(InStore):
         self.assertRaises(ValueError, store.stat, "moved")
         self.assertRaises(FileNotFoundError, quell.Store, "/nowhere/at/all")
 
+    def test_an_index_is_flattened_when_asked_and_by_the_last_writer(self):
+        def flat_indices():
+            return [path.name for path in Path(self.directory, "file.container").glob("flat-*")]
+
+        for writer in (b"one", b"two"):
+            with quell.Store(self.directory) as store, store.open("file", "ab") as file:
+                file.write(writer)
+        self.assertEqual(flat_indices(), [])
+        with quell.Store(self.directory) as store:
+            self.assertGreater(store.flatten("file"), 0)
+            self.assertRaises(FileNotFoundError, store.flatten, "none")
+        (first,) = flat_indices()
+        with quell.Store(self.directory, flatten_bytes=1 << 20) as store:
+            with store.open("file", "ab") as file:
+                file.write(b"three")
+        (second,) = flat_indices()
+        self.assertNotEqual(first, second)
+        self.assertEqual(self.open("file").read(), b"onetwothree")
+
+    def test_the_results_of_functions_are_as_wide_as_in_the_header(self):
+        header = (Path(__file__).parents[2] / "capi/include/quell.h").read_text()
+        wide = set(re.findall(r"^int64_t (quell_\w+)\(", header, re.M))
+        self.assertEqual(wide, library.LONG)
+
     def test_threads_share_a_file_and_one_may_close_it(self):
         file = self.open("file", "wb+")
         wrong = []

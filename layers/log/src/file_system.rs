@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::container::Container;
 use crate::descriptors::Descriptors;
-use crate::flatten;
+use crate::flatten::{self, Flattened};
 use crate::log_file::{Choices, LogFile};
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
@@ -126,6 +126,13 @@ impl LogFs {
             gone: Mutex::default(),
         };
         LogFs { inner: Arc::new(inner) }
+    }
+
+    /// Makes one index of all that the logs of a file hold now (Index Flatten, section IV-A). Who writes it at the same
+    /// time is not disturbed.
+    pub fn flatten(&self, node: NodeId) -> Result<Flattened> {
+        let shared = self.inner.file(node)?;
+        flatten::flatten(shared.file.container(), self.inner.choices.index_threads)
     }
 }
 

@@ -365,8 +365,13 @@ mod tests {
 
     use crate::heads::BLOCK_BYTES;
 
-    const RECORD: Head =
-        Head { kind: HeadKind::Container, block_bytes: BLOCK_BYTES, container: 77, writer: 0, directories: 4 };
+    const RECORD: Head = Head {
+        kind: HeadKind::Container,
+        block_bytes: BLOCK_BYTES,
+        container: 77,
+        writer: 0,
+        directories: 4,
+    };
 
     /// Extents of three logs: a checkpoint of two, and some of a third anywhere between.
     fn some(count: u64) -> (Vec<Extent>, Vec<FlatLog>) {
