@@ -135,7 +135,7 @@ fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
 #[test]
 fn appending_begins_where_another_mount_cut_the_file() {
     let store = MemoryStore::new();
-    let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000));
+    let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000, 0));
     let trees = [0, 1].map(|at| mounts[at].writable().unwrap());
     let new = New { permissions: 0o644, uid: MEMORY.0, gid: MEMORY.1 };
     let (attributes, file) = trees[0].create(mounts[0].root(), b"file", new, Open::WRITE).unwrap();
