@@ -5,6 +5,7 @@
 //! The formats are drawn in docs/formats/log.md.
 
 mod bytes;
+mod collected;
 mod container;
 mod crew;
 mod damage;

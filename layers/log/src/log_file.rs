@@ -12,17 +12,21 @@ use lru::LruCache;
 use quell_backing::WritableDir;
 use quell_fs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
 
+use crate::collected::Collected;
 use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name};
 use crate::data_log::{self, Block, Edges};
 use crate::descriptors::Descriptors;
 use crate::frames::Order;
 use crate::meta::{Cut, MetaName, Summary};
-use crate::runs::{FILE_END_MAX, Runs};
+use crate::runs::FILE_END_MAX;
 use crate::view::{Torn, View, Wanted};
 use crate::writer::{Site, Writer, Written};
 
 /// Blocks of a file that were wanted only in part, kept for the next read.
 const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+
+/// No writer has this number.
+const NOBODY: u64 = 0;
 
 /// How files of a mount are read and written.
 #[derive(Debug, Clone, Copy)]
@@ -86,8 +90,11 @@ struct Clock {
     end_known: bool,
     /// The last cut, whoever made it, that `end` knows of.
     last_cut: Option<Order>,
-    /// What each writer has collected; empty while there is one alone.
-    collecting: HashMap<u64, (Arc<Writer>, Runs)>,
+    /// The writers of this node, and whether there ever were several at once.
+    known: HashMap<u64, Arc<Writer>>,
+    are_several: bool,
+    /// What they have collected; nothing while there is one alone.
+    collected: Collected,
     /// Writers of this node that have logs.
     ours: HashSet<u64>,
     /// The last cut that this node made.
@@ -110,7 +117,9 @@ impl LogFile {
             end: 0,
             end_known: false,
             last_cut: None,
-            collecting: HashMap::new(),
+            known: HashMap::new(),
+            are_several: false,
+            collected: Collected::default(),
             ours: HashSet::new(),
             own_cut: None,
         };
@@ -170,19 +179,17 @@ impl LogFile {
         }
         let id = self.container.stores().random_writer();
         let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
-        let others: Vec<Arc<Writer>> = seats.values().map(|seat| Arc::clone(&seat.writer)).collect();
-        {
-            // From here on everybody says what they collect ...
+        let others: Vec<Arc<Writer>> = {
             let mut clock = self.clock();
-            if !others.is_empty() {
-                for writer in others.iter().chain([&writer]) {
-                    let entry = clock.collecting.entry(writer.id);
-                    entry.or_insert_with(|| (Arc::clone(writer), Runs::default()));
-                }
-            }
-        }
+            let others = clock.known.values().cloned().collect();
+            clock.known.insert(id, Arc::clone(&writer));
+            // From here on everybody says what they collect ...
+            let were_several = clock.are_several;
+            clock.are_several |= clock.known.len() > 1;
+            if were_several { Vec::new() } else { others }
+        };
         // ... and what they collected before is in frames.
-        for other in &others {
+        for other in others {
             other.lock().flush(self, other.id)?;
         }
         seats.insert(process, Seat { writer: Arc::clone(&writer), handles: 1 });
@@ -201,7 +208,12 @@ impl LogFile {
         let is_last = seats.is_empty();
         drop(seats);
         let closed = writer.lock().close(self, writer.id);
-        self.clock().collecting.remove(&writer.id);
+        let mut clock = self.clock();
+        clock.known.remove(&writer.id);
+        if closed.is_err() {
+            clock.collected.forget(writer.id); // lost, and told
+        }
+        drop(clock);
         closed.map(|()| is_last)
     }
 
@@ -228,17 +240,14 @@ impl LogFile {
     /// is they that must be written first.
     fn claim(&self, writer: u64, start: u64, end: u64) -> Vec<Arc<Writer>> {
         let mut clock = self.clock();
-        let overlapping =
-            |(id, (_, runs)): &(&u64, &(Arc<Writer>, Runs))| **id != writer && runs.overlaps(start, end);
-        let rivals: Vec<_> =
-            clock.collecting.iter().filter(overlapping).map(|(_, (writer, _))| Arc::clone(writer)).collect();
+        let rivals = clock.collected.rivals(writer, start, end);
         if rivals.is_empty() {
             clock.end = clock.end.max(end);
-            if let Some((_, runs)) = clock.collecting.get_mut(&writer) {
-                runs.push(start, end - start);
+            if clock.are_several {
+                clock.collected.add(writer, start, end);
             }
         }
-        rivals
+        rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect()
     }
 
     /// Writes all of `from` at `offset` in the order in which this node's processes do it.
@@ -354,13 +363,34 @@ impl LogFile {
 
     /// Frames that have bytes of `start..end` are cut, so that the view knows them.
     fn flush_for(&self, start: u64, end: u64) -> Result<()> {
-        for writer in self.writers() {
+        let writers: Vec<Arc<Writer>> = {
+            let clock = self.clock();
+            if clock.are_several {
+                let rivals = clock.collected.rivals(NOBODY, start, end);
+                rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect()
+            } else {
+                clock.known.values().cloned().collect()
+            }
+        };
+        for writer in writers {
             let mut state = writer.lock();
             if state.holds(start, end) {
                 state.flush(self, writer.id)?;
             }
         }
         Ok(())
+    }
+
+    /// Where what is collected and not yet written ends.
+    fn collected_end(&self) -> u64 {
+        let alone = {
+            let clock = self.clock();
+            if clock.are_several {
+                return clock.collected.end();
+            }
+            clock.known.values().next().cloned()
+        };
+        alone.map_or(0, |writer| writer.lock().collected_end())
     }
 
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
@@ -417,7 +447,7 @@ impl LogFile {
     fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize, (Error, Option<Wanted>)> {
         self.flush_for(offset, end).and_then(|()| self.see()).map_err(|error| (error, None))?;
         // What is collected and lies beyond what is asked for makes the file longer, too.
-        let collected = self.writers().iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0);
+        let collected = self.collected_end();
         let (length, wanted) = {
             let view = self.read_view();
             let Some(view) = view.as_ref() else {
@@ -618,9 +648,7 @@ impl Site for LogFile {
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {
-        if let Some((_, runs)) = self.clock().collecting.get_mut(&writer) {
-            runs.clear();
-        }
+        self.clock().collected.remove(writer, written.runs);
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = view.as_mut() {
             view.add(writer, written.head_bytes, written.order, written.position, written.runs);
