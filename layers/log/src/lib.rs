@@ -5,6 +5,7 @@
 //! The formats are drawn in docs/formats/log.md.
 
 mod bytes;
+mod check;
 mod collected;
 mod container;
 mod crew;
@@ -18,6 +19,7 @@ mod flatten;
 mod frames;
 mod heads;
 mod index_log;
+mod log_check;
 mod log_file;
 mod meta;
 mod naming;
@@ -34,6 +36,7 @@ mod tree;
 mod view;
 mod writer;
 
+pub use check::{Checked, Checking, Finding, Outcome, Trouble, check};
 pub use container::Container;
 pub use crew::Tally;
 pub use damage::Damage;

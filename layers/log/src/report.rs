@@ -125,7 +125,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
         writers.push(of_writer(container, *writer, Some(open(container.host(), holder)))?);
     }
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
-    let view = View::build(container, &summary, threads, Torn::new())?;
+    let view = view_of(container, &summary, threads)?;
     let (mut extents, mut held_bytes) = (0, 0);
     view.extents().pieces(0, view.size(), &mut |piece| {
         if let Piece::Data(extent) = piece {
@@ -148,7 +148,12 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     })
 }
 
-pub(crate) fn open(host: &Host, holder: &Holder) -> Open {
+/// What the logs that `summary` names hold now.
+pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+    View::build(container, summary, threads, Torn::new())
+}
+
+fn open(host: &Host, holder: &Holder) -> Open {
     Open { holder: holder.clone(), is_gone: (host.is_gone)(holder) }
 }
 
@@ -224,8 +229,8 @@ fn place_of(frame: &Frame, position: u64, block_bytes: u64) -> u64 {
 
 /// The extents of a file resolved once, to be asked.
 #[derive(Debug)]
-pub struct Resolved {
-    container: Container,
+pub struct Resolved<C: std::ops::Deref<Target = Container> = Box<Container>> {
+    container: C,
     view: View,
     summary: Summary,
 }
@@ -234,7 +239,14 @@ impl Resolved {
     /// Resolves what the logs hold now.
     pub fn of(container: Container, threads: usize) -> Result<Resolved> {
         let summary = container.summary()?;
-        let view = View::build(&container, &summary, threads, Torn::new())?;
+        Resolved::with(Box::new(container), summary, threads)
+    }
+}
+
+impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
+    /// Resolves what the logs that `summary` names hold now.
+    pub(crate) fn with(container: C, summary: Summary, threads: usize) -> Result<Resolved<C>> {
+        let view = view_of(&container, &summary, threads)?;
         Ok(Resolved { container, view, summary })
     }
 
@@ -322,7 +334,14 @@ impl Resolved {
     }
 
     /// What became of `length` bytes that `writer` has at `position` and wrote at `start`.
-    fn became(&self, writer: u64, position: u64, start: u64, length: u64, visit: &mut dyn FnMut(Wrote)) {
+    pub(crate) fn became(
+        &self,
+        writer: u64,
+        position: u64,
+        start: u64,
+        length: u64,
+        visit: &mut dyn FnMut(Wrote),
+    ) {
         self.view.extents().pieces(start, start + length, &mut |piece| {
             let (from, to, fate) = match piece {
                 Piece::Hole(from, to) => (from, to, Fate::Cut),

@@ -13,15 +13,15 @@ use quell_fs::{
 
 use crate::container::Container;
 use crate::crew::{self, Tally};
-use crate::data_log::{self, NoEdges};
 use crate::descriptors::Descriptors;
 use crate::extents::Piece;
 use crate::file_system::LogFs;
 use crate::log_file::{Choices, LogFile};
 use crate::meta::Summary;
+use crate::report::view_of;
 use crate::stores::{Stores, number_name};
 use crate::tree::{Entry, StoredDir};
-use crate::view::{Torn, View};
+use crate::view::View;
 
 /// Bytes that are copied at once.
 const PIECE_BYTES: usize = 4 << 20;
@@ -42,8 +42,9 @@ pub struct Snapshot {
     file: LogFile,
     attributes: Attributes,
     summary: Summary,
+    /// As readers see it when the snapshot is taken: what is no hole.
     view: View,
-    descriptors: Arc<Descriptors>,
+    is_short: bool,
 }
 
 impl std::fmt::Debug for Snapshot {
@@ -53,7 +54,6 @@ impl std::fmt::Debug for Snapshot {
 }
 
 impl Snapshot {
-    /// Errors: `Damaged`, also where a log has lost bytes that its writer had written before it ended.
     pub fn take(container: Container, threads: usize) -> Result<Snapshot> {
         Snapshot::with(container, threads, &Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
     }
@@ -62,18 +62,13 @@ impl Snapshot {
         let file = LogFile::new(container, None, Choices::default(), Arc::clone(descriptors));
         let attributes = file.attributes(NodeId(0))?;
         let summary = file.container().summary()?;
-        let view = View::build(file.container(), &summary, threads, Torn::new())?;
+        let view = view_of(file.container(), &summary, threads)?;
         let cut_epoch = summary.last_cut().filter(|cut| cut.size == 0).map_or(0, |cut| cut.order.epoch);
-        for closed in summary.closed.iter().filter(|closed| closed.last_epoch >= cut_epoch) {
+        let is_short = summary.closed.iter().filter(|closed| closed.last_epoch >= cut_epoch).any(|closed| {
             let log = view.logs().iter().find(|log| log.writer == closed.writer);
-            if log.is_none_or(|log| log.frames.place() < closed.data_bytes) {
-                return Err(Error {
-                    source: Some(format!("the log of writer {:016x} is not whole", closed.writer).into()),
-                    ..Error::new(ErrorKind::Damaged, "read", b"a log")
-                });
-            }
-        }
-        Ok(Snapshot { file, attributes, summary, view, descriptors: Arc::clone(descriptors) })
+            log.is_none_or(|log| log.frames.place() < closed.data_bytes)
+        });
+        Ok(Snapshot { file, attributes, summary, view, is_short })
     }
 
     pub fn attributes(&self) -> &Attributes {
@@ -88,6 +83,11 @@ impl Snapshot {
     pub fn is_being_written(&self) -> bool {
         let host = self.file.container().host();
         self.summary.open.iter().any(|(_, _, holder)| !(host.is_gone)(holder))
+    }
+
+    /// Whether a log ends before its writer did: what is missing reads as what was there before.
+    pub fn is_short(&self) -> bool {
+        self.is_short
     }
 
     /// The stretches from `start` to `end` that are no holes.
@@ -111,14 +111,7 @@ impl File for Snapshot {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let end = offset.saturating_add(into.len() as u64).min(self.size_bytes());
         let length = end.saturating_sub(offset) as usize;
-        let container = self.file.container();
-        for piece in self.view.wanted(&mut into[..length], offset)? {
-            let file = self.descriptors.data(container, piece.writer)?;
-            let part = &mut into[piece.into..piece.into + piece.length];
-            let block_bytes = container.head().block_bytes.into();
-            data_log::read_payload(&*file, &piece.frame, block_bytes, piece.position, part, &NoEdges)?;
-        }
-        Ok(length)
+        self.file.read_at(&mut into[..length], offset)
     }
 }
 
@@ -145,6 +138,8 @@ pub struct Moved {
     pub skipped: u64,
     /// Files that others were writing meanwhile.
     pub written: Vec<Vec<u8>>,
+    /// Files whose logs have lost what their writers had written at last.
+    pub short: Vec<Vec<u8>>,
     /// What can be neither in a store nor brought out of one: devices, sockets, fifos.
     pub special: Vec<Vec<u8>>,
     pub failed: Vec<(Vec<u8>, Error)>,
@@ -386,6 +381,9 @@ fn begin_file<'a>(
     if snapshot.is_being_written() {
         work.note(|moved| moved.written.push(joined(&dir.path, &name)));
     }
+    if snapshot.is_short() {
+        work.note(|moved| moved.short.push(joined(&dir.path, &name)));
+    }
     let temporary = work.temporary();
     let into = dir.dir.create_file(&temporary, OWN_FILE)?;
     let size = snapshot.size_bytes();
@@ -472,6 +470,8 @@ fn finish_file(work: &Work<'_>, file: &OutFile<'_>) -> Result<()> {
     if work.how.verify {
         compare(work, &file.snapshot, &*file.into, size)?;
     }
+    // What has its name is whole, whatever happens to the power.
+    file.into.sync()?;
     let dir = &*file.dir.dir;
     dir.change(&file.temporary, &change_of(&work.how, Some(permissions), uid, gid, modified))?;
     settle(dir, &file.temporary, &file.name, work.how.resume)
@@ -839,7 +839,8 @@ fn import_bytes(
         at += part.len() as u64;
         work.tally.add_bytes(part.len() as u64);
     }
-    into.publish()
+    // Who imports may remove the original next.
+    into.sync()
 }
 
 #[cfg(test)]

@@ -108,6 +108,10 @@ impl StoredDir {
         &self.stores
     }
 
+    pub(crate) fn is_root(&self) -> bool {
+        self.is_root
+    }
+
     /// The directory in one store.
     pub(crate) fn in_store(&self, store: StoreNumber) -> Option<&dyn WritableDir> {
         self.dirs[store].as_deref()

@@ -23,6 +23,9 @@ use crate::progress;
 /// Failures that are printed before the rest is only counted.
 const FAILURES_SHOWN: usize = 20;
 
+/// What an end before the end means.
+const WHOLE: &str = "what has its name is whole; --resume goes on";
+
 pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open(&args.stores)?;
     let place = if args.dest.is_dir() { real_path(&args.dest)? } else { real_path(&apart(&args.dest)?.0)? };
@@ -43,9 +46,10 @@ pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     };
     let to = Arc::new(PosixDir::open(&into)?);
     let how = how(&args.how);
-    let moved = watched(&format!("exporting {}", shown(&args.path)), quiet || args.how.json, |tally| {
-        quell_log::export(wanted, to, how, tally)
-    })?;
+    let moved =
+        watched(&format!("exporting {}", shown(&args.path)), quiet || args.how.json, WHOLE, |tally| {
+            quell_log::export(wanted, to, how, tally)
+        })?;
     Ok(report(&args.dest, "written", &moved, args.how.json, quiet))
 }
 
@@ -114,9 +118,10 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let fs = quell_stack::open_log(&args.stores.paths(), Choices::default())?;
     let how = how(&args.how);
     let into = into.as_os_str().as_bytes();
-    let moved = watched(&format!("importing {}", shown(&args.source)), quiet || args.how.json, |tally| {
-        quell_log::import(from, offered, &fs, &stores, into, how, tally)
-    })?;
+    let moved =
+        watched(&format!("importing {}", shown(&args.source)), quiet || args.how.json, WHOLE, |tally| {
+            quell_log::import(from, offered, &fs, &stores, into, how, tally)
+        })?;
     Ok(report(&args.stores.stores, "imported", &moved, args.how.json, quiet))
 }
 
@@ -129,6 +134,7 @@ fn how(args: &MoveArgs) -> How {
 pub(super) fn watched<T: Send>(
     what: &str,
     quiet: bool,
+    interrupted_means: &str,
     work: impl FnOnce(&Tally) -> quell_fs::Result<T> + Send,
 ) -> Result<T, Failure> {
     let tally = Tally::default();
@@ -149,13 +155,13 @@ pub(super) fn watched<T: Send>(
     };
     let done = progress::watch_line(&line, quiet, &look, || work(&tally));
     match interrupted.load(Ordering::Relaxed) {
-        true => Err(Failure::interrupted("interrupted: what has its name is whole; --resume goes on")),
+        true => Err(Failure::interrupted(format!("interrupted: {interrupted_means}"))),
         false => Ok(done?),
     }
 }
 
 fn report(place: &Path, done: &str, moved: &Moved, as_json: bool, quiet: bool) -> ExitCode {
-    let Moved { files, bytes, dirs, links, skipped, written, special, failed } = moved;
+    let Moved { files, bytes, dirs, links, skipped, written, short, special, failed } = moved;
     let paths = |paths: &[Vec<u8>]| paths.iter().map(|path| shown_bytes(path)).collect::<Vec<_>>();
     if as_json {
         let failed: Vec<_> = (failed.iter())
@@ -164,11 +170,16 @@ fn report(place: &Path, done: &str, moved: &Moved, as_json: bool, quiet: bool) -
         println!(
             "{}",
             json!({ "files": files, "bytes": bytes, "directories": dirs, "links": links, "skipped": skipped,
-                "being_written": paths(written), "special": paths(special), "failed": failed })
+                "being_written": paths(written), "short": paths(short), "special": paths(special), "failed": failed })
         );
     } else {
         for path in paths(written) {
             eprintln!("quell: {path}: is being written; it was taken as it was");
+        }
+        for path in paths(short) {
+            eprintln!(
+                "quell: {path}: a log of it has lost its end, and what is missing reads as what was there before; see quell log fsck"
+            );
         }
         for path in paths(special) {
             eprintln!("quell: {path}: neither file, directory nor link; left out");
@@ -188,5 +199,9 @@ fn report(place: &Path, done: &str, moved: &Moved, as_json: bool, quiet: bool) -
             );
         }
     }
-    ExitCode::from(if failed.is_empty() && special.is_empty() { YES } else { NO })
+    ExitCode::from(if [short, special].iter().all(|paths| paths.is_empty()) && failed.is_empty() {
+        YES
+    } else {
+        NO
+    })
 }

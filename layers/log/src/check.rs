@@ -1,0 +1,924 @@
+//! Whether all that the stores hold is as it should be, and the repair of what can be repaired without losing anything.
+//! Every head, name, frame and block is looked at; nothing is trusted, no link is followed, and nothing outside of the
+//! stores' own names is touched. Without a repair nothing is written.
+//!
+//! What is repaired: index logs, which the data logs have all of; the ends of data logs that were torn when their writers
+//! ended; writers that have ended without saying so; what is left over of making and removing. Bytes that are damaged stay
+//! as they are: to read them is an error.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use quell_backing::WritableDir;
+use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time};
+
+use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name, index_name};
+use crate::crew::{self, Tally};
+use crate::frames::Frames;
+use crate::heads::{HEAD_BYTES, Head, HeadKind};
+use crate::index_log;
+use crate::log_check::{self, LogFacts, Standing};
+use crate::meta::{Closed, Holder, MetaName, Summary, limit};
+use crate::naming::{OWN, is_own};
+use crate::report;
+use crate::runs::{Run, Runs};
+use crate::scan;
+use crate::stores::{StoreNumber, Stores, number_name};
+use crate::tree::{Entry, Found, Oddity, StoredDir, find};
+
+/// Directories below one that is left over, as this layer makes them; what is deeper is not ours to remove.
+const DEPTH_MAX: usize = 3;
+/// Log files may be read by whoever gets to them.
+const LOG_PERMISSIONS: u32 = 0o644;
+/// The index is written anew in batches of so many frames.
+const BATCH_FRAMES: usize = 1 << 14;
+/// What an index log is called while it is written anew.
+const NEW: &str = ".new-";
+/// How often a file is looked at that changes meanwhile.
+const TRIES: usize = 3;
+
+/// What is asked of a check.
+pub struct Checking<'a> {
+    pub threads: usize,
+    pub repair: bool,
+    /// Nodes (or boots of nodes) that are known to be dead: their writers are gone.
+    pub dead: &'a [String],
+    /// The time, and how old something must be that nobody needs any more.
+    pub now: Time,
+    pub old_seconds: i64,
+    /// Whether a process of this node has something open below a name of a store's own directory.
+    pub is_used: &'a (dyn Fn(StoreNumber, &[&[u8]]) -> bool + Sync),
+}
+
+impl fmt::Debug for Checking<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Checking").field("repair", &self.repair).finish_non_exhaustive()
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Trouble {
+    /// A name that is not as this layer makes them.
+    Odd(Oddity, StoreNumber),
+    /// A directory with the name of a container and no record in it.
+    NoContainer,
+    /// The container's own files cannot be used.
+    Container(String),
+    /// A name in the container that says nothing.
+    Name(String),
+    /// Logs that no name in `meta` tells of: they are no part of the file.
+    Nobody(u64),
+    /// An epoch was used that no name tells of: two epochs may become one.
+    Epoch(u64),
+    /// The index log is missing, damaged, or ends before the data log, whose frames have to be read instead.
+    Index(u64, &'static str),
+    /// The head of the data log is not what it should be: nothing in it can be read.
+    DataHead(u64),
+    /// The head of a frame is damaged; the index log has what it said.
+    FrameHead(u64, u64),
+    /// The file has lost these bytes of its own: to read them is an error.
+    Damaged(u64, Vec<(u64, u64)>),
+    /// These bytes of the file were lost before anybody synced them: readers get what was there before.
+    Lost(u64, Vec<(u64, u64)>),
+    /// Damaged bytes that the file does not hold any more.
+    DamagedUnused(u64, Vec<(u64, u64)>),
+    /// Frames behind something damaged, of which nobody can tell what they were: where they lie in the data log.
+    Unreadable(u64, u64, u64),
+    /// The data log ends before its writer did, by so many bytes.
+    Short(u64, u64),
+    /// The data log ends with so many bytes that are no whole frame.
+    Torn(u64, u64),
+    /// The name of a writer that has ended says something else than its logs.
+    Closed(u64),
+    /// A writer has ended without saying so.
+    Gone(u64, Holder),
+    /// Left over of something that was made or removed: where in the store.
+    Leftover(StoreNumber, String),
+    /// Log directories of a container that no store has.
+    Parts(StoreNumber, String),
+    /// It could not be looked at.
+    Unknown(String),
+}
+
+/// What was done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Found,
+    Repaired,
+    /// The repair was tried, and failed.
+    Failed(String),
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// As the mount names it; empty for what belongs to a store.
+    pub path: Vec<u8>,
+    pub trouble: Trouble,
+    pub outcome: Outcome,
+}
+
+/// What a check found.
+#[derive(Debug, Default)]
+pub struct Checked {
+    pub files: u64,
+    pub bytes: u64,
+    /// Writers that have not ended and are not known to be gone.
+    pub open: u64,
+    pub findings: Vec<Finding>,
+    /// Containers that were seen.
+    numbers: HashSet<u128>,
+}
+
+impl Trouble {
+    /// One word for programs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Trouble::Odd(Oddity::Foreign, _) => "foreign",
+            Trouble::Odd(Oddity::SeveralStores, _) => "several-stores",
+            Trouble::Odd(Oddity::FileAndOther, _) => "file-and-other",
+            Trouble::Odd(Oddity::NotInFirst, _) => "not-in-first-store",
+            Trouble::Odd(Oddity::Missing, _) => "directory-missing",
+            Trouble::NoContainer => "no-container",
+            Trouble::Container(_) => "container",
+            Trouble::Name(_) => "name",
+            Trouble::Nobody(_) => "logs-of-nobody",
+            Trouble::Epoch(_) => "epoch",
+            Trouble::Index(..) => "index",
+            Trouble::DataHead(_) => "data-head",
+            Trouble::FrameHead(..) => "frame-head",
+            Trouble::Damaged(..) => "damaged",
+            Trouble::Lost(..) => "lost-unsynced",
+            Trouble::DamagedUnused(..) => "damaged-unused",
+            Trouble::Unreadable(..) => "unreadable",
+            Trouble::Short(..) => "short",
+            Trouble::Torn(..) => "torn",
+            Trouble::Closed(_) => "closed-name",
+            Trouble::Gone(..) => "writer-gone",
+            Trouble::Leftover(..) => "leftover",
+            Trouble::Parts(..) => "parts-of-nobody",
+            Trouble::Unknown(_) => "not-checked",
+        }
+    }
+
+    /// The ranges of the file that it is about.
+    pub fn ranges(&self) -> &[(u64, u64)] {
+        match self {
+            Trouble::Damaged(_, ranges) | Trouble::Lost(_, ranges) | Trouble::DamagedUnused(_, ranges) => {
+                ranges
+            }
+            _ => &[],
+        }
+    }
+
+    pub fn writer(&self) -> Option<u64> {
+        match self {
+            Trouble::Nobody(writer)
+            | Trouble::Index(writer, _)
+            | Trouble::DataHead(writer)
+            | Trouble::FrameHead(writer, _)
+            | Trouble::Damaged(writer, _)
+            | Trouble::Lost(writer, _)
+            | Trouble::DamagedUnused(writer, _)
+            | Trouble::Unreadable(writer, ..)
+            | Trouble::Short(writer, _)
+            | Trouble::Torn(writer, _)
+            | Trouble::Closed(writer)
+            | Trouble::Gone(writer, _) => Some(*writer),
+            _ => None,
+        }
+    }
+}
+
+/// Ranges as people read them; of many only the first.
+struct Ranges<'a>(&'a [(u64, u64)]);
+
+impl fmt::Display for Ranges<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (start, end)) in self.0.iter().take(4).enumerate() {
+            write!(f, "{}{start} to {end}", if i > 0 { ", " } else { "" })?;
+        }
+        match self.0.len() {
+            0..=4 => Ok(()),
+            more => write!(f, " and {} more ranges", more - 4),
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Odd(Oddity::Foreign, store) => {
+                write!(f, "not made by a log mount, and shown by none (store {store})")
+            }
+            Trouble::Odd(Oddity::SeveralStores, store) => {
+                write!(f, "a file of this name is in another store, too, and hides the one of store {store}")
+            }
+            Trouble::Odd(Oddity::FileAndOther, _) => {
+                f.write_str("a file of this name hides a directory or link")
+            }
+            Trouble::Odd(Oddity::NotInFirst, store) => {
+                write!(f, "a directory or link of store {store} that the first store does not have")
+            }
+            Trouble::Odd(Oddity::Missing, store) => write!(f, "store {store} lacks the directory"),
+            Trouble::NoContainer => f.write_str("a directory with the name of a container that is none"),
+            Trouble::Container(why) => write!(f, "the container cannot be used: {why}"),
+            Trouble::Name(name) => write!(f, "{name} in the container says nothing"),
+            Trouble::Nobody(writer) => {
+                write!(f, "the logs of writer {writer:016x} are no part of the file: no name tells of them")
+            }
+            Trouble::Epoch(epoch) => write!(f, "epoch {epoch} was used and is not marked as taken"),
+            Trouble::Index(writer, why) => write!(f, "the index log of writer {writer:016x} {why}"),
+            Trouble::DataHead(writer) => {
+                write!(f, "the data log of writer {writer:016x} does not begin with its head")
+            }
+            Trouble::FrameHead(writer, place) => write!(
+                f,
+                "the head of the frame at byte {place} of the data log of writer {writer:016x} is damaged; the index log has what it said"
+            ),
+            Trouble::Damaged(writer, ranges) => {
+                write!(f, "damaged: bytes {} of the file, in the log of writer {writer:016x}", Ranges(ranges))
+            }
+            Trouble::Lost(writer, ranges) => write!(
+                f,
+                "lost before it was synced: bytes {} of the file, in the log of writer {writer:016x}; readers get what was there before",
+                Ranges(ranges)
+            ),
+            Trouble::DamagedUnused(writer, ranges) => write!(
+                f,
+                "damaged, but overwritten or cut since: bytes {} of the file, in the log of writer {writer:016x}",
+                Ranges(ranges)
+            ),
+            Trouble::Unreadable(writer, start, end) => write!(
+                f,
+                "bytes {start} to {end} of the data log of writer {writer:016x} are no frames, but whole ones come later: what they were nobody can tell"
+            ),
+            Trouble::Short(writer, bytes) => {
+                write!(f, "the data log of writer {writer:016x} has lost its last {bytes} bytes")
+            }
+            Trouble::Torn(writer, bytes) => {
+                write!(
+                    f,
+                    "the data log of writer {writer:016x} ends with {bytes} bytes that are no whole frame"
+                )
+            }
+            Trouble::Closed(writer) => {
+                write!(f, "the name that ends writer {writer:016x} does not say what its logs have")
+            }
+            Trouble::Gone(writer, holder) => write!(
+                f,
+                "writer {writer:016x} is gone and has not ended: process {} of {}",
+                holder.pid, holder.node
+            ),
+            Trouble::Leftover(store, name) => write!(f, "{name} of store {store} is left over"),
+            Trouble::Parts(store, name) => {
+                write!(f, "{name} of store {store}: log directories of a file that none of these stores has")
+            }
+            Trouble::Unknown(why) => write!(f, "could not be looked at: {why}"),
+        }
+    }
+}
+
+enum Task {
+    Dir(Vec<u8>),
+    File(Arc<StoredDir>, Entry, Vec<u8>),
+}
+
+struct Work<'a> {
+    stores: &'a Arc<Stores>,
+    how: &'a Checking<'a>,
+    tally: &'a Tally,
+    checked: Mutex<Checked>,
+    /// Threads for the logs of one file: all of them if only one is asked for.
+    each: usize,
+}
+
+/// Checks the file or directory at `path`; where that is the root, also what the stores keep for themselves.
+pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tally) -> Result<Checked> {
+    let (first, is_all, is_file) = match find(stores, path)? {
+        Found::Dir(dir) => (Task::Dir(clean(path)), dir.is_root(), false),
+        Found::Entry(dir, entry) if entry.kind == Kind::File => {
+            (Task::File(Arc::new(dir), entry, clean(path)), false, true)
+        }
+        Found::Entry(..) => return Ok(Checked::default()),
+    };
+    let each = if is_file { how.threads } else { 1 };
+    let work = Work { stores, how, tally, checked: Mutex::default(), each };
+    crew::run(how.threads, vec![first], tally, &|task, more| match task {
+        Task::Dir(path) => {
+            if let Err(error) = work.dir(&path, more) {
+                work.found(&path, Trouble::Unknown(error.to_string()), Outcome::Found);
+            }
+        }
+        Task::File(dir, entry, path) => work.file(&dir, &entry, &path),
+    });
+    if is_all && !tally.is_stopped() {
+        // All containers are known before parts are taken for nobody's.
+        let stores = 0..stores.count();
+        let areas = stores.clone().map(|store| work.own(store));
+        for done in areas.chain(stores.map(|store| work.parts(store))) {
+            if let Err(error) = done {
+                work.found(b"", Trouble::Unknown(error.to_string()), Outcome::Found);
+            }
+        }
+    }
+    let mut checked = work.checked.into_inner().unwrap_or_else(PoisonError::into_inner);
+    checked.bytes = tally.bytes();
+    checked.findings.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(checked)
+}
+
+/// The path as it is shown.
+fn clean(path: &[u8]) -> Vec<u8> {
+    let names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    names.collect::<Vec<_>>().join(&b'/')
+}
+
+impl Work<'_> {
+    fn note<T>(&self, note: impl FnOnce(&mut Checked) -> T) -> T {
+        note(&mut self.checked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn found(&self, path: &[u8], trouble: Trouble, outcome: Outcome) {
+        self.note(|checked| checked.findings.push(Finding { path: path.to_vec(), trouble, outcome }));
+    }
+
+    /// As `found`, after `repair` was tried if repairs are wanted.
+    fn mend(&self, path: &[u8], trouble: Trouble, repair: impl FnOnce() -> Result<()>) {
+        let outcome = match self.how.repair.then(repair) {
+            None => Outcome::Found,
+            Some(Ok(())) => Outcome::Repaired,
+            Some(Err(error)) => Outcome::Failed(error.to_string()),
+        };
+        self.found(path, trouble, outcome);
+    }
+
+    fn dir(&self, path: &[u8], more: &mut Vec<Task>) -> Result<()> {
+        let Found::Dir(dir) = find(self.stores, path)? else { return Ok(()) };
+        let listing = dir.list()?;
+        let below = |name: &[u8]| if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
+        for odd in listing.odd {
+            self.found(&below(&odd.stored), Trouble::Odd(odd.why, odd.store), Outcome::Found);
+        }
+        let dir = Arc::new(dir);
+        for entry in listing.entries.into_iter().rev() {
+            let path = below(&entry.name);
+            match entry.kind {
+                Kind::File => more.push(Task::File(Arc::clone(&dir), entry, path)),
+                Kind::Dir => more.push(Task::Dir(path)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, dir: &StoredDir, entry: &Entry, path: &[u8]) {
+        let container = match dir.open(entry) {
+            Ok(container) => container,
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                // Removed meanwhile, or never a container.
+                if dir.lookup(&entry.name).is_ok_and(|now| now.as_ref() == Some(entry)) {
+                    self.found(path, Trouble::NoContainer, Outcome::Found);
+                }
+                return;
+            }
+            Err(error) => {
+                return self.found(path, Trouble::Container(error.to_string()), Outcome::Found);
+            }
+        };
+        self.note(|checked| checked.numbers.insert(container.number()));
+        for _ in 0..TRIES {
+            let looked = self.look(&container);
+            if self.tally.is_stopped() {
+                return; // what was not looked at to the end is not to be repaired
+            }
+            match looked {
+                // Who writes meanwhile makes troubles that are none.
+                Ok(looked) if looked.is_clean() || !looked.has_changed(&container) => {
+                    self.note(|checked| {
+                        checked.files += 1;
+                        checked.open += looked.open;
+                    });
+                    self.tally.add_file();
+                    return self.mend_file(&container, path, looked);
+                }
+                Err(error)
+                    if error.kind != ErrorKind::NotFound
+                        || dir.lookup(&entry.name).is_ok_and(|now| now.as_ref() == Some(entry)) =>
+                {
+                    return self.found(path, Trouble::Container(error.to_string()), Outcome::Found);
+                }
+                Err(_) => return, // removed meanwhile
+                Ok(_) => {}
+            }
+        }
+        self.found(path, Trouble::Unknown("it changes all the time".to_owned()), Outcome::Found);
+    }
+
+    fn is_gone(&self, holder: &Holder) -> bool {
+        let name = holder.node.split_once('.').map_or("", |(_, name)| name);
+        let is_dead = self.how.dead.iter().any(|node| *node == holder.node || node == name);
+        is_dead || (self.stores.host().is_gone)(holder)
+    }
+
+    /// Looks at all of a container; nothing is written.
+    fn look(&self, container: &Container) -> Result<Looked> {
+        let names = sorted(container.meta()?.names()?);
+        let summary = Summary::of(names.iter().cloned());
+        let mut troubles = Vec::new();
+        for name in names.iter().filter(|name| MetaName::decode(name).is_none()) {
+            troubles.push(Trouble::Name(format!("meta/{}", shown(name))));
+        }
+        container.dir().stat(ACCESS)?;
+        let mut writers: BTreeMap<u64, Standing> = BTreeMap::new();
+        let mut open = 0;
+        for (writer, epoch, holder) in &summary.open {
+            let is_gone = self.is_gone(holder);
+            open += u64::from(!is_gone);
+            let standing = Standing::Open { epoch: *epoch, holder: holder.clone(), is_gone };
+            writers.insert(*writer, standing);
+        }
+        for closed in &summary.closed {
+            writers.insert(closed.writer, Standing::Closed(*closed));
+        }
+        let mut leftovers = Vec::new();
+        self.names(container, &mut writers, &mut troubles, &mut leftovers)?;
+        let waiting: Vec<(u64, Standing)> = writers.into_iter().collect();
+        let logs: Mutex<Vec<Result<LogFacts>>> = Mutex::default();
+        crew::run(self.each, waiting, self.tally, &|(writer, standing), _| {
+            let facts = log_check::look(container, writer, standing, &summary, self.tally);
+            logs.lock().unwrap_or_else(PoisonError::into_inner).push(facts);
+        });
+        let logs = logs.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut logs = logs.into_iter().collect::<Result<Vec<_>>>()?;
+        logs.sort_by_key(|log| log.writer);
+        let (epochs, flats) = container.epochs_and_flats()?;
+        for name in flats {
+            let file = container.dir().open_file(&name)?;
+            let mut bytes = [0; HEAD_BYTES];
+            let length = file.read_at(&mut bytes, 0)?;
+            let head = Head::decode(HeadKind::Flat, &bytes[..length]);
+            if head != Ok(container.head().of(HeadKind::Flat, 0)) {
+                troubles.push(Trouble::Container(format!("{} does not begin with its head", shown(&name))));
+            }
+        }
+        let used = logs.iter().filter_map(|log| log.epochs).map(|(_, last)| last);
+        let used = used.max().unwrap_or(0).max(summary.epoch());
+        let taken = epochs.last().copied().unwrap_or(FIRST_EPOCH);
+        let epoch_used = (used > taken).then_some(used);
+        let damage = damage(container, &summary, &logs)?;
+        Ok(Looked { names, summary, troubles, leftovers, logs, damage, epoch_used, open })
+    }
+
+    /// The names in the container and its log directories: logs that are there, and what is not ours.
+    fn names(
+        &self,
+        container: &Container,
+        writers: &mut BTreeMap<u64, Standing>,
+        troubles: &mut Vec<Trouble>,
+        leftovers: &mut Vec<(u32, Vec<u8>)>,
+    ) -> Result<()> {
+        for name in container.dir().names()? {
+            let text = std::str::from_utf8(&name).unwrap_or("");
+            let hex = |prefix| text.strip_prefix(prefix).and_then(|hex| u64::from_str_radix(hex, 16).ok());
+            let number = hex("logs-").and_then(|number| u32::try_from(number).ok());
+            let number = number.filter(|number| {
+                *number < container.head().directories && text == format!("logs-{number:x}")
+            });
+            let Some(number) = number else {
+                let is_known = matches!(text, "container" | "access" | "meta")
+                    || hex("epoch-").is_some()
+                    || text.starts_with("flat-");
+                if !is_known {
+                    troubles.push(Trouble::Name(shown(&name)));
+                }
+                continue;
+            };
+            let logs = match container.stores().open_logs(container, number, false) {
+                Ok(logs) => logs,
+                Err(error) => {
+                    troubles.push(Trouble::Container(format!("{text}: {error}")));
+                    continue;
+                }
+            };
+            for file in logs.names()? {
+                let text = std::str::from_utf8(&file).unwrap_or("");
+                let log = text.strip_suffix(".data").or(text.strip_suffix(".index"));
+                let writer =
+                    log.filter(|log| log.len() == 16).and_then(|log| u64::from_str_radix(log, 16).ok());
+                match writer {
+                    Some(writer)
+                        if writer % u64::from(container.head().directories) == number.into()
+                            && (file == data_name(writer) || file == index_name(writer)) =>
+                    {
+                        writers.entry(writer).or_insert(Standing::Nobody);
+                    }
+                    _ if text.starts_with(NEW) => {
+                        if self.is_old(&*logs, &file)? {
+                            leftovers.push((number, file));
+                        }
+                    }
+                    _ => troubles.push(Trouble::Name(format!("logs-{number:x}/{}", shown(&file)))),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing has happened to `name` for so long that nobody is at it.
+    fn is_old(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<bool> {
+        let stat = match dir.stat(name) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(false),
+            stat => stat?,
+        };
+        let last = stat.changed.max(stat.modified).seconds;
+        Ok(last <= self.how.now.seconds.saturating_sub(self.how.old_seconds))
+    }
+
+    fn mend_file(&self, container: &Container, path: &[u8], looked: Looked) {
+        let Looked { summary, troubles, leftovers, logs, damage, epoch_used, .. } = looked;
+        for trouble in troubles.into_iter().chain(damage) {
+            self.found(path, trouble, Outcome::Found);
+        }
+        if let Some(epoch) = epoch_used {
+            self.mend(path, Trouble::Epoch(epoch), || {
+                let name = format!("epoch-{epoch:x}");
+                match container.dir().create_file(name.as_bytes(), LOG_PERMISSIONS) {
+                    Err(error) if error.kind != ErrorKind::Exists => Err(error),
+                    _ => container.dir().sync(),
+                }
+            });
+        }
+        for (number, name) in leftovers {
+            let text = format!("logs-{number:x}/{}", shown(&name));
+            self.mend(path, Trouble::Leftover(container.home(), text), || {
+                container.stores().open_logs(container, number, false)?.remove(&name)
+            });
+        }
+        for log in logs {
+            self.mend_log(container, &summary, path, &log);
+        }
+    }
+
+    fn mend_log(&self, container: &Container, summary: &Summary, path: &[u8], log: &LogFacts) {
+        let writer = log.writer;
+        for trouble in &log.troubles {
+            self.found(path, trouble.clone(), Outcome::Found);
+        }
+        let mut is_sound = true;
+        let mut mend = |trouble, repair: &dyn Fn() -> Result<()>| {
+            // After a repair that failed nothing else is changed of this log.
+            self.mend(path, trouble, || match is_sound {
+                true => repair().inspect_err(|_| is_sound = false),
+                false => Err(Error::new(ErrorKind::Unsupported, "repair", b"what comes before failed")),
+            });
+        };
+        // Before anything is changed, as it changes with it.
+        let modified = log_modified(container, writer);
+        if let Some(bytes) = log.torn_bytes {
+            mend(Trouble::Torn(writer, bytes), &|| {
+                let data = scan::logs_of(container, writer)?.open_writable_file(&data_name(writer))?;
+                data.set_size(log.good_place)?;
+                data.sync()
+            });
+        }
+        if let Some(why) = log.index_trouble {
+            match log.can_index {
+                true => mend(Trouble::Index(writer, why), &|| self.index_anew(container, log)),
+                false => self.found(path, Trouble::Index(writer, why), Outcome::Found),
+            }
+        }
+        match &log.standing {
+            Standing::Open { holder, is_gone: true, epoch } => {
+                let trouble = Trouble::Gone(writer, holder.clone());
+                if !log.can_retire {
+                    return self.found(path, trouble, Outcome::Found);
+                }
+                let open = MetaName::Open { writer, epoch: *epoch, holder: holder.clone() };
+                mend(trouble, &|| self.retire(container, summary, log, &open, modified));
+            }
+            Standing::Closed(closed) if log.closed_is_wrong => {
+                let trouble = Trouble::Closed(writer);
+                if !log.can_retire {
+                    return self.found(path, trouble, Outcome::Found);
+                }
+                mend(trouble, &|| {
+                    let from = MetaName::Closed(*closed);
+                    self.retire(container, summary, log, &from, Some(closed.time))
+                });
+            }
+            Standing::Closed(closed) if log.is_dead => {
+                mend(Trouble::Closed(writer), &|| container.remove_meta(&MetaName::Closed(*closed)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes the index log of what the data log has, beside the old one, and puts it in its place.
+    fn index_anew(&self, container: &Container, log: &LogFacts) -> Result<()> {
+        let writer = log.writer;
+        let dir = scan::logs_of(container, writer)?;
+        let Some((data, _)) = scan::data(container, writer)? else {
+            return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
+        };
+        // The new index says so.
+        dir.open_writable_file(&data_name(writer))?.sync()?;
+        let temporary = [NEW.as_bytes(), &number_name(self.stores.random_number())[..]].concat();
+        let index = dir.create_file(&temporary, LOG_PERMISSIONS)?;
+        let write = || -> Result<()> {
+            let host = container.host();
+            let owner = container.dir().stat(ACCESS)?;
+            if host.uid == 0 && (owner.uid, owner.gid) != (host.uid, host.gid) {
+                let owners = Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() };
+                dir.change(&temporary, &owners)?;
+            }
+            index.write_at(&container.head().of(HeadKind::Index, writer).encode(), 0)?;
+            let block_bytes = container.head().block_bytes.into();
+            let mut batch = NewBatch::new(block_bytes, 0, HEAD_BYTES as u64);
+            let mut place = HEAD_BYTES as u64;
+            let mut append = |batch: &mut NewBatch| -> Result<()> {
+                let bytes = batch.encoded();
+                index.write_at(&bytes, place)?;
+                place += bytes.len() as u64;
+                Ok(())
+            };
+            let begin = (HEAD_BYTES as u64, 0);
+            scan::frames(&*data, block_bytes, begin, &mut |place, head, runs| {
+                if place >= log.good_place {
+                    return Ok(false);
+                }
+                batch.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence, &runs);
+                if batch.count >= BATCH_FRAMES {
+                    append(&mut batch)?;
+                }
+                Ok(true)
+            })?;
+            if batch.count > 0 {
+                append(&mut batch)?;
+            }
+            if batch.position + batch.frames.position() != log.good_position {
+                return Err(Error::new(ErrorKind::Stale, "read", data_name(writer)));
+            }
+            index.sync()?;
+            dir.rename(&temporary, &*dir, &index_name(writer), Rename::Replace)?;
+            dir.sync()
+        };
+        let written = write();
+        if written.is_err() {
+            let _ = dir.remove(&temporary);
+        }
+        written
+    }
+
+    /// Says what a writer that has ended did not say itself.
+    fn retire(
+        &self,
+        container: &Container,
+        summary: &Summary,
+        log: &LogFacts,
+        from: &MetaName,
+        modified: Option<Time>,
+    ) -> Result<()> {
+        let writer = log.writer;
+        let Some((first_epoch, last_epoch)) = log.epochs else {
+            // It has written nothing that counts.
+            match remove_logs(container, writer) {
+                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            return container.remove_meta(from);
+        };
+        let Some((data, _)) = scan::data(container, writer)? else {
+            return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
+        };
+        scan::logs_of(container, writer)?.open_writable_file(&data_name(writer))?.sync()?;
+        // What was lost and not synced is a hole: the file is as long as it was.
+        let mut end = log.lost_end;
+        let block_bytes = container.head().block_bytes.into();
+        scan::frames(&*data, block_bytes, (HEAD_BYTES as u64, 0), &mut |place, head, runs| {
+            if place >= log.good_place {
+                return Ok(false);
+            }
+            let order = crate::frames::Order { epoch: head.epoch, sequence: head.sequence, writer };
+            let limit = limit(&summary.cuts, order);
+            end = runs.iter().map(|run| run.end().min(limit)).fold(end, u64::max);
+            Ok(true)
+        })?;
+        let time = modified.unwrap_or_default();
+        let data_bytes = log.good_place;
+        let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time };
+        container.rename_meta(from, &MetaName::Closed(closed))?;
+        container.meta()?.sync()
+    }
+
+    /// What a store keeps for itself: what was being made, what was removed.
+    fn own(&self, store: StoreNumber) -> Result<()> {
+        let root = &self.stores.roots()[store];
+        for name in root.names()? {
+            if is_own(&name) && name != OWN && self.is_old(&**root, &name)? {
+                let trouble = Trouble::Leftover(store, shown(&name));
+                self.mend(b"", trouble, || remove(&**root, &name, DEPTH_MAX));
+            }
+        }
+        let own = root.open_writable_dir(OWN)?;
+        for area in [&b"new"[..], b"trash"] {
+            let dir = own.open_writable_dir(area)?;
+            for name in dir.names()? {
+                let container = Container::open(self.stores, store, &*dir, &name).ok();
+                let number = container.as_ref().map(Container::number);
+                self.note(|checked| checked.numbers.extend(number));
+                if !self.is_old(&*dir, &name)? || (self.how.is_used)(store, &[area, &name]) {
+                    continue;
+                }
+                let summary = container.as_ref().and_then(|container| container.summary().ok());
+                if summary.is_some_and(|s| s.open.iter().any(|(.., holder)| !self.is_gone(holder))) {
+                    continue; // somebody may write to it still
+                }
+                let text = format!(".quell/{}/{}", shown(area), shown(&name));
+                self.mend(b"", Trouble::Leftover(store, text), || {
+                    remove(&*dir, &name, DEPTH_MAX)?;
+                    number.map_or(Ok(()), |number| self.remove_parts(number))
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Log directories for containers of other stores.
+    fn parts(&self, store: StoreNumber) -> Result<()> {
+        let own = self.stores.roots()[store].open_writable_dir(OWN)?;
+        for name in own.open_writable_dir(b"parts")?.names()? {
+            let number = std::str::from_utf8(&name).ok().and_then(|hex| u128::from_str_radix(hex, 16).ok());
+            let is_known = self.note(|checked| number.is_some_and(|n| checked.numbers.contains(&n)));
+            if !is_known {
+                let text = format!(".quell/parts/{}", shown(&name));
+                // Never removed: it may belong to a store that was not given.
+                self.found(b"", Trouble::Parts(store, text), Outcome::Found);
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_parts(&self, number: u128) -> Result<()> {
+        for root in self.stores.roots() {
+            let parts = root.open_writable_dir(OWN)?.open_writable_dir(b"parts")?;
+            match remove(&*parts, &number_name(number), DEPTH_MAX) {
+                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A batch that is collected from frames.
+struct NewBatch {
+    frames: Frames,
+    runs: Runs,
+    position: u64,
+    count: usize,
+}
+
+impl NewBatch {
+    fn new(block_bytes: u64, position: u64, place: u64) -> NewBatch {
+        NewBatch { frames: Frames::new(block_bytes, place), runs: Runs::default(), position, count: 0 }
+    }
+
+    fn push(&mut self, head: u64, payload: u64, epoch: u64, sequence: u64, runs: &[Run]) {
+        self.frames.push(head, payload, epoch, sequence);
+        for run in runs {
+            (0..run.count).for_each(|i| self.runs.push(run.start_of(i), run.length));
+        }
+        // An extent never crosses from one frame into the next.
+        self.runs.cut();
+        self.count += 1;
+    }
+
+    /// The batch as it is written, of a data log that was synced; the next one begins where it ends.
+    fn encoded(&mut self) -> Vec<u8> {
+        let place = self.frames.groups()[0].place;
+        let bytes = index_log::encode(&self.frames, self.runs.finish(), self.position, place, true);
+        let position = self.position + self.frames.position();
+        *self = NewBatch::new(self.frames.block_bytes(), position, self.frames.place());
+        bytes
+    }
+}
+
+/// What was seen of a container.
+struct Looked {
+    names: Vec<Vec<u8>>,
+    summary: Summary,
+    troubles: Vec<Trouble>,
+    /// What was left of an index log that was to be written anew.
+    leftovers: Vec<(u32, Vec<u8>)>,
+    logs: Vec<LogFacts>,
+    damage: Vec<Trouble>,
+    epoch_used: Option<u64>,
+    open: u64,
+}
+
+impl Looked {
+    fn is_clean(&self) -> bool {
+        self.troubles.is_empty()
+            && self.damage.is_empty()
+            && self.epoch_used.is_none()
+            && self.logs.iter().all(LogFacts::is_clean)
+    }
+
+    /// Whether somebody wrote while it was looked at.
+    fn has_changed(&self, container: &Container) -> bool {
+        match container.meta().and_then(|meta| meta.names()) {
+            Ok(names) => sorted(names) != self.names,
+            Err(_) => true,
+        }
+    }
+}
+
+fn sorted(mut names: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    names.sort_unstable();
+    names
+}
+
+fn shown(name: &[u8]) -> String {
+    name.escape_ascii().to_string()
+}
+
+fn log_modified(container: &Container, writer: u64) -> Option<Time> {
+    let (file, _) = scan::data(container, writer).ok()??;
+    Some(file.stat().ok()?.modified)
+}
+
+/// Which ranges of the file are damaged, and whether the file still holds them.
+fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result<Vec<Trouble>> {
+    let mut troubles = Vec::new();
+    if logs.iter().all(|log| log.damaged.is_empty() && log.lost.is_empty()) {
+        return Ok(troubles);
+    }
+    let resolved = report::Resolved::with(container, summary.clone(), 1)?;
+    for log in logs {
+        let (mut held, mut lost, mut unused) = (Vec::new(), Vec::new(), Vec::new());
+        for (bad, to) in [(&log.damaged, &mut held), (&log.lost, &mut lost)] {
+            for (position, start, end) in bad {
+                resolved.became(log.writer, *position, *start, end - start, &mut |wrote| {
+                    let to = if wrote.fate == report::Fate::Held { &mut *to } else { &mut unused };
+                    to.push((wrote.start, wrote.end));
+                });
+            }
+        }
+        if !lost.is_empty() {
+            troubles.push(Trouble::Lost(log.writer, joined(lost)));
+        }
+        if !held.is_empty() {
+            troubles.push(Trouble::Damaged(log.writer, joined(held)));
+        }
+        if !unused.is_empty() {
+            troubles.push(Trouble::DamagedUnused(log.writer, joined(unused)));
+        }
+    }
+    Ok(troubles)
+}
+
+/// Ranges sorted, and those that touch made one.
+fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    ranges.sort_unstable();
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (start, end) in ranges {
+        match joined.last_mut() {
+            Some((_, last)) if *last >= start => *last = end.max(*last),
+            _ => joined.push((start, end)),
+        }
+    }
+    joined
+}
+
+fn remove_logs(container: &Container, writer: u64) -> Result<()> {
+    let dir = scan::logs_of(container, writer)?;
+    for name in [data_name(writer), index_name(writer)] {
+        match dir.remove(&name) {
+            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Removes `name` with what is in it, not deeper than this layer makes directories. No link is followed.
+fn remove(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
+    if parent.stat(name)?.kind() != Some(Kind::Dir) {
+        return parent.remove(name);
+    }
+    if depth == 0 {
+        return Err(Error::new(ErrorKind::NotEmpty, "remove", name));
+    }
+    let dir = parent.open_writable_dir(name)?;
+    for child in dir.names()? {
+        remove(&*dir, &child, depth - 1)?;
+    }
+    parent.remove_dir(name)
+}
+
+#[cfg(test)]
+#[path = "check_test.rs"]
+mod tests;
