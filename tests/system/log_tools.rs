@@ -202,3 +202,72 @@ fn an_export_that_is_interrupted_leaves_only_whole_files() {
     stage.log(&[&"export", &store, &"/", &out, &"--resume"]).expect(0);
     assert_eq!(looked(&out), looked(&tree));
 }
+
+/// The first file below `dir` whose name ends so.
+fn ending(stage: &Stage, dir: &Path, end: &str) -> PathBuf {
+    let found = stage.sh("find \"$1\" -name \"*$2\" | sort | head -1", &[dir, Path::new(end)]).expect(0);
+    found.text().trim().into()
+}
+
+#[test]
+fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
+    let stage = Stage::new();
+    let (tree, store) = (stage.dir("tree"), stage.dir("store"));
+    fs::write(tree.join("f"), noise(3_000_000, 1)).unwrap();
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    let clean = stage.log(&[&"fsck", &store, &"--json"]).expect(0).json();
+    assert_eq!((&clean["files"], &clean["problems"]), (&1.into(), &0.into()), "{clean}");
+    // An index that is gone is made anew.
+    fs::remove_file(ending(&stage, &store, ".index")).unwrap();
+    let told = stage.log(&[&"fsck", &store]).expect(1).text();
+    assert!(told.contains("f: the index log of writer") && told.contains("1 problems"), "{told}");
+    let told = stage.log(&[&"fsck", &store, &"--repair"]).expect(0).text();
+    assert!(told.contains("(repaired)") && told.contains("0 problems left, 1 repaired"), "{told}");
+    let again = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(0).json();
+    assert_eq!(again["findings"], serde_json::json!([]));
+    stage.log(&[&"export", &store, &"/", &stage.path("whole")]).expect(0);
+    assert_eq!(looked(&stage.path("whole")), looked(&tree));
+    // A byte of the data is told with the range of its block, and reading it is an error.
+    let data = fs::File::options().read(true).write(true).open(ending(&stage, &store, ".data")).unwrap();
+    let mut byte = [0];
+    data.read_exact_at(&mut byte, 1_000_000).unwrap();
+    data.write_all_at(&[!byte[0]], 1_000_000).unwrap();
+    for _ in 0..2 {
+        let told = stage.log(&[&"fsck", &store, &"f", &"--repair", &"--json"]).expect(1).json();
+        let [finding] = &told["findings"].as_array().unwrap()[..] else { panic!("{told}") };
+        let range = (finding["ranges"][0][0].as_u64().unwrap(), finding["ranges"][0][1].as_u64().unwrap());
+        assert!(finding["problem"] == "damaged" && range.1 - range.0 == 16_384, "{told}");
+        assert!((980_000..=1_000_000).contains(&range.0), "{told}");
+    }
+    stage.log(&[&"export", &store, &"f", &stage.path("damaged")]).expect(1).says("damaged");
+    assert!(!stage.path("damaged").exists());
+}
+
+#[test]
+fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
+    let stage = Stage::new();
+    let (tree, store) = (plain(&stage), stage.dir("store"));
+    stage.log(&[&"import", &tree, &store]).expect(0);
+    fs::write(store.join("plain"), "").unwrap();
+    fs::create_dir(store.join("none.container")).unwrap();
+    symlink("/etc", store.join("fake.container")).unwrap();
+    fs::write(ending(&stage, &store, "meta").join("what"), "").unwrap();
+    let old = store.join(".quell/new/0123");
+    fs::create_dir(&old).unwrap();
+    let told = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(1).json();
+    let mut names: Vec<_> =
+        told["findings"].as_array().unwrap().iter().map(|f| f["problem"].as_str().unwrap()).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["foreign", "foreign", "name", "no-container"]);
+    assert!(store.join("plain").exists() && store.join("none.container").exists());
+    // What is old enough is removed, unless somebody has it open.
+    set_mtime(&old, 1, 0);
+    stage.sh("true", &[]).expect(0);
+    let open = fs::File::open(&old).unwrap();
+    let repair = || stage.log(&[&"fsck", &store, &"--repair", &"--older-than", &"0"]).expect(1);
+    assert!(!repair().text().contains("left over") && old.exists());
+    drop(open);
+    assert!(repair().text().contains("left over (repaired)") && !old.exists());
+    stage.log(&[&"fsck", &tree]).expect(2);
+    stage.log(&[&"fsck", &store, &"no/such"]).expect(2);
+}

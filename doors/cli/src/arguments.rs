@@ -10,8 +10,8 @@ use crate::until::{self, Until};
 mod log;
 
 pub use log::{
-    LogCommand, LogExportArgs, LogFlattenArgs, LogImportArgs, LogLsArgs, LogMapArgs, LogQueryArgs,
-    LogStatArgs, MoveArgs, StoresArg,
+    LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
+    LogQueryArgs, LogStatArgs, MoveArgs, StoresArg,
 };
 
 const AFTER: &str = "\

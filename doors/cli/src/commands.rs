@@ -8,6 +8,7 @@ pub mod holder;
 pub mod index;
 pub mod log;
 pub mod log_flatten;
+pub mod log_fsck;
 pub mod log_list;
 pub mod log_map;
 pub mod log_transfer;

@@ -22,6 +22,7 @@ pub enum LogCommand {
     Map(LogMapArgs),
     Query(LogQueryArgs),
     Flatten(LogFlattenArgs),
+    Fsck(LogFsckArgs),
     Export(LogExportArgs),
     Import(LogImportArgs),
 }
@@ -130,6 +131,44 @@ pub struct LogQueryArgs {
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// Print one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Check files byte by byte, and repair what can be repaired without losing anything.
+///
+/// Looks at every record, head, name, frame and block, compares index logs with data logs, and looks for writers that are gone,
+/// leftovers, and what is not a log mount's. Files may be in use. Exit code 1 if a problem was found and is not repaired.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log fsck /scratch/store
+  quell log fsck /scratch/store ckpt/step-100.bin -j 8 --json
+  quell log fsck /scratch/a,/scratch/b --repair --retire node17
+
+--repair makes index logs anew from data logs, cuts off what was begun and not ended when a writer died, ends writers that
+are gone, and removes what making and removing files left over: what nothing has happened to for --older-than days, no
+process of this node has open, and no writer that may live writes to. Processes of other nodes cannot be seen: see that none
+has had a removed file open for so long. Damaged bytes are told with their place in the file and stay as they are:
+to read them is an error. Nothing is brought back from the trash, and nothing foreign is removed.")]
+pub struct LogFsckArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    /// A file or directory, as the mount names it [default: all, and what the stores keep for themselves].
+    pub path: Option<PathBuf>,
+    /// Repair what can be repaired.
+    #[arg(long)]
+    pub repair: bool,
+    /// NODE is known to be dead: its writers are gone. A host name, or with the boot id before it as `stat` shows it; may be
+    /// given again.
+    #[arg(long, value_name = "NODE")]
+    pub retire: Vec<String>,
+    /// What is left over must be as old as this to be told and removed.
+    #[arg(long, value_name = "DAYS", default_value_t = 7)]
+    pub older_than: u32,
+    /// Files that are checked at once; of one file, logs.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
     #[arg(long)]
     pub json: bool,
 }

@@ -22,6 +22,7 @@ pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
         LogCommand::Map(args) => super::log_map::map(&args),
         LogCommand::Query(args) => super::log_map::query(&args),
         LogCommand::Flatten(args) => super::log_flatten::run(&args, quiet),
+        LogCommand::Fsck(args) => super::log_fsck::run(&args, quiet),
         LogCommand::Export(args) => super::log_transfer::export(&args, quiet),
         LogCommand::Import(args) => super::log_transfer::import(&args, quiet),
     }

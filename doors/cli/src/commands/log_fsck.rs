@@ -1,0 +1,122 @@
+//! `quell log fsck`: whether all that stores hold is sound, and its repair. What is wrong and what can be done is the
+//! layer's to say; who of this node uses what, and the time, are asked here.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use indicatif::HumanBytes;
+use quell_fs::Time;
+use quell_log::{Checking, Finding, Outcome};
+use serde_json::{Value, json};
+
+use super::log_list::open;
+use super::log_transfer::watched;
+use crate::arguments::LogFsckArgs;
+use crate::failure::{Failure, NO, YES};
+use crate::inputs::{real_path, shown, shown_bytes};
+
+const DAY_SECONDS: i64 = 86_400;
+
+pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let stores = open(&args.stores)?;
+    let places = args.stores.paths().iter().map(|store| real_path(store)).collect::<Result<Vec<_>, _>>()?;
+    let is_used = |store: usize, names: &[&[u8]]| {
+        let below = names
+            .iter()
+            .fold(places[store].join(".quell"), |path, name| path.join(std::ffi::OsStr::from_bytes(name)));
+        is_open_below(&below)
+    };
+    let how = Checking {
+        threads: args.threads.into(),
+        repair: args.repair,
+        dead: &args.retire,
+        now: now(),
+        old_seconds: i64::from(args.older_than) * DAY_SECONDS,
+        is_used: &is_used,
+    };
+    let path = args.path.as_deref().unwrap_or(Path::new(""));
+    let what = format!("checking {}", shown(&args.stores.stores));
+    let means = "what was repaired by then is repaired, and the rest as it was";
+    let checked = watched(&what, quiet || args.json, means, |tally| {
+        quell_log::check(&stores, path.as_os_str().as_bytes(), &how, tally)
+    })?;
+    let left = checked.findings.iter().filter(|finding| finding.outcome != Outcome::Repaired).count();
+    let repaired = checked.findings.len() - left;
+    if args.json {
+        let findings: Vec<Value> = checked.findings.iter().map(value).collect();
+        println!(
+            "{}",
+            json!({ "files": checked.files, "bytes": checked.bytes, "open": checked.open,
+                "problems": left, "repaired": repaired, "findings": findings })
+        );
+    } else {
+        checked.findings.iter().for_each(|finding| println!("{}", line(finding)));
+        if !quiet {
+            println!(
+                "{}: {} files, {} checked, {} writers at work; {left} problems{}",
+                shown(&args.stores.stores),
+                checked.files,
+                HumanBytes(checked.bytes),
+                checked.open,
+                if args.repair { format!(" left, {repaired} repaired") } else { String::new() },
+            );
+        }
+    }
+    Ok(ExitCode::from(if left == 0 { YES } else { NO }))
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+fn line(finding: &Finding) -> String {
+    let place = if finding.path.is_empty() { "the store".to_owned() } else { shown_bytes(&finding.path) };
+    let done = match &finding.outcome {
+        Outcome::Found => String::new(),
+        Outcome::Repaired => " (repaired)".to_owned(),
+        Outcome::Failed(why) => format!(" (not repaired: {why})"),
+    };
+    format!("{place}: {}{done}", finding.trouble)
+}
+
+fn value(finding: &Finding) -> Value {
+    let trouble = &finding.trouble;
+    let (outcome, error) = match &finding.outcome {
+        Outcome::Found => ("found", None),
+        Outcome::Repaired => ("repaired", None),
+        Outcome::Failed(why) => ("failed", Some(why)),
+    };
+    json!({
+        "path": shown_bytes(&finding.path), "problem": trouble.name(), "text": trouble.to_string(),
+        "writer": trouble.writer().map(|writer| format!("{writer:016x}")), "ranges": trouble.ranges(),
+        "outcome": outcome, "error": error,
+    })
+}
+
+/// Whether a process of this node that we may look at has something open at or below `path`, or works there.
+fn is_open_below(path: &Path) -> bool {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return true };
+    let leads_there = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(path));
+    for process in processes.flatten() {
+        let name = process.file_name();
+        if !name.as_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        if leads_there(process.path().join("cwd")) || leads_there(process.path().join("root")) {
+            return true;
+        }
+        match std::fs::read_dir(process.path().join("fd")) {
+            Ok(open) => {
+                if open.flatten().any(|fd| leads_there(fd.path())) {
+                    return true;
+                }
+            }
+            // What another user's process has open only root can see; what it removed is theirs, and so is theirs to remove.
+            Err(_) => continue,
+        }
+    }
+    false
+}
