@@ -85,14 +85,18 @@ struct Shared {
     trash: Mutex<Option<Vec<u8>>>,
 }
 
+impl Shared {
+    fn delete_if_removed(&self) -> Result<()> {
+        let Some(name) = lock(&self.trash).take() else { return Ok(()) };
+        let container = self.file.container();
+        self.stores.delete(container.home(), &name, container.number())
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
-        let trash = self.trash.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(name) = trash {
-            let container = self.file.container();
-            // Nobody is there to be told; fsck finds what is left in the trash.
-            let _ = self.stores.delete(container.home(), &name, container.number());
-        }
+        // Nobody is there to be told; fsck finds what is left in the trash.
+        let _ = self.delete_if_removed();
     }
 }
 
@@ -133,6 +137,18 @@ impl LogFs {
     pub fn flatten(&self, node: NodeId) -> Result<Flattened> {
         let shared = self.inner.file(node)?;
         flatten::flatten(shared.file.container(), self.inner.choices.index_threads)
+    }
+
+    /// Ends what is open, as if everybody had closed it: what was written is published, what was removed is deleted. For
+    /// when those who have files open are not waited for; nothing is asked of it afterwards.
+    pub fn end(&self) -> Result<()> {
+        let open: Vec<Arc<Shared>> = lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
+        let mut ended = Ok(());
+        for shared in open {
+            ended = ended.and(shared.file.end());
+            ended = ended.and(shared.delete_if_removed());
+        }
+        ended
     }
 }
 

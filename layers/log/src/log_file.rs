@@ -217,6 +217,16 @@ impl LogFile {
         closed.map(|()| is_last)
     }
 
+    /// Ends all writers of this node, whoever has them.
+    pub fn end(&self) -> Result<()> {
+        let seats = std::mem::take(&mut *self.seats());
+        let mut ended = Ok(());
+        for Seat { writer, .. } in seats.into_values() {
+            ended = ended.and(writer.lock().close(self, writer.id));
+        }
+        ended
+    }
+
     /// Takes an epoch if there is none, or if what is written now must be later than what was synced or seen.
     fn settle(&self) -> Result<()> {
         let mut clock = self.clock();
@@ -477,11 +487,7 @@ impl LogFile {
         })
     }
 
-    /// The size of the file as `stat` tells it.
-    pub fn size(&self) -> Result<u64> {
-        Ok(self.size_and_summary()?.0)
-    }
-
+    /// The size of the file as `stat` tells it, and what `meta` says.
     fn size_and_summary(&self) -> Result<(u64, Summary)> {
         let summary = self.container.summary()?;
         let (size, ask) = summary.size();
