@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use quell_fuse::Session;
-use quell_log::Choices;
+use quell_log::{Choices, LogFs};
 use quell_overlay::Holder;
 use rustix::fs::{Access, AtFlags, CWD};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -122,6 +122,7 @@ pub fn hold(plan: &Plan) -> Result<ExitCode, Failure> {
 struct Served {
     holder: Holder,
     session: Session,
+    fs: Arc<LogFs>,
     path: PathBuf,
     plan: LogPlan,
     /// Somebody asked this process to end.
@@ -145,12 +146,12 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         source: mounts::source_of(Path::new(&joined(&log.stores))),
         ..quell_fuse::Options::default()
     };
-    let session = quell_fuse::at(fs, path, &options)?;
+    let session = quell_fuse::at(Arc::clone(&fs) as _, path, &options)?;
     let holder = Holder::bind(&plan.directory, &plan.key)?;
     if !plan.quiet {
         say(&format!("what is written to {} goes to {}", shown(path), joined(&log.stores)));
     }
-    Ok(Served { holder, session, path: path.clone(), plan: log.clone(), ending })
+    Ok(Served { holder, session, fs, path: path.clone(), plan: log.clone(), ending })
 }
 
 /// Stores as people read them.
@@ -160,7 +161,7 @@ pub fn joined(stores: &[PathBuf]) -> String {
 
 impl Served {
     fn serve(self, wanted: bool) -> Result<(), Failure> {
-        let Served { holder, session, path, plan, ending } = self;
+        let Served { holder, session, fs, path, plan, ending } = self;
         let mut report = || {
             let pairs = session.counters().snapshot().pairs();
             let log = LogReport {
@@ -179,6 +180,9 @@ impl Served {
         let served = holder.serve(None, LOOKS, &mut report, &mut still_needed, &mut || ());
         // Programs that use it all the same get errors from here on; what they have written is kept.
         session.stop();
+        if let Err(e) = fs.end() {
+            say(&format!("{}: not all that was written could be kept: {e}", shown(&path)));
+        }
         served?;
         Ok(())
     }

@@ -89,7 +89,8 @@ fn mount_logs(
 
 /// The mount point without symbolic links, and who is let in.
 fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
-    let path = mountpoint.canonicalize().map_err(|e| {
+    let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
+    let (is_dir, path) = found.map_err(|e| {
         let advice = match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
             Some(rustix::io::Errno::NOTCONN) => {
                 format!("; who served it has gone: quell umount {}", shown(mountpoint))
@@ -98,7 +99,7 @@ fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failur
         };
         Failure::wrong_input(format!("{}: {e}{advice}", shown(mountpoint)))
     })?;
-    if !path.is_dir() {
+    if !is_dir {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
     }
     // Root mounts for everybody: the kernel's views know no other way.
