@@ -50,8 +50,32 @@ fn child() {
                 file.write_all(format!("{number} {line}\n").as_bytes()).unwrap();
             }
         }
+        // Until it is killed, or told that the mount is gone.
+        "sync" | "write" => {
+            let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+            for round in 0.. {
+                let place = round * processes + number;
+                let mut written = file.write_all_at(&small_record(place), place * SMALL_BYTES as u64);
+                if what == "sync" {
+                    if round % 4 != 3 {
+                        continue;
+                    }
+                    written = written.and_then(|()| file.sync_data());
+                }
+                match written {
+                    Ok(()) => println!("done {}", round + 1),
+                    Err(e) => return println!("ended {e}"),
+                }
+            }
+        }
         _ => panic!("{order}"),
     }
+}
+
+pub const SMALL_BYTES: usize = 5000;
+
+pub fn small_record(place: u64) -> Vec<u8> {
+    noise(SMALL_BYTES, place + 1_000_000)
 }
 
 const ROUNDS: u64 = 20;
@@ -323,7 +347,7 @@ const FILE_BYTES_MAX: u64 = 200_000;
 /// One operation on names and open files; `seed` decides which, whatever the directory.
 fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool) -> String {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    (0..4).for_each(|_| drop(random.below(2)));
+    (0..4).for_each(|_| _ = random.below(2));
     let pick = |random: &mut Random| root.join(NAMES[random.below(NAMES.len() as u64) as usize]);
     let error = |e: std::io::Error| format!("error {}", e.raw_os_error().unwrap_or(0));
     let told = |result: std::io::Result<String>| result.unwrap_or_else(error);

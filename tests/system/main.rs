@@ -24,6 +24,7 @@ mod formats;
 mod freshness;
 mod index_command;
 mod log;
+mod log_faults;
 mod log_sharing;
 mod log_tools;
 mod machines;

@@ -1,0 +1,386 @@
+//! What may go wrong under a log mount: killed writers, killed mounts, stores that are full, read-only or gone, mounts
+//! taken away in use. What was synced is there afterwards, nothing is there that nobody wrote, and nothing hangs.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::log::{Scene, walk};
+use crate::log_scene;
+use crate::log_sharing::{SMALL_BYTES, process, small_record};
+use crate::skip;
+use crate::stage::{Mounted, Running, Stage, eventually, is_mounted, is_root, send};
+use crate::trees::{noise, set_mode};
+
+/// Rounds that a writer has told of.
+fn done(output: &str) -> u64 {
+    // The last line may be cut off.
+    let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let count = |line: &str| line.split_once("done ")?.1.parse().ok();
+    whole.lines().rev().find_map(count).unwrap_or(0)
+}
+
+/// Each round of each writer that told of it is there; of others all, or nothing.
+fn check(path: &Path, told: &[u64], when: &str) {
+    let bytes = fs::read(path).unwrap();
+    let processes = told.len() as u64;
+    for (place, record) in bytes.chunks(SMALL_BYTES).enumerate() {
+        let place = place as u64;
+        if record != small_record(place) {
+            assert!(record.iter().all(|byte| *byte == 0), "{when}: record {place} is invented");
+            assert!(
+                place / processes >= told[(place % processes) as usize],
+                "{when}: record {place} is lost"
+            );
+        }
+    }
+    for (number, told) in told.iter().enumerate().filter(|(_, told)| **told > 0) {
+        let last = (told - 1) * processes + number as u64;
+        assert!(bytes.len() as u64 >= (last + 1) * SMALL_BYTES as u64, "{when}: record {last} is lost");
+    }
+}
+
+fn start_all(stage: &Stage, what: &str, processes: u64, path: &Path) -> Vec<Running> {
+    let mut all: Vec<_> = (0..processes)
+        .map(|number| stage.start(&mut process(stage, what, number, processes, path)))
+        .collect();
+    for one in &mut all {
+        one.wait_for_output("done ");
+    }
+    all
+}
+
+#[test]
+fn what_was_synced_is_there_after_the_mount_was_killed() {
+    let scene = log_scene!();
+    for round in 0..6u64 {
+        let options: &[&str] = match round % 3 {
+            0 => &[],
+            1 => &["--buffer", "4K"],
+            _ => &["--buffer", "32K", "--index", "flatten"],
+        };
+        let mounted = scene.mount_with(&[&scene.store], options);
+        let path = mounted.point.join(format!("file{round}"));
+        let writers = start_all(&scene.stage, "sync", 3, &path);
+        std::thread::sleep(Duration::from_millis(round * 37 % 100));
+        send(scene.stage.holders()[0], Signal::KILL);
+        let told: Vec<u64> = writers
+            .into_iter()
+            .map(|writer| {
+                let ended = writer.wait().expect(0).text();
+                assert!(ended.contains("ended "), "{ended}");
+                done(&ended)
+            })
+            .collect();
+        let point = mounted.point.clone();
+        scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2).says("quell umount");
+        mounted.umount();
+        let again = scene.mount();
+        let path = again.point.join(format!("file{round}"));
+        check(&path, &told, &format!("round {round}"));
+        // The file goes on to be a file.
+        let mut file = File::options().append(true).open(&path).unwrap();
+        let size = file.metadata().unwrap().len();
+        file.write_all(b"more").unwrap();
+        drop(file);
+        assert_eq!(fs::metadata(&path).unwrap().len(), size + 4);
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.ends_with(b"more"));
+        again.umount();
+    }
+}
+
+#[test]
+fn another_mount_goes_on_when_one_is_killed() {
+    let scene = log_scene!();
+    let one = scene.mount();
+    let holder = scene.stage.holder();
+    let other = scene.mount();
+    let writers = start_all(&scene.stage, "sync", 2, &one.point.join("file"));
+    let reader = File::options().read(true).write(true).open(other.point.join("file")).unwrap();
+    send(holder, Signal::KILL);
+    let told: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().expect(0).text())).collect();
+    check(&other.point.join("file"), &told, "from another mount");
+    reader.sync_all().unwrap();
+    reader.write_all_at(b"over", 0).unwrap();
+    drop(reader);
+    assert!(fs::read(other.point.join("file")).unwrap().starts_with(b"over"));
+    fs::remove_file(other.point.join("file")).unwrap();
+    one.umount();
+    other.umount();
+    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn what_a_killed_program_wrote_is_there() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    for round in 0..4u64 {
+        let path = mounted.point.join(format!("file{round}"));
+        let writers = start_all(&scene.stage, "write", 3, &path);
+        std::thread::sleep(Duration::from_millis(round * 29 % 70));
+        for writer in &writers {
+            writer.signal(Signal::KILL);
+        }
+        // Not synced, not closed by it: the node that it ran on is there still.
+        let told: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().text())).collect();
+        check(&path, &told, "on this mount");
+        assert!(eventually(|| scene.open_records().is_empty()), "{:?}", scene.open_records());
+        let other = scene.mount();
+        check(&other.point.join(format!("file{round}")), &told, "on another mount");
+        other.umount();
+    }
+    mounted.umount();
+}
+
+#[test]
+fn a_mount_in_use_stays_unless_forced_and_then_keeps_what_was_written() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let mut file = File::create(mounted.point.join("file")).unwrap();
+    file.write_all(b"written").unwrap();
+    let removed = File::create(mounted.point.join("removed")).unwrap();
+    removed.write_all_at(b"x", 0).unwrap();
+    fs::remove_file(mounted.point.join("removed")).unwrap();
+    let umount = |options: &[&str]| {
+        scene.stage.run(scene.stage.quell().arg("umount").args(options).arg(&mounted.point))
+    };
+    let refused = umount(&[]).expect(3);
+    assert!(refused.err.contains("in use") || refused.err.contains("busy"), "{}", refused.err);
+    file.write_all(b" and more").unwrap();
+    umount(&["--force"]).expect(0);
+    assert!(!is_mounted(&mounted.point) && scene.stage.processes().is_empty());
+    assert!(file.write_all(b"lost").is_err());
+    drop((file, removed));
+    assert_eq!((scene.open_records(), scene.leftovers()), (Vec::new(), Vec::new()));
+    let again = scene.mount();
+    assert_eq!(fs::read_to_string(again.point.join("file")).unwrap(), "written and more");
+    assert_eq!(fs::read_dir(&again.point).unwrap().count(), 1);
+    again.umount();
+}
+
+#[test]
+fn a_store_that_is_removed_under_a_mount_gives_errors_and_no_more() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    fs::create_dir(mounted.point.join("dir")).unwrap();
+    fs::write(mounted.point.join("dir/file"), noise(100_000, 3)).unwrap();
+    let mut open = File::options().read(true).write(true).open(mounted.point.join("dir/file")).unwrap();
+    open.write_all(b"written before").unwrap();
+    fs::remove_dir_all(&scene.store).unwrap();
+    let script = "cd \"$1\"; cat dir/file; echo x >dir/file; echo x >new; mkdir sub; ls -la . dir; rm -rf dir; mv a b; stat .; df . ; true";
+    scene.stage.sh(script, &[&mounted.point]).expect(0);
+    let _ = open.write_all(b"x").and_then(|()| open.sync_all());
+    let _ = open.read(&mut [0; 10]);
+    drop(open);
+    // It is the same process that answers still.
+    assert_eq!(scene.stage.holders().len(), 1);
+    scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0);
+    mounted.umount();
+    scene.stage.expect_nothing_left();
+}
+
+/// A small file system to have stores on, taken away when this goes.
+struct Small {
+    path: PathBuf,
+}
+
+impl Small {
+    /// `None`, with the reason said, for who cannot mount one.
+    fn new(stage: &Stage, size: &str) -> Option<Small> {
+        let path = stage.dir("small");
+        if !is_root() {
+            println!("SKIPPED: an ordinary user cannot mount a small file system");
+            return None;
+        }
+        let mut mount = stage.command("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "quell-test"]).arg(&path);
+        stage.run(&mut mount).expect(0);
+        Some(Small { path })
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        if is_mounted(&self.path) {
+            let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+        }
+    }
+}
+
+#[test]
+fn a_full_store_is_an_error_that_goes_with_its_cause() {
+    let Some(scene) = Scene::new() else { return };
+    let Some(small) = Small::new(&scene.stage, "4m") else { return };
+    let mounted = scene.mount_with(&[&small.path], &[]);
+    fs::write(mounted.point.join("kept"), noise(100_000, 5)).unwrap();
+    // A program that writes more than there is room for hears of it, at a write or when it closes.
+    let script = "dd if=/dev/urandom of=\"$1/big\" bs=64K count=200 conv=notrunc 2>&1; echo code $?";
+    let told = scene.stage.sh(script, &[&mounted.point]).text();
+    assert!(told.contains("No space left") && told.contains("code 1"), "{told}");
+    assert!(fs::read(mounted.point.join("kept")).unwrap() == noise(100_000, 5));
+    fs::remove_file(mounted.point.join("big")).unwrap();
+    assert!(eventually(|| fs::write(mounted.point.join("again"), noise(1_000_000, 6)).is_ok()));
+    assert!(fs::read(mounted.point.join("again")).unwrap() == noise(1_000_000, 6));
+    // What is collected and does not fit is kept for another try.
+    let filler = small.path.join("filler");
+    let file = File::create(mounted.point.join("waits")).unwrap();
+    file.write_all_at(b"begun", 0).unwrap();
+    file.sync_all().unwrap();
+    let _ = File::create(&filler).unwrap().write_all(&vec![1; 4 << 20]);
+    file.write_all_at(&noise(500_000, 7), 0).unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+    fs::remove_file(&filler).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    mounted.umount();
+    let mounted = scene.mount_with(&[&small.path], &[]);
+    assert!(fs::read(mounted.point.join("waits")).unwrap() == noise(500_000, 7));
+    assert!(fs::read(mounted.point.join("kept")).unwrap() == noise(100_000, 5));
+    mounted.umount();
+}
+
+#[test]
+fn a_store_that_becomes_read_only_can_still_be_read() {
+    let Some(scene) = Scene::new() else { return };
+    let Some(small) = Small::new(&scene.stage, "16m") else { return };
+    let mounted = scene.mount_with(&[&small.path], &[]);
+    fs::write(mounted.point.join("file"), noise(100_000, 5)).unwrap();
+    let remount = |how: &str| {
+        eventually(|| {
+            scene.stage.sh("mount -o remount,$2 \"$1\"", &[&small.path, Path::new(how)]).code() == Some(0)
+        })
+    };
+    assert!(remount("ro"));
+    assert!(fs::read(mounted.point.join("file")).unwrap() == noise(100_000, 5));
+    assert_eq!(fs::read_dir(&mounted.point).unwrap().count(), 1);
+    let number = |e: std::io::Error| e.raw_os_error();
+    assert_eq!(fs::write(mounted.point.join("new"), "x").map_err(number), Err(Some(30)), "EROFS");
+    assert_eq!(fs::remove_file(mounted.point.join("file")).map_err(number), Err(Some(30)));
+    let file = File::options().write(true).open(mounted.point.join("file")).unwrap();
+    let changed = file.write_all_at(b"x", 0).and_then(|()| file.sync_all());
+    assert_eq!(changed.map_err(number), Err(Some(30)));
+    drop(file);
+    mounted.umount();
+    let point = scene.point();
+    scene.stage.run(&mut scene.command(&[&small.path], &[], &point)).expect(3).says("mounted read-only");
+    assert!(remount("rw"));
+    let mounted = scene.mount_with(&[&small.path], &[]);
+    assert!(fs::read(mounted.point.join("file")).unwrap() == noise(100_000, 5));
+    mounted.umount();
+}
+
+#[test]
+fn the_file_system_of_a_store_stays_as_long_as_the_mount() {
+    let Some(scene) = Scene::new() else { return };
+    let Some(small) = Small::new(&scene.stage, "16m") else { return };
+    let mounted = scene.mount_with(&[&small.path], &[]);
+    fs::write(mounted.point.join("file"), "x").unwrap();
+    let busy = scene.stage.sh("umount \"$1\"", &[&small.path]);
+    assert_ne!(busy.code(), Some(0));
+    scene.stage.sh("umount -l \"$1\"", &[&small.path]).expect(0);
+    fs::write(mounted.point.join("more"), "y").unwrap();
+    assert_eq!(fs::read_to_string(mounted.point.join("file")).unwrap(), "x");
+    mounted.umount();
+}
+
+const NOBODY: &str = "65534";
+
+fn as_nobody(stage: &Stage, script: &str, paths: &[&Path]) -> String {
+    let mut command = stage.command("setpriv");
+    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "sh", "-c", script, "sh"]);
+    stage.run(command.args(paths)).text()
+}
+
+#[test]
+fn other_users_do_what_modes_and_owners_let_them_on_the_mount_and_in_the_store() {
+    if !is_root() {
+        skip!("only root can look as another user");
+    }
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let at = |name: &str| mounted.point.join(name);
+    for (name, mode) in [("private", 0o600), ("shared", 0o644), ("common", 0o666)] {
+        fs::write(at(name), "secret words").unwrap();
+        set_mode(&at(name), mode);
+    }
+    fs::create_dir(at("open")).unwrap();
+    set_mode(&at("open"), 0o1777);
+    set_mode(&mounted.point, 0o755);
+    let script = "exec 2>&1; cd \"$1\"; for f in private shared common; do cat $f; echo; echo theirs >$f && echo wrote $f; done; \
+                  rm private; touch new; chmod 777 shared; echo mine >open/mine && chmod 600 open/mine && cat open/mine; \
+                  stat -c '%u %g %a' open/mine; rm open/mine; mkdir open/dir && stat -c %u open/dir; true";
+    let told = as_nobody(&scene.stage, script, &[&mounted.point]);
+    let denied = told.matches("ermission denied").count() + told.matches("not permitted").count();
+    assert!(denied >= 6, "{told}");
+    assert_eq!(told.matches("secret words").count(), 2, "{told}");
+    for words in ["wrote common", "mine\n65534 65534 600\n", "\n65534\n"] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    assert!(!told.contains("wrote private") && !told.contains("wrote shared"), "{told}");
+    assert_eq!(fs::read_to_string(at("common")).unwrap(), "theirs\n");
+    // In the store the same holds of what the files are made of.
+    let script = "find \"$1\" -name '*.data' 2>/dev/null | xargs cat; true";
+    let found = as_nobody(&scene.stage, script, &[&scene.store.join("private.container")]);
+    assert!(!found.contains("secret"), "{found}");
+    let found = as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]);
+    assert!(found.contains("secret words"));
+    // Closed later, what was written before is closed, too.
+    set_mode(&at("shared"), 0o600);
+    assert!(!as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]).contains("secret"));
+    mounted.umount();
+    // Their logs are theirs, for quotas.
+    let mut owners = Vec::new();
+    walk(&scene.store, &mut |path| {
+        if path.extension().is_some_and(|e| e == "data") {
+            owners.push(std::os::unix::fs::MetadataExt::uid(&fs::metadata(path).unwrap()));
+        }
+    });
+    assert!(
+        owners.iter().all(|owner| *owner == 0),
+        "root's files were changed through others' hands: {owners:?}"
+    );
+}
+
+#[test]
+fn an_ordinary_users_mount_is_closed_to_others() {
+    if is_root() {
+        skip!("root's mounts are for everybody");
+    }
+    let scene = log_scene!();
+    let allowed = fs::read_to_string("/etc/fuse.conf")
+        .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"));
+    let point = scene.point();
+    let mut command = scene.command(&[&scene.store], &["--allow-other"], &point);
+    let ended = scene.stage.run(&mut command);
+    if allowed {
+        ended.expect(0);
+        Mounted::at(&scene.stage, point).umount();
+    } else {
+        ended.expect(3).says("user_allow_other");
+    }
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_program_that_waits_for_input_sees_the_mount_go() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    fs::write(mounted.point.join("file"), "text").unwrap();
+    let mut user = scene.stage.command("sh");
+    user.args(["-c", "exec 3<file; echo ready; read line; cat <&3; cat file; echo went on; exit 4"]);
+    let mut user = scene.stage.start(user.current_dir(&mounted.point).stdin(Stdio::piped()));
+    user.wait_for_output("ready");
+    send(scene.stage.holder(), Signal::KILL);
+    assert!(eventually(|| scene.stage.holders().is_empty()));
+    drop(user.stdin());
+    let ended = user.wait().expect(4);
+    assert!(ended.text().ends_with("went on\n"), "{}", ended.text());
+    mounted.umount();
+}
