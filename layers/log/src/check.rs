@@ -6,7 +6,7 @@
 //! ended; writers that have ended without saying so; what is left over of making and removing. Bytes that are damaged stay
 //! as they are: to read them is an error.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,8 +15,10 @@ use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time};
 
 use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name, index_name};
 use crate::crew::{self, Tally};
-use crate::frames::Frames;
-use crate::heads::{HEAD_BYTES, Head, HeadKind};
+use crate::extents::Piece;
+use crate::flat::Flat;
+use crate::frames::{Frames, Order};
+use crate::heads::{HEAD_BYTES, HeadKind};
 use crate::index_log;
 use crate::log_check::{self, LogFacts, Standing};
 use crate::meta::{Closed, Holder, MetaName, Summary, limit};
@@ -26,6 +28,7 @@ use crate::runs::{Run, Runs};
 use crate::scan;
 use crate::stores::{StoreNumber, Stores, number_name};
 use crate::tree::{Entry, Found, Oddity, StoredDir, find};
+use crate::view::View;
 
 /// Directories below one that is left over, as this layer makes them; what is deeper is not ours to remove.
 const DEPTH_MAX: usize = 3;
@@ -74,6 +77,8 @@ pub enum Trouble {
     Epoch(u64),
     /// The index log is missing, damaged, or ends before the data log, whose frames have to be read instead.
     Index(u64, &'static str),
+    /// A flat index is damaged, or does not say what the logs have.
+    Flat(String, &'static str),
     /// The head of the data log is not what it should be: nothing in it can be read.
     DataHead(u64),
     /// The head of a frame is damaged; the index log has what it said.
@@ -147,6 +152,7 @@ impl Trouble {
             Trouble::Nobody(_) => "logs-of-nobody",
             Trouble::Epoch(_) => "epoch",
             Trouble::Index(..) => "index",
+            Trouble::Flat(..) => "flat-index",
             Trouble::DataHead(_) => "data-head",
             Trouble::FrameHead(..) => "frame-head",
             Trouble::Damaged(..) => "damaged",
@@ -231,6 +237,7 @@ impl fmt::Display for Trouble {
             }
             Trouble::Epoch(epoch) => write!(f, "epoch {epoch} was used and is not marked as taken"),
             Trouble::Index(writer, why) => write!(f, "the index log of writer {writer:016x} {why}"),
+            Trouble::Flat(name, why) => write!(f, "the flat index {name} {why}"),
             Trouble::DataHead(writer) => {
                 write!(f, "the data log of writer {writer:016x} does not begin with its head")
             }
@@ -454,22 +461,14 @@ impl Work<'_> {
         let logs = logs.into_inner().unwrap_or_else(PoisonError::into_inner);
         let mut logs = logs.into_iter().collect::<Result<Vec<_>>>()?;
         logs.sort_by_key(|log| log.writer);
-        let (epochs, flats) = container.epochs_and_flats()?;
-        for name in flats {
-            let file = container.dir().open_file(&name)?;
-            let mut bytes = [0; HEAD_BYTES];
-            let length = file.read_at(&mut bytes, 0)?;
-            let head = Head::decode(HeadKind::Flat, &bytes[..length]);
-            if head != Ok(container.head().of(HeadKind::Flat, 0)) {
-                troubles.push(Trouble::Container(format!("{} does not begin with its head", shown(&name))));
-            }
-        }
+        let (epochs, names_of_flats) = container.epochs_and_flats()?;
+        let flats = flats(container, &summary, names_of_flats)?;
         let used = logs.iter().filter_map(|log| log.epochs).map(|(_, last)| last);
         let used = used.max().unwrap_or(0).max(summary.epoch());
         let taken = epochs.last().copied().unwrap_or(FIRST_EPOCH);
         let epoch_used = (used > taken).then_some(used);
         let damage = damage(container, &summary, &logs)?;
-        Ok(Looked { names, summary, troubles, leftovers, logs, damage, epoch_used, open })
+        Ok(Looked { names, summary, troubles, leftovers, flats, logs, damage, epoch_used, open })
     }
 
     /// The names in the container and its log directories: logs that are there, and what is not ours.
@@ -538,7 +537,7 @@ impl Work<'_> {
     }
 
     fn mend_file(&self, container: &Container, path: &[u8], looked: Looked) {
-        let Looked { summary, troubles, leftovers, logs, damage, epoch_used, .. } = looked;
+        let Looked { summary, troubles, leftovers, flats, logs, damage, epoch_used, .. } = looked;
         for trouble in troubles.into_iter().chain(damage) {
             self.found(path, trouble, Outcome::Found);
         }
@@ -556,6 +555,10 @@ impl Work<'_> {
             self.mend(path, Trouble::Leftover(container.home(), text), || {
                 container.stores().open_logs(container, number, false)?.remove(&name)
             });
+        }
+        for (name, why) in flats {
+            // Readers go to the logs then, and it can be made again.
+            self.mend(path, Trouble::Flat(shown(&name), why), || container.dir().remove(&name));
         }
         for log in logs {
             self.mend_log(container, &summary, path, &log);
@@ -586,7 +589,11 @@ impl Work<'_> {
         }
         if let Some(why) = log.index_trouble {
             match log.can_index {
-                true => mend(Trouble::Index(writer, why), &|| self.index_anew(container, log)),
+                true => mend(Trouble::Index(writer, why), &|| {
+                    // They may have been made of what the old one said; readers do without them.
+                    container.flats()?.iter().try_for_each(|name| container.dir().remove(name))?;
+                    self.index_anew(container, log)
+                }),
                 false => self.found(path, Trouble::Index(writer, why), Outcome::Found),
             }
         }
@@ -701,7 +708,7 @@ impl Work<'_> {
             if place >= log.good_place {
                 return Ok(false);
             }
-            let order = crate::frames::Order { epoch: head.epoch, sequence: head.sequence, writer };
+            let order = Order { epoch: head.epoch, sequence: head.sequence, writer };
             let limit = limit(&summary.cuts, order);
             end = runs.iter().map(|run| run.end().min(limit)).fold(end, u64::max);
             Ok(true)
@@ -813,6 +820,8 @@ struct Looked {
     troubles: Vec<Trouble>,
     /// What was left of an index log that was to be written anew.
     leftovers: Vec<(u32, Vec<u8>)>,
+    /// Flat indices that are of no use, and why.
+    flats: Vec<(Vec<u8>, &'static str)>,
     logs: Vec<LogFacts>,
     damage: Vec<Trouble>,
     epoch_used: Option<u64>,
@@ -823,6 +832,7 @@ impl Looked {
     fn is_clean(&self) -> bool {
         self.troubles.is_empty()
             && self.damage.is_empty()
+            && self.flats.is_empty()
             && self.epoch_used.is_none()
             && self.logs.iter().all(LogFacts::is_clean)
     }
@@ -848,6 +858,68 @@ fn shown(name: &[u8]) -> String {
 fn log_modified(container: &Container, writer: u64) -> Option<Time> {
     let (file, _) = scan::data(container, writer).ok()??;
     Some(file.stat().ok()?.modified)
+}
+
+/// Flat indices that are damaged or do not say what the logs have, and why.
+fn flats(
+    container: &Container,
+    summary: &Summary,
+    names: Vec<Vec<u8>>,
+) -> Result<Vec<(Vec<u8>, &'static str)>> {
+    let mut wrong = Vec::new();
+    if names.is_empty() {
+        return Ok(wrong);
+    }
+    let view = report::view_of(container, summary, 1)?;
+    for name in names {
+        let sound = match container.open_flat(&name) {
+            Ok(flat) => says_the_same(&flat, &view, summary),
+            Err(error) => Err(error),
+        };
+        match sound {
+            Ok(true) => {}
+            Ok(false) => wrong.push((name, "does not say what the logs have")),
+            Err(error) if error.kind == ErrorKind::Damaged => wrong.push((name, "is damaged")),
+            Err(error) if error.kind == ErrorKind::NotFound => {} // replaced meanwhile
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(wrong)
+}
+
+/// Whether the flat index has what the logs have, but for what came later.
+fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
+    let (logs, known) = (view.logs(), flat.logs());
+    let mut is_same = true;
+    flat.extents(0, u64::MAX, &mut |extent| {
+        let log = &known[extent.log as usize];
+        let frame = log.frames.frame(extent.position);
+        let order = Order { epoch: frame.epoch, sequence: frame.sequence, writer: log.writer };
+        view.extents().pieces(extent.start, extent.end(), &mut |piece| match piece {
+            Piece::Data(now) => {
+                let holder = &logs[now.log as usize];
+                is_same &= holder.order(now.position) > order
+                    || holder.writer == log.writer
+                        && now.position == extent.position + (now.start - extent.start);
+            }
+            Piece::Hole(start, _) => is_same &= limit(&summary.cuts, order) <= start,
+        });
+    })?;
+    // And that it lacks nothing.
+    let positions: HashMap<u64, u64> = known.iter().map(|log| (log.writer, log.frames.position())).collect();
+    let mut lacks = Ok(false);
+    view.extents().pieces(0, view.size(), &mut |piece| {
+        let Piece::Data(now) = piece else { return };
+        let holder = &logs[now.log as usize];
+        if !matches!(lacks, Ok(false)) || positions.get(&holder.writer).is_none_or(|end| now.position >= *end)
+        {
+            return;
+        }
+        let mut bytes = 0;
+        let visited = flat.extents(now.start, now.end(), &mut |extent| bytes += u64::from(extent.length));
+        lacks = visited.map(|()| bytes < u64::from(now.length));
+    });
+    Ok(is_same && !lacks?)
 }
 
 /// Which ranges of the file are damaged, and whether the file still holds them.

@@ -302,6 +302,45 @@ fn who_may_live_is_left_alone_until_the_user_says_that_the_node_is_dead() {
 }
 
 #[test]
+fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
+    for damage in 0..3 {
+        let stores = written();
+        let whole = content(&stores, "f").unwrap();
+        let container = container(&stores, "f");
+        crate::flatten::flatten(&container, 1).unwrap();
+        assert_eq!(found_and_left(&stores), (vec![], vec![]));
+        // What comes later is no contradiction.
+        let fs = mount(&stores, 8, 1);
+        again(&fs, "f", 3).write_at(b"later", 10).unwrap();
+        assert_eq!(found_and_left(&stores), (vec![], vec![]));
+        let name = container.flats().unwrap().remove(0);
+        let flat = container.dir().open_writable_file(&name).unwrap();
+        match damage {
+            0 => flip(&*flat, HEAD_BYTES as u64 + 3),
+            1 => flat.set_size(100).unwrap(),
+            _ => {
+                // One that another file's logs would have made.
+                let other = make(&fs, "other", 1);
+                other.write_at(&whole[..1000], 0).unwrap();
+                drop(other);
+                let mut builder = crate::flat::Builder::new(&*flat, container.head()).unwrap();
+                let summary = container.summary().unwrap();
+                let view = report::view_of(&container, &summary, 1).unwrap();
+                let first = crate::extents::Extent { start: 5, position: 0, length: 1000, log: 0 };
+                builder.push(first).unwrap();
+                let logs: Vec<_> = view.logs().iter().map(|log| log.to_flat()).collect();
+                let bytes = builder.finish(&logs, 800_000).unwrap();
+                flat.set_size(bytes).unwrap();
+            }
+        }
+        assert_eq!(found_and_left(&stores), (vec!["flat-index"], vec![]), "{damage}");
+        assert!(container.flats().unwrap().is_empty());
+        let now = content(&stores, "f").unwrap();
+        assert_eq!((&now[..10], &now[10..15], &now[15..]), (&whole[..10], &b"later"[..], &whole[15..]));
+    }
+}
+
+#[test]
 fn an_epoch_that_was_used_is_marked_as_taken() {
     let stores = written();
     let fs = mount(&stores, 8, 1);
