@@ -1,4 +1,4 @@
-//! Writes the seeds of the image targets anew: small trees with one of everything.
+//! Writes the seeds of the image targets anew, small trees with one of everything, and those of the log targets.
 //! `cargo run --example make_seeds` in this directory.
 
 use std::sync::Arc;
@@ -22,5 +22,8 @@ fn main() {
         for target in ["index_image", "index_image_checksummed"] {
             std::fs::write(format!("seeds/{target}/tree-{seed}"), &bytes).expect("run this in fuzz/");
         }
+    }
+    for (target, name, bytes) in quell_log::questions::seeds() {
+        std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }
 }

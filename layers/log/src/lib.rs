@@ -25,6 +25,9 @@ mod meta;
 mod naming;
 mod nodes;
 mod placement;
+/// For fuzzers alone.
+#[doc(hidden)]
+pub mod questions;
 mod report;
 mod runs;
 mod scan;

@@ -1,0 +1,199 @@
+//! Bytes and names as the decoders of this layer's formats: refused, or every question about what they say has an answer and
+//! it is written down again as it was. For fuzzers, which may have any bytes.
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::bytes::{u32_at, u64_at};
+use crate::data_log;
+use crate::frames::{FRAME_HEAD_BYTES, Frames};
+use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+use crate::index_log::{self, BATCH_HEAD_BYTES};
+use crate::meta::{MetaName, Summary};
+use crate::naming::{Stored, container_name, other_name, shown};
+use crate::runs::{FILE_END_MAX, Run, Runs};
+
+const KINDS: [HeadKind; 5] =
+    [HeadKind::Container, HeadKind::Data, HeadKind::Index, HeadKind::Flat, HeadKind::Store];
+const FRAME_SUM_AT: usize = 48;
+const BATCH_SUM_AT: usize = 56;
+
+/// Puts the checksum right that is at `sum_at` and covers what is before it and the bytes from `from` to `to`.
+fn reseal(bytes: &mut [u8], sum_at: usize, from: usize, to: usize) {
+    let mut sum = Xxh3::new();
+    sum.update(&bytes[..sum_at]);
+    sum.update(&bytes[from..to]);
+    let sum = sum.digest();
+    bytes[sum_at..sum_at + 8].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// The 64 bytes that files begin with.
+pub fn head(bytes: &[u8], is_sealed: bool) {
+    let mut bytes = bytes.to_vec();
+    if is_sealed && bytes.len() >= HEAD_BYTES {
+        reseal(&mut bytes, HEAD_BYTES - 8, 0, 0);
+    }
+    for kind in KINDS {
+        if let Ok(head) = Head::decode(kind, &bytes) {
+            assert_eq!(head.encode(), bytes[..HEAD_BYTES]);
+        }
+    }
+}
+
+fn ask(run: &Run) {
+    assert!(run.length > 0 && run.count > 0);
+    for i in [0, run.count / 2, run.count - 1] {
+        assert!(run.start_of(i) + run.length <= FILE_END_MAX);
+        assert!(run.overlaps(run.start_of(i), run.start_of(i) + 1));
+    }
+    assert!(run.end() <= FILE_END_MAX && run.end_of_last() <= run.end());
+    assert!(!run.overlaps(run.end(), u64::MAX));
+}
+
+/// The head of a frame and its runs.
+pub fn frame(bytes: &[u8], is_sealed: bool) {
+    let Some(fixed) = bytes.first_chunk() else { return };
+    let Ok(head) = data_log::decode_head(fixed) else { return };
+    if head.bytes() > bytes.len() as u64 {
+        return;
+    }
+    let mut bytes = bytes[..head.bytes() as usize].to_vec();
+    if is_sealed {
+        let end = bytes.len();
+        reseal(&mut bytes, FRAME_SUM_AT, FRAME_HEAD_BYTES as usize, end);
+    }
+    let Ok(runs) = data_log::decode_runs(&head, &bytes) else { return };
+    runs.iter().for_each(ask);
+    assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), head.payload_bytes);
+    let again = data_log::encode_head(&runs, head.payload_bytes, head.epoch, head.sequence, head.position);
+    let fixed = again.first_chunk().expect("a head has that many bytes");
+    let second = data_log::decode_head(fixed).expect("what we encode we read");
+    assert_eq!(data_log::decode_runs(&second, &again).expect("what we encode we read"), runs);
+}
+
+/// A batch of an index log, wherever it says that it goes on.
+pub fn batch(bytes: &[u8], is_sealed: bool) {
+    if bytes.len() < BATCH_HEAD_BYTES {
+        return;
+    }
+    let mut bytes = bytes.to_vec();
+    let end = BATCH_HEAD_BYTES.saturating_add(u32_at(&bytes, 4) as usize);
+    if is_sealed && end <= bytes.len() {
+        reseal(&mut bytes, BATCH_SUM_AT, BATCH_HEAD_BYTES, end);
+    }
+    let (position, place) = (u64_at(&bytes, 24), u64_at(&bytes, 40));
+    let block_bytes = BLOCK_BYTES.into();
+    let Ok(batch) = index_log::decode(&bytes, block_bytes, position, place) else { return };
+    batch.runs.iter().for_each(ask);
+    let frames = &batch.frames;
+    for group in frames.groups() {
+        for at in [group.position, group.position + group.payload_bytes - 1] {
+            let frame = frames.frame(at);
+            assert!(frame.position <= at && at < frame.end() && frame.end() <= frames.position());
+        }
+    }
+    if frames.position() > 0 {
+        frames.frame(frames.position() - 1);
+    }
+    let again = index_log::encode(frames, &batch.runs, position, place, batch.is_synced);
+    let read = index_log::decode(&again, block_bytes, position, place).expect("what we encode we read");
+    assert_eq!((read.frames, read.runs, read.is_synced), (batch.frames, batch.runs, batch.is_synced));
+}
+
+/// Names in `meta`, a line each, and each as a name in a store.
+pub fn names(lines: &[u8]) {
+    let names: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
+    for name in &names {
+        if let Some(meta) = MetaName::decode(name) {
+            assert_eq!(meta.encode().as_bytes(), *name);
+        }
+        match shown(name) {
+            Some(Stored::Container(file)) => {
+                if let Ok(stored) = container_name(file) {
+                    assert_eq!(stored, *name);
+                }
+            }
+            Some(Stored::Other(other)) => {
+                if let Ok(stored) = other_name(other) {
+                    assert_eq!(stored, *name);
+                }
+            }
+            None => {}
+        }
+    }
+    let summary = Summary::of(names.iter().map(|name| name.to_vec()));
+    let (size, ask) = summary.size();
+    assert!(summary.cuts.iter().rev().take(1).all(|cut| cut.size <= size));
+    assert!(ask.len() <= names.len());
+    let _ = (summary.modified(), summary.written(), summary.data_bytes(), summary.epoch());
+}
+
+/// One of each, to begin with: the question, a name, and bytes.
+pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let record = Head {
+        kind: HeadKind::Container,
+        block_bytes: BLOCK_BYTES,
+        container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
+        writer: 0,
+        directories: 32,
+    };
+    let mut runs = Runs::default();
+    (0..5).for_each(|i| runs.push(i * 47_008 * 8, 47_008));
+    let mut frames = Frames::new(BLOCK_BYTES.into(), HEAD_BYTES as u64);
+    (0..5).for_each(|i| frames.push(61, 47_008, 2, 1 + i));
+    let strided = index_log::encode(&frames, runs.finish(), 0, HEAD_BYTES as u64, true);
+    let mut few = Runs::default();
+    [(100, 10), (0, 50), (7, 1)].into_iter().for_each(|(start, length)| few.push(start, length));
+    let frame = data_log::encode_head(few.finish(), 61, 3, 9, 5 * 47_008);
+    let mut alone = Frames::new(BLOCK_BYTES.into(), frames.place());
+    alone.push(frame.len() as u64, 61, 3, 9);
+    let random = index_log::encode(&alone, few.finish(), frames.position(), frames.place(), false);
+    let names = "open-0000000000000007-2-1f4-9c0-0123.node1\n\
+        closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
+        cut-4-11-0000000000000009-1000-fffffffffffffffb-0\ntime-5-12-000000000000000a-65f00000-0\n\
+        ckpt.container\ndir.container~\nmeta";
+    let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
+    vec![
+        ("log_head", "container", with(0, &record.encode())),
+        ("log_head", "data", with(1, &record.of(HeadKind::Data, 7).encode())),
+        ("log_frame", "few", with(0, &frame)),
+        ("log_frame", "strided", with(1, &data_log::encode_head(runs.finish(), 5 * 47_008, 2, 1, 0))),
+        ("log_batch", "strided", with(0, &strided)),
+        ("log_batch", "random", with(1, &random)),
+        ("log_names", "all", names.as_bytes().to_vec()),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_testkit::Random;
+
+    /// The fuzzers' question for one of their inputs.
+    fn put(target: &str, bytes: &[u8]) {
+        let (choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
+        match target {
+            "log_head" => head(rest, choice % 2 == 1),
+            "log_frame" => frame(rest, choice % 2 == 1),
+            "log_batch" => batch(rest, choice % 2 == 1),
+            _ => names(bytes),
+        }
+    }
+
+    #[test]
+    fn seeds_and_what_is_near_them_are_refused_or_answered() {
+        let mut random = Random::new(3);
+        for (target, _, seed) in seeds() {
+            put(target, &seed);
+            for _ in 0..20_000 {
+                let mut bytes = seed.clone();
+                for _ in 0..1 + random.below(4) {
+                    let at = random.below(bytes.len());
+                    bytes[at] = [0, 1, 0x7F, 0x80, 0xFF, random.number() as u8][random.below(6)];
+                }
+                bytes[0] = if target == "log_names" { bytes[0] } else { 1 };
+                bytes.truncate(bytes.len() - if random.one_in(8) { random.below(bytes.len()) } else { 0 });
+                put(target, &bytes);
+            }
+        }
+    }
+}
