@@ -65,7 +65,9 @@ impl Collected {
                     .filter(|(_, (_, whose))| *whose == writer)
                     .map(|(at, _)| at)
                     .collect();
-                own.iter().for_each(|at| drop(self.stretches.remove(at)));
+                for at in own {
+                    self.stretches.remove(&at);
+                }
             }
         }
     }
@@ -84,7 +86,7 @@ mod tests {
         for _ in 0..200 {
             let mut collected = Collected::default();
             let mut owners = [0u64; SPACE];
-            let mut runs = vec![Runs::default(), Runs::default(), Runs::default(), Runs::default()];
+            let mut runs: [Runs; 4] = Default::default();
             for _ in 0..80 {
                 let writer = 1 + random.below(3) as u64;
                 let start = random.below(SPACE - 1);

@@ -23,6 +23,9 @@ const LOG_PERMISSIONS: u32 = 0o644;
 /// The epoch of who made the container, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
+/// Is shown directories, each as one and the name in it.
+type Visit<'a> = dyn FnMut(&dyn WritableDir, &[u8]) -> Result<()> + 'a;
+
 /// An open container. It stays usable when it is renamed or removed, as an open file does.
 pub struct Container {
     dir: Arc<dyn WritableDir>,
@@ -381,7 +384,7 @@ impl Container {
 
     /// Gives the file other permissions or owners: `access` says it, the directories follow.
     pub fn change(&self, change: &Change) -> Result<()> {
-        let dirs = |names: &mut dyn FnMut(&dyn WritableDir, &[u8]) -> Result<()>| -> Result<()> {
+        let dirs = |names: &mut Visit<'_>| -> Result<()> {
             names(&*self.dir, META)?;
             for number in 0..self.head.directories {
                 if let Some((dir, name)) = self.stores.find_logs(self, number)? {
@@ -438,10 +441,7 @@ pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
         match dir.remove(&child) {
             Err(error) if error.kind == ErrorKind::NotFound => {}
             // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
-            Err(error) => match remove_tree(&*dir, &child) {
-                Err(_) => return Err(error),
-                Ok(()) => {}
-            },
+            Err(error) => remove_tree(&*dir, &child).map_err(|_| error)?,
             Ok(()) => {}
         }
     }

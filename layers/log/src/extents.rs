@@ -105,10 +105,6 @@ impl Extents {
         Extents { base, live: BTreeMap::new(), latest }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.base.is_empty() && self.live.is_empty()
-    }
-
     /// Where the last extent ends.
     pub fn end(&self) -> u64 {
         let live = self.live.last_key_value().map_or(0, |(_, extent)| extent.end());

@@ -359,7 +359,6 @@ fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_backing::WritableDir;
     use quell_fs::ErrorKind;
     use quell_testkit::{MemoryStore, Random};
 

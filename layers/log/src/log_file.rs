@@ -408,20 +408,25 @@ impl LogFile {
         if end <= offset {
             return Ok(0);
         }
+        // What another node has removed since the view was made: the file was cut.
+        let mut is_new = false;
         loop {
-            match self.try_read(into, offset, end) {
+            let unread = match self.try_read(into, offset, end) {
                 Ok(length) => return Ok(length),
-                // Of a flat index: the logs have all that it said.
-                Err((error, None))
-                    if error.kind == ErrorKind::Damaged
-                        && self.trusts_flat.swap(false, Ordering::Relaxed) => {}
-                Err((error, None)) => return Err(error),
-                Err((error, Some(piece))) => {
-                    if !self.leave_out(&error, &piece)? {
-                        return Err(error);
-                    }
+                Err(unread) => *unread,
+            };
+            let try_again = match &unread {
+                Unread { error, .. } if error.kind == ErrorKind::NotFound && !is_new => true,
+                Unread { error, piece: Some(piece) } => self.leave_out(error, piece)?,
+                // A page of a flat index: the logs have all that it says.
+                Unread { error, piece: None } => {
+                    error.kind == ErrorKind::Damaged && self.trusts_flat.swap(false, Ordering::Relaxed)
                 }
+            };
+            if !try_again {
+                return Err(unread.error);
             }
+            is_new = true;
             self.forget_view();
         }
     }
@@ -453,25 +458,22 @@ impl LogFile {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// With the error comes the piece that could not be read.
-    fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize, (Error, Option<Wanted>)> {
-        self.flush_for(offset, end).and_then(|()| self.see()).map_err(|error| (error, None))?;
+    fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize, Box<Unread>> {
+        let whole = |error| Box::new(Unread { error, piece: None });
+        self.flush_for(offset, end).map_err(whole)?;
         // What is collected and lies beyond what is asked for makes the file longer, too.
         let collected = self.collected_end();
-        let (length, wanted) = {
-            let view = self.read_view();
-            let Some(view) = view.as_ref() else {
-                return Err((Error::new(ErrorKind::Stale, "read", b""), None)); // it was cut this very moment
-            };
-            let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
-            let wanted = view.wanted(&mut into[..length], offset).map_err(|error| (error, None))?;
-            (length, wanted)
+        let (length, wanted) = loop {
+            self.see().map_err(whole)?;
+            // It may be forgotten this very moment, and is made again.
+            if let Some(view) = &*self.read_view() {
+                let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
+                break (length, view.wanted(&mut into[..length], offset).map_err(whole)?);
+            }
         };
         for piece in wanted {
             let part = &mut into[piece.into..piece.into + piece.length];
-            if let Err(error) = self.read_piece(&piece, part) {
-                return Err((error, Some(piece)));
-            }
+            self.read_piece(&piece, part).map_err(|error| Box::new(Unread { error, piece: Some(piece) }))?;
         }
         Ok(length)
     }
@@ -633,6 +635,12 @@ impl LogFile {
         self.forget_view();
         Ok(())
     }
+}
+
+/// Why something could not be read: a piece, or what tells where the pieces are.
+struct Unread {
+    error: Error,
+    piece: Option<Wanted>,
 }
 
 /// Where `length` bytes from `offset` on end, if a file may end there.

@@ -65,14 +65,12 @@ pub struct Runs {
     done: Vec<Run>,
     /// The extent that the next one may continue.
     open: Option<(u64, u64)>,
-    bytes: u64,
     end: u64,
 }
 
 impl Runs {
     /// Adds an extent; one that continues the last becomes part of it.
     pub fn push(&mut self, start: u64, length: u64) {
-        self.bytes += length;
         self.end = self.end.max(start + length);
         match &mut self.open {
             Some((at, long)) if *at + *long == start => *long += length,
@@ -115,21 +113,12 @@ impl Runs {
 
     pub fn clear(&mut self) {
         self.done.clear();
-        (self.open, self.bytes, self.end) = (None, 0, 0);
-    }
-
-    /// Bytes of all extents.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+        (self.open, self.end) = (None, 0);
     }
 
     /// The first offset beyond all extents.
     pub fn end(&self) -> u64 {
         self.end
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
     }
 
     /// Number of runs if nothing more came.
@@ -259,7 +248,6 @@ mod tests {
                     _ => pushed.push((start, length)),
                 }
             }
-            assert_eq!(runs.bytes(), pushed.iter().map(|(_, length)| length).sum::<u64>());
             let end = pushed.iter().map(|(start, length)| start + length).max().unwrap_or(0);
             assert_eq!(runs.end(), end);
             let found = runs.finish().to_vec();

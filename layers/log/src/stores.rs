@@ -11,6 +11,9 @@ use crate::meta::Holder;
 use crate::naming::OWN;
 use crate::placement;
 
+/// A directory, and a name in it.
+pub(crate) type Named = (Arc<dyn WritableDir>, Vec<u8>);
+
 /// A store's place in the list.
 pub type StoreNumber = usize;
 
@@ -158,35 +161,53 @@ impl Stores {
     }
 
     /// The directory and the name in it of a log directory, if it exists.
-    pub(crate) fn find_logs(
-        &self,
-        container: &Container,
-        number: u32,
-    ) -> Result<Option<(Arc<dyn WritableDir>, Vec<u8>)>> {
+    pub(crate) fn find_logs(&self, container: &Container, number: u32) -> Result<Option<Named>> {
         let name = logs_name(number);
         let stat = match container.dir().stat(&name) {
-            Ok(stat) => stat,
-            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            Ok(stat) => Some(stat),
+            Err(error) if error.kind == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        if stat.kind() == Some(quell_fs::Kind::Dir) {
-            return Ok(Some((container.dir_handle(), name)));
+        let store = match stat {
+            Some(stat) if stat.kind() == Some(quell_fs::Kind::Dir) => {
+                return Ok(Some((container.dir_handle(), name)));
+            }
+            Some(_) => self.pointed_at(container, &name)?,
+            None => None,
+        };
+        // A pointer that was lost before anybody synced it is made again by who next writes there: what is to be found
+        // then is found now.
+        let store = store.unwrap_or_else(|| self.placed(container, number));
+        if store == container.home() {
+            return Ok(None);
         }
+        let parts = self.own[store].open_writable_dir(PARTS)?;
+        let own = parts.open_writable_dir(&number_name(container.number()));
+        match own.and_then(|own| own.stat(&name).map(|_| own)) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            own => Ok(Some((own?, name))),
+        }
+    }
+
+    /// The store that the file `name`, in the place of a log directory, names; `None` for one that is torn.
+    fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
         let mut bytes = [0; POINTER_BYTES_MAX];
-        let length = container.dir().open_file(&name)?.read_at(&mut bytes, 0)?;
+        let length = container.dir().open_file(name)?.read_at(&mut bytes, 0)?;
         let named = &bytes[..length];
         if named.len() != 32 || !named.iter().all(u8::is_ascii_hexdigit) {
-            return Ok(None); // torn before anybody synced it: made again by who needs it
+            return Ok(None);
         }
         let store = self.store_named(named).ok_or_else(|| Error {
             source: Some("it names a store that this mount does not have".into()),
-            ..Error::new(ErrorKind::Damaged, "read", &name)
+            ..Error::new(ErrorKind::Damaged, "read", name)
         })?;
-        let parts = self.own[store].open_writable_dir(PARTS)?;
-        match parts.open_writable_dir(&number_name(container.number())) {
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            dir => Ok(Some((dir?, name))),
-        }
+        Ok(Some(store))
+    }
+
+    /// The store where a log directory that is made now lies.
+    fn placed(&self, container: &Container, number: u32) -> StoreNumber {
+        let key = [&container.number().to_le_bytes()[..], &number.to_le_bytes()].concat();
+        placement::choose(&key, &self.numbers)
     }
 
     /// In the store that placement says: in the container itself, or among the parts of another store with a file that
@@ -194,8 +215,7 @@ impl Stores {
     fn make_logs(&self, container: &Container, number: u32) -> Result<Arc<dyn WritableDir>> {
         let name = logs_name(number);
         let permissions = container.permissions()?;
-        let key = [&container.number().to_le_bytes()[..], &number.to_le_bytes()].concat();
-        let store = placement::choose(&key, &self.numbers);
+        let store = self.placed(container, number);
         if store == container.home() {
             return enter_or_make(container.dir(), &name, permissions);
         }
@@ -258,7 +278,7 @@ fn enter_or_make(parent: &dyn WritableDir, name: &[u8], permissions: u32) -> Res
         opened => return opened,
     }
     match parent.make_dir(name, permissions) {
-        Err(error) if error.kind != ErrorKind::Exists => return Err(error),
+        Err(error) if error.kind != ErrorKind::Exists => Err(error),
         _ => parent.open_writable_dir(name),
     }
 }

@@ -356,7 +356,7 @@ impl View {
                 }
             });
             let own = shares.next();
-            let others: Vec<_> = shares.map(|mut share| scope.spawn(move || share())).collect();
+            let others: Vec<_> = shares.map(|share| scope.spawn(share)).collect();
             let mut all: Vec<Result<Vec<Extent>>> = own.into_iter().map(|mut share| share()).collect();
             all.extend(others.into_iter().map(|share| match share.join() {
                 Ok(found) => found,

@@ -120,10 +120,6 @@ impl State {
         self.logs.as_ref().map(|_| (self.first_epoch, self.last_epoch))
     }
 
-    pub fn has_logs(&self) -> bool {
-        self.logs.is_some()
-    }
-
     /// Bytes of the data log.
     pub fn data_bytes(&self) -> u64 {
         self.place + self.buffer.len() as u64

@@ -1,0 +1,141 @@
+//! How long it takes from opening a file to its first bytes, by what its logs are like; and to write and read a checkpoint.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
+use quell_backing::{PosixDir, WritableDir};
+use quell_fs::{FileSystem, New, Open, Writable};
+use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_testkit::Random;
+
+fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let random = std::sync::Mutex::new(Random::new(SEED.fetch_add(1, Ordering::Relaxed)));
+    let host = Host {
+        holder: Holder { pid: 1, start: 1, node: "bench".to_owned() },
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        random: Box::new(move || random.lock().unwrap().number()),
+        is_gone: Box::new(|_| false),
+    };
+    let root = Arc::new(PosixDir::open(dir).unwrap()) as Arc<dyn WritableDir>;
+    LogFs::new(Stores::open(vec![root], host, 32).unwrap(), choices)
+}
+
+fn new() -> New {
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    New { permissions: 0o644, uid, gid }
+}
+
+/// A file that so many processes have written, each so many records of 100 bytes anywhere in 10 GB.
+fn random_file(dir: &std::path::Path, writers: u32, records: u32) {
+    let fs = mount(dir, Choices { buffer_bytes: 1 << 20, ..Choices::default() });
+    let mut random = Random::new(1);
+    let (node, first) = {
+        let (attributes, file) = fs.create(fs.root(), b"file", new(), Open::WRITE).unwrap();
+        (attributes.node, file)
+    };
+    drop(first);
+    for process in 0..writers {
+        let file = fs.open_as(node, Open { process, ..Open::WRITE }).unwrap();
+        for _ in 0..records {
+            file.write_at(&[process as u8; 100], random.number() % 10_000_000_000).unwrap();
+        }
+        file.publish().unwrap();
+    }
+}
+
+fn opening(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("open to first byte");
+    group.sample_size(10);
+    for (writers, records) in [(1024, 1000), (8, 25_000)] {
+        let temp = tempfile::tempdir().unwrap();
+        random_file(temp.path(), writers, records);
+        for flat in [false, true] {
+            let fs = mount(temp.path(), Choices::default());
+            if flat {
+                let node = fs.lookup(fs.root(), b"file").unwrap().unwrap().node;
+                println!("{:?}", fs.flatten(node).unwrap());
+            }
+            let name =
+                format!("{writers} logs of {records} records, {}", if flat { "flattened" } else { "logs" });
+            group.bench_function(name, |bencher| {
+                bencher.iter_batched(
+                    || mount(temp.path(), Choices::default()),
+                    |fs| {
+                        let node = fs.lookup(fs.root(), b"file").unwrap().unwrap().node;
+                        let file = fs.open(node).unwrap();
+                        file.read_at(&mut [0; 100], 5_000_000_000).unwrap();
+                        fs
+                    },
+                    BatchSize::PerIteration,
+                );
+            });
+        }
+    }
+    group.finish();
+}
+
+/// Four writers in turns, one thread: what the layer costs beside the writing itself.
+fn checkpoint(criterion: &mut Criterion) {
+    const RECORD: usize = 47_008;
+    const RECORDS: usize = 4000;
+    let mut group = criterion.benchmark_group("checkpoint of 4 writers");
+    group.sample_size(10);
+    group.throughput(Throughput::Bytes((RECORD * RECORDS) as u64));
+    let record = vec![7; RECORD];
+    for buffer_bytes in [128 << 10, 1 << 20, 4 << 20] {
+        let temp = tempfile::tempdir().unwrap();
+        let fs = mount(temp.path(), Choices { buffer_bytes, ..Choices::default() });
+        let mut number = 0;
+        let mut write = |fs: &LogFs| {
+            number += 1;
+            let name = format!("f{number}").into_bytes();
+            let (attributes, first) = fs.create(fs.root(), &name, new(), Open::WRITE).unwrap();
+            let open = |process| fs.open_as(attributes.node, Open { process, ..Open::WRITE }).unwrap();
+            let files: Vec<_> = (1..5).map(open).collect();
+            for i in 0..RECORDS {
+                files[i % 4].write_at(&record, (i * RECORD) as u64).unwrap();
+            }
+            files.iter().for_each(|file| file.publish().unwrap());
+            drop((first, files));
+            name
+        };
+        group.bench_function(format!("write, buffers of {} KiB", buffer_bytes >> 10), |bencher| {
+            bencher.iter(|| {
+                let name = write(&fs);
+                fs.remove(fs.root(), &name).unwrap();
+            });
+        });
+        let name = write(&fs);
+        let node = fs.lookup(fs.root(), &name).unwrap().unwrap().node;
+        group.bench_function(format!("read, buffers of {} KiB", buffer_bytes >> 10), |bencher| {
+            let file = fs.open(node).unwrap();
+            let mut into = vec![0; RECORD];
+            bencher.iter(|| {
+                for rank in 0..4 {
+                    for i in (rank..RECORDS).step_by(4) {
+                        assert_eq!(file.read_at(&mut into, (i * RECORD) as u64).unwrap(), RECORD);
+                    }
+                }
+            });
+        });
+    }
+    // The same bytes in four private files, without us.
+    let temp = tempfile::tempdir().unwrap();
+    group.bench_function("private files: write", |bencher| {
+        bencher.iter(|| {
+            use std::os::unix::fs::FileExt;
+            let files: Vec<_> =
+                (0..4).map(|i| std::fs::File::create(temp.path().join(format!("p{i}"))).unwrap()).collect();
+            for i in 0..RECORDS {
+                files[i % 4].write_all_at(&record, (i / 4 * RECORD) as u64).unwrap();
+            }
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, opening, checkpoint);
+criterion_main!(benches);
