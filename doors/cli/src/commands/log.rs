@@ -1,5 +1,5 @@
 //! Log mounts: what `quell mount --log` asks, checked, and the process that serves it. What is written there goes to stores
-//! as logs; docs/formats/log.md.
+//! as logs; docs/techniques/log.md.
 
 use std::io;
 use std::path::{Path, PathBuf};
