@@ -662,11 +662,13 @@ impl Site for LogFile {
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {
-        self.clock().collected.remove(writer, written.runs);
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = view.as_mut() {
             view.add(writer, written.head_bytes, written.order, written.position, written.runs);
         }
+        drop(view);
+        // In this order: whoever reads finds it here or there.
+        self.clock().collected.remove(writer, written.runs);
     }
 }
 

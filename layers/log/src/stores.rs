@@ -222,23 +222,32 @@ impl Stores {
         let parts = self.own[store].open_writable_dir(PARTS)?;
         let own = enter_or_make(&*parts, &number_name(container.number()), permissions)?;
         let dir = enter_or_make(&*own, &name, permissions)?;
-        // Whole before it has its name. Who else makes it at the same time says the same.
+        self.point_at(container, &name, store)?;
+        Ok(dir)
+    }
+
+    /// Whole before it has its name, and safe. Who else makes it at the same time says the same.
+    fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
         let making = self.making(container.home())?;
         let temporary = number_name(self.random_number());
-        making
-            .create_file(&temporary, POINTER_PERMISSIONS)?
-            .write_at(&number_name(self.numbers[store]), 0)?;
-        making.rename(&temporary, container.dir(), &name, Rename::Replace)?;
-        Ok(dir)
+        let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
+        file.write_at(&number_name(self.numbers[store]), 0)?;
+        file.sync()?;
+        making.rename(&temporary, container.dir(), name, Rename::Replace)
     }
 
     /// The way to a log directory survives a loss of power, where it lies in another store.
     pub(crate) fn sync_logs(&self, container: &Container, number: u32) -> Result<()> {
         let name = logs_name(number);
-        if container.dir().stat(&name)?.kind() == Some(quell_fs::Kind::Dir) {
-            return Ok(());
+        let pointed = match container.dir().stat(&name) {
+            Ok(stat) if stat.kind() == Some(quell_fs::Kind::Dir) => return Ok(()),
+            Ok(_) => self.pointed_at(container, &name)?,
+            Err(error) if error.kind == ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if pointed.is_none() {
+            self.point_at(container, &name, self.placed(container, number))?;
         }
-        container.dir().open_writable_file(&name)?.sync()?;
         if let Some((dir, _)) = self.find_logs(container, number)? {
             dir.sync()?;
         }

@@ -274,6 +274,8 @@ pub struct View {
     by_writer: HashMap<u64, u32>,
     /// What was flattened, if anything was; its logs are the first ones.
     flat: Option<Flat>,
+    /// Size of the file when it was flattened last, and what is later than all in it.
+    flattened: Option<(u64, Order)>,
     /// All else: it hides what `flat` has in the same place.
     extents: Extents,
     cuts: Vec<Cut>,
@@ -299,6 +301,7 @@ impl View {
             logs: Vec::new(),
             by_writer: HashMap::new(),
             flat: None,
+            flattened: None,
             extents,
             cuts: Vec::new(),
             block_bytes,
@@ -316,6 +319,7 @@ impl View {
                     view.by_writer.insert(known.writer, view.logs.len() as u32);
                     view.logs.push(Log::known(known));
                 }
+                view.flattened = Some((flat.size(), flat.latest()));
                 view.flat = Some(flat);
                 view.fill(container, summary, threads)
             }
@@ -326,7 +330,11 @@ impl View {
     /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
     /// Nothing counts at positions that are in `torn`.
     pub fn build(container: &Container, summary: &Summary, threads: usize, torn: Torn) -> Result<View> {
-        let view = View { torn, ..View::new(container.head().block_bytes.into()) };
+        let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
+        if !view.torn.is_empty() {
+            // What was lost was there when it was flattened, and the file is as long as it was.
+            view.flattened = newest_flat(container)?.map(|flat| (flat.size(), flat.latest()));
+        }
         view.fill(container, summary, threads)
     }
 
@@ -471,7 +479,7 @@ impl View {
 
     /// Where what was flattened ends, as far as cuts since then leave it.
     fn flat_end(&self) -> u64 {
-        self.flat.as_ref().map_or(0, |flat| flat.size().min(limit(&self.cuts, flat.latest())))
+        self.flattened.map_or(0, |(size, latest)| size.min(limit(&self.cuts, latest)))
     }
 
     /// The largest epoch that was seen.

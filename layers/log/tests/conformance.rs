@@ -1,7 +1,7 @@
 //! The promises of the contract, on stores in memory and on a real file system.
 
+use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_backing::{PosixDir, WritableDir};
 use quell_fs::{FileSystem, New, Open};
@@ -18,8 +18,9 @@ fn mount(
     buffer_bytes: usize,
     flatten_bytes: u64,
 ) -> Arc<dyn FileSystem> {
-    static SEED: AtomicU64 = AtomicU64::new(1);
-    let random = std::sync::Mutex::new(Random::new(SEED.fetch_add(1, Ordering::Relaxed)));
+    // Each test counts for itself, so that a seed replays what happened whatever runs beside it.
+    thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
+    let random = std::sync::Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
     let host = Host {
         holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
         uid,
