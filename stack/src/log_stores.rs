@@ -65,11 +65,19 @@ fn node_name() -> Result<String> {
     Ok(format!("{}.{}", boot.trim().replace('-', ""), name.nodename().to_string_lossy()))
 }
 
-/// When the process began, in clock ticks after the node did.
+/// When the process began, in clock ticks after the node did. `None` for one that is gone, also if nobody has asked yet how
+/// it ended.
 fn start_of(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is a name in parentheses, of any characters; the start is the twentieth after it.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+    start_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn start_in(stat: &str) -> Option<u64> {
+    // The second field is a name in parentheses, of any characters. Behind it the first is the state, the eighteenth the
+    // number of threads, the twentieth the start.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().take(20).collect();
+    // Of a process whose first thread has ended the others may be at work.
+    let has_ended = matches!(fields.first()?, &"Z" | &"X") && matches!(fields.get(17)?, &"0" | &"1");
+    if has_ended { None } else { fields.get(19)?.parse().ok() }
 }
 
 /// From the kernel, which has always enough of it once it has begun.
@@ -83,6 +91,17 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_nobody_has_asked_for_its_end_is_gone() {
+        let stat = |state, threads| {
+            format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0")
+        };
+        assert_eq!(start_in(&stat("S", 1)), Some(4711));
+        assert_eq!(start_in(&stat("Z", 3)), Some(4711));
+        assert_eq!(start_in(&stat("Z", 1)), None);
+        assert_eq!(start_in("7 (a) S"), None);
+    }
 
     #[test]
     fn this_process_is_there_and_one_with_another_start_is_gone() {
