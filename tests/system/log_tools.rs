@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::log_scene;
 use crate::stage::{Ended, Stage, is_root};
 use crate::trees::{noise, set_mode, set_mtime};
 
@@ -270,4 +271,43 @@ fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
     assert!(repair().text().contains("left over (repaired)") && !old.exists());
     stage.log(&[&"fsck", &tree]).expect(2);
     stage.log(&[&"fsck", &store, &"no/such"]).expect(2);
+}
+
+#[test]
+fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
+    let scene = log_scene!();
+    let (stage, store) = (&scene.stage, &scene.store);
+    let mounted = scene.mount();
+    let bytes = noise(2_500_000, 5);
+    let file = fs::File::create(mounted.point.join("file")).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    file.sync_all().unwrap();
+    file.write_all_at(b"more", 2_500_000).unwrap();
+    // Nothing is wrong with what is being written.
+    let told = stage.log(&[&"fsck", store, &"--repair", &"--json"]).expect(0).json();
+    assert_eq!((&told["open"], &told["findings"]), (&1.into(), &serde_json::json!([])), "{told}");
+    let facts = stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
+    assert_eq!(facts["writers"][0]["open"]["gone"], false, "{facts}");
+    let ended = stage.log(&[&"export", store, &"file", &stage.path("exported")]).expect(0);
+    assert_eq!(ended.says("is being written").code(), Some(0));
+    assert!(fs::read(stage.path("exported")).unwrap().starts_with(&bytes));
+    // Killed with all that it had not written yet.
+    crate::stage::send(stage.holder(), rustix::process::Signal::KILL);
+    drop(file);
+    mounted.umount();
+    let listed = lines(&stage.log(&[&"ls", store, &"--json"]).expect(0));
+    assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &1.into()), "{listed:?}");
+    let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
+    assert!(crate::stage::eventually(|| facts()["writers"][0]["open"]["gone"] == true), "{}", facts());
+    let told = stage.log(&[&"fsck", store]).expect(1).text();
+    assert!(told.contains("is gone and has not ended"), "{told}");
+    stage.log(&[&"fsck", store, &"--repair"]).expect(0);
+    let told = stage.log(&[&"fsck", store, &"--json"]).expect(0).json();
+    assert_eq!((&told["open"], &told["findings"]), (&0.into(), &serde_json::json!([])), "{told}");
+    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
+    let again = scene.mount();
+    assert!(fs::read(again.point.join("file")).unwrap().starts_with(&bytes));
+    again.umount();
+    stage.log(&[&"export", store, &"/", &stage.path("all"), &"--verify"]).expect(0);
+    assert!(fs::read(stage.path("all/file")).unwrap().starts_with(&bytes));
 }
