@@ -379,12 +379,13 @@ impl Filesystem for Door {
         }
     }
 
-    /// Room for bytes to come cannot be kept free; what is promised here is that the file is that long.
+    /// Room for bytes to come cannot be kept free; what is promised here is that the file is that long. A byte at its end makes it so:
+    /// setting the size could cut off what others write at this moment.
     fn fallocate(
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        handle: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
@@ -395,12 +396,13 @@ impl Filesystem for Door {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
-        let longer = Change { size_bytes: Some(end), ..Change::default() };
-        let changed = self.fs.attributes(node(ino)).and_then(|now| {
-            if now.size_bytes < end { self.tree()?.change(node(ino), &longer) } else { Ok(now) }
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let changed = self.fs.attributes(node(ino)).and_then(|now| match end.checked_sub(1) {
+            Some(last) if now.size_bytes < end => file.write_at(&[0], last),
+            _ => Ok(()),
         });
         match self.done(&self.counters.changes, changed) {
-            Ok(_) => reply.ok(),
+            Ok(()) => reply.ok(),
             Err(number) => reply.error(number),
         }
     }

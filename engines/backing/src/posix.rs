@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use quell_fs::{Error, File, Result, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
@@ -26,9 +26,15 @@ const NAMES_BUFFER_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub struct PosixDir {
     fd: OwnedFd,
+    /// A descriptor has one place in its listing, and any number of threads may ask for names.
+    listing: Mutex<()>,
 }
 
 impl PosixDir {
+    fn of(fd: OwnedFd) -> PosixDir {
+        PosixDir { fd, listing: Mutex::new(()) }
+    }
+
     /// Opens the directory at `path`, following symbolic links on the way: the user named it.
     pub fn open(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::RDONLY)
@@ -43,14 +49,14 @@ impl PosixDir {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
             .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
-        Ok(PosixDir { fd })
+        Ok(PosixDir::of(fd))
     }
 
     fn child(&self, name: &[u8], access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        Ok(PosixDir { fd })
+        Ok(PosixDir::of(fd))
     }
 
     fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
@@ -112,6 +118,7 @@ impl Dir for PosixDir {
     }
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
+        let _alone = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&self.fd, &mut buffer);
@@ -258,6 +265,18 @@ mod tests {
         let dir = PosixDir::open(temp.path()).unwrap();
         assert_eq!(names_of(&dir), [&b"plain"[..], b"\xff\nodd"]);
         assert_eq!(names_of(&dir).len(), 2);
+    }
+
+    #[test]
+    fn any_number_of_threads_may_list_at_once() {
+        let temp = tempfile::tempdir().unwrap();
+        (0..300).for_each(|i| std::fs::write(temp.path().join(format!("{i}")), b"").unwrap());
+        let dir = PosixDir::open(temp.path()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..300).for_each(|_| assert_eq!(dir.names().unwrap().len(), 300)));
+            }
+        });
     }
 
     #[test]

@@ -715,7 +715,8 @@ impl Work<'_> {
         })?;
         let time = modified.unwrap_or_default();
         let data_bytes = log.good_place;
-        let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time };
+        let is_synced = true; // a moment ago
+        let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced };
         container.rename_meta(from, &MetaName::Closed(closed))?;
         container.meta()?.sync()
     }

@@ -9,7 +9,7 @@ use quell_fs::{Change, Error, ErrorKind, New, Rename, Result};
 
 use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
-use crate::meta::{MetaName, Summary};
+use crate::meta::{Closed, MetaName, Summary};
 use crate::stores::{Host, StoreNumber, Stores, number_name};
 
 const RECORD: &[u8] = b"container";
@@ -22,6 +22,9 @@ const LOG_PERMISSIONS: u32 = 0o644;
 
 /// The epoch of who made the container, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
+
+/// A container by its store, and there by device and inode.
+pub type Identity = (StoreNumber, (u64, u64));
 
 /// Is shown directories, each as one and the name in it.
 type Visit<'a> = dyn FnMut(&dyn WritableDir, &[u8]) -> Result<()> + 'a;
@@ -122,8 +125,8 @@ impl Container {
     }
 
     /// Tells this container from every other one that is there.
-    pub fn identity(&self) -> (u64, u64) {
-        self.identity
+    pub fn identity(&self) -> Identity {
+        (self.home, self.identity)
     }
 
     /// Opens the container `name` in `parent`. Errors: `NotFound`, also where there is a directory of that name that is
@@ -312,7 +315,11 @@ impl Container {
 
     fn create_log(&self, writer: u64, name: &[u8], kind: HeadKind) -> Result<Box<dyn WritableFile>> {
         let dir = self.logs_of(writer, true)?;
-        let file = dir.create_file(name, LOG_PERMISSIONS)?;
+        let file = match dir.create_file(name, LOG_PERMISSIONS) {
+            // Of a try before this, which then found no room: writers' numbers are never given twice.
+            Err(error) if error.kind == ErrorKind::Exists => dir.open_writable_file(name)?,
+            made => made?,
+        };
         let host = self.host();
         if host.uid == 0 {
             // Root writes for others: what they wrote is theirs, also for quotas.
@@ -356,6 +363,26 @@ impl Container {
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
         self.stores.sync_logs(self, (writer % u64::from(self.head.directories)) as u32)
+    }
+
+    /// What a writer that has ended has written survives a loss of power.
+    pub fn sync_ended(&self, closed: &Closed) -> Result<()> {
+        let logs = self.logs_of(closed.writer, false);
+        match logs.and_then(|logs| logs.open_writable_file(&data_name(closed.writer))) {
+            Ok(data) => data.sync()?,
+            // Another user's, or lost: there is nothing that could be done.
+            Err(error) if matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        self.sync_logs(closed.writer)?;
+        let synced = Closed { is_synced: true, ..*closed };
+        match self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced)) {
+            // Another has done it.
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            renamed => renamed,
+        }
     }
 
     /// The container itself does, and all that `meta` says.

@@ -7,10 +7,10 @@ use lru::LruCache;
 use quell_backing::OpenFile;
 use quell_fs::Result;
 
-use crate::container::Container;
+use crate::container::{Container, Identity};
 
-/// Names one data log of all containers.
-type Key = (u128, u64);
+/// Names one data log of all containers: numbers can be forged, and are copied with a container.
+type Key = (Identity, u64);
 
 /// The logs that were read last.
 pub struct Descriptors(Mutex<LruCache<Key, Arc<dyn OpenFile>>>);
@@ -28,7 +28,7 @@ impl Descriptors {
 
     /// The data log of `writer`, opened now if it is not among the last ones.
     pub fn data(&self, container: &Container, writer: u64) -> Result<Arc<dyn OpenFile>> {
-        let key = (container.number(), writer);
+        let key = (container.identity(), writer);
         if let Some(file) = self.lock().get(&key) {
             return Ok(Arc::clone(file));
         }
@@ -41,7 +41,7 @@ impl Descriptors {
 
     /// Closes what is open of a log that is removed.
     pub fn forget(&self, container: &Container, writer: u64) {
-        let file = self.lock().pop(&(container.number(), writer));
+        let file = self.lock().pop(&(container.identity(), writer));
         drop(file);
     }
 

@@ -13,7 +13,7 @@ use quell_fs::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::container::Container;
+use crate::container::{Container, Identity};
 use crate::descriptors::Descriptors;
 use crate::flatten::{self, Flattened};
 use crate::log_file::{Choices, LogFile};
@@ -69,8 +69,8 @@ enum Gone {
 
 /// Every file is one `LogFile` as long as anybody has it open or keeps it.
 struct Files {
-    /// By the container's number: an open file stays what it is when its node is forgotten and found again.
-    all: HashMap<u128, Weak<Shared>>,
+    /// By the container's identity: an open file stays what it is when its node is forgotten and found again.
+    all: HashMap<Identity, Weak<Shared>>,
     open: HashMap<NodeId, Weak<Shared>>,
     /// Removed, but somebody refers to them still.
     removed: HashMap<NodeId, Arc<Shared>>,
@@ -240,17 +240,19 @@ impl Inner {
     /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
     fn compare(&self, dir: NodeId, name: &[u8], found: &Found) {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return };
-        let known = match found.kind {
+        let is_another = match found.kind {
             Kind::File => {
                 let shared = lock(&self.files).open.get(&node).and_then(Weak::upgrade);
-                shared.map(|shared| shared.file.container().identity())
+                let now = (found.store, found.stat.identity());
+                shared.is_some_and(|shared| shared.file.container().identity() != now)
             }
             _ => {
                 let dirs = lock(&self.dirs).get(&node).cloned();
-                dirs.and_then(|dirs| dirs[0].stat_self().ok()).map(|stat| stat.identity())
+                let known = dirs.and_then(|dirs| dirs[0].stat_self().ok());
+                known.is_some_and(|known| known.identity() != found.stat.identity())
             }
         };
-        if known.is_some_and(|known| known != found.stat.identity()) {
+        if is_another {
             lock(&self.nodes).removed(dir, name);
         }
     }
@@ -296,7 +298,7 @@ impl Inner {
 
     /// The file of a node from now on: `file`, unless it is open already.
     fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
-        let number = file.container().number();
+        let number = file.container().identity();
         let shared = Shared { file, stores: Arc::clone(&self.stores), trash: Mutex::new(None) };
         let mut files = lock(&self.files);
         let known = files.all.get(&number).and_then(Weak::upgrade);
@@ -376,16 +378,18 @@ impl Inner {
         stored: &[u8],
         node: Option<NodeId>,
     ) -> Result<()> {
-        let number = match Container::open(&self.stores, store, dir, stored) {
-            Ok(container) => container.number(),
+        let (number, identity) = match Container::open(&self.stores, store, dir, stored) {
+            Ok(container) => (container.number(), Some(container.identity())),
             // It can still be removed. What other stores have of it is found by fsck.
-            Err(error) if error.kind == ErrorKind::Damaged => 0,
+            Err(error) if error.kind == ErrorKind::Damaged => (0, None),
             Err(error) => return Err(error),
         };
-        let shared = match node {
-            Some(_) if number == 0 => None,
-            Some(node) => Some(self.file(node)?).filter(|shared| shared.file.container().number() == number),
-            None => lock(&self.files).all.get(&number).and_then(Weak::upgrade),
+        let shared = match (node, identity) {
+            (_, None) => None,
+            (Some(node), _) => {
+                Some(self.file(node)?).filter(|shared| Some(shared.file.container().identity()) == identity)
+            }
+            (None, Some(identity)) => lock(&self.files).all.get(&identity).and_then(Weak::upgrade),
         };
         let name = number_name(self.stores.random_number());
         dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
@@ -940,10 +944,7 @@ impl WritableFile for Handle {
     }
 
     fn sync(&self) -> Result<()> {
-        match &self.writer {
-            Some(writer) => self.shared.file.sync(writer),
-            None => self.shared.file.follow(),
-        }
+        self.shared.file.sync()
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use lru::LruCache;
@@ -49,10 +49,11 @@ pub struct LogFile {
     writers: Mutex<HashMap<u32, Seat>>,
     view: RwLock<Option<View>>,
     edges: Mutex<LruCache<(u64, u64), Arc<Block>>>,
-    /// Where the container was found, until its name is known to survive a loss of power.
-    parent: Mutex<Option<Arc<dyn WritableDir>>>,
-    /// What the container is and what `meta` says survives a loss of power.
-    is_safe: AtomicBool,
+    /// Where the container was found.
+    parent: Option<Arc<dyn WritableDir>>,
+    /// Changes of what the container is and of what `meta` says, and how many of them survive a loss of power.
+    changes: AtomicU64,
+    safe: Mutex<u64>,
     /// No page of its flat index was found damaged.
     trusts_flat: AtomicBool,
     /// What was found to be torn before anybody synced it.
@@ -131,8 +132,9 @@ impl LogFile {
             writers: Mutex::default(),
             view: RwLock::new(None),
             edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
-            parent: Mutex::new(parent),
-            is_safe: AtomicBool::new(false),
+            parent,
+            changes: AtomicU64::new(1),
+            safe: Mutex::new(0),
             trusts_flat: AtomicBool::new(true),
             torn: Mutex::default(),
         }
@@ -179,18 +181,24 @@ impl LogFile {
         }
         let id = self.container.stores().random_writer();
         let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
-        let others: Vec<Arc<Writer>> = {
+        let (others, were_several) = {
             let mut clock = self.clock();
-            let others = clock.known.values().cloned().collect();
+            let others: Vec<Arc<Writer>> = clock.known.values().cloned().collect();
             clock.known.insert(id, Arc::clone(&writer));
             // From here on everybody says what they collect ...
             let were_several = clock.are_several;
             clock.are_several |= clock.known.len() > 1;
-            if were_several { Vec::new() } else { others }
+            (others, were_several)
         };
         // ... and what they collected before is in frames.
-        for other in others {
-            other.lock().flush(self, other.id)?;
+        if !were_several
+            && let Some(error) = others.iter().find_map(|other| other.lock().flush(self, other.id).err())
+        {
+            let mut clock = self.clock();
+            clock.known.remove(&id);
+            clock.are_several = false;
+            clock.collected = Collected::default();
+            return Err(error);
         }
         seats.insert(process, Seat { writer: Arc::clone(&writer), handles: 1 });
         Ok(writer)
@@ -210,9 +218,7 @@ impl LogFile {
         let closed = writer.lock().close(self, writer.id);
         let mut clock = self.clock();
         clock.known.remove(&writer.id);
-        if closed.is_err() {
-            clock.collected.forget(writer.id); // lost, and told
-        }
+        clock.collected.forget(writer.id); // what could not be written is lost, and was told
         drop(clock);
         closed.map(|()| is_last)
     }
@@ -233,12 +239,14 @@ impl LogFile {
         if clock.epoch != 0 && !clock.is_stale {
             return Ok(());
         }
-        // Who opened after us took a larger epoch; who still writes may have synced in ours.
+        // Who opened after us took a larger epoch; who opened with us may have taken the same, and who still writes may
+        // have synced in ours.
         let is_alone = |summary: &Summary| {
-            let foreign = |writer: &u64| !clock.ours.contains(writer);
-            summary.epoch() <= clock.epoch && !summary.open.iter().any(|(writer, ..)| foreign(writer))
+            let foreign = |writer: u64| !clock.ours.contains(&writer);
+            summary.epoch_of(&foreign) < clock.epoch
+                && !summary.open.iter().any(|(writer, ..)| foreign(*writer))
         };
-        if clock.epoch == 0 || clock.seen > clock.epoch || !is_alone(&self.container.summary()?) {
+        if clock.epoch == 0 || clock.seen >= clock.epoch || !is_alone(&self.container.summary()?) {
             clock.epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 1)?;
             clock.end_known = false;
         }
@@ -272,7 +280,12 @@ impl LogFile {
             state.make_room(self, writer.id, from.len())?;
             let rivals = self.claim(writer.id, offset, end);
             if rivals.is_empty() {
-                return state.put(self, writer.id, from, offset);
+                let put = state.put(self, writer.id, from, offset);
+                if put.is_err() {
+                    // Only what fills a frame of its own can fail, and then nothing else is collected.
+                    self.clock().collected.forget(writer.id);
+                }
+                return put;
             }
             drop(state);
             for rival in rivals {
@@ -298,26 +311,44 @@ impl LogFile {
             clock.end = end_of(offset, from.len())?;
             offset
         };
-        self.write_at(writer, from, offset)?;
-        Ok(offset)
+        let written = self.write_at(writer, from, offset);
+        if written.is_err() {
+            // The next one begins here again, unless another came after this one.
+            let mut clock = self.clock();
+            if clock.end == offset + from.len() as u64 {
+                clock.end = offset;
+            }
+        }
+        written.map(|()| offset)
     }
 
     pub fn publish(&self, writer: &Writer) -> Result<()> {
         writer.lock().publish(self, writer.id)
     }
 
-    pub fn sync(&self, writer: &Writer) -> Result<()> {
-        let are_new = writer.lock().sync(self, writer.id)?;
-        if are_new || !self.is_safe.swap(true, Ordering::Relaxed) {
-            self.container.sync().inspect_err(|_| self.is_safe.store(false, Ordering::Relaxed))?;
+    /// What was written to the file through this node survives a loss of power, whoever wrote it, and so does what writers that
+    /// have ended left unsynced.
+    pub fn sync(&self) -> Result<()> {
+        // Counted before the work: what changes while it is done is work for the next.
+        let mut safe = self.safe.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.changes.load(Ordering::SeqCst);
+        let mut are_new = *safe < changes;
+        let writers: Vec<Arc<Writer>> = self.clock().known.values().cloned().collect();
+        for writer in writers {
+            are_new |= writer.lock().sync(self, writer.id)?;
         }
-        let parent = self.parent.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(parent) = parent
-            && let Err(error) = parent.sync()
-        {
-            *self.parent.lock().unwrap_or_else(PoisonError::into_inner) = Some(parent);
-            return Err(error);
+        for closed in self.container.summary()?.closed.iter().filter(|closed| !closed.is_synced) {
+            self.container.sync_ended(closed)?;
+            are_new = true;
         }
+        if are_new {
+            self.container.sync()?;
+            if let Some(parent) = &self.parent {
+                parent.sync()?;
+            }
+            *safe = changes;
+        }
+        drop(safe);
         self.clock().is_stale = true;
         self.follow()
     }
@@ -329,17 +360,32 @@ impl LogFile {
         }
         let summary = self.container.summary()?;
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(view) = view.as_mut() {
-            view.follow(&self.container, &summary, &|writer| self.is_ours(writer))?;
-            self.saw(view.epoch().max(summary.epoch()));
+        let Some(known) = view.as_mut() else { return Ok(()) };
+        match known.follow(&self.container, &summary, &|writer| self.is_ours(writer)) {
+            Ok(()) => {
+                self.saw(known, &summary);
+                Ok(())
+            }
+            Err(error) => {
+                // It may have taken in what it did not pass on.
+                *view = None;
+                if error.kind == ErrorKind::Damaged {
+                    // A page of the flat index: the logs have all that it says, and are asked by who reads next.
+                    if self.trusts_flat.swap(false, Ordering::Relaxed) {
+                        return Ok(());
+                    }
+                }
+                Err(error)
+            }
         }
-        Ok(())
     }
 
-    /// What is written from now on is later than `epoch`, unless that is our own.
-    fn saw(&self, epoch: u64) {
+    /// What is written from now on is later than all that `view` and `summary` tell of others.
+    fn saw(&self, view: &View, summary: &Summary) {
         let mut clock = self.clock();
-        if epoch > clock.epoch {
+        let foreign = |writer: u64| !clock.ours.contains(&writer);
+        let epoch = view.epoch_of(&foreign).max(summary.epoch_of(&foreign));
+        if epoch >= clock.epoch {
             (clock.seen, clock.is_stale) = (clock.seen.max(epoch), true);
         }
     }
@@ -360,12 +406,21 @@ impl LogFile {
             let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let threads = self.choices.index_threads;
             // What is torn or damaged is left out of what the logs say; a flat index knows nothing of it.
+            let logs_alone = |torn| View::build(&self.container, &summary, threads, torn);
             let built = if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
-                View::open(&self.container, &summary, threads)?
+                match View::open(&self.container, &summary, threads) {
+                    Err(error)
+                        if error.kind == ErrorKind::Damaged
+                            && self.trusts_flat.swap(false, Ordering::Relaxed) =>
+                    {
+                        logs_alone(torn)?
+                    }
+                    built => built?,
+                }
             } else {
-                View::build(&self.container, &summary, threads, torn)?
+                logs_alone(torn)?
             };
-            self.saw(built.epoch().max(summary.epoch()));
+            self.saw(&built, &summary);
             *view = Some(built);
         }
         Ok(())
@@ -439,7 +494,7 @@ impl LogFile {
             ErrorKind::NotFound => vec![(0, u64::MAX)],
             ErrorKind::Damaged => match self.descriptors.data(&self.container, piece.writer) {
                 Ok(file) => {
-                    data_log::bad_blocks(&*file, &piece.frame, self.container.head().block_bytes.into())?
+                    data_log::torn_blocks(&*file, &piece.frame, self.container.head().block_bytes.into())?
                 }
                 // Its head is torn: a log of which nothing was synced.
                 Err(_) => vec![(0, u64::MAX)],
@@ -455,6 +510,7 @@ impl LogFile {
     }
 
     fn forget_view(&self) {
+        self.edges.lock().unwrap_or_else(PoisonError::into_inner).clear();
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
@@ -561,6 +617,7 @@ impl LogFile {
         }
         if change.permissions.is_some() || change.uid.is_some() || change.gid.is_some() {
             self.container.change(change)?;
+            self.changes.fetch_add(1, Ordering::SeqCst);
         }
         if let Some(time) = change.modified {
             self.set_time(time)?;
@@ -579,12 +636,13 @@ impl LogFile {
         (clock.is_stale, clock.end_known) = (false, false);
         clock.sequence += 1;
         let writer = self.container.stores().random_writer();
+        clock.ours.insert(writer);
         Ok(Order { epoch: epoch - 1, sequence: clock.sequence, writer })
     }
 
     fn set_time(&self, time: Time) -> Result<()> {
         let order = self.moment()?;
-        self.is_safe.store(false, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::SeqCst);
         self.container.add_meta(&MetaName::Time(order, time))
     }
 
@@ -594,21 +652,32 @@ impl LogFile {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", size.to_string()));
         }
         let order = self.moment()?;
-        self.is_safe.store(false, Ordering::Relaxed);
         let name = |time| MetaName::Cut(Cut { order, size, time });
-        // By the clock of the file system below: the time of the name itself.
         self.container.add_meta(&name(Time::default()))?;
-        let time = self.container.meta()?.stat(name(Time::default()).encode().as_bytes())?.modified;
-        self.container.rename_meta(&name(Time::default()), &name(time))?;
-        for writer in self.writers() {
-            writer.lock().cut(size);
+        // By the clock of the file system below: the time of the name itself. Where another has cut the file to nothing since, and
+        // removed this name, that is the later cut.
+        let stat = self.container.meta()?.stat(name(Time::default()).encode().as_bytes());
+        let named =
+            stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
+        not_found_is_done(named)?;
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        // Who has written since the moment was taken is later than the cut.
+        let mut end = size;
+        let writers: Vec<Arc<Writer>> = self.clock().known.values().cloned().collect();
+        for writer in writers {
+            let mut state = writer.lock();
+            let written = state.cut(size, order);
+            if state.is_later(order) {
+                end = end.max(written);
+            }
         }
         let mut clock = self.clock();
-        (clock.end, clock.end_known) = (size, false);
+        (clock.end, clock.end_known) = (end, false);
         (clock.own_cut, clock.last_cut) = (Some(order), Some(order));
         drop(clock);
         if size == 0 {
-            self.drop_dead_logs()?;
+            // Only room is won by it: what cannot be removed now goes with the next cut.
+            let _ = self.drop_dead_logs();
         }
         self.follow()
     }
@@ -624,16 +693,24 @@ impl LogFile {
         for closed in &dead {
             self.descriptors.forget(&self.container, closed.writer);
             self.container.remove_logs(closed.writer)?;
-            self.container.remove_meta(&MetaName::Closed(**closed))?;
+            not_found_is_done(self.container.remove_meta(&MetaName::Closed(**closed)))?;
         }
         self.container.remove_flats()?;
         if dead.len() == summary.closed.len() {
             for earlier in summary.cuts.iter().filter(|earlier| earlier.order < cut.order) {
-                self.container.remove_meta(&MetaName::Cut(*earlier))?;
+                not_found_is_done(self.container.remove_meta(&MetaName::Cut(*earlier)))?;
             }
         }
         self.forget_view();
         Ok(())
+    }
+}
+
+/// Another may have removed it first.
+fn not_found_is_done(removed: Result<()>) -> Result<()> {
+    match removed {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        removed => removed,
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Closed {
     pub end: u64,
     pub data_bytes: u64,
     pub time: Time,
+    /// All of it survives a loss of power.
+    pub is_synced: bool,
 }
 
 /// The file was made `size` bytes long.
@@ -64,9 +66,11 @@ impl MetaName {
                 format!("open-{writer:016x}-{epoch:x}-{pid:x}-{start:x}-{node}")
             }
             MetaName::Closed(closed) => {
-                let Closed { writer, first_epoch, last_epoch, end, data_bytes, .. } = closed;
-                let when = time(&closed.time);
-                format!("closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}")
+                let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, .. } = closed;
+                let (when, synced) = (time(&closed.time), u8::from(*is_synced));
+                format!(
+                    "closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}-{synced}"
+                )
             }
             MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
                 format!("cut-{epoch:x}-{sequence:x}-{writer:016x}-{size:x}-{}", time(at))
@@ -91,9 +95,9 @@ impl MetaName {
                 MetaName::Open { writer, epoch, holder: Holder { pid, start, node } }
             }
             "closed" => {
-                let [writer, first_epoch, last_epoch, end, data_bytes, s, n] = numbers(rest)?;
-                let time = time(s, n)?;
-                MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes, time })
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced] = numbers(rest)?;
+                let (time, is_synced) = (time(s, n)?, synced == 1);
+                MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced })
             }
             "cut" => {
                 let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
@@ -205,8 +209,14 @@ impl Summary {
 
     /// The largest epoch that a name tells of.
     pub fn epoch(&self) -> u64 {
-        let open = self.open.iter().map(|(_, epoch, _)| *epoch);
-        let closed = self.closed.iter().map(|closed| closed.last_epoch);
+        self.epoch_of(&|_| true)
+    }
+
+    /// The same of writers that `counts` says, and of cuts and times.
+    pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
+        let open = self.open.iter().filter(|(writer, ..)| counts(*writer)).map(|(_, epoch, _)| *epoch);
+        let closed =
+            self.closed.iter().filter(|closed| counts(closed.writer)).map(|closed| closed.last_epoch);
         let cuts = self.cuts.iter().map(|cut| cut.order.epoch);
         let set = self.set_time.iter().map(|(order, _)| order.epoch);
         open.chain(closed).chain(cuts).chain(set).max().unwrap_or(0)
@@ -230,7 +240,8 @@ mod tests {
 
     fn closed(writer: u64, first_epoch: u64, last_epoch: u64, end: u64, seconds: i64) -> MetaName {
         let time = Time { seconds, nanoseconds: 0 };
-        MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time })
+        let is_synced = writer.is_multiple_of(2);
+        MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced })
     }
 
     fn summary(names: &[MetaName]) -> Summary {

@@ -482,6 +482,12 @@ impl View {
         self.flattened.map_or(0, |(size, latest)| size.min(limit(&self.cuts, latest)))
     }
 
+    /// The largest epoch of a log that `counts`.
+    pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
+        let logs = self.logs.iter().filter(|log| counts(log.writer));
+        logs.filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)
+    }
+
     /// The largest epoch that was seen.
     pub fn epoch(&self) -> u64 {
         self.logs.iter().filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use quell_backing::WritableFile;
-use quell_fs::{Result, Time};
+use quell_fs::{ErrorKind, Result, Time};
 
 use crate::container::Container;
 use crate::data_log;
@@ -51,7 +51,8 @@ pub struct State {
     position: u64,
     place: u64,
     first_epoch: u64,
-    last_epoch: u64,
+    /// Of the last frame.
+    last: Order,
     end: u64,
 }
 
@@ -79,7 +80,7 @@ impl Writer {
             position: 0,
             place,
             first_epoch: 0,
-            last_epoch: 0,
+            last: Order::default(),
             end: 0,
         };
         Writer { id, state: Mutex::new(state) }
@@ -117,7 +118,7 @@ impl State {
 
     /// The epochs of the first and the last frame, if there are frames.
     pub fn epochs(&self) -> Option<(u64, u64)> {
-        self.logs.as_ref().map(|_| (self.first_epoch, self.last_epoch))
+        self.logs.as_ref().map(|_| (self.first_epoch, self.last.epoch))
     }
 
     /// Bytes of the data log.
@@ -192,7 +193,7 @@ impl State {
         logs.runs.cut();
         self.position += bytes;
         self.place = logs.frames.place();
-        self.last_epoch = order.epoch;
+        self.last = order;
         if logs.runs.len() >= BATCH_RUNS_MAX {
             logs.append_batch(container, id, self.position, false)?;
         }
@@ -228,9 +229,17 @@ impl State {
         self.logs.as_ref().map(|logs| Ok(logs.data.stat()?.modified)).transpose()
     }
 
-    /// The bytes of the file end at `size` now, whatever was written before.
-    pub fn cut(&mut self, size: u64) {
-        self.end = self.end.min(size);
+    /// Whether something was written after `order`.
+    pub fn is_later(&self, order: Order) -> bool {
+        self.last > order
+    }
+
+    /// The bytes of the file end at `size` now, whatever was written before `order`. Returns where what was written later ends.
+    pub fn cut(&mut self, size: u64, order: Order) -> u64 {
+        if self.last < order {
+            self.end = self.end.min(size);
+        }
+        self.end()
     }
 
     /// Publishes, and says that nothing more will come.
@@ -241,10 +250,11 @@ impl State {
         let closed = Closed {
             writer: id,
             first_epoch: self.first_epoch,
-            last_epoch: self.last_epoch,
+            last_epoch: self.last.epoch,
             end: self.end,
             data_bytes: self.place,
             time,
+            is_synced: logs.synced == self.position,
         };
         site.container().rename_meta(&logs.open_name, &MetaName::Closed(closed))
     }
@@ -254,7 +264,11 @@ impl Logs {
     fn create(container: &Container, id: u64, epoch: u64) -> Result<Logs> {
         let holder = container.host().holder.clone();
         let open_name = MetaName::Open { writer: id, epoch, holder };
-        container.add_meta(&open_name)?;
+        match container.add_meta(&open_name) {
+            // Of a try before this, which then found no room.
+            Err(error) if error.kind == ErrorKind::Exists => {}
+            added => added?,
+        }
         let data = container.create_data(id)?;
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();

@@ -1,0 +1,296 @@
+//! What programs see when the store fails for a moment, when two nodes do the same at once, and when another process syncs.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+
+use quell_backing::{PosixDir, WritableDir};
+use quell_fs::{ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
+use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_testkit::{MemoryStore, Random};
+
+/// Who makes what is in memory.
+const MEMORY: (u32, u32) = (1000, 100);
+
+fn mount(root: Arc<dyn WritableDir>, (uid, gid): (u32, u32), buffer_bytes: usize) -> LogFs {
+    thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
+    let random = std::sync::Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
+    let host = Host {
+        holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
+        uid,
+        gid,
+        random: Box::new(move || random.lock().unwrap().number()),
+        is_gone: Box::new(|_| false),
+    };
+    let choices = Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0 };
+    LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices)
+}
+
+fn own() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+fn on_disk(path: &Path) -> LogFs {
+    mount(Arc::new(PosixDir::open(path).unwrap()), own(), 1 << 16)
+}
+
+fn in_memory(store: &MemoryStore, buffer_bytes: usize) -> LogFs {
+    mount(store.root(), MEMORY, buffer_bytes)
+}
+
+fn make(fs: &LogFs, (uid, gid): (u32, u32)) -> Box<dyn WritableFile> {
+    let new = New { permissions: 0o640, uid, gid };
+    fs.create(fs.root(), b"f", new, Open { process: 1, ..Open::READ_WRITE }).unwrap().1
+}
+
+fn open(fs: &LogFs, how: Open) -> Result<Box<dyn WritableFile>> {
+    let node = fs.lookup(fs.root(), b"f")?.expect("it is there").node;
+    fs.open_as(node, how)
+}
+
+fn by(process: u32) -> Open {
+    Open { process, ..Open::READ_WRITE }
+}
+
+fn read(file: &dyn WritableFile, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0xAA; count];
+    let n = file.read_at(&mut bytes, 0).unwrap();
+    bytes.truncate(n);
+    bytes
+}
+
+#[test]
+fn the_size_of_a_quiet_file_is_the_same_for_all_threads_that_ask() {
+    let temp = tempfile::tempdir().unwrap();
+    let fs = on_disk(temp.path());
+    let file = make(&fs, own());
+    file.write_at(&[7; 5000], 0).unwrap();
+    file.publish().unwrap();
+    drop(file);
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..1000).for_each(|_| assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000)));
+        }
+    });
+}
+
+#[test]
+fn of_nodes_that_opened_together_the_one_that_opens_again_and_writes_is_later() {
+    let temp = tempfile::tempdir().unwrap();
+    let (a, b) = (on_disk(temp.path()), on_disk(temp.path()));
+    drop(make(&on_disk(temp.path()), own()));
+    let (of_a, of_b) = (open(&a, by(1)).unwrap(), open(&b, by(2)).unwrap());
+    of_a.write_at(b"first of a", 500).unwrap();
+    // As if both had looked before either had taken its epoch.
+    for entry in std::fs::read_dir(temp.path().join("f.container")).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name().to_str().unwrap().starts_with("epoch-") {
+            std::fs::remove_file(entry.path()).unwrap();
+        }
+    }
+    for _ in 0..10 {
+        of_b.write_at(b"from b, older", 0).unwrap();
+        of_b.publish().unwrap();
+    }
+    drop(of_b);
+    of_a.publish().unwrap();
+    drop(of_a);
+    let of_a = open(&a, by(1)).unwrap();
+    assert_eq!(read(&*of_a, 13), b"from b, older");
+    of_a.write_at(b"from a, newer", 0).unwrap();
+    of_a.publish().unwrap();
+    drop(of_a);
+    assert_eq!(read(&*open(&on_disk(temp.path()), by(3)).unwrap(), 13), b"from a, newer");
+}
+
+#[test]
+fn files_that_are_cut_to_nothing_by_several_at_once_are_opened_by_all() {
+    let temp = tempfile::tempdir().unwrap();
+    let (a, b) = (on_disk(temp.path()), on_disk(temp.path()));
+    drop(make(&a, own()));
+    for round in 0..40 {
+        for process in 0..4 {
+            let file = open(&a, by(process + 10)).unwrap();
+            file.write_at(&[1; 100], u64::from(process) * 100).unwrap();
+            file.publish().unwrap();
+        }
+        let barrier = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for fs in [&a, &b] {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                    barrier.wait();
+                    drop(fs.open_as(node, Open { truncate: true, ..by(100 + round) }).unwrap());
+                });
+            }
+        });
+        assert_eq!(read(&*open(&b, by(1)).unwrap(), 10), b"");
+    }
+}
+
+#[test]
+fn a_copied_container_is_another_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let fs = on_disk(temp.path());
+    let file = make(&fs, own());
+    file.write_at(b"original", 0).unwrap();
+    file.publish().unwrap();
+    drop(file);
+    let [from, to] = ["f.container", "copy.container"].map(|name| temp.path().join(name));
+    assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    let file = open(&fs, by(1)).unwrap();
+    let node = fs.lookup(fs.root(), b"copy").unwrap().unwrap().node;
+    let copy = fs.open_as(node, by(2)).unwrap();
+    copy.write_at(b"CHANGED!", 0).unwrap();
+    copy.publish().unwrap();
+    assert_eq!((read(&*file, 8), read(&*copy, 8)), (b"original".to_vec(), b"CHANGED!".to_vec()));
+    drop((file, copy));
+    assert_eq!(read(&*open(&on_disk(temp.path()), by(1)).unwrap(), 8), b"original");
+}
+
+#[test]
+fn a_store_that_was_full_for_a_moment_takes_what_was_collected() {
+    for nth in 0..4 {
+        let store = MemoryStore::new();
+        let fs = in_memory(&store, 1 << 16);
+        let file = make(&fs, MEMORY);
+        file.write_at(b"hello", 0).unwrap();
+        let count = AtomicU64::new(0);
+        store.fail(move |operation| {
+            let is_it = operation.verb.starts_with("write") && count.fetch_add(1, Ordering::Relaxed) == nth;
+            is_it.then_some(errno::ENOSPC)
+        });
+        assert_eq!(file.publish().unwrap_err().kind, ErrorKind::NoSpace, "write {nth}");
+        store.fail_nothing();
+        file.publish().unwrap();
+        drop(file);
+        assert_eq!(read(&*open(&in_memory(&store, 1 << 16), by(2)).unwrap(), 9), b"hello");
+    }
+}
+
+#[test]
+fn a_large_write_that_failed_is_in_nobodys_way() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 4096);
+    let a = make(&fs, MEMORY);
+    let b = open(&fs, by(2)).unwrap();
+    for (file, offset) in [(&a, 100_000), (&b, 200_000)] {
+        file.write_at(b"x", offset).unwrap();
+        file.publish().unwrap();
+    }
+    store.fail(|operation| operation.verb.starts_with("write").then_some(errno::ENOSPC));
+    assert_eq!(a.write_at(&[1; 8192], 0).unwrap_err().kind, ErrorKind::NoSpace);
+    store.fail_nothing();
+    b.write_at(b"overlaps", 10).unwrap();
+    assert_eq!(read(&*a, 18)[10..], *b"overlaps");
+}
+
+#[test]
+fn what_could_not_be_followed_is_followed_later() {
+    let store = MemoryStore::new();
+    let (a, b) = (in_memory(&store, 1 << 16), in_memory(&store, 1 << 16));
+    let file = make(&a, MEMORY);
+    file.write_at(&[b'1'; 20], 0).unwrap();
+    file.publish().unwrap();
+    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 20), [b'1'; 20]);
+    file.write_at(&[b'2'; 20], 0).unwrap();
+    file.publish().unwrap();
+    store.fail(|operation| {
+        let is_data = operation.path.ends_with(b".data");
+        (operation.verb.starts_with("open") && is_data).then_some(errno::EIO)
+    });
+    assert_eq!(open(&b, Open::READ).err().unwrap().errno(), errno::EIO);
+    store.fail_nothing();
+    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 20), [b'2'; 20]);
+}
+
+#[test]
+fn an_append_that_failed_leaves_no_hole() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 64);
+    let file = make(&fs, MEMORY);
+    file.append(&[b'a'; 100]).unwrap();
+    store.fail(|operation| operation.verb.starts_with("write").then_some(errno::ENOSPC));
+    assert!(file.append(&[b'b'; 100]).is_err());
+    store.fail_nothing();
+    assert_eq!(file.append(&[b'c'; 100]).unwrap(), 100);
+}
+
+#[test]
+fn who_syncs_a_file_syncs_what_others_wrote_and_closed() {
+    for how in [by(2), Open::READ] {
+        let store = MemoryStore::new();
+        let fs = in_memory(&store, 1 << 16);
+        let file = make(&fs, MEMORY);
+        file.write_at(b"payload", 0).unwrap();
+        file.publish().unwrap();
+        drop(file);
+        open(&fs, how).unwrap().sync().unwrap();
+        for seed in 0..20 {
+            let after = in_memory(&store.crash(seed), 1 << 16);
+            assert_eq!(read(&*open(&after, Open::READ).unwrap(), 9), b"payload", "seed {seed}, {how:?}");
+        }
+    }
+}
+
+#[test]
+fn an_open_that_failed_takes_nothing_from_who_writes() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let file = make(&fs, MEMORY);
+    file.write_at(b"buffered", 0).unwrap();
+    store.fail(|operation| operation.verb.starts_with("write").then_some(errno::ENOSPC));
+    assert_eq!(open(&fs, by(2)).err().unwrap().kind, ErrorKind::NoSpace);
+    store.fail_nothing();
+    assert_eq!(read(&*file, 8), b"buffered");
+    let other = open(&fs, by(3)).unwrap();
+    other.write_at(b"later", 0).unwrap();
+    assert_eq!(read(&*file, 8), b"laterred");
+}
+
+#[test]
+fn a_block_that_was_changed_is_an_error_and_one_that_was_never_whole_shows_what_was_before() {
+    let temp = tempfile::tempdir().unwrap();
+    let fs = on_disk(temp.path());
+    let file = make(&fs, own());
+    file.write_at(&[b'1'; 20_000], 0).unwrap();
+    file.sync().unwrap();
+    drop(file);
+    let mut data = Vec::new();
+    let logs = |known: &[std::path::PathBuf]| {
+        let dirs = std::fs::read_dir(temp.path().join("f.container")).unwrap().map(|dir| dir.unwrap().path());
+        let logs = dirs.filter(|dir| dir.to_str().unwrap().contains("/logs-"));
+        let files = logs.flat_map(|dir| std::fs::read_dir(dir).unwrap()).map(|file| file.unwrap().path());
+        let is_new = |file: &std::path::PathBuf| file.extension().unwrap() == "data" && !known.contains(file);
+        files.filter(is_new).collect::<Vec<_>>()
+    };
+    data.extend(logs(&[]));
+    let file = open(&fs, by(2)).unwrap();
+    file.write_at(&[b'2'; 100], 0).unwrap();
+    file.publish().unwrap();
+    drop((file, fs));
+    let second = logs(&data).remove(0);
+    let whole = std::fs::read(&second).unwrap();
+    let seen = || {
+        let fs = on_disk(temp.path());
+        let mut bytes = vec![0; 20_000];
+        open(&fs, Open::READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
+    };
+    assert_eq!(seen().unwrap(), b'2');
+    // Power was lost before the end of the block was there.
+    std::fs::write(&second, &whole[..whole.len() - 8]).unwrap();
+    assert_eq!(seen().unwrap(), b'1');
+    // It was there, and is another now.
+    let mut changed = whole.clone();
+    changed[whole.len() - 50] ^= 1;
+    std::fs::write(&second, &changed).unwrap();
+    assert_eq!(seen().unwrap_err().kind, ErrorKind::Damaged);
+    std::fs::write(&second, &whole).unwrap();
+    // What was synced is never taken for torn.
+    let first = std::fs::read(&data[0]).unwrap();
+    std::fs::write(&data[0], &first[..first.len() - 8]).unwrap();
+    assert_eq!(seen().unwrap_err().kind, ErrorKind::Damaged);
+}
