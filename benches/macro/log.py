@@ -293,7 +293,7 @@ class Logs:
             if limit_mb:
                 self.row(f"{title}: memory", "MB", None, memory, f"under {limit_mb} MB", memory < limit_mb,
                          "the most that the serving process had")
-            run([self.quell, "log", "flatten", store / "file.container"])
+            run([self.quell, "log", "flatten", store, "file"])
             seconds, memory = self.opened(store, writers, records)
             self.row(f"{title}, flattened: wall", "s", None, seconds, f"at most {flat_s:g} s", seconds <= flat_s,
                      f"{note}; {memory:.0f} MB")

@@ -167,7 +167,10 @@ fn what_was_lost_before_it_was_synced_is_told_and_left() {
     file.write_at(&pattern(30_000, 1), 0).unwrap();
     file.publish().unwrap();
     drop(file);
-    flip(&*log(&stores, &data_name(writer(&stores))), HEAD_BYTES as u64 + 200);
+    let data = log(&stores, &data_name(writer(&stores)));
+    let (head, _) = crate::data_log::read_head(&*data, HEAD_BYTES as u64, 0).unwrap().unwrap();
+    // The end of its first block did not reach the disk.
+    data.write_at(&[0; 500], HEAD_BYTES as u64 + head.bytes() + 16_384 + 8 - 500).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["lost-unsynced"], vec!["lost-unsynced"]));
     let whole = content(&stores, "f").unwrap();
     assert_eq!((&whole[..16_384], &whole[16_384..]), (&[0; 16_384][..], &pattern(30_000, 1)[16_384..]));

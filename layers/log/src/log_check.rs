@@ -304,7 +304,7 @@ fn walk(
                 if told.payload_place + stored_bytes(told.payload_bytes, block_bytes) > size {
                     // All from here on is gone; the index says what it was.
                     let lost = (walk.position, indexed.frames.position());
-                    damage(facts, indexed, &[lost]);
+                    damage(facts, indexed, &[lost], indexed.synced);
                     walk.is_short = true;
                     walk.lacks_synced = walk.position < indexed.synced;
                     break;
@@ -325,7 +325,7 @@ fn walk(
         let is_told = told.is_some() && !walk.disagrees;
         if end > size {
             if is_told {
-                damage(facts, indexed, &[(walk.position, indexed.frames.position())]);
+                damage(facts, indexed, &[(walk.position, indexed.frames.position())], indexed.synced);
                 walk.is_short = true;
                 walk.lacks_synced = walk.position < indexed.synced;
             }
@@ -333,7 +333,15 @@ fn walk(
         }
         let bad = bad_blocks(data, &frame, block_bytes, tally)?;
         if is_told {
-            damage(facts, indexed, &bad);
+            // What was not written to its end was lost, if nobody had synced it; all else is damaged.
+            let torn =
+                if bad.is_empty() { Vec::new() } else { data_log::torn_blocks(data, &frame, block_bytes)? };
+            let blocks = bad.iter().flat_map(|(start, end)| {
+                (*start..*end).step_by(block_bytes as usize).map(|at| (at, (at + block_bytes).min(*end)))
+            });
+            let (lost, changed): (Vec<_>, Vec<_>) = blocks.partition(|block| torn.contains(block));
+            damage(facts, indexed, &lost, indexed.synced);
+            damage(facts, indexed, &changed, u64::MAX);
         } else if let Some(runs) = runs
             && !bad.is_empty()
             && torn.is_none()
@@ -384,13 +392,12 @@ fn walk(
 
 /// Notes damaged positions with what they are in the file. What was not synced was lost with the power, and never
 /// counted.
-fn damage(facts: &mut LogFacts, indexed: &Indexed, bad: &[(u64, u64)]) {
+fn damage(facts: &mut LogFacts, indexed: &Indexed, bad: &[(u64, u64)], synced: u64) {
     let LogFacts { damaged, lost, .. } = facts;
     for (start, end) in bad {
-        for (range, to) in [
-            ((*start, (*end).min(indexed.synced)), &mut *damaged),
-            (((*start).max(indexed.synced), *end), &mut *lost),
-        ] {
+        for (range, to) in
+            [((*start, (*end).min(synced)), &mut *damaged), (((*start).max(synced), *end), &mut *lost)]
+        {
             in_file(&indexed.runs, 0, range, &mut |position, start, end| {
                 if to.len() < DAMAGE_MAX {
                     to.push((position, start, end));
