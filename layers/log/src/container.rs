@@ -228,7 +228,12 @@ impl Container {
     /// A loss of power must not give them away again: what was written in them could be there.
     pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
         let (epochs, _) = self.epochs_and_flats()?;
-        let epoch = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen) + count;
+        let last = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen);
+        // No node counts so far: somebody has made up a name.
+        let epoch = last.checked_add(count).ok_or_else(|| Error {
+            source: Some("no epoch is left".into()),
+            ..Error::new(ErrorKind::Damaged, "take", format!("{EPOCH}{last:x}"))
+        })?;
         match self.dir.create_file(format!("{EPOCH}{epoch:x}").as_bytes(), LOG_PERMISSIONS) {
             Ok(_) => self.dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}

@@ -158,6 +158,19 @@ impl Frames {
         }
     }
 
+    /// As `append`, but only frames that begin at `from` or later, a position as `next` counts them. A group may stand for
+    /// more frames than anybody could visit.
+    pub fn append_from(&mut self, next: Frames, from: u64) {
+        for group in next.groups {
+            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
+            let known = from.saturating_sub(group.position).div_ceil(payload_bytes);
+            if known < repeat {
+                let sequence = sequence + known * step;
+                self.push_group(head_bytes, payload_bytes, repeat - known, epoch, sequence, step);
+            }
+        }
+    }
+
     /// The frame that holds `position`, which must be below [`Frames::position`].
     pub fn frame(&self, position: u64) -> Frame {
         let after = self.groups.partition_point(|group| group.position <= position);
@@ -266,6 +279,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_known_of_a_group_is_passed_over_without_a_walk_through_its_frames() {
+        let group = |frames: &mut Frames| frames.push_group(60, 10, 1 << 40, 1, 5, 3);
+        for (from, first, sequence) in [
+            (0, 0, 5),
+            (1, 10, 8),
+            (10, 10, 8),
+            ((1 << 40) * 10 - 10, (1 << 40) * 10 - 10, 5 + 3 * ((1 << 40) - 1)),
+        ] {
+            let mut next = Frames::new(4096, 0);
+            group(&mut next);
+            next.push(60, 7, 2, 9);
+            let (mut known, mut expected) = (Frames::new(4096, 64), Frames::new(4096, 64));
+            known.append_from(next, from);
+            expected.push_group(60, 10, (1 << 40) - first / 10, 1, sequence, 3);
+            expected.push(60, 7, 2, 9);
+            assert_eq!(known.position(), (1 << 40) * 10 - first + 7);
+            assert_eq!(known.frame(0).sequence, sequence);
+            assert_eq!((known.place(), known.epochs()), (expected.place(), expected.epochs()));
+        }
+        let mut next = Frames::new(4096, 0);
+        group(&mut next);
+        let mut known = Frames::new(4096, 64);
+        known.append_from(next, (1 << 40) * 10);
+        assert_eq!(known.groups(), []);
     }
 
     #[test]

@@ -16,6 +16,8 @@ mod extents;
 mod file_system;
 mod flat;
 mod flatten;
+#[cfg(test)]
+mod forged_test;
 mod frames;
 mod heads;
 mod index_log;

@@ -17,8 +17,8 @@ use crate::runs::Run;
 
 /// Index logs are read in pieces of this size.
 const READ_BYTES: usize = 1 << 20;
-/// A batch that claims more extents than this must show the data for it first.
-const EXTENTS_UNCHECKED_MAX: u64 = 1 << 20;
+/// A log that claims more extents than this must show the data for them: each takes memory.
+const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
 
 /// For each writer the positions of its log that were torn before anybody synced them, sorted.
 pub type Torn = HashMap<u64, Vec<(u64, u64)>>;
@@ -39,6 +39,9 @@ pub struct Log {
     lost: Vec<(u64, u64)>,
     /// Bytes of the data log, where its writer has ended: nothing more will come.
     ended: Option<u64>,
+    /// Extents that its index log told of, and how many the data log was seen to have room for.
+    claimed: u64,
+    shown: u64,
 }
 
 impl Log {
@@ -54,6 +57,8 @@ impl Log {
             torn: Vec::new(),
             lost: Vec::new(),
             ended: None,
+            claimed: 0,
+            shown: EXTENTS_UNCHECKED_MAX,
         }
     }
 
@@ -144,15 +149,7 @@ impl Log {
         batch: Batch,
         visit: &mut dyn FnMut(u64, u64, u64),
     ) -> Result<()> {
-        let extents: u64 = batch.runs.iter().fold(0, |sum, run| sum.saturating_add(run.count));
-        if extents > EXTENTS_UNCHECKED_MAX
-            && container.open_data(self.writer)?.stat()?.size_bytes < batch.frames.place()
-        {
-            return Err(Error {
-                source: Some("it tells of more than the data log has".into()),
-                ..Error::new(ErrorKind::Damaged, "read", crate::container::index_name(self.writer))
-            });
-        }
+        self.check_claim(container, &batch)?;
         let (start, known) = (self.indexed.0, self.frames.position());
         self.indexed = (start + batch.frames.position(), batch.frames.place());
         if batch.is_synced {
@@ -164,10 +161,7 @@ impl Log {
         if known == start {
             self.frames.append(batch.frames);
         } else {
-            for frame in batch.frames.iter().skip_while(|(frame, _)| start + frame.position < known) {
-                let (frame, head_bytes) = frame;
-                self.frames.push(head_bytes, frame.payload_bytes, frame.epoch, frame.sequence);
-            }
+            self.frames.append_from(batch.frames, known - start);
         }
         let mut position = start;
         for run in batch.runs {
@@ -179,6 +173,40 @@ impl Log {
             position += run.bytes();
         }
         Ok(())
+    }
+
+    /// Every extent has a byte at least: a log whose batches, all together, tell of more extents than its data log takes bytes of the
+    /// store tells of what is not there, and would fill memory with it.
+    fn check_claim(&mut self, container: &Container, batch: &Batch) -> Result<()> {
+        let extents = batch.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.count));
+        self.claimed = self.claimed.saturating_add(extents);
+        if self.claimed <= self.shown {
+            return Ok(());
+        }
+        let file = container.open_data(self.writer)?;
+        let stat = file.stat()?;
+        // A size alone says nothing: a file may be all holes.
+        let taken = stat.size_bytes.min(stat.blocks.saturating_mul(512));
+        self.shown = EXTENTS_UNCHECKED_MAX.saturating_add(taken);
+        let mut is_there = stat.size_bytes >= batch.frames.place();
+        if is_there && self.claimed > self.shown {
+            // A store that compresses, or that tells only later what a file takes: the bytes themselves show it.
+            for (frame, _) in batch.frames.iter() {
+                let frame = Frame { position: self.indexed.0 + frame.position, ..frame };
+                is_there = is_there && data_log::is_whole(&*file, &frame, self.frames.block_bytes())?;
+                if !is_there {
+                    break;
+                }
+            }
+            self.shown = self.claimed;
+        }
+        match is_there {
+            true => Ok(()),
+            false => Err(Error {
+                source: Some("it tells of more than the data log has".into()),
+                ..Error::new(ErrorKind::Damaged, "read", crate::container::index_name(self.writer))
+            }),
+        }
     }
 
     /// What the data log has beyond the index: whole frames only, each of their blocks checked.

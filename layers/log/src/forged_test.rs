@@ -1,0 +1,93 @@
+//! What somebody may put into a store with the names and checksums of logs, and what it must not do.
+
+use std::sync::Arc;
+
+use quell_backing::WritableDir;
+use quell_fs::{ErrorKind, FileSystem, Result, Writable};
+use quell_testkit::MemoryStore;
+
+use crate::container::{Container, data_name, index_name};
+use crate::frames::Frames;
+use crate::heads::HEAD_BYTES;
+use crate::index_log;
+use crate::meta::{Closed, MetaName};
+use crate::runs::Run;
+use crate::test_stores::{again, container, make, mount};
+use crate::view::View;
+
+/// A file with one writer, which has ended; and the directory of its logs.
+fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
+    let stores = std::slice::from_ref(store);
+    let fs = mount(stores, 1, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[7; 100], 0).unwrap();
+    file.sync().unwrap();
+    drop(file);
+    drop(fs);
+    let container = container(stores, "f");
+    let closed = container.summary().unwrap().closed[0];
+    let logs = container.stores().open_logs(&container, (closed.writer % 4) as u32, false).unwrap();
+    (container, closed, logs)
+}
+
+/// Gives the writer an index log of `batches` batches with 2^15 extents of one byte each, and a data log of a fitting size
+/// that is a hole.
+fn claim(container: &Container, closed: Closed, logs: &dyn WritableDir, batches: u64) {
+    let head = container.head();
+    let mut index = head.of(crate::heads::HeadKind::Index, closed.writer).encode().to_vec();
+    let mut all = Frames::new(head.block_bytes.into(), HEAD_BYTES as u64);
+    let count = 1 << 15;
+    for batch in 0..batches {
+        let mut own = Frames::new(head.block_bytes.into(), all.place());
+        own.push(70, count, 1, 1 + batch);
+        let run = Run { start: batch * count * 2, length: 1, stride: 2, count };
+        index.extend(index_log::encode(&own, &[run], all.position(), all.place(), true));
+        all.append(own);
+    }
+    let file = logs.open_writable_file(&index_name(closed.writer)).unwrap();
+    file.set_size(0).unwrap();
+    file.write_at(&index, 0).unwrap();
+    logs.open_writable_file(&data_name(closed.writer)).unwrap().set_size(all.place()).unwrap();
+    let longer = Closed { data_bytes: all.place(), ..closed };
+    container.rename_meta(&MetaName::Closed(closed), &MetaName::Closed(longer)).unwrap();
+}
+
+#[test]
+fn an_index_log_that_tells_of_more_extents_than_the_data_log_takes_bytes_is_damage() {
+    let store = MemoryStore::new();
+    let (container, closed, logs) = written(&store);
+    claim(&container, closed, &*logs, 20);
+    let summary = container.summary().unwrap();
+    let error = View::open(&container, &summary, 1).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Damaged);
+}
+
+#[test]
+fn many_small_extents_are_read_where_their_bytes_are() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    let file = make(&fs, "f", 1);
+    for i in 0..100_000u64 {
+        file.write_at(&[i as u8], i * 2 + i % 3).unwrap();
+    }
+    drop(file);
+    let fs = mount(stores, 2, 1);
+    let mut bytes = [0; 1];
+    assert_eq!(again(&fs, "f", 1).read_at(&mut bytes, 99_997 * 2 + 99_997 % 3).unwrap(), 1);
+    assert_eq!(bytes[0], 99_997u64 as u8);
+}
+
+#[test]
+fn where_no_epoch_is_left_nobody_writes() {
+    let store = MemoryStore::new();
+    let (container, ..) = written(&store);
+    container.dir().create_file(b"epoch-ffffffffffffffff", 0o644).unwrap();
+    for seen in [0, u64::MAX] {
+        assert_eq!(container.take_epochs(seen, 1).unwrap_err().kind, ErrorKind::Damaged);
+    }
+    let fs = mount(std::slice::from_ref(&store), 2, 1);
+    let written: Result<()> = again(&fs, "f", 1).write_at(b"x", 0);
+    assert_eq!(written.unwrap_err().kind, ErrorKind::Damaged);
+    fs.remove(fs.root(), b"f").unwrap();
+}
