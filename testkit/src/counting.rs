@@ -217,6 +217,11 @@ impl OpenFile for CountingFile {
         self.inner.stat()
     }
 
+    fn sync(&self) -> Result<()> {
+        self.at("sync");
+        self.inner.sync()
+    }
+
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
         self.at("read");
         self.inner.read_pieces_at(pieces, offset)
@@ -237,10 +242,5 @@ impl WritableFile for CountingFile {
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         self.at("set size");
         self.inner.set_size(size_bytes)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.at("sync");
-        self.inner.sync()
     }
 }

@@ -68,6 +68,9 @@ pub trait OpenFile: File {
     /// Its metadata as it is now.
     fn stat(&self) -> Result<Stat>;
 
+    /// Bytes and size survive a loss of power, whoever wrote them: also of a file that is open for reading alone.
+    fn sync(&self) -> Result<()>;
+
     /// Fills the pieces one after another from `offset` on, with one call where the engine can. Fewer bytes than
     /// asked only at the end of the file.
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
@@ -143,7 +146,4 @@ pub trait WritableFile: OpenFile {
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()>;
-
-    /// Bytes and size survive a loss of power.
-    fn sync(&self) -> Result<()>;
 }

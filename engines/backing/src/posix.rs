@@ -221,6 +221,11 @@ impl OpenFile for PosixFile {
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
     }
 
+    fn sync(&self) -> Result<()> {
+        // Without the times: the size is kept, as the bytes could not be found without it.
+        rustix::fs::fdatasync(&self.fd).map_err(|e| failed(e, "sync", b""))
+    }
+
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
         let mut done = 0;
         for some in pieces.chunks_mut(PIECES_MAX) {

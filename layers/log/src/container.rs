@@ -393,11 +393,14 @@ impl Container {
     /// The container itself does, and all that `meta` says.
     pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
-        match self.dir.open_writable_file(RECORD) {
-            Ok(record) => record.sync()?,
-            // It is another user's, who did it.
-            Err(error) if error.kind == ErrorKind::PermissionDenied => {}
-            Err(error) => return Err(error),
+        for name in [RECORD, ACCESS] {
+            // For reading: they are another user's, often, who may have synced nothing.
+            match self.dir.open_file(name) {
+                Ok(file) => file.sync()?,
+                // Who may write to a file and not read it: `access` has no bytes, and its name is the directory's.
+                Err(error) if name == ACCESS && error.kind == ErrorKind::PermissionDenied => {}
+                Err(error) => return Err(error),
+            }
         }
         self.dir.sync()
     }

@@ -26,6 +26,8 @@ mod log_file;
 mod meta;
 mod naming;
 mod nodes;
+#[cfg(test)]
+mod others_test;
 mod placement;
 /// For fuzzers alone.
 #[doc(hidden)]

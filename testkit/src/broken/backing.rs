@@ -228,4 +228,9 @@ impl OpenFile for BrokenFile {
         self.faults.check("stat open file", &self.path)?;
         self.inner.stat()
     }
+
+    fn sync(&self) -> Result<()> {
+        self.faults.check("sync", &self.path)?;
+        self.inner.sync()
+    }
 }

@@ -204,6 +204,16 @@ impl OpenFile for StoreFile {
     fn stat(&self) -> Result<Stat> {
         Ok(self.handle.begin("stat open file", b"", false)?.stat(self.handle.number))
     }
+
+    fn sync(&self) -> Result<()> {
+        let mut state = self.handle.store.lock();
+        let begun = state.begin("sync", self.handle.number, b"", false);
+        match begun {
+            Ok(()) => state.sync_file(self.handle.number),
+            Err(_) => state.sync_failed(self.handle.number),
+        }
+        begun
+    }
 }
 
 impl WritableFile for StoreFile {
@@ -224,15 +234,5 @@ impl WritableFile for StoreFile {
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         self.handle.begin("set size", b"", true)?.set_size(self.handle.number, size_bytes)
-    }
-
-    fn sync(&self) -> Result<()> {
-        let mut state = self.handle.store.lock();
-        let begun = state.begin("sync", self.handle.number, b"", false);
-        match begun {
-            Ok(()) => state.sync_file(self.handle.number),
-            Err(_) => state.sync_failed(self.handle.number),
-        }
-        begun
     }
 }

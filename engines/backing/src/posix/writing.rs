@@ -233,11 +233,6 @@ impl WritableFile for PosixFile {
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         rustix::fs::ftruncate(&self.fd, size_bytes).map_err(|e| failed(e, "set the size of", b""))
     }
-
-    fn sync(&self) -> Result<()> {
-        // Without the times: the size is kept, as the bytes could not be found without it.
-        rustix::fs::fdatasync(&self.fd).map_err(|e| failed(e, "sync", b""))
-    }
 }
 
 #[cfg(test)]
