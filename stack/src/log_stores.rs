@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_backing::{PosixDir, WritableDir};
+use quell_backing::PosixDir;
 use quell_fs::{Error, ErrorKind, Result, errno};
-use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_log::{Choices, Holder, Host, LogFs, Role, Root, StoreMap, Stores};
 
 /// Log directories of a container that is made here: what PLFS has by default.
 const DIRECTORIES: u32 = 32;
@@ -17,25 +17,44 @@ pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> 
 
 /// Opens the stores, making what each of them keeps for itself where it is missing.
 pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
-    Stores::open(roots(stores)?, this_host()?, DIRECTORIES)
+    Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
 }
 
 /// Opens stores that are there already; nothing is written, so that they may be read-only.
 pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     let roots = roots(stores)?;
     for (root, path) in roots.iter().zip(stores) {
-        if !quell_log::is_store(&**root)? {
+        if !quell_log::is_store(&*root.dir)? {
             let path = path.as_ref().as_os_str().as_encoded_bytes();
             let source = Some("it is no store".into());
             return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
         }
     }
-    Stores::open(roots, this_host()?, DIRECTORIES)
+    Stores::look(roots, this_host()?, DIRECTORIES)
 }
 
-fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Arc<dyn WritableDir>>> {
-    let open = |path: &_| Ok(Arc::new(PosixDir::open(AsRef::<Path>::as_ref(path))?) as Arc<dyn WritableDir>);
-    stores.iter().map(open).collect()
+/// Stores that come, go and stay: see `Stores::change`.
+pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
+    Stores::change(roles(stores)?, this_host()?, DIRECTORIES)
+}
+
+/// The map that `change_stores` would make; nothing is written.
+pub fn foretell_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
+    Stores::foretell(roles(stores)?, &this_host()?)
+}
+
+fn roles(stores: &[(impl AsRef<Path>, Role)]) -> Result<Vec<(Root, Role)>> {
+    stores.iter().map(|(path, role)| Ok((root(path.as_ref())?, *role))).collect()
+}
+
+fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
+    stores.iter().map(|path| root(path.as_ref())).collect()
+}
+
+/// The path is kept in the stores' map, for people who look for the others.
+fn root(path: &Path) -> Result<Root> {
+    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    Ok(Root { dir: Arc::new(PosixDir::open(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 
 /// This process on this node.

@@ -5,7 +5,7 @@ use quell_fs::{FileSystem, Writable};
 use quell_testkit::MemoryStore;
 
 use super::*;
-use crate::test_stores::{GONE, again, container, content, make, mount, opened, pattern};
+use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
 
 const DAY: i64 = 86_400;
 
@@ -388,6 +388,7 @@ fn a_file_in_two_stores_and_a_damaged_record_are_told() {
         drop(make(&mount(std::slice::from_ref(alone), seed, 1), "f", 1));
     }
     // Each has made its own while it was alone.
+    join(&stores);
     assert_eq!(found_and_left(&stores).0, ["several-stores"]);
     let stores = written();
     let (_, found) = stores.iter().enumerate().find(|(_, s)| s.root().stat(b"f.container").is_ok()).unwrap();

@@ -76,7 +76,7 @@ impl Container {
             writer: 0,
             directories: stores.directories(),
         };
-        let making = stores.making(home)?;
+        let making = stores.making_new(home)?;
         let temporary = format!("{number:032x}").into_bytes();
         making.make_dir(&temporary, dir_permissions(new.permissions))?;
         let made = Self::furnish(stores, home, &*making, &temporary, head, new);
@@ -338,9 +338,31 @@ impl Container {
         Ok(file)
     }
 
+    /// A log of `writer`. Log directories move to other stores: one that was there may be elsewhere now.
+    fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        match self.logs_of(writer, false)?.open_file(name) {
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                let number = (writer % u64::from(self.head.directories)) as u32;
+                let known = self.logs.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+                drop(known);
+                self.logs_of(writer, false)?.open_file(name)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Whether the container was removed, or moved to another store.
+    pub fn is_gone(&self) -> Result<bool> {
+        match self.dir.stat(ACCESS) {
+            Ok(_) => Ok(false),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The data log of `writer`, its head checked.
     pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
-        let file = self.logs_of(writer, false)?.open_file(&data_name(writer))?;
+        let file = self.open_log(writer, &data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
         let length = file.read_at(&mut bytes, 0)?;
         self.check_head(&bytes[..length], HeadKind::Data, writer)?;
@@ -349,7 +371,7 @@ impl Container {
 
     /// The index log of `writer`; its head is for `check_head`, as a reader reads it with what follows.
     pub fn open_index(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
-        self.logs_of(writer, false)?.open_file(&index_name(writer))
+        self.open_log(writer, &index_name(writer))
     }
 
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {

@@ -20,6 +20,7 @@ use crate::log_file::{Choices, LogFile};
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::stores::{StoreNumber, Stores, number_name};
+use crate::tree::enter_all;
 use crate::writer::Writer;
 
 /// Data logs that are open for reading at once.
@@ -202,9 +203,7 @@ impl Inner {
         }
         let mut at = at.unwrap_or_else(|| Arc::new(self.stores.roots().to_vec()));
         for (node, name) in &way[from..] {
-            let stored = other_name(name)?;
-            let opened: Result<Vec<_>> = at.iter().map(|dir| dir.open_writable_dir(&stored)).collect();
-            at = Arc::new(opened?);
+            at = Arc::new(enter_all(&at, &other_name(name)?, self.stores.host())?);
             let evicted = lock(&self.dirs).push(*node, Arc::clone(&at));
             drop(evicted);
         }
@@ -611,9 +610,17 @@ impl Writable for LogFs {
         let inner = &self.inner;
         let stored = container_name(name)?;
         let dirs = inner.free_name(dir, name)?;
+        let new = inner.inherit(&*dirs[0], new, false)?;
+        let make = |home| Container::create(&inner.stores, home, &*dirs[home], &stored, new);
         let home = inner.stores.home(name);
-        let new = inner.inherit(&*dirs[home], new, false)?;
-        let container = Container::create(&inner.stores, home, &*dirs[home], &stored, new)?;
+        let container = match make(home) {
+            // The store is drained, and we did not know.
+            Err(error) if error.kind == ErrorKind::NotFound && inner.stores.refresh()? => {
+                make(inner.stores.home(name))
+            }
+            made => made,
+        }?;
+        let home = container.home();
         let file = LogFile::new(
             container,
             Some(Arc::clone(&dirs[home])),

@@ -35,6 +35,7 @@ pub mod questions;
 mod report;
 mod runs;
 mod scan;
+mod store_map;
 mod stores;
 #[cfg(test)]
 mod test_stores;
@@ -54,6 +55,7 @@ pub use meta::{Cut, Holder};
 pub use report::{
     Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,
 };
-pub use stores::{Host, Stores};
+pub use store_map::{Member, StoreMap};
+pub use stores::{Host, Role, Root, Stores};
 pub use transfer::{How, Moved, Offered, Snapshot, Wanted, export, import};
 pub use tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};

@@ -491,6 +491,10 @@ impl LogFile {
     fn leave_out(&self, error: &Error, piece: &Wanted) -> Result<bool> {
         let bad = match error.kind {
             _ if piece.is_synced => return Ok(false),
+            // Removed by another node, or moved to another store: it is not the log that was lost.
+            ErrorKind::NotFound if self.container.is_gone()? => {
+                return Err(Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now"));
+            }
             ErrorKind::NotFound => vec![(0, u64::MAX)],
             ErrorKind::Damaged => match self.descriptors.data(&self.container, piece.writer) {
                 Ok(file) => {

@@ -1,6 +1,6 @@
 //! The stores of one log mount, and who this node is. Which store holds what is decided in `placement`.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use quell_backing::WritableDir;
 use quell_fs::{Error, ErrorKind, Rename, Result, Space};
@@ -8,8 +8,10 @@ use quell_fs::{Error, ErrorKind, Rename, Result, Space};
 use crate::container::{Container, remove_tree};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::meta::Holder;
-use crate::naming::OWN;
+use crate::naming::{OWN, is_own};
 use crate::placement;
+use crate::store_map::{MAP_BYTES_MAX, Member, StoreMap};
+use crate::tree::is_store;
 
 /// A directory, and a name in it.
 pub(crate) type Named = (Arc<dyn WritableDir>, Vec<u8>);
@@ -44,14 +46,64 @@ impl std::fmt::Debug for Host {
     }
 }
 
+/// A directory that is or becomes a store, and what people call it.
+#[derive(Clone)]
+pub struct Root {
+    pub dir: Arc<dyn WritableDir>,
+    pub path: Vec<u8>,
+}
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Root").field("path", &String::from_utf8_lossy(&self.path)).finish_non_exhaustive()
+    }
+}
+
+/// What is to become of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It stays what it is.
+    Keep,
+    /// It is used from now on.
+    Add,
+    /// Nothing new is placed there from now on.
+    Drain,
+}
+
 /// The stores of one mount.
 pub struct Stores {
     roots: Vec<Arc<dyn WritableDir>>,
     own: Vec<Arc<dyn WritableDir>>,
     /// The stores' own numbers, by which containers are placed.
     numbers: Vec<u128>,
+    paths: Vec<Vec<u8>>,
+    /// The stores that get what is new: their places in the list, and their numbers.
+    used: RwLock<Arc<Used>>,
     host: Host,
     directories: u32,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Used {
+    places: Vec<StoreNumber>,
+    numbers: Vec<u128>,
+}
+
+impl Used {
+    /// A store that the map does not have any more gets nothing, and of those that it has and we have not nothing is known.
+    fn of(numbers: &[u128], map: &StoreMap) -> Used {
+        let is_used = |number| map.member(number).is_some_and(|member| !member.is_draining);
+        let places: Vec<_> = (0..numbers.len()).filter(|place| is_used(numbers[*place])).collect();
+        let numbers = places.iter().map(|place| numbers[*place]).collect();
+        Used { places, numbers }
+    }
+}
+
+/// A store while it is found out which ones belong together.
+struct Opened {
+    root: Root,
+    own: Arc<dyn WritableDir>,
+    number: u128,
 }
 
 impl std::fmt::Debug for Stores {
@@ -60,37 +112,191 @@ impl std::fmt::Debug for Stores {
     }
 }
 
+/// An error of which people read the reason alone.
+fn refused(subject: &[u8], reason: String) -> Error {
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, "open", subject) }
+}
+
 impl Stores {
-    /// Opens the stores, making what each of them keeps for itself where it is missing. New containers get
-    /// `directories` log directories.
+    /// Opens stores that nobody has a name for: see `open_named`.
     pub fn open(roots: Vec<Arc<dyn WritableDir>>, host: Host, directories: u32) -> Result<Stores> {
-        if roots.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, "open", "no store"));
+        let named = roots.into_iter().map(|dir| Root { dir, path: Vec::new() }).collect();
+        Stores::open_named(named, host, directories)
+    }
+
+    /// Opens the stores, in whatever order they are given, making what each of them keeps for itself where it is missing;
+    /// the first time that there are several they get their map. New containers get `directories` log directories.
+    pub fn open_named(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
+        let are_stores = roots.iter().map(|root| is_store(&*root.dir)).collect::<Result<Vec<_>>>()?;
+        // A new directory beside stores that belong together is left as it is.
+        for (root, _) in roots.iter().zip(&are_stores).filter(|(_, is_store)| **is_store) {
+            if are_stores.contains(&false) && has_map(&*root.dir.open_writable_dir(OWN)?)? {
+                let new = roots.iter().zip(&are_stores).find(|(_, is_store)| !**is_store);
+                return Err(not_one_of_them(new.map_or(&[], |(root, _)| &root.path)));
+            }
         }
-        let (mut own, mut numbers) = (Vec::with_capacity(roots.len()), Vec::with_capacity(roots.len()));
-        for root in &roots {
-            let dir = match root.open_writable_dir(OWN) {
-                Err(error) if error.kind == ErrorKind::NotFound => begin_store(&**root, &host)?,
-                opened => opened?,
-            };
-            let mut bytes = [0; HEAD_BYTES];
-            let length = dir.open_file(RECORD)?.read_at(&mut bytes, 0)?;
-            let head = Head::decode(HeadKind::Store, &bytes[..length]).map_err(|damage| damage.of(RECORD))?;
-            if numbers.contains(&head.container) {
+        let opened = begin(roots, &host)?;
+        let map = match newest_map(opened.iter().map(|store| &store.own))? {
+            Some(map) => {
+                complete(&opened, &map, &host)?;
+                map
+            }
+            None if opened.len() == 1 => first_map(&opened),
+            None => {
+                for store in &opened {
+                    let names = store.root.dir.names()?;
+                    if names.iter().any(|name| !is_own(name)) {
+                        return Err(refused(
+                            &store.root.path,
+                            "it has files and does not yet belong to the others: `quell log rebalance STORE --add OTHER` \
+                             gives it an empty store"
+                                .into(),
+                        ));
+                    }
+                }
+                settle_map(&opened, first_map(&opened), &host)?
+            }
+        };
+        Stores::of(opened, &map, host, directories)
+    }
+
+    /// Opens stores that are there already; nothing is written.
+    pub fn look(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
+        let opened = enter(roots)?;
+        let map = match newest_map(opened.iter().map(|store| &store.own))? {
+            Some(map) => map,
+            None => first_map(&opened),
+        };
+        Stores::of(opened, &map, host, directories)
+    }
+
+    /// Opens stores of which some come or go from now on: they get a new map if one is needed. What is where it should not be
+    /// any more is for `rebalance`.
+    pub fn change(roots: Vec<(Root, Role)>, host: Host, directories: u32) -> Result<Stores> {
+        let (roots, roles): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
+        for (root, role) in roots.iter().zip(&roles) {
+            let is_store = is_store(&*root.dir)?;
+            if *role == Role::Add && !is_store {
+                check_free(root)?;
+            }
+            if *role != Role::Add && !is_store {
                 return Err(Error {
-                    source: Some("one directory is given as two stores".into()),
-                    ..Error::new(ErrorKind::InvalidInput, "open", "a store")
+                    source: Some("it is no store".into()),
+                    ..Error::new(ErrorKind::NotFound, "open", &root.path)
                 });
             }
-            own.push(dir);
-            numbers.push(head.container);
         }
-        Ok(Stores { roots, own, numbers, host, directories })
+        let opened = begin(roots, &host)?;
+        let (now, next) = changed(&opened, &roles)?;
+        check_left(&next)?;
+        let is_same = next.members == now.members && (now.version > 0 || now.members.len() == 1);
+        let map = if is_same { now } else { settle_map(&opened, next, &host)? };
+        // Also after a run that was ended before this.
+        for store in &opened {
+            match map.member(store.number) {
+                Some(member) if member.is_draining => close_for_new(&*store.own, &host)?,
+                Some(_) => open_for_new(&*store.own)?,
+                None => {}
+            }
+        }
+        Stores::of(opened, &map, host, directories)
+    }
+
+    /// The map that `change` would make. Nothing is written; a store that is not made yet gets any number.
+    pub fn foretell(roots: Vec<(Root, Role)>, host: &Host) -> Result<StoreMap> {
+        let (mut opened, mut new) = (Vec::new(), Vec::new());
+        for (root, role) in roots {
+            if role == Role::Add && !is_store(&*root.dir)? {
+                new.push(Member { number: random_number(host), is_draining: false, path: root.path });
+            } else {
+                opened.push((enter(vec![root])?.remove(0), role));
+            }
+        }
+        let (opened, roles): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        let (_, mut map) = changed(&opened, &roles)?;
+        map.members.append(&mut new);
+        check_left(&map).map(|()| map)
+    }
+
+    fn of(opened: Vec<Opened>, map: &StoreMap, host: Host, directories: u32) -> Result<Stores> {
+        if let Some(foreign) = opened.iter().find(|store| map.member(store.number).is_none()) {
+            return Err(not_one_of_them(&foreign.root.path));
+        }
+        let (mut roots, mut own, mut numbers, mut paths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for member in &map.members {
+            let Some(store) = opened.iter().find(|store| store.number == member.number) else {
+                return Err(not_named(member));
+            };
+            roots.push(Arc::clone(&store.root.dir));
+            own.push(Arc::clone(&store.own));
+            numbers.push(store.number);
+            paths.push(store.root.path.clone());
+        }
+        let used = RwLock::new(Arc::new(Used::of(&numbers, map)));
+        Ok(Stores { roots, own, numbers, paths, used, host, directories })
+    }
+
+    fn used(&self) -> Arc<Used> {
+        Arc::clone(&self.used.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The store that should have the container of the file `name`.
     pub fn home(&self, name: &[u8]) -> StoreNumber {
-        placement::choose(name, &self.numbers)
+        let used = self.used();
+        used.places[placement::choose(name, &used.numbers)]
+    }
+
+    /// Reads the map again: whether stores get something new now that did not, or the other way round.
+    pub fn refresh(&self) -> Result<bool> {
+        let Some(map) = newest_map(&self.own)? else { return Ok(false) };
+        let used = Used::of(&self.numbers, &map);
+        if used.places.is_empty() {
+            return Ok(false); // none of ours: then all of them stay as they are
+        }
+        let mut known = self.used.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = **known != used;
+        *known = Arc::new(used);
+        Ok(is_other)
+    }
+
+    /// The stores that get nothing new.
+    pub(crate) fn draining(&self) -> Vec<StoreNumber> {
+        let used = self.used();
+        (0..self.count()).filter(|store| !used.places.contains(store)).collect()
+    }
+
+    /// Leaves out of the map what is drained; what is said of earlier maps goes.
+    pub(crate) fn leave_drained(&self) -> Result<()> {
+        let Some(now) = newest_map(&self.own)? else { return Ok(()) };
+        let mut members = now.members.clone();
+        members.retain(|member| !member.is_draining);
+        let next = match members.len() == now.members.len() {
+            true => now,
+            false => StoreMap { version: now.version + 1, members },
+        };
+        let mut stay: Vec<(u128, &Arc<dyn WritableDir>)> =
+            self.numbers.iter().copied().zip(&self.own).collect();
+        stay.retain(|(number, _)| next.member(*number).is_some());
+        let written = write_map(&stay, &next, &self.host)?;
+        if written != next {
+            return Err(refused(b"", "somebody else has changed the stores meanwhile: run it again".into()));
+        }
+        for (_, own) in stay {
+            for name in own.names()? {
+                if StoreMap::version_of(&name).is_some_and(|version| version < next.version) {
+                    own.remove(&name)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn paths(&self) -> &[Vec<u8>] {
+        &self.paths
+    }
+
+    pub(crate) fn number(&self, store: StoreNumber) -> u128 {
+        self.numbers[store]
     }
 
     pub fn count(&self) -> usize {
@@ -110,7 +316,7 @@ impl Stores {
     }
 
     pub fn random_number(&self) -> u128 {
-        u128::from((self.host.random)()) << 64 | u128::from((self.host.random)())
+        random_number(&self.host)
     }
 
     /// A number for a writer: never 0.
@@ -118,9 +324,23 @@ impl Stores {
         (self.host.random)().max(1)
     }
 
-    /// Where containers are made before they get their names.
-    pub fn making(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+    /// Where new containers are made before they get their names. A store that is drained has no such place (`NotFound`): who
+    /// did not know reads the map again.
+    pub fn making_new(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.own[store].open_writable_dir(MAKING)
+    }
+
+    /// Where what a container gets is made before it has its name.
+    pub fn making(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        match self.own[store].open_writable_dir(MAKING) {
+            Err(error) if error.kind == ErrorKind::NotFound => self.trash(store),
+            opened => opened,
+        }
+    }
+
+    /// Where log directories lie whose containers are in other stores.
+    pub(crate) fn parts(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.own[store].open_writable_dir(PARTS)
     }
 
     /// Where removed containers lie until they are deleted.
@@ -190,7 +410,7 @@ impl Stores {
     }
 
     /// The store that the file `name`, in the place of a log directory, names; `None` for one that is torn.
-    fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
+    pub(crate) fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
         let mut bytes = [0; POINTER_BYTES_MAX];
         let length = container.dir().open_file(name)?.read_at(&mut bytes, 0)?;
         let named = &bytes[..length];
@@ -205,9 +425,8 @@ impl Stores {
     }
 
     /// The store where a log directory that is made now lies.
-    fn placed(&self, container: &Container, number: u32) -> StoreNumber {
-        let key = [&container.number().to_le_bytes()[..], &number.to_le_bytes()].concat();
-        placement::choose(&key, &self.numbers)
+    pub(crate) fn placed(&self, container: &Container, number: u32) -> StoreNumber {
+        self.home(&[&container.number().to_le_bytes()[..], &number.to_le_bytes()].concat())
     }
 
     /// In the store that placement says: in the container itself, or among the parts of another store with a file that
@@ -215,19 +434,28 @@ impl Stores {
     fn make_logs(&self, container: &Container, number: u32) -> Result<Arc<dyn WritableDir>> {
         let name = logs_name(number);
         let permissions = container.permissions()?;
-        let store = self.placed(container, number);
+        let mut store = self.placed(container, number);
         if store == container.home() {
             return enter_or_make(container.dir(), &name, permissions);
         }
-        let parts = self.own[store].open_writable_dir(PARTS)?;
-        let own = enter_or_make(&*parts, &number_name(container.number()), permissions)?;
+        match self.own[store].stat(MAKING) {
+            // It is drained now.
+            Err(error) if error.kind == ErrorKind::NotFound && self.refresh()? => {
+                store = self.placed(container, number);
+                if store == container.home() {
+                    return enter_or_make(container.dir(), &name, permissions);
+                }
+            }
+            found => drop(found?),
+        }
+        let own = enter_or_make(&*self.parts(store)?, &number_name(container.number()), permissions)?;
         let dir = enter_or_make(&*own, &name, permissions)?;
         self.point_at(container, &name, store)?;
         Ok(dir)
     }
 
     /// Whole before it has its name, and safe. Who else makes it at the same time says the same.
-    fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
+    pub(crate) fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
         let making = self.making(container.home())?;
         let temporary = number_name(self.random_number());
         let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
@@ -273,7 +501,7 @@ impl Stores {
     }
 }
 
-fn logs_name(number: u32) -> Vec<u8> {
+pub(crate) fn logs_name(number: u32) -> Vec<u8> {
     format!("logs-{number:x}").into_bytes()
 }
 
@@ -281,7 +509,11 @@ pub(crate) fn number_name(container: u128) -> Vec<u8> {
     format!("{container:032x}").into_bytes()
 }
 
-fn enter_or_make(parent: &dyn WritableDir, name: &[u8], permissions: u32) -> Result<Arc<dyn WritableDir>> {
+pub(crate) fn enter_or_make(
+    parent: &dyn WritableDir,
+    name: &[u8],
+    permissions: u32,
+) -> Result<Arc<dyn WritableDir>> {
     match parent.open_writable_dir(name) {
         Err(error) if error.kind == ErrorKind::NotFound => {}
         opened => return opened,
@@ -292,9 +524,246 @@ fn enter_or_make(parent: &dyn WritableDir, name: &[u8], permissions: u32) -> Res
     }
 }
 
+fn random_number(host: &Host) -> u128 {
+    u128::from((host.random)()) << 64 | u128::from((host.random)())
+}
+
+fn not_one_of_them(path: &[u8]) -> Error {
+    let shown = String::from_utf8_lossy(path);
+    refused(
+        path,
+        format!(
+            "{shown} is none of these stores: `quell log rebalance STORE,... --add {shown}` makes it one"
+        ),
+    )
+}
+
+fn not_named(member: &Member) -> Error {
+    let path = String::from_utf8_lossy(&member.path);
+    refused(&member.path, format!("the store {path} belongs to these and is not named: name them all"))
+}
+
+/// Opens directories as stores, making them stores where they are none.
+fn begin(roots: Vec<Root>, host: &Host) -> Result<Vec<Opened>> {
+    for root in &roots {
+        if !is_store(&*root.dir)? {
+            begin_store(&*root.dir, host)?;
+        }
+    }
+    enter(roots)
+}
+
+/// Opens stores.
+fn enter(roots: Vec<Root>) -> Result<Vec<Opened>> {
+    if roots.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", "no store"));
+    }
+    let mut opened: Vec<Opened> = Vec::with_capacity(roots.len());
+    for root in roots {
+        let own = root.dir.open_writable_dir(OWN)?;
+        let mut bytes = [0; HEAD_BYTES];
+        let length = own.open_file(RECORD)?.read_at(&mut bytes, 0)?;
+        let head = Head::decode(HeadKind::Store, &bytes[..length]).map_err(|damage| damage.of(RECORD))?;
+        if opened.iter().any(|other| other.number == head.container) {
+            return Err(refused(&root.path, "one directory is given as two stores".into()));
+        }
+        opened.push(Opened { root, own, number: head.container });
+    }
+    Ok(opened)
+}
+
+fn has_map(own: &dyn WritableDir) -> Result<bool> {
+    Ok(own.names()?.iter().any(|name| StoreMap::version_of(name).is_some()))
+}
+
+/// The map of stores that have none: they are used in the order in which they are named.
+fn first_map(opened: &[Opened]) -> StoreMap {
+    let member =
+        |store: &Opened| Member { number: store.number, is_draining: false, path: store.root.path.clone() };
+    StoreMap { version: 1, members: opened.iter().map(member).collect() }
+}
+
+/// The newest map that is whole, of all that these stores have.
+fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Result<Option<StoreMap>> {
+    let mut newest: Option<StoreMap> = None;
+    for dir in own {
+        let mut versions: Vec<u64> =
+            dir.names()?.iter().filter_map(|name| StoreMap::version_of(name)).collect();
+        versions.sort_unstable();
+        while let Some(version) = versions.pop()
+            && newest.as_ref().is_none_or(|newest| newest.version < version)
+        {
+            // One that is damaged, or that was removed meanwhile, is as if it were not there.
+            if let Some(map) = read_map(&**dir, version)? {
+                newest = Some(map);
+            }
+        }
+    }
+    Ok(newest)
+}
+
+fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<StoreMap>> {
+    let name = StoreMap { version, members: Vec::new() }.file_name();
+    let file = match own.open_file(&name) {
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let size = usize::try_from(file.stat()?.size_bytes).unwrap_or(usize::MAX);
+    if size > MAP_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; size];
+    let length = file.read_at(&mut bytes, 0)?;
+    Ok(StoreMap::decode(version, &bytes[..length]).ok())
+}
+
+/// The map that counts, and the one that there is when the stores have their new roles.
+fn changed(opened: &[Opened], roles: &[Role]) -> Result<(StoreMap, StoreMap)> {
+    let all = || opened.iter().zip(roles.iter().copied());
+    let member =
+        |store: &Opened| Member { number: store.number, is_draining: false, path: store.root.path.clone() };
+    let old = || all().filter(|(_, role)| *role != Role::Add).map(|(store, _)| store);
+    let now = match newest_map(old().map(|store| &store.own))? {
+        Some(map) => map,
+        None => StoreMap { version: 0, members: old().map(member).collect() },
+    };
+    if let Some(missing) =
+        now.members.iter().find(|member| opened.iter().all(|store| store.number != member.number))
+    {
+        return Err(not_named(missing));
+    }
+    let mut next = StoreMap { version: now.version + 1, members: now.members.clone() };
+    for (store, role) in all() {
+        let known = next.members.iter_mut().find(|member| member.number == store.number);
+        match (role, known) {
+            (Role::Keep, Some(_)) => {}
+            (Role::Keep, None) => return Err(not_one_of_them(&store.root.path)),
+            (Role::Add, Some(known)) => known.is_draining = false,
+            (Role::Add, None) => {
+                check_free(&store.root)?;
+                next.members.push(member(store));
+            }
+            (Role::Drain, Some(known)) => known.is_draining = true,
+            (Role::Drain, None) => {
+                return Err(refused(
+                    &store.root.path,
+                    "it is none of these stores, or is drained already".into(),
+                ));
+            }
+        }
+    }
+    Ok((now, next))
+}
+
+/// A store that is added has nothing yet.
+fn check_free(root: &Root) -> Result<()> {
+    match root.dir.names()?.iter().all(|name| is_own(name)) {
+        true => Ok(()),
+        false => {
+            Err(refused(&root.path, "a store that is added is empty at first: name another directory".into()))
+        }
+    }
+}
+
+fn check_left(map: &StoreMap) -> Result<()> {
+    match map.used().is_empty() {
+        true => Err(refused(b"", "no store would be left".into())),
+        false => Ok(()),
+    }
+}
+
+/// Writes a map to all of its stores, and says which one counts.
+fn settle_map(opened: &[Opened], map: StoreMap, host: &Host) -> Result<StoreMap> {
+    let stores: Vec<_> = opened.iter().map(|store| (store.number, &store.own)).collect();
+    let written = write_map(&stores, &map, host)?;
+    if written.members.iter().map(|member| member.number).ne(map.members.iter().map(|member| member.number))
+        && written.version > 1
+    {
+        return Err(refused(b"", "somebody else has changed the stores meanwhile: try again".into()));
+    }
+    Ok(written)
+}
+
+/// Whoever was writing the map may have ended before every store had it.
+fn complete(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()> {
+    let mut stores = Vec::new();
+    for store in opened.iter().filter(|store| map.member(store.number).is_some()) {
+        stores.push((store.number, &store.own));
+    }
+    let name = map.file_name();
+    let has = |own: &dyn WritableDir| match own.stat(&name) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    };
+    for (_, own) in &stores {
+        if !has(&***own)? {
+            return match write_map(&stores, map, host) {
+                // Its owner will do it.
+                Err(error) if matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
+                    Ok(())
+                }
+                written => written.map(drop),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Writes a map, whole, to the store with the smallest number first: of several who make the same version at the same
+/// time the first one wins, and the others take what it has written.
+fn write_map(stores: &[(u128, &Arc<dyn WritableDir>)], map: &StoreMap, host: &Host) -> Result<StoreMap> {
+    let mut stores = stores.to_vec();
+    stores.sort_by_key(|(number, _)| *number);
+    let name = map.file_name();
+    let mut counts = map.clone();
+    for (place, (_, own)) in stores.iter().enumerate() {
+        let making = own.open_writable_dir(TRASH)?;
+        let temporary = number_name(random_number(host));
+        let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
+        file.write_at(&counts.encode(), 0)?;
+        file.sync()?;
+        let how = if place == 0 { Rename::Keep } else { Rename::Replace };
+        match making.rename(&temporary, &***own, &name, how) {
+            Err(error) if error.kind == ErrorKind::Unsupported && own.stat(&name).is_err() => {
+                making.rename(&temporary, &***own, &name, Rename::Replace)?;
+            }
+            Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => {
+                making.remove(&temporary)?;
+                match read_map(&***own, map.version)? {
+                    Some(first) => counts = first,
+                    // Damaged: as if it were not there.
+                    None => {
+                        own.remove(&name)?;
+                        return write_map(&stores, map, host);
+                    }
+                }
+            }
+            renamed => renamed?,
+        }
+        own.sync()?;
+    }
+    Ok(counts)
+}
+
+/// Nothing new comes into the store any more, also not by mounts that do not know of it: they find no place to make it.
+fn close_for_new(own: &dyn WritableDir, host: &Host) -> Result<()> {
+    let trash = own.open_writable_dir(TRASH)?;
+    let name = number_name(random_number(host));
+    match own.rename(MAKING, &*trash, &name, Rename::Replace) {
+        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => remove_tree(&*trash, &name),
+    }
+}
+
+fn open_for_new(own: &dyn WritableDir) -> Result<()> {
+    enter_or_make(own, MAKING, SHARED_PERMISSIONS).map(drop)
+}
+
 /// Makes what a store keeps for itself, whole before it has its name: of several that do so at once one wins.
 fn begin_store(root: &dyn WritableDir, host: &Host) -> Result<Arc<dyn WritableDir>> {
-    let number = u128::from((host.random)()) << 64 | u128::from((host.random)());
+    let number = random_number(host);
     let temporary = [OWN, b"-", &number_name(number)[..]].concat();
     root.make_dir(&temporary, OWN_PERMISSIONS)?;
     let dir = root.open_writable_dir(&temporary)?;
@@ -322,3 +791,7 @@ fn begin_store(root: &dyn WritableDir, host: &Host) -> Result<Arc<dyn WritableDi
     root.sync()?;
     root.open_writable_dir(OWN)
 }
+
+#[cfg(test)]
+#[path = "stores_test.rs"]
+mod tests;

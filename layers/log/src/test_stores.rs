@@ -10,7 +10,7 @@ use crate::container::Container;
 use crate::file_system::LogFs;
 use crate::log_file::Choices;
 use crate::meta::Holder;
-use crate::stores::{Host, Stores};
+use crate::stores::{Host, Role, Root, Stores};
 use crate::tree::{Found, find};
 
 /// Processes with this number are gone.
@@ -34,6 +34,12 @@ fn roots(stores: &[MemoryStore]) -> Vec<Arc<dyn WritableDir>> {
 
 pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
     Stores::open(roots(stores), host(seed, 1), 4).unwrap()
+}
+
+/// Stores that were used one by one belong together from now on.
+pub fn join(stores: &[MemoryStore]) {
+    let keep = |dir| (Root { dir, path: Vec::new() }, Role::Keep);
+    Stores::change(roots(stores).into_iter().map(keep).collect(), host(95, 1), 4).unwrap();
 }
 
 /// A mount by process `pid`.

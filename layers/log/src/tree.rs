@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use quell_backing::{Stat, WritableDir};
-use quell_fs::{Error, ErrorKind, Kind, Result};
+use quell_fs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::container::Container;
 use crate::naming::{OWN, Stored, container_name, is_own, other_name, shown};
-use crate::stores::{StoreNumber, Stores};
+use crate::stores::{Host, StoreNumber, Stores};
 
 /// What has a name in a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +73,42 @@ pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// The directory `stored` of `dirs`, which are one directory in every store: made in stores that lack it, as the first one's is.
+pub(crate) fn enter_all(
+    dirs: &[Arc<dyn WritableDir>],
+    stored: &[u8],
+    host: &Host,
+) -> Result<Vec<Arc<dyn WritableDir>>> {
+    let mut entered: Vec<Arc<dyn WritableDir>> = Vec::with_capacity(dirs.len());
+    for dir in dirs {
+        let opened = match (dir.open_writable_dir(stored), entered.first()) {
+            (Err(error), Some(first)) if error.kind == ErrorKind::NotFound => {
+                let like = first.stat_self()?;
+                match dir.make_dir(stored, like.mode & 0o7777) {
+                    // Another mount has made it meanwhile.
+                    Err(error) if error.kind == ErrorKind::Exists => {}
+                    made => {
+                        made?;
+                        if host.uid == 0 || host.gid != like.gid {
+                            let uid = (host.uid == 0).then_some(like.uid);
+                            let change = Change { uid, gid: Some(like.gid), ..Change::default() };
+                            // A group that its owner does not belong to is not given.
+                            match dir.change(stored, &change) {
+                                Err(error) if host.uid == 0 => return Err(error),
+                                _ => {}
+                            }
+                        }
+                    }
+                }
+                dir.open_writable_dir(stored)?
+            }
+            (opened, _) => opened?,
+        };
+        entered.push(opened);
+    }
+    Ok(entered)
 }
 
 /// What a path leads to.

@@ -45,9 +45,15 @@ fn own() -> (u32, u32) {
 fn in_memory(stores: usize, buffer_bytes: usize, flatten_bytes: u64, check: impl Fn(&WritingWorld<'_>)) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
-        let roots = || stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
+        // Each mount names the stores in another order: that of the first one counts.
+        let roots = |mount: usize| {
+            let order = (0..stores.len()).map(|place| (place + mount) % stores.len());
+            order.map(|place| stores[place].root() as Arc<dyn WritableDir>).collect()
+        };
         Mounts {
-            mounts: (0..count).map(|_| mount(roots(), MEMORY, buffer_bytes, flatten_bytes)).collect(),
+            mounts: (0..count)
+                .map(|number| mount(roots(number), MEMORY, buffer_bytes, flatten_bytes))
+                .collect(),
             keep: None,
         }
     };
