@@ -732,7 +732,11 @@ impl Work<'_> {
         }
         let own = root.open_writable_dir(OWN)?;
         for area in [&b"new"[..], b"trash"] {
-            let dir = own.open_writable_dir(area)?;
+            let dir = match own.open_writable_dir(area) {
+                // A store that is drained has no place for what is new.
+                Err(error) if error.kind == ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
             for name in dir.names()? {
                 let container = Container::open(self.stores, store, &*dir, &name).ok();
                 let number = container.as_ref().map(Container::number);

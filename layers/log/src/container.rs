@@ -12,9 +12,9 @@ use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::meta::{Closed, MetaName, Summary};
 use crate::stores::{Host, StoreNumber, Stores, number_name};
 
-const RECORD: &[u8] = b"container";
+pub(crate) const RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
-const META: &[u8] = b"meta";
+pub(crate) const META: &[u8] = b"meta";
 const EPOCH: &str = "epoch-";
 const FLAT: &str = "flat-";
 /// Log files may be read by whoever gets to them: the container's directory decides who does.
@@ -353,7 +353,7 @@ impl Container {
 
     /// Whether the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
-        match self.dir.stat(ACCESS) {
+        match self.dir.stat(RECORD) {
             Ok(_) => Ok(false),
             Err(error) if error.kind == ErrorKind::NotFound => Ok(true),
             Err(error) => Err(error),

@@ -237,13 +237,27 @@ impl Inner {
     }
 
     /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
-    fn compare(&self, dir: NodeId, name: &[u8], found: &Found) {
+    fn compare(&self, dir: NodeId, dirs: &Dirs, name: &[u8], found: &Found) {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return };
         let is_another = match found.kind {
             Kind::File => {
                 let shared = lock(&self.files).open.get(&node).and_then(Weak::upgrade);
                 let now = (found.store, found.stat.identity());
-                shared.is_some_and(|shared| shared.file.container().identity() != now)
+                let known = shared.as_ref().map(|shared| shared.file.container());
+                let is_another = known.is_some_and(|known| known.identity() != now);
+                if is_another
+                    && let Some(known) = known
+                    && container_name(name)
+                        .and_then(|stored| {
+                            Container::open(&self.stores, found.store, &*dirs[found.store], &stored)
+                        })
+                        .is_ok_and(|found| found.number() == known.number())
+                {
+                    // The same file, moved to another store.
+                    drop((self.let_go(node), shared));
+                    return;
+                }
+                is_another
             }
             _ => {
                 let dirs = lock(&self.dirs).get(&node).cloned();
@@ -282,6 +296,22 @@ impl Inner {
             Arc::clone(&self.descriptors),
         );
         Ok(self.share(node, file))
+    }
+
+    /// Does something with the file of a node; if it was moved to another store by somebody else, with the file there.
+    fn with_file<T>(&self, node: NodeId, act: impl Fn(Arc<Shared>) -> Result<T>) -> Result<T> {
+        let shared = self.file(node)?;
+        match act(Arc::clone(&shared)) {
+            Err(error)
+                if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Stale)
+                    && !self.node(node)?.is_removed
+                    && shared.file.container().is_gone()? =>
+            {
+                drop((self.let_go(node), shared));
+                act(self.file(node)?)
+            }
+            done => done,
+        }
     }
 
     fn known(&self, node: NodeId) -> Option<Arc<Shared>> {
@@ -467,7 +497,7 @@ impl FileSystem for LogFs {
             lock(&inner.nodes).removed(dir, name);
             return Ok(None);
         };
-        inner.compare(dir, name, &found);
+        inner.compare(dir, &dirs, name, &found);
         let node = lock(&inner.nodes).refer(dir, name, found.kind);
         match inner.attributes_of(node, &found) {
             Ok(attributes) => Ok(Some(attributes)),
@@ -484,7 +514,7 @@ impl FileSystem for LogFs {
         let known = inner.node(node)?;
         match known.kind {
             Kind::File => {
-                let attributes = inner.file(node)?.file.attributes(node)?;
+                let attributes = inner.with_file(node, |shared| shared.file.attributes(node))?;
                 Ok(Attributes { nlink: u32::from(!known.is_removed), ..attributes })
             }
             Kind::Dir => {
@@ -553,8 +583,7 @@ impl FileSystem for LogFs {
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        let shared = self.inner.file(node)?;
-        Ok(Box::new(self.inner.handle(shared, Open::READ)?))
+        Ok(Box::new(self.inner.with_file(node, |shared| self.inner.handle(shared, Open::READ))?))
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -808,8 +837,7 @@ impl Writable for LogFs {
     }
 
     fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        let shared = self.inner.file(node)?;
-        Ok(Box::new(self.inner.handle(shared, how)?))
+        Ok(Box::new(self.inner.with_file(node, |shared| self.inner.handle(shared, how))?))
     }
 
     fn sync_dir(&self, dir: NodeId) -> Result<()> {

@@ -32,6 +32,7 @@ mod placement;
 /// For fuzzers alone.
 #[doc(hidden)]
 pub mod questions;
+mod rebalance;
 mod report;
 mod runs;
 mod scan;
@@ -52,6 +53,7 @@ pub use file_system::LogFs;
 pub use flatten::{Flattened, flatten};
 pub use log_file::Choices;
 pub use meta::{Cut, Holder};
+pub use rebalance::{Rebalanced, foretell, rebalance};
 pub use report::{
     Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,
 };

@@ -420,6 +420,9 @@ impl LogFile {
             } else {
                 logs_alone(torn)?
             };
+            if built.size() == 0 && self.container.is_gone()? {
+                return Err(elsewhere());
+            }
             self.saw(&built, &summary);
             *view = Some(built);
         }
@@ -493,7 +496,7 @@ impl LogFile {
             _ if piece.is_synced => return Ok(false),
             // Removed by another node, or moved to another store: it is not the log that was lost.
             ErrorKind::NotFound if self.container.is_gone()? => {
-                return Err(Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now"));
+                return Err(elsewhere());
             }
             ErrorKind::NotFound => vec![(0, u64::MAX)],
             ErrorKind::Damaged => match self.descriptors.data(&self.container, piece.writer) {
@@ -722,6 +725,11 @@ fn not_found_is_done(removed: Result<()>) -> Result<()> {
 struct Unread {
     error: Error,
     piece: Option<Wanted>,
+}
+
+/// Another node has removed or moved the file.
+fn elsewhere() -> Error {
+    Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now")
 }
 
 /// Where `length` bytes from `offset` on end, if a file may end there.

@@ -397,10 +397,13 @@ impl Stores {
         };
         // A pointer that was lost before anybody synced it is made again by who next writes there: what is to be found
         // then is found now.
-        let store = store.unwrap_or_else(|| self.placed(container, number));
-        if store == container.home() {
-            return Ok(None);
-        }
+        let store = match store {
+            Some(store) => store,
+            None => match self.placed(container, number) {
+                store if store == container.home() => return Ok(None),
+                store => store,
+            },
+        };
         let parts = self.own[store].open_writable_dir(PARTS)?;
         let own = parts.open_writable_dir(&number_name(container.number()));
         match own.and_then(|own| own.stat(&name).map(|_| own)) {
@@ -410,9 +413,14 @@ impl Stores {
     }
 
     /// The store that the file `name`, in the place of a log directory, names; `None` for one that is torn.
-    pub(crate) fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
+    fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
+        self.named_by(container.dir(), name)
+    }
+
+    /// The same in any directory.
+    pub(crate) fn named_by(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<Option<StoreNumber>> {
         let mut bytes = [0; POINTER_BYTES_MAX];
-        let length = container.dir().open_file(name)?.read_at(&mut bytes, 0)?;
+        let length = dir.open_file(name)?.read_at(&mut bytes, 0)?;
         let named = &bytes[..length];
         if named.len() != 32 || !named.iter().all(u8::is_ascii_hexdigit) {
             return Ok(None);
@@ -454,14 +462,25 @@ impl Stores {
         Ok(dir)
     }
 
-    /// Whole before it has its name, and safe. Who else makes it at the same time says the same.
-    pub(crate) fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
-        let making = self.making(container.home())?;
+    fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
+        self.point_in(container.home(), container.dir(), name, store)
+    }
+
+    /// Makes `name` in `dir`, of store `home`, name a store: whole before it has its name, and safe. Who else makes it at
+    /// the same time says the same.
+    pub(crate) fn point_in(
+        &self,
+        home: StoreNumber,
+        dir: &dyn WritableDir,
+        name: &[u8],
+        store: StoreNumber,
+    ) -> Result<()> {
+        let making = self.making(home)?;
         let temporary = number_name(self.random_number());
         let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
         file.write_at(&number_name(self.numbers[store]), 0)?;
         file.sync()?;
-        making.rename(&temporary, container.dir(), name, Rename::Replace)
+        making.rename(&temporary, dir, name, Rename::Replace)
     }
 
     /// The way to a log directory survives a loss of power, where it lies in another store.
