@@ -11,6 +11,7 @@ pub mod log_flatten;
 pub mod log_fsck;
 pub mod log_list;
 pub mod log_map;
+pub mod log_rebalance;
 pub mod log_transfer;
 pub mod mount;
 pub mod probe;

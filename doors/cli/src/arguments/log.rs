@@ -25,6 +25,7 @@ pub enum LogCommand {
     Fsck(LogFsckArgs),
     Export(LogExportArgs),
     Import(LogImportArgs),
+    Rebalance(LogRebalanceArgs),
 }
 
 /// Directories, as many as the mount has.
@@ -250,6 +251,36 @@ pub struct LogFlattenArgs {
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     /// Print one object a line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Add stores, drain stores, and move files to where they belong.
+///
+/// Mounts that are made from now on name all stores, those that were added too. End mounts that run before you add a store: they
+/// do not know it and would miss files that move there. A drained store may be mounted all the while; nothing new is placed there. A file that somebody
+/// writes is left: exit code 1, run it again. It may be ended at any moment and goes on when it is run again.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  quell log rebalance /scratch/a,/scratch/b --add /nvme/c -j 16
+  quell log rebalance /scratch/a,/scratch/b,/nvme/c --drain /scratch/b
+  quell log rebalance /scratch/a,/nvme/c --dry-run --json")]
+pub struct LogRebalanceArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    /// An empty directory that is a store from now on; as often as needed.
+    #[arg(long, value_name = "STORE")]
+    pub add: Vec<PathBuf>,
+    /// A store that is emptied and is none any more; as often as needed.
+    #[arg(long, value_name = "STORE")]
+    pub drain: Vec<PathBuf>,
+    /// Files that are moved at once.
+    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub threads: u16,
+    /// Say how many files would be moved, and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
     #[arg(long)]
     pub json: bool,
 }

@@ -25,6 +25,7 @@ pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
         LogCommand::Fsck(args) => super::log_fsck::run(&args, quiet),
         LogCommand::Export(args) => super::log_transfer::export(&args, quiet),
         LogCommand::Import(args) => super::log_transfer::import(&args, quiet),
+        LogCommand::Rebalance(args) => super::log_rebalance::run(&args, quiet),
     }
 }
 
