@@ -422,7 +422,11 @@ impl Inner {
         };
         let name = number_name(self.stores.random_number());
         dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
-        let Some(shared) = shared else { return self.stores.delete(store, &name, number) };
+        let Some(shared) = shared else {
+            // The name is gone, and that is what was asked for: what cannot be deleted now is found by fsck.
+            let _ = self.stores.delete(store, &name, number);
+            return Ok(());
+        };
         *lock(&shared.trash) = Some(name);
         let before = node.map(|node| lock(&self.files).removed.insert(node, Arc::clone(&shared)));
         drop((before, shared)); // deleted with the last one, which may be this
@@ -682,11 +686,17 @@ impl Writable for LogFs {
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, true)?;
         for (store, stored_dir) in dirs.iter().enumerate() {
-            match stored_dir.make_dir(&stored, new.permissions) {
-                Err(error) if error.kind == ErrorKind::Exists && store > 0 => {}
-                made => made?,
+            let made = match stored_dir.make_dir(&stored, new.permissions) {
+                Err(error) if error.kind == ErrorKind::Exists && store > 0 => Ok(()),
+                made => made,
+            };
+            if let Err(error) = made.and_then(|()| inner.own(&**stored_dir, &stored, new)) {
+                // A directory that is not its maker's helps nobody, and is empty; the first store has none of that name before.
+                for begun in dirs[..=store].iter().rev() {
+                    let _ = begun.remove_dir(&stored);
+                }
+                return Err(error);
             }
-            inner.own(&**stored_dir, &stored, new)?;
         }
         let stat = dirs[0].stat(&stored)?;
         let node = lock(&inner.nodes).refer(dir, name, Kind::Dir);
@@ -699,7 +709,9 @@ impl Writable for LogFs {
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, false)?;
         dirs[0].make_symlink(&stored, target)?;
-        inner.own(&*dirs[0], &stored, new)?;
+        inner.own(&*dirs[0], &stored, new).inspect_err(|_| {
+            let _ = dirs[0].remove(&stored);
+        })?;
         let stat = dirs[0].stat(&stored)?;
         let node = lock(&inner.nodes).refer(dir, name, Kind::Symlink);
         Ok(attributes_from(node, Kind::Symlink, &stat))

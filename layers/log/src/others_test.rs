@@ -1,7 +1,7 @@
 //! Files that belong to other users than who works with them.
 
-use quell_fs::errno::EACCES;
-use quell_fs::{FileSystem, Writable};
+use quell_fs::errno::{EACCES, EIO, EPERM};
+use quell_fs::{FileSystem, New, Open, Writable};
 use quell_testkit::MemoryStore;
 
 use crate::test_stores::{again, container, content, make, mount};
@@ -28,4 +28,46 @@ fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
     }
     drop(file);
     assert!(again(&fs, "f", 1).sync().is_ok());
+}
+
+#[test]
+fn what_cannot_be_given_to_who_makes_it_is_not_left_behind() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    for refusing in 0..2 {
+        let fs = mount(&stores, 1, 1);
+        // A mount by a user who is not root.
+        stores[refusing].fail(|operation| (operation.verb == "change").then_some(EPERM));
+        let new = New { permissions: 0o755, uid: 1001, gid: 100 };
+        assert_eq!(fs.make_dir(fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
+        if refusing == 0 {
+            assert_eq!(fs.make_symlink(fs.root(), b"link", b"to", new).unwrap_err().errno(), EPERM);
+        }
+        for name in 0..8 {
+            let _ = fs.create(fs.root(), format!("{refusing}-{name}").as_bytes(), new, Open::WRITE);
+        }
+        stores[refusing].fail_nothing();
+        let root = stores[refusing].root();
+        assert_eq!(root.names().unwrap(), [b".quell"]);
+        assert_eq!(root.open_dir(b".quell").unwrap().open_dir(b"new").unwrap().names().unwrap(), [b""; 0]);
+        for name in [&b"dir"[..], b"link"] {
+            assert!(fs.lookup(fs.root(), name).unwrap().is_none());
+            assert!(stores.iter().all(|store| store.root().stat(name).is_err()));
+        }
+        (0..8).for_each(|name| drop(fs.remove(fs.root(), format!("{refusing}-{name}").as_bytes())));
+    }
+}
+
+#[test]
+fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
+    let store = MemoryStore::new();
+    let fs = mount(std::slice::from_ref(&store), 1, 1);
+    drop(make(&fs, "f", 1));
+    fs.forget_unused();
+    store.fail(|operation| {
+        operation.path.ends_with(b"/access").then_some(EIO).filter(|_| operation.verb == "remove")
+    });
+    let fs = mount(std::slice::from_ref(&store), 2, 1);
+    fs.remove(fs.root(), b"f").unwrap();
+    assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+    drop(make(&fs, "f", 1));
 }
