@@ -20,6 +20,9 @@ const FLAT: &str = "flat-";
 /// Log files may be read by whoever gets to them: the container's directory decides who does.
 const LOG_PERMISSIONS: u32 = 0o644;
 
+/// So many names that say nothing any more may lie in `meta`.
+const SUPERSEDED_KEPT: usize = 16;
+
 /// The epoch of who made the container, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
@@ -196,6 +199,20 @@ impl Container {
 
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
+    }
+
+    /// Removes names that say nothing any more since there is `new`, when there are some of them. Tidiness alone: what cannot
+    /// be removed stays.
+    pub fn tidy_meta(&self, new: &MetaName) {
+        let Ok(summary) = self.summary() else { return };
+        let superseded = summary.superseded(new);
+        // A loss of power must not take the new name and leave the others removed: that has to be waited for, but not every time.
+        if superseded.len() < SUPERSEDED_KEPT || self.meta().and_then(|meta| meta.sync()).is_err() {
+            return;
+        }
+        for name in superseded {
+            let _ = self.remove_meta(&name);
+        }
     }
 
     pub fn rename_meta(&self, from: &MetaName, to: &MetaName) -> Result<()> {

@@ -650,7 +650,9 @@ impl LogFile {
     fn set_time(&self, time: Time) -> Result<()> {
         let order = self.moment()?;
         self.changes.fetch_add(1, Ordering::SeqCst);
-        self.container.add_meta(&MetaName::Time(order, time))
+        self.container.add_meta(&MetaName::Time(order, time))?;
+        self.container.tidy_meta(&MetaName::Time(order, time));
+        Ok(())
     }
 
     /// Makes the file `size` bytes long.
@@ -667,6 +669,7 @@ impl LogFile {
         let named =
             stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
         not_found_is_done(named)?;
+        self.container.tidy_meta(&name(Time::default()));
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Who has written since the moment was taken is later than the cut.
         let mut end = size;

@@ -137,6 +137,8 @@ pub struct Summary {
     /// In order.
     pub cuts: Vec<Cut>,
     set_time: Option<(Order, Time)>,
+    /// All times that were set, in no order.
+    set_times: Vec<(Order, Time)>,
 }
 
 impl Summary {
@@ -150,6 +152,7 @@ impl Summary {
                 Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
                 Some(MetaName::Time(order, time)) => {
                     summary.set_time = summary.set_time.max(Some((order, time)));
+                    summary.set_times.push((order, time));
                 }
                 None => {}
             }
@@ -191,6 +194,26 @@ impl Summary {
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
         let cuts = self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch);
         closed.map(|closed| closed.time).chain(cuts.map(|cut| cut.time)).max()
+    }
+
+    /// Names that say nothing any more since there is `new`.
+    ///
+    /// Of times that were set the latest counts alone. An earlier cut that left at least as many bytes takes nothing that the
+    /// new one does not take: what is earlier than it is earlier than the new one as well, and ends there or before (`limit` is
+    /// the smallest of those that apply). The size is that of the last cut, which it is not, and the time of writing that of
+    /// the new one, which is later.
+    pub fn superseded(&self, new: &MetaName) -> Vec<MetaName> {
+        match new {
+            MetaName::Time(order, _) => {
+                let earlier = self.set_times.iter().filter(|(earlier, _)| earlier < order);
+                earlier.map(|(order, time)| MetaName::Time(*order, *time)).collect()
+            }
+            MetaName::Cut(new) => {
+                let earlier = self.cuts.iter().filter(|cut| cut.order < new.order && cut.size >= new.size);
+                earlier.map(|cut| MetaName::Cut(*cut)).collect()
+            }
+            MetaName::Open { .. } | MetaName::Closed(_) => Vec::new(),
+        }
     }
 
     pub fn has_set_time(&self) -> bool {
@@ -300,6 +323,41 @@ mod tests {
         assert_eq!(summary(&[closed(1, 1, 2, 1, 50), set.clone()]).modified(), Some(TIME));
         assert_eq!(summary(&[closed(1, 1, 3, 1, 50), set]).modified().unwrap().seconds, 50);
         assert_eq!(summary(&[]).modified(), None);
+    }
+
+    #[test]
+    fn names_that_are_superseded_are_missed_by_nobody() {
+        let mut random = quell_testkit::Random::new(19);
+        for _ in 0..300 {
+            let mut names = Vec::new();
+            let mut sequence = random.below(997) as u64;
+            let mut order = || {
+                sequence = (sequence + 389) % 997; // none twice
+                order(1 + random.below(6) as u64, sequence)
+            };
+            for _ in 0..6 {
+                names.push(MetaName::Time(order(), TIME));
+                let at = order();
+                names.push(MetaName::Cut(Cut { order: at, size: at.sequence % 5, time: TIME }));
+            }
+            let all = summary(&names);
+            for new in names.clone() {
+                let gone = all.superseded(&new);
+                assert!(!gone.contains(&new));
+                names.retain(|name| !gone.contains(name));
+            }
+            let left = summary(&names);
+            assert_eq!(left.set_times.len(), 1);
+            assert!(left.cuts.is_sorted_by(|a, b| a.size < b.size));
+            assert_eq!((left.size(), left.epoch()), (all.size(), all.epoch()));
+            assert_eq!((left.modified(), left.written()), (all.modified(), all.written()));
+            for epoch in 0..8 {
+                for sequence in (0..1000).step_by(7) {
+                    let at = Order { epoch, sequence, writer: 7 };
+                    assert_eq!(limit(&left.cuts, at), limit(&all.cuts, at));
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Files that belong to other users than who works with them.
 
 use quell_fs::errno::{EACCES, EIO, EPERM};
-use quell_fs::{FileSystem, New, Open, Writable};
+use quell_fs::{Change, FileSystem, New, Open, Time, Writable};
 use quell_testkit::MemoryStore;
 
 use crate::test_stores::{again, container, content, make, mount};
@@ -28,6 +28,26 @@ fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
     }
     drop(file);
     assert!(again(&fs, "f", 1).sync().is_ok());
+}
+
+#[test]
+fn names_in_meta_do_not_pile_up() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 1000], 0).unwrap();
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    for i in 1..100 {
+        let modified = Some(Time { seconds: i, nanoseconds: 0 });
+        fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+        let size_bytes = Some(1000 - i as u64);
+        fs.change(node, &Change { size_bytes, ..Change::default() }).unwrap();
+    }
+    let names = container(stores, "f").meta().unwrap().names().unwrap().len();
+    assert!(names < 40, "{names}");
+    drop(file);
+    assert_eq!(content(stores, "f").unwrap(), [1; 901]);
 }
 
 #[test]
@@ -62,7 +82,6 @@ fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
     let store = MemoryStore::new();
     let fs = mount(std::slice::from_ref(&store), 1, 1);
     drop(make(&fs, "f", 1));
-    fs.forget_unused();
     store.fail(|operation| {
         operation.path.ends_with(b"/access").then_some(EIO).filter(|_| operation.verb == "remove")
     });
