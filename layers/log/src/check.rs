@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quell_backing::WritableDir;
 use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time};
 
-use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name, index_name};
+use crate::container::{ACCESS, Container, DEPTH_MAX, FIRST_EPOCH, data_name, index_name};
 use crate::crew::{self, Tally};
 use crate::extents::Piece;
 use crate::flat::Flat;
@@ -26,12 +26,10 @@ use crate::naming::{OWN, is_own};
 use crate::report;
 use crate::runs::{Run, Runs};
 use crate::scan;
-use crate::stores::{StoreNumber, Stores, number_name};
+use crate::stores::{StoreNumber, Stores, number_name, owners_of};
 use crate::tree::{Entry, Found, Oddity, StoredDir, find};
 use crate::view::View;
 
-/// Directories below one that is left over, as this layer makes them; what is deeper is not ours to remove.
-const DEPTH_MAX: usize = 3;
 /// Log files may be read by whoever gets to them.
 const LOG_PERMISSIONS: u32 = 0o644;
 /// The index is written anew in batches of so many frames.
@@ -750,8 +748,12 @@ impl Work<'_> {
                 }
                 let text = format!(".quell/{}/{}", shown(area), shown(&name));
                 self.mend(b"", Trouble::Leftover(store, text), || {
+                    let owners = container.as_ref().map(|container| owners_of(container.dir()));
                     remove(&*dir, &name, DEPTH_MAX)?;
-                    number.map_or(Ok(()), |number| self.remove_parts(number))
+                    match (number, owners.transpose()?) {
+                        (Some(number), Some(owners)) => self.remove_parts(number, &owners),
+                        _ => Ok(()),
+                    }
                 });
             }
         }
@@ -773,9 +775,12 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn remove_parts(&self, number: u128) -> Result<()> {
+    fn remove_parts(&self, number: u128, owners: &[u32]) -> Result<()> {
         for root in self.stores.roots() {
             let parts = root.open_writable_dir(OWN)?.open_writable_dir(b"parts")?;
+            if parts.stat(&number_name(number)).is_ok_and(|stat| !owners.contains(&stat.uid)) {
+                continue; // another's, whatever the number
+            }
             match remove(&*parts, &number_name(number), DEPTH_MAX) {
                 Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
                 _ => {}

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use quell_backing::{OpenFile, WritableDir, WritableFile};
-use quell_fs::{Change, Error, ErrorKind, New, Rename, Result};
+use quell_fs::{Change, Error, ErrorKind, New, Rename, Result, errno};
 
 use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
@@ -23,14 +23,14 @@ const LOG_PERMISSIONS: u32 = 0o644;
 /// So many names that say nothing any more may lie in `meta`.
 const SUPERSEDED_KEPT: usize = 16;
 
+/// Who may write to a directory removes and renames only what is theirs.
+const STICKY: u32 = 0o1000;
+
 /// The epoch of who made the container, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
 /// A container by its store, and there by device and inode.
 pub type Identity = (StoreNumber, (u64, u64));
-
-/// Is shown directories, each as one and the name in it.
-type Visit<'a> = dyn FnMut(&dyn WritableDir, &[u8]) -> Result<()> + 'a;
 
 /// An open container. It stays usable when it is renamed or removed, as an open file does.
 pub struct Container {
@@ -58,7 +58,10 @@ pub fn dir_permissions(file: u32) -> u32 {
         let read = if class & 0o6 != 0 { 0o5 } else { 0 };
         dir |= (read | class & 0o2) << shift;
     }
-    if dir & 0o070 != 0 { dir | 0o2000 } else { dir }
+    // Whoever may write adds names, and may not take away or replace those of others: least of all `access`.
+    let sticky = if dir & 0o022 != 0 { STICKY } else { 0 };
+    let group = if dir & 0o070 != 0 { 0o2000 } else { 0 };
+    dir | group | sticky
 }
 
 impl Container {
@@ -412,7 +415,7 @@ impl Container {
     /// What a writer that has ended has written survives a loss of power.
     pub fn sync_ended(&self, closed: &Closed) -> Result<()> {
         let logs = self.logs_of(closed.writer, false);
-        match logs.and_then(|logs| logs.open_writable_file(&data_name(closed.writer))) {
+        match logs.and_then(|logs| logs.open_file(&data_name(closed.writer))) {
             Ok(data) => data.sync()?,
             // Another user's, or lost: there is nothing that could be done.
             Err(error) if matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
@@ -423,9 +426,9 @@ impl Container {
         self.sync_logs(closed.writer)?;
         let synced = Closed { is_synced: true, ..*closed };
         match self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced)) {
-            // Another has done it.
+            // Another has done it, or it is another's name: then it is synced again by who syncs next.
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            renamed => renamed,
+            renamed => unless_of_another(renamed),
         }
     }
 
@@ -457,27 +460,65 @@ impl Container {
     }
 
     /// Gives the file other permissions or owners: `access` says it, the directories follow.
+    ///
+    /// The container's directory, and what it has in other stores, decide who gets to the rest: they are closed before anything
+    /// else is done, and opened after it.
     pub fn change(&self, change: &Change) -> Result<()> {
-        let dirs = |names: &mut Visit<'_>| -> Result<()> {
-            names(&*self.dir, META)?;
-            for number in 0..self.head.directories {
-                if let Some((dir, name)) = self.stores.find_logs(self, number)? {
-                    names(&*dir, &name)?;
-                }
-            }
-            names(&*self.dir, b"")
-        };
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
             self.dir.change(ACCESS, &owners)?;
-            dirs(&mut |dir, name| dir.change(name, &owners))?;
+            self.change_below(&owners, &owners)?;
+            // The container last: parts belong to it as long as they are its owner's, or that of `access`.
+            self.change_gates(&owners)?;
         }
         if let Some(permissions) = change.permissions {
-            self.dir.change(ACCESS, &Change { permissions: Some(permissions), ..Change::default() })?;
-            let permissions = Change { permissions: Some(dir_permissions(permissions)), ..Change::default() };
-            dirs(&mut |dir, name| dir.change(name, &permissions))?;
+            let as_permissions = |mode| Change { permissions: Some(mode), ..Change::default() };
+            let (before, after) = (self.permissions()?, dir_permissions(permissions));
+            // What was allowed and will be.
+            let between = (before | !0o777) & after;
+            if before & 0o777 != between & 0o777 {
+                self.change_gates(&as_permissions(between))?;
+            }
+            self.dir.change(ACCESS, &as_permissions(permissions))?;
+            self.change_below(&as_permissions(after), &as_permissions(logs_permissions(after)))?;
+            self.change_gates(&as_permissions(after))?;
         }
         Ok(())
+    }
+
+    /// The directories that decide who gets into others.
+    fn change_gates(&self, change: &Change) -> Result<()> {
+        for (parts, name) in self.stores.parts_of(self)? {
+            unless_of_another(parts.change(&name, change))?;
+        }
+        self.dir.change(b"", change)
+    }
+
+    fn change_below(&self, meta: &Change, logs: &Change) -> Result<()> {
+        self.dir.change(META, meta)?;
+        for number in 0..self.head.directories {
+            let found = match self.stores.find_logs(self, number) {
+                Err(error) if error.kind == ErrorKind::PermissionDenied => None,
+                found => found?,
+            };
+            if let Some((dir, name)) = found {
+                unless_of_another(dir.change(&name, logs))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Permissions of the log directories in a container with `container`: whoever may write to the file may remove any log.
+pub(crate) fn logs_permissions(container: u32) -> u32 {
+    container & !STICKY
+}
+
+/// A directory that another user made stays as it is: only that one could change it.
+fn unless_of_another(changed: Result<()>) -> Result<()> {
+    match changed {
+        Err(error) if error.errno() == errno::EPERM => Ok(()),
+        changed => changed,
     }
 }
 
@@ -508,18 +549,27 @@ fn exists(error: Error) -> Error {
     }
 }
 
-/// Removes the directory `name` with all that is in it; no link is followed.
+/// Directories below one that is removed, as this layer makes them.
+pub(crate) const DEPTH_MAX: usize = 3;
+
+/// Removes the directory `name` with all that is in it, but for what lies deeper than this layer makes directories; no link is
+/// followed. Of what cannot be removed the first error is told when the rest is gone.
 pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
+    remove_down_to(parent, name, DEPTH_MAX)
+}
+
+fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
+    let mut removed = Ok(());
     for child in dir.names()? {
-        match dir.remove(&child) {
-            Err(error) if error.kind == ErrorKind::NotFound => {}
+        removed = removed.and(match dir.remove(&child) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
-            Err(error) => remove_tree(&*dir, &child).map_err(|_| error)?,
-            Ok(()) => {}
-        }
+            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
+            removed => removed,
+        });
     }
-    parent.remove_dir(name)
+    removed.and_then(|()| parent.remove_dir(name))
 }
 
 #[cfg(test)]
@@ -532,11 +582,11 @@ mod tests {
             (0o600, 0o700),
             (0o644, 0o2755),
             (0o640, 0o2750),
-            (0o660, 0o2770),
-            (0o666, 0o2777),
+            (0o660, 0o3770),
+            (0o666, 0o3777),
             (0o000, 0o700),
             (0o604, 0o705),
-            (0o620, 0o2770),
+            (0o620, 0o3770),
             (0o755, 0o2755),
             (0o700, 0o700),
             (0o4755, 0o2755),

@@ -1,10 +1,17 @@
 //! Files that belong to other users than who works with them.
 
+use std::sync::Arc;
+
+use quell_backing::WritableDir;
 use quell_fs::errno::{EACCES, EIO, EPERM};
-use quell_fs::{Change, FileSystem, New, Open, Time, Writable};
+use quell_fs::{Change, FileSystem, Kind, New, Open, Time, Writable};
 use quell_testkit::MemoryStore;
 
-use crate::test_stores::{again, container, content, make, mount};
+use crate::container::{dir_permissions, remove_tree};
+use crate::file_system::LogFs;
+use crate::log_file::Choices;
+use crate::stores::Stores;
+use crate::test_stores::{again, container, content, host, make, mount};
 
 #[test]
 fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
@@ -89,4 +96,154 @@ fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
     fs.remove(fs.root(), b"f").unwrap();
     assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
     drop(make(&fs, "f", 1));
+}
+
+/// A file whose eight writers have logs in both of two stores, and its container's store.
+fn in_two_stores() -> ([MemoryStore; 2], usize) {
+    (1..)
+        .find_map(|seed| {
+            let stores = [MemoryStore::new(), MemoryStore::new()];
+            let fs = mount(&stores, seed, 1);
+            for process in 1..=8 {
+                let file = if process == 1 { make(&fs, "victim", 1) } else { again(&fs, "victim", process) };
+                file.write_at(b"precious", u64::from(process - 1) * 8).unwrap();
+                file.sync().unwrap();
+            }
+            let home = usize::from(stores[0].root().stat(b"victim.container").is_err());
+            (!parts(&stores[1 - home]).is_empty()).then_some((stores, home))
+        })
+        .unwrap()
+}
+
+fn parts(store: &MemoryStore) -> Vec<Vec<u8>> {
+    store.root().open_dir(b".quell").unwrap().open_dir(b"parts").unwrap().names().unwrap()
+}
+
+fn own(dir: &dyn WritableDir, name: &[u8], uid: u32) {
+    dir.change(name, &Change { uid: Some(uid), ..Change::default() }).unwrap();
+}
+
+fn mode(permissions: u32) -> Change {
+    Change { permissions: Some(permissions), ..Change::default() }
+}
+
+#[test]
+fn a_container_with_the_number_of_anothers_reaches_nothing_of_it() {
+    let (stores, home) = in_two_stores();
+    let expected = b"precious".repeat(8);
+    let root = stores[home].root();
+    let mut record = [0; 64];
+    let victim = root.open_dir(b"victim.container").unwrap();
+    victim.open_file(b"container").unwrap().read_at(&mut record, 0).unwrap();
+    root.make_dir(b"forged.container", 0o755).unwrap();
+    let forged = root.open_writable_dir(b"forged.container").unwrap();
+    forged.create_file(b"container", 0o644).unwrap().write_at(&record, 0).unwrap();
+    forged.create_file(b"access", 0o666).unwrap();
+    forged.make_dir(b"meta", 0o755).unwrap();
+    for name in [&b"container"[..], b"access", b"meta", b""] {
+        own(&*forged, name, 1666);
+    }
+    let there = container(&stores, "forged");
+    for number in 0..4 {
+        let found = there.stores().find_logs(&there, number);
+        assert!(found.is_err() || found.is_ok_and(|found| found.is_none()), "{number}");
+    }
+    assert!(there.stores().parts_of(&there).unwrap().is_empty());
+    let fs = mount(&stores, 2, 1);
+    fs.remove(fs.root(), b"forged").unwrap();
+    assert_eq!(content(&stores, "victim").unwrap(), expected);
+    let fs = mount(&stores, 3, 1);
+    fs.remove(fs.root(), b"victim").unwrap();
+    drop(fs);
+    assert!(stores.iter().all(|store| parts(store).is_empty()));
+}
+
+#[test]
+fn what_another_user_made_first_in_another_store_belongs_to_the_file() {
+    let (stores, home) = in_two_stores();
+    let expected = b"precious".repeat(8);
+    let away = stores[1 - home].root().open_writable_dir(b".quell").unwrap();
+    own(&*away.open_writable_dir(b"parts").unwrap(), &parts(&stores[1 - home])[0], 1001);
+    assert!(content(&stores, "victim").is_err());
+    let container = container(&stores, "victim");
+    for name in container.dir().names().unwrap() {
+        let stat = container.dir().stat(&name).unwrap();
+        if name.starts_with(b"logs-") && stat.kind() == Some(Kind::File) {
+            own(container.dir(), &name, 1001);
+        }
+    }
+    assert_eq!(content(&stores, "victim").unwrap(), expected);
+}
+
+#[test]
+fn rights_are_taken_at_the_gates_first_and_given_there_last() {
+    let (stores, home) = in_two_stores();
+    let fs = mount(&stores, 4, 1);
+    let node = fs.lookup(fs.root(), b"victim").unwrap().unwrap().node;
+    let gates = || {
+        let gate = stores[home].root().stat(b"victim.container").unwrap();
+        let away = stores[1 - home].root().open_dir(b".quell").unwrap().open_dir(b"parts").unwrap();
+        let part = away.stat(&parts(&stores[1 - home])[0]).unwrap();
+        [gate.mode & 0o7777, part.mode & 0o7777]
+    };
+    for (from, to) in [(0o666, 0o600), (0o600, 0o666), (0o640, 0o604)] {
+        fs.change(node, &mode(from)).unwrap();
+        for store in &stores {
+            store.fail(|op| (op.verb == "change" && op.path.ends_with(b"/meta")).then_some(EIO));
+        }
+        assert!(fs.change(node, &mode(to)).is_err());
+        let allowed = dir_permissions(from) & dir_permissions(to) & 0o777;
+        assert!(gates().iter().all(|gate| gate & 0o777 == allowed), "{from:o} {:?}", gates());
+        stores.iter().for_each(MemoryStore::fail_nothing);
+        fs.change(node, &mode(to)).unwrap();
+        assert_eq!(gates(), [dir_permissions(to); 2]);
+    }
+    // A log directory that another user made is passed over.
+    for store in &stores {
+        let is_logs = |path: &[u8]| path.windows(6).any(|part| part == b"/logs-");
+        store.fail(move |op| (op.verb == "change" && is_logs(&op.path)).then_some(EPERM));
+    }
+    fs.change(node, &mode(0o640)).unwrap();
+    assert_eq!(gates(), [0o2750; 2]);
+}
+
+#[test]
+fn what_root_makes_for_others_is_theirs() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    let mut host = host(5, 1);
+    (host.uid, host.gid) = (0, 0);
+    let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
+    let fs = LogFs::new(Stores::open(roots, host, 4).unwrap(), Choices::default());
+    for process in 1..=8 {
+        let file = if process == 1 { make(&fs, "f", 1) } else { again(&fs, "f", process) };
+        file.write_at(b"theirs", 0).unwrap();
+        file.sync().unwrap();
+    }
+    let container = container(&stores, "f");
+    let owner = |dir: &dyn WritableDir, name: &[u8]| dir.stat(name).map(|stat| (stat.uid, stat.gid)).unwrap();
+    let mut count = 0;
+    for number in 0..4 {
+        if let Some((dir, name)) = container.stores().find_logs(&container, number).unwrap() {
+            assert_eq!(owner(&*dir, &name), (1000, 100));
+            count += 1;
+        }
+    }
+    assert!(count > 1);
+    let parts = container.stores().parts_of(&container).unwrap();
+    assert!(!parts.is_empty());
+    assert!(parts.iter().all(|(parts, name)| owner(&**parts, name) == (1000, 100)));
+}
+
+#[test]
+fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
+    let store = MemoryStore::new();
+    let root = store.root();
+    let mut at = Arc::clone(&root);
+    for _ in 0..6 {
+        at.create_file(b"0", 0o644).unwrap();
+        at.make_dir(b"d", 0o755).unwrap();
+        at = at.open_writable_dir(b"d").unwrap();
+    }
+    assert!(remove_tree(&*root, b"d").is_err());
+    assert_eq!(root.open_dir(b"d").unwrap().names().unwrap(), [b"d"]);
 }

@@ -3,9 +3,9 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use quell_backing::WritableDir;
-use quell_fs::{Error, ErrorKind, Rename, Result, Space};
+use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
 
-use crate::container::{Container, remove_tree};
+use crate::container::{ACCESS, Container, logs_permissions, remove_tree};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::meta::Holder;
 use crate::naming::{OWN, is_own};
@@ -350,16 +350,34 @@ impl Stores {
 
     /// Deletes what was moved to the trash under this name, and the container's log directories in other stores.
     pub fn delete(&self, home: StoreNumber, name: &[u8], container: u128) -> Result<()> {
-        remove_tree(&*self.trash(home)?, name)?;
+        let trash = self.trash(home)?;
+        let owners = owners_of(&*trash.open_writable_dir(name)?)?;
+        let mut removed = remove_tree(&*trash, name);
+        for (parts, number) in self.parts_owned(container, &owners)? {
+            removed = removed.and(remove_tree(&*parts, &number));
+        }
+        removed
+    }
+
+    /// What other stores have of an open container.
+    pub(crate) fn parts_of(&self, container: &Container) -> Result<Vec<Named>> {
+        self.parts_owned(container.number(), &owners_of(container.dir())?)
+    }
+
+    /// What stores have of the container of this number, where it is one of `owners`'.
+    fn parts_owned(&self, container: u128, owners: &[u32]) -> Result<Vec<Named>> {
+        let (name, mut found) = (number_name(container), Vec::new());
         if self.roots.len() > 1 {
             for own in &self.own {
-                match remove_tree(&*own.open_writable_dir(PARTS)?, &number_name(container)) {
+                let parts = own.open_writable_dir(PARTS)?;
+                match parts.stat(&name) {
+                    Ok(stat) if owners.contains(&stat.uid) => found.push((parts, name.clone())),
                     Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
                     _ => {}
                 }
             }
         }
-        Ok(())
+        Ok(found)
     }
 
     /// The log directory `number` of a container, wherever it lies.
@@ -389,7 +407,7 @@ impl Stores {
             Err(error) => return Err(error),
         };
         let store = match stat {
-            Some(stat) if stat.kind() == Some(quell_fs::Kind::Dir) => {
+            Some(stat) if stat.kind() == Some(Kind::Dir) => {
                 return Ok(Some((container.dir_handle(), name)));
             }
             Some(_) => self.pointed_at(container, &name)?,
@@ -406,9 +424,13 @@ impl Stores {
         };
         let parts = self.own[store].open_writable_dir(PARTS)?;
         let own = parts.open_writable_dir(&number_name(container.number()));
-        match own.and_then(|own| own.stat(&name).map(|_| own)) {
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            own => Ok(Some((own?, name))),
+        let own = match own.and_then(|own| own.stat(&name).map(|_| own)) {
+            Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
+            own => own?,
+        };
+        match owners_of(container.dir())?.contains(&own.stat_self()?.uid) {
+            true => Ok(Some((own, name))),
+            false => Err(of_another(&name)),
         }
     }
 
@@ -442,22 +464,35 @@ impl Stores {
     fn make_logs(&self, container: &Container, number: u32) -> Result<Arc<dyn WritableDir>> {
         let name = logs_name(number);
         let permissions = container.permissions()?;
+        // Root makes them for others: they are the file's owner's.
+        let owner = match self.host.uid {
+            0 => Some(container.dir().stat(ACCESS)?),
+            _ => None,
+        };
+        let make = |parent: &dyn WritableDir, name: &[u8], permissions| {
+            enter_or_make_for(parent, name, permissions, owner.map(|owner| (owner.uid, owner.gid)))
+        };
         let mut store = self.placed(container, number);
         if store == container.home() {
-            return enter_or_make(container.dir(), &name, permissions);
+            return make(container.dir(), &name, logs_permissions(permissions));
         }
         match self.own[store].stat(MAKING) {
             // It is drained now.
             Err(error) if error.kind == ErrorKind::NotFound && self.refresh()? => {
                 store = self.placed(container, number);
                 if store == container.home() {
-                    return enter_or_make(container.dir(), &name, permissions);
+                    return make(container.dir(), &name, logs_permissions(permissions));
                 }
             }
             found => drop(found?),
         }
-        let own = enter_or_make(&*self.parts(store)?, &number_name(container.number()), permissions)?;
-        let dir = enter_or_make(&*own, &name, permissions)?;
+        let own = make(&*self.parts(store)?, &number_name(container.number()), permissions)?;
+        let maker = own.stat_self()?.uid;
+        // Who makes the pointer is one of the owners from then on.
+        if maker != self.host.uid && !owners_of(container.dir())?.contains(&maker) {
+            return Err(of_another(&name));
+        }
+        let dir = make(&*own, &name, logs_permissions(permissions))?;
         self.point_at(container, &name, store)?;
         Ok(dir)
     }
@@ -480,14 +515,25 @@ impl Stores {
         let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
         file.write_at(&number_name(self.numbers[store]), 0)?;
         file.sync()?;
-        making.rename(&temporary, dir, name, Rename::Replace)
+        let named = making.rename(&temporary, dir, name, Rename::Replace);
+        if named.is_err() {
+            let _ = making.remove(&temporary);
+        }
+        match named {
+            // Another user was quicker, and its name is not ours to replace.
+            Err(error) if error.errno() == errno::EPERM => match self.named_by(dir, name)? {
+                Some(there) if there == store => Ok(()),
+                _ => Err(error),
+            },
+            named => named,
+        }
     }
 
     /// The way to a log directory survives a loss of power, where it lies in another store.
     pub(crate) fn sync_logs(&self, container: &Container, number: u32) -> Result<()> {
         let name = logs_name(number);
         let pointed = match container.dir().stat(&name) {
-            Ok(stat) if stat.kind() == Some(quell_fs::Kind::Dir) => return Ok(()),
+            Ok(stat) if stat.kind() == Some(Kind::Dir) => return Ok(()),
             Ok(_) => self.pointed_at(container, &name)?,
             Err(error) if error.kind == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
@@ -528,19 +574,65 @@ pub(crate) fn number_name(container: u128) -> Vec<u8> {
     format!("{container:032x}").into_bytes()
 }
 
+/// The users whose directories in `parts` belong to a container: its owner, and those who made what leads there from it. Numbers
+/// of containers can be read and made up, owners cannot.
+pub(crate) fn owners_of(container: &dyn WritableDir) -> Result<Vec<u32>> {
+    let mut owners = vec![container.stat_self()?.uid];
+    for name in container.names()? {
+        if name != ACCESS && !name.starts_with(b"logs-") {
+            continue;
+        }
+        match container.stat(&name) {
+            // One that has another name too may have been made anywhere.
+            // Root makes such names for anybody.
+            Ok(stat) if stat.kind() == Some(Kind::File) && stat.nlink == 1 && stat.uid != 0 => {
+                owners.push(stat.uid);
+            }
+            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    owners.sort_unstable();
+    owners.dedup();
+    Ok(owners)
+}
+
+fn of_another(name: &[u8]) -> Error {
+    Error {
+        source: Some("what another store has under this container's number is another user's".into()),
+        ..Error::new(ErrorKind::Damaged, "open", name)
+    }
+}
+
 pub(crate) fn enter_or_make(
     parent: &dyn WritableDir,
     name: &[u8],
     permissions: u32,
+) -> Result<Arc<dyn WritableDir>> {
+    enter_or_make_for(parent, name, permissions, None)
+}
+
+fn enter_or_make_for(
+    parent: &dyn WritableDir,
+    name: &[u8],
+    permissions: u32,
+    owner: Option<(u32, u32)>,
 ) -> Result<Arc<dyn WritableDir>> {
     match parent.open_writable_dir(name) {
         Err(error) if error.kind == ErrorKind::NotFound => {}
         opened => return opened,
     }
     match parent.make_dir(name, permissions) {
-        Err(error) if error.kind != ErrorKind::Exists => Err(error),
-        _ => parent.open_writable_dir(name),
+        Err(error) if error.kind == ErrorKind::Exists => {}
+        Err(error) => return Err(error),
+        Ok(()) => {
+            if let Some((uid, gid)) = owner {
+                let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
+                parent.change(name, &owner)?;
+            }
+        }
     }
+    parent.open_writable_dir(name)
 }
 
 fn random_number(host: &Host) -> u128 {
