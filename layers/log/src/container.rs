@@ -1,14 +1,14 @@
 //! A container: the directory in a store that holds one file (PLFS, figure 1). Made, found, looked into and
 //! removed here; what its logs say is for others. Drawn in docs/formats/log.md.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use quell_backing::{OpenFile, WritableDir, WritableFile};
 use quell_fs::{Change, Error, ErrorKind, New, Rename, Result, errno};
 
 use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+use crate::log_dirs::Ticket;
 use crate::meta::{Closed, MetaName, Summary};
 use crate::stores::{Host, StoreNumber, Stores, number_name};
 
@@ -40,7 +40,8 @@ pub struct Container {
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
-    logs: Mutex<HashMap<u32, Arc<dyn WritableDir>>>,
+    /// For the log directories that are open.
+    ticket: Ticket,
 }
 
 impl std::fmt::Debug for Container {
@@ -127,7 +128,8 @@ impl Container {
     ) -> Result<Container> {
         let identity = dir.stat_self()?.identity();
         let (stores, meta) = (Arc::clone(stores), OnceLock::new());
-        Ok(Container { dir, identity, head, home, stores, meta, logs: Mutex::default() })
+        let ticket = stores.log_dirs().ticket();
+        Ok(Container { dir, identity, head, home, stores, meta, ticket })
     }
 
     /// Tells this container from every other one that is there.
@@ -316,12 +318,11 @@ impl Container {
     /// The directory of the logs of `writer`; made if `make` says so.
     fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
         let number = (writer % u64::from(self.head.directories)) as u32;
-        let mut known = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(dir) = known.get(&number) {
-            return Ok(Arc::clone(dir));
+        if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
+            return Ok(dir);
         }
         let dir = self.stores.open_logs(self, number, make)?;
-        known.insert(number, Arc::clone(&dir));
+        self.stores.log_dirs().put(self.ticket, number, Arc::clone(&dir));
         Ok(dir)
     }
 
@@ -363,8 +364,7 @@ impl Container {
         match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
                 let number = (writer % u64::from(self.head.directories)) as u32;
-                let known = self.logs.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
-                drop(known);
+                self.stores.log_dirs().forget(self.ticket, number);
                 self.logs_of(writer, false)?.open_file(name)
             }
             opened => opened,
@@ -506,6 +506,12 @@ impl Container {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.stores.log_dirs().forget_all(self.ticket);
     }
 }
 

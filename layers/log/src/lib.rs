@@ -22,6 +22,7 @@ mod frames;
 mod heads;
 mod index_log;
 mod log_check;
+mod log_dirs;
 mod log_file;
 mod meta;
 mod naming;

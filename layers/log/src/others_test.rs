@@ -235,6 +235,27 @@ fn what_root_makes_for_others_is_theirs() {
 }
 
 #[test]
+fn directories_of_logs_are_open_in_bounded_number() {
+    let store = MemoryStore::new();
+    let stores = Stores::open(vec![store.root()], host(6, 1), 300).unwrap();
+    let fs = LogFs::new(stores, Choices::default());
+    let before = store.open_handles();
+    drop(make(&fs, "f", 0));
+    for process in 1..400 {
+        again(&fs, "f", process).write_at(b"x", process.into()).unwrap();
+    }
+    let mut bytes = [0; 400];
+    assert_eq!(again(&fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 400);
+    assert_eq!(bytes[1..], [b'x'; 399]);
+    fs.remove(fs.root(), b"f").unwrap();
+    drop(make(&fs, "g", 0));
+    let open = store.open_handles() - before;
+    // And the data logs that were read last, and a few of the container's own.
+    assert!(open < 256 + 128 + 20, "{open}");
+    fs.remove(fs.root(), b"g").unwrap();
+}
+
+#[test]
 fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
     let store = MemoryStore::new();
     let root = store.root();

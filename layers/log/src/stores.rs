@@ -7,6 +7,7 @@ use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
 
 use crate::container::{ACCESS, Container, logs_permissions, remove_tree};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+use crate::log_dirs::LogDirs;
 use crate::meta::Holder;
 use crate::naming::{OWN, is_own};
 use crate::placement;
@@ -81,6 +82,7 @@ pub struct Stores {
     used: RwLock<Arc<Used>>,
     host: Host,
     directories: u32,
+    log_dirs: LogDirs,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -233,7 +235,8 @@ impl Stores {
             paths.push(store.root.path.clone());
         }
         let used = RwLock::new(Arc::new(Used::of(&numbers, map)));
-        Ok(Stores { roots, own, numbers, paths, used, host, directories })
+        let log_dirs = LogDirs::default();
+        Ok(Stores { roots, own, numbers, paths, used, host, directories, log_dirs })
     }
 
     fn used(&self) -> Arc<Used> {
@@ -309,6 +312,10 @@ impl Stores {
 
     pub fn directories(&self) -> u32 {
         self.directories
+    }
+
+    pub(crate) fn log_dirs(&self) -> &LogDirs {
+        &self.log_dirs
     }
 
     pub fn roots(&self) -> &[Arc<dyn WritableDir>] {
@@ -428,7 +435,10 @@ impl Stores {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
             own => own?,
         };
-        match owners_of(container.dir())?.contains(&own.stat_self()?.uid) {
+        let maker = own.stat_self()?.uid;
+        // Almost always; all that leads there from the container is looked at only if it is not.
+        let is_plain = maker == container.dir().stat_self()?.uid;
+        match is_plain || owners_of(container.dir())?.contains(&maker) {
             true => Ok(Some((own, name))),
             false => Err(of_another(&name)),
         }

@@ -1,0 +1,59 @@
+//! Log directories that are open: a bounded number of them, whatever the number of containers and of directories in each.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use quell_backing::WritableDir;
+
+/// Log directories that stay open.
+pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
+
+/// Names one open container. None is given twice: a directory that was removed is never taken for a new one.
+pub type Ticket = u64;
+
+/// The directories that were used last.
+pub struct LogDirs {
+    next: AtomicU64,
+    open: Mutex<LruCache<(Ticket, u32), Arc<dyn WritableDir>>>,
+}
+
+impl Default for LogDirs {
+    fn default() -> LogDirs {
+        LogDirs { next: AtomicU64::new(0), open: Mutex::new(LruCache::new(LOG_DIRS_OPEN)) }
+    }
+}
+
+impl LogDirs {
+    pub fn ticket(&self) -> Ticket {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn get(&self, container: Ticket, number: u32) -> Option<Arc<dyn WritableDir>> {
+        self.lock().get(&(container, number)).cloned()
+    }
+
+    pub fn put(&self, container: Ticket, number: u32, dir: Arc<dyn WritableDir>) {
+        let evicted = self.lock().push((container, number), dir);
+        drop(evicted); // without the lock: closing may be slow
+    }
+
+    pub fn forget(&self, container: Ticket, number: u32) {
+        let dir = self.lock().pop(&(container, number));
+        drop(dir);
+    }
+
+    /// A container is closed, and what is open in it.
+    pub fn forget_all(&self, container: Ticket) {
+        let mut open = self.lock();
+        let keys: Vec<_> = open.iter().map(|(key, _)| *key).filter(|(of, _)| *of == container).collect();
+        let closed: Vec<_> = keys.iter().filter_map(|key| open.pop(key)).collect();
+        drop(open);
+        drop(closed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LruCache<(Ticket, u32), Arc<dyn WritableDir>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
