@@ -738,7 +738,8 @@ impl Work<'_> {
             for name in dir.names()? {
                 let container = Container::open(self.stores, store, &*dir, &name).ok();
                 let number = container.as_ref().map(Container::number);
-                self.note(|checked| checked.numbers.extend(number));
+                // A copy that a rebalance has put away has the number of the file that is in use.
+                let is_in_use = self.note(|checked| number.is_some_and(|n| !checked.numbers.insert(n)));
                 if !self.is_old(&*dir, &name)? || (self.how.is_used)(store, &[area, &name]) {
                     continue;
                 }
@@ -751,7 +752,7 @@ impl Work<'_> {
                     let owners = container.as_ref().map(|container| owners_of(container.dir()));
                     remove(&*dir, &name, DEPTH_MAX)?;
                     match (number, owners.transpose()?) {
-                        (Some(number), Some(owners)) => self.remove_parts(number, &owners),
+                        (Some(number), Some(owners)) if !is_in_use => self.remove_parts(number, &owners),
                         _ => Ok(()),
                     }
                 });
