@@ -1,10 +1,11 @@
 //! Files that belong to other users than who works with them.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use quell_backing::WritableDir;
+use quell_backing::{PosixDir, WritableDir};
 use quell_fs::errno::{EACCES, EIO, EPERM};
-use quell_fs::{Change, FileSystem, Kind, New, Open, Time, Writable};
+use quell_fs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
 use quell_testkit::MemoryStore;
 
 use crate::container::{dir_permissions, remove_tree};
@@ -267,4 +268,74 @@ fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
     }
     assert!(remove_tree(&*root, b"d").is_err());
     assert_eq!(root.open_dir(b"d").unwrap().names().unwrap(), [b"d"]);
+}
+
+/// What a second user does who may write to a file of the first one. Needs root, to become others.
+#[test]
+fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: not root");
+    }
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // Capabilities go with the user; both are the thread's alone.
+    let as_user = |uid: u32, work: &(dyn Fn(&LogFs) + Sync)| {
+        std::thread::scope(|scope| {
+            let user = scope.spawn(|| {
+                let (id, group) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(100));
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(id, id, id).unwrap();
+                let mut host = host(uid.into(), uid);
+                (host.uid, host.gid) = (uid, 100);
+                let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open(temp.path()).unwrap());
+                let choices = Choices { flatten_bytes: 1 << 20, ..Choices::default() };
+                work(&LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices));
+            });
+            user.join().unwrap();
+        });
+    };
+    let new = |uid| New { permissions: 0o666, uid, gid: 100 };
+    as_user(1000, &|fs| {
+        let (_, file) =
+            fs.create(fs.root(), b"f", new(1000), Open { process: 1, ..Open::READ_WRITE }).unwrap();
+        file.write_at(b"first, and more of it", 0).unwrap();
+    });
+    for (uid, text) in [(1001, b"second"), (1000, b"fourth"), (1001, b"sixth.")] {
+        as_user(uid, &|fs| {
+            let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+            for size in [20, 10] {
+                fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+            }
+            let modified = Some(Time { seconds: 5, nanoseconds: 0 });
+            fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+            let file = again(fs, "f", 1);
+            file.write_at(text, 2).unwrap();
+            file.sync().unwrap();
+            drop(file);
+            let file = again(fs, "f", 2);
+            let mut bytes = [0; 30];
+            assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 10);
+            assert_eq!(&bytes[2..8], text);
+            file.sync().unwrap();
+        });
+    }
+    as_user(1001, &|fs| {
+        let dir = PosixDir::open(temp.path()).unwrap().open_writable_dir(b"f.container").unwrap();
+        assert_eq!(dir.remove(b"access").unwrap_err().errno(), EPERM);
+        assert_eq!(dir.rename(b"access", &*dir, b"mine", Rename::Keep).unwrap_err().errno(), EPERM);
+        let how = Open { process: 1, truncate: true, ..Open::READ_WRITE };
+        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+        drop(fs.open_as(node, how).unwrap());
+        assert_eq!(fs.attributes(node).unwrap().size_bytes, 0);
+        let file = again(fs, "f", 3);
+        file.append(b"anew").unwrap();
+        file.sync().unwrap();
+    });
+    as_user(1000, &|fs| {
+        let mut bytes = [0; 30];
+        assert_eq!(again(fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 4);
+        fs.remove(fs.root(), b"f").unwrap();
+        assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+    });
 }
