@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quell_backing::{OpenFile, WritableDir, WritableFile};
+use quell_backing::{OpenFile, Stat, WritableDir, WritableFile};
 use quell_fs::{Change, Error, ErrorKind, New, Rename, Result, errno};
 
 use crate::flat::Flat;
@@ -387,6 +387,12 @@ impl Container {
         let length = file.read_at(&mut bytes, 0)?;
         self.check_head(&bytes[..length], HeadKind::Data, writer)?;
         Ok(file)
+    }
+
+    /// What the file system says of the data log of `writer`, which is not opened for it: some take the right to buffer from who
+    /// writes a file as long as another has it open.
+    pub fn stat_data(&self, writer: u64) -> Result<Stat> {
+        self.logs_of(writer, false)?.stat(&data_name(writer))
     }
 
     /// The index log of `writer`; its head is for `check_head`, as a reader reads it with what follows.

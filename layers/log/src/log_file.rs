@@ -597,9 +597,9 @@ impl LogFile {
         for (writer, epoch, _) in summary.open.iter().filter(|(writer, ..)| !self.is_ours(*writer)) {
             // Not begun yet, or ended meanwhile: then it has no time to tell.
             if !summary.set_after(*epoch)
-                && let Ok(file) = self.descriptors.data(&self.container, *writer)
+                && let Ok(stat) = self.container.stat_data(*writer)
             {
-                written = written.max(Some(file.stat()?.modified));
+                written = written.max(Some(stat.modified));
             }
         }
         let modified = written.or(summary.modified()).unwrap_or(access.modified);
