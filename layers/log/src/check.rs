@@ -11,9 +11,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use quell_backing::WritableDir;
-use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time};
+use quell_fs::{Error, ErrorKind, Kind, Rename, Result, Time};
 
-use crate::container::{ACCESS, Container, DEPTH_MAX, FIRST_EPOCH, data_name, index_name};
+use crate::container::{
+    ACCESS, Container, FIRST_EPOCH, LOG_PERMISSIONS, data_name, epoch_name, index_name, remove_shallow,
+};
 use crate::crew::{self, Tally};
 use crate::extents::Piece;
 use crate::flat::Flat;
@@ -22,6 +24,7 @@ use crate::heads::{HEAD_BYTES, HeadKind};
 use crate::index_log;
 use crate::log_check::{self, LogFacts, Standing};
 use crate::meta::{Closed, Holder, MetaName, Summary, limit};
+use crate::missing::missing;
 use crate::naming::{OWN, is_own};
 use crate::report;
 use crate::runs::{Run, Runs};
@@ -30,8 +33,6 @@ use crate::stores::{StoreNumber, Stores, number_name, owners_of};
 use crate::tree::{Entry, Found, Oddity, StoredDir, find};
 use crate::view::View;
 
-/// Log files may be read by whoever gets to them.
-const LOG_PERMISSIONS: u32 = 0o644;
 /// The index is written anew in batches of so many frames.
 const BATCH_FRAMES: usize = 1 << 14;
 /// What an index log is called while it is written anew.
@@ -507,7 +508,7 @@ impl Work<'_> {
                     log.filter(|log| log.len() == 16).and_then(|log| u64::from_str_radix(log, 16).ok());
                 match writer {
                     Some(writer)
-                        if writer % u64::from(container.head().directories) == number.into()
+                        if writer % u64::from(container.head().directories) == u64::from(number)
                             && (file == data_name(writer) || file == index_name(writer)) =>
                     {
                         writers.entry(writer).or_insert(Standing::Nobody);
@@ -526,10 +527,7 @@ impl Work<'_> {
 
     /// Whether nothing has happened to `name` for so long that nobody is at it.
     fn is_old(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<bool> {
-        let stat = match dir.stat(name) {
-            Err(error) if error.kind == ErrorKind::NotFound => return Ok(false),
-            stat => stat?,
-        };
+        let Some(stat) = missing(dir.stat(name))? else { return Ok(false) };
         let last = stat.changed.max(stat.modified).seconds;
         Ok(last <= self.how.now.seconds.saturating_sub(self.how.old_seconds))
     }
@@ -541,8 +539,7 @@ impl Work<'_> {
         }
         if let Some(epoch) = epoch_used {
             self.mend(path, Trouble::Epoch(epoch), || {
-                let name = format!("epoch-{epoch:x}");
-                match container.dir().create_file(name.as_bytes(), LOG_PERMISSIONS) {
+                match container.dir().create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
                     Err(error) if error.kind != ErrorKind::Exists => Err(error),
                     _ => container.dir().sync(),
                 }
@@ -580,7 +577,7 @@ impl Work<'_> {
         let modified = log_modified(container, writer);
         if let Some(bytes) = log.torn_bytes {
             mend(Trouble::Torn(writer, bytes), &|| {
-                let data = scan::logs_of(container, writer)?.open_writable_file(&data_name(writer))?;
+                let data = container.logs_of(writer, false)?.open_writable_file(&data_name(writer))?;
                 data.set_size(log.good_place)?;
                 data.sync()
             });
@@ -624,7 +621,7 @@ impl Work<'_> {
     /// Writes the index log of what the data log has, beside the old one, and puts it in its place.
     fn index_anew(&self, container: &Container, log: &LogFacts) -> Result<()> {
         let writer = log.writer;
-        let dir = scan::logs_of(container, writer)?;
+        let dir = container.logs_of(writer, false)?;
         let Some((data, _)) = scan::data(container, writer)? else {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
@@ -633,12 +630,7 @@ impl Work<'_> {
         let temporary = [NEW.as_bytes(), &number_name(self.stores.random_number())[..]].concat();
         let index = dir.create_file(&temporary, LOG_PERMISSIONS)?;
         let write = || -> Result<()> {
-            let host = container.host();
-            let owner = container.dir().stat(ACCESS)?;
-            if host.uid == 0 && (owner.uid, owner.gid) != (host.uid, host.gid) {
-                let owners = Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() };
-                dir.change(&temporary, &owners)?;
-            }
+            container.give_to_owner(&*dir, &temporary)?;
             index.write_at(&container.head().of(HeadKind::Index, writer).encode(), 0)?;
             let block_bytes = container.head().block_bytes.into();
             let mut batch = NewBatch::new(block_bytes, 0, HEAD_BYTES as u64);
@@ -689,16 +681,13 @@ impl Work<'_> {
         let writer = log.writer;
         let Some((first_epoch, last_epoch)) = log.epochs else {
             // It has written nothing that counts.
-            match remove_logs(container, writer) {
-                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            missing(container.remove_logs(writer))?;
             return container.remove_meta(from);
         };
         let Some((data, _)) = scan::data(container, writer)? else {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
-        scan::logs_of(container, writer)?.open_writable_file(&data_name(writer))?.sync()?;
+        container.logs_of(writer, false)?.open_writable_file(&data_name(writer))?.sync()?;
         // What was lost and not synced is a hole: the file is as long as it was.
         let mut end = log.lost_end;
         let block_bytes = container.head().block_bytes.into();
@@ -725,16 +714,13 @@ impl Work<'_> {
         for name in root.names()? {
             if is_own(&name) && name != OWN && self.is_old(&**root, &name)? {
                 let trouble = Trouble::Leftover(store, shown(&name));
-                self.mend(b"", trouble, || remove(&**root, &name, DEPTH_MAX));
+                self.mend(b"", trouble, || remove_shallow(&**root, &name));
             }
         }
         let own = root.open_writable_dir(OWN)?;
         for area in [&b"new"[..], b"trash"] {
-            let dir = match own.open_writable_dir(area) {
-                // A store that is drained has no place for what is new.
-                Err(error) if error.kind == ErrorKind::NotFound => continue,
-                opened => opened?,
-            };
+            // A store that is drained has no place for what is new.
+            let Some(dir) = missing(own.open_writable_dir(area))? else { continue };
             for name in dir.names()? {
                 let container = Container::open(self.stores, store, &*dir, &name).ok();
                 let number = container.as_ref().map(Container::number);
@@ -750,7 +736,7 @@ impl Work<'_> {
                 let text = format!(".quell/{}/{}", shown(area), shown(&name));
                 self.mend(b"", Trouble::Leftover(store, text), || {
                     let owners = container.as_ref().map(|container| owners_of(container.dir()));
-                    remove(&*dir, &name, DEPTH_MAX)?;
+                    remove_shallow(&*dir, &name)?;
                     match (number, owners.transpose()?) {
                         (Some(number), Some(owners)) if !is_in_use => self.remove_parts(number, &owners),
                         _ => Ok(()),
@@ -782,10 +768,7 @@ impl Work<'_> {
             if parts.stat(&number_name(number)).is_ok_and(|stat| !owners.contains(&stat.uid)) {
                 continue; // another's, whatever the number
             }
-            match remove(&*parts, &number_name(number), DEPTH_MAX) {
-                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            missing(remove_shallow(&*parts, &number_name(number)))?;
         }
         Ok(())
     }
@@ -974,32 +957,6 @@ fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
         }
     }
     joined
-}
-
-fn remove_logs(container: &Container, writer: u64) -> Result<()> {
-    let dir = scan::logs_of(container, writer)?;
-    for name in [data_name(writer), index_name(writer)] {
-        match dir.remove(&name) {
-            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Removes `name` with what is in it, not deeper than this layer makes directories. No link is followed.
-fn remove(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
-    if parent.stat(name)?.kind() != Some(Kind::Dir) {
-        return parent.remove(name);
-    }
-    if depth == 0 {
-        return Err(Error::new(ErrorKind::NotEmpty, "remove", name));
-    }
-    let dir = parent.open_writable_dir(name)?;
-    for child in dir.names()? {
-        remove(&*dir, &child, depth - 1)?;
-    }
-    parent.remove_dir(name)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Each kind of damage is told as what it is; a repair loses nothing, and a second one finds nothing to do.
 
 use quell_backing::WritableFile;
-use quell_fs::{FileSystem, Writable};
+use quell_fs::{Change, FileSystem, Writable};
 use quell_testkit::MemoryStore;
 
 use super::*;
@@ -64,7 +64,7 @@ fn writer(stores: &[MemoryStore]) -> u64 {
 
 fn log(stores: &[MemoryStore], name: &[u8]) -> Box<dyn WritableFile> {
     let writer = writer(stores);
-    scan::logs_of(&container(stores, "f"), writer).unwrap().open_writable_file(name).unwrap()
+    container(stores, "f").logs_of(writer, false).unwrap().open_writable_file(name).unwrap()
 }
 
 fn flip(file: &dyn WritableFile, at: u64) {
@@ -97,7 +97,7 @@ fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
         let whole = content(&stores, "f").unwrap();
         let writer = writer(&stores);
         let index = index_name(writer);
-        let dir = scan::logs_of(&container(&stores, "f"), writer).unwrap();
+        let dir = container(&stores, "f").logs_of(writer, false).unwrap();
         match damage {
             0 => dir.remove(&index).unwrap(),
             1 => log(&stores, &index).set_size(lengths - 3).unwrap(),
@@ -187,7 +187,7 @@ fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
     file.publish().unwrap();
     let stores = [stores[0].kill()];
     let (writer, ..) = container(&stores, "f").summary().unwrap().open[0];
-    let data = scan::logs_of(&container(&stores, "f"), writer).unwrap();
+    let data = container(&stores, "f").logs_of(writer, false).unwrap();
     let data = data.open_writable_file(&data_name(writer)).unwrap();
     data.set_size(data.stat().unwrap().size_bytes - 5_000).unwrap();
     let before = content(&stores, "f").unwrap();
@@ -209,7 +209,7 @@ fn a_damaged_head_of_a_frame_is_told_and_the_index_has_what_it_said() {
     assert_eq!(content(&stores, "f").unwrap(), whole);
     // Without the index nobody knows what was there: nothing is cut, nothing is made up.
     let index = index_name(writer(&stores));
-    scan::logs_of(&container(&stores, "f"), writer(&stores)).unwrap().remove(&index).unwrap();
+    container(&stores, "f").logs_of(writer(&stores), false).unwrap().remove(&index).unwrap();
     let (found, left) = found_and_left(&stores);
     assert!(found.contains(&"unreadable") && left == found, "{found:?} {left:?}");
 }
@@ -243,7 +243,7 @@ fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
     // Never closed: the process is gone.
     let stores = [stores[0].kill()];
     let (writer, ..) = container(&stores, "f").summary().unwrap().open[0];
-    let data = scan::logs_of(&container(&stores, "f"), writer).unwrap();
+    let data = container(&stores, "f").logs_of(writer, false).unwrap();
     let data = data.open_writable_file(&data_name(writer)).unwrap();
     data.write_at(tail, data.stat().unwrap().size_bytes).unwrap();
     let whole = [pattern(20_000, 0), pattern(20_000, 1), pattern(50_000, 3)].concat();

@@ -4,12 +4,13 @@
 use std::sync::{Arc, OnceLock};
 
 use quell_backing::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_fs::{Change, Error, ErrorKind, New, Rename, Result, errno};
+use quell_fs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
 use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::log_dirs::Ticket;
 use crate::meta::{Closed, MetaName, Summary};
+use crate::missing::missing;
 use crate::stores::{Host, StoreNumber, Stores, number_name};
 
 pub(crate) const RECORD: &[u8] = b"container";
@@ -18,7 +19,7 @@ pub(crate) const META: &[u8] = b"meta";
 const EPOCH: &str = "epoch-";
 const FLAT: &str = "flat-";
 /// Log files may be read by whoever gets to them: the container's directory decides who does.
-const LOG_PERMISSIONS: u32 = 0o644;
+pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
 
 /// So many names that say nothing any more may lie in `meta`.
 const SUPERSEDED_KEPT: usize = 16;
@@ -254,16 +255,16 @@ impl Container {
         // No node counts so far: somebody has made up a name.
         let epoch = last.checked_add(count).ok_or_else(|| Error {
             source: Some("no epoch is left".into()),
-            ..Error::new(ErrorKind::Damaged, "take", format!("{EPOCH}{last:x}"))
+            ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
         })?;
-        match self.dir.create_file(format!("{EPOCH}{epoch:x}").as_bytes(), LOG_PERMISSIONS) {
+        match self.dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
             Ok(_) => self.dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }
         for smaller in epochs {
             // Tidiness alone: only the largest counts, and others tidy at the same time.
-            let _ = self.dir.remove(format!("{EPOCH}{smaller:x}").as_bytes());
+            let _ = self.dir.remove(&epoch_name(smaller));
         }
         Ok(epoch)
     }
@@ -306,18 +307,17 @@ impl Container {
     }
 
     pub fn remove_flats(&self) -> Result<()> {
-        for name in self.flats()? {
-            match self.dir.remove(&name) {
-                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        self.flats()?.iter().try_for_each(|name| missing(self.dir.remove(name)).map(drop))
+    }
+
+    /// Which log directory has the logs of `writer`.
+    fn logs_number(&self, writer: u64) -> u32 {
+        (writer % u64::from(self.head.directories)) as u32
     }
 
     /// The directory of the logs of `writer`; made if `make` says so.
-    fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
-        let number = (writer % u64::from(self.head.directories)) as u32;
+    pub(crate) fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
+        let number = self.logs_number(writer);
         if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
             return Ok(dir);
         }
@@ -346,25 +346,29 @@ impl Container {
             Err(error) if error.kind == ErrorKind::Exists => dir.open_writable_file(name)?,
             made => made?,
         };
-        let host = self.host();
-        if host.uid == 0 {
-            // Root writes for others: what they wrote is theirs, also for quotas.
-            let owner = self.dir.stat(ACCESS)?;
-            if (owner.uid, owner.gid) != (host.uid, host.gid) {
-                let (uid, gid) = (Some(owner.uid), Some(owner.gid));
-                dir.change(name, &Change { uid, gid, ..Change::default() })?;
-            }
-        }
+        self.give_to_owner(&*dir, name)?;
         file.write_at(&self.head.of(kind, writer).encode(), 0)?;
         Ok(file)
     }
 
+    /// Root writes for others: what they wrote is theirs, also for quotas.
+    pub(crate) fn give_to_owner(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<()> {
+        let host = self.host();
+        if host.uid != 0 {
+            return Ok(());
+        }
+        let owner = self.dir.stat(ACCESS)?;
+        if (owner.uid, owner.gid) == (host.uid, host.gid) {
+            return Ok(());
+        }
+        dir.change(name, &Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() })
+    }
+
     /// A log of `writer`. Log directories move to other stores: one that was there may be elsewhere now.
-    fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+    pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
-                let number = (writer % u64::from(self.head.directories)) as u32;
-                self.stores.log_dirs().forget(self.ticket, number);
+                self.stores.log_dirs().forget(self.ticket, self.logs_number(writer));
                 self.logs_of(writer, false)?.open_file(name)
             }
             opened => opened,
@@ -373,11 +377,7 @@ impl Container {
 
     /// Whether the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
-        match self.dir.stat(RECORD) {
-            Ok(_) => Ok(false),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(true),
-            Err(error) => Err(error),
-        }
+        Ok(missing(self.dir.stat(RECORD))?.is_none())
     }
 
     /// The data log of `writer`, its head checked.
@@ -415,7 +415,7 @@ impl Container {
     /// The names of the logs of `writer` survive a loss of power.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
-        self.stores.sync_logs(self, (writer % u64::from(self.head.directories)) as u32)
+        self.stores.sync_logs(self, self.logs_number(writer))
     }
 
     /// What a writer that has ended has written survives a loss of power.
@@ -456,13 +456,8 @@ impl Container {
     /// Removes the logs of a writer.
     pub fn remove_logs(&self, writer: u64) -> Result<()> {
         let dir = self.logs_of(writer, false)?;
-        for name in [data_name(writer), index_name(writer)] {
-            match dir.remove(&name) {
-                Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        let names = [data_name(writer), index_name(writer)];
+        names.iter().try_for_each(|name| missing(dir.remove(name)).map(drop))
     }
 
     /// Gives the file other permissions or owners: `access` says it, the directories follow.
@@ -545,6 +540,10 @@ fn is_what_is_left(dir: &dyn WritableDir) -> Result<bool> {
     Ok(!names.is_empty() && names.iter().all(ours))
 }
 
+pub(crate) fn epoch_name(epoch: u64) -> Vec<u8> {
+    format!("{EPOCH}{epoch:x}").into_bytes()
+}
+
 pub(crate) fn data_name(writer: u64) -> Vec<u8> {
     format!("{writer:016x}.data").into_bytes()
 }
@@ -562,12 +561,20 @@ fn exists(error: Error) -> Error {
 }
 
 /// Directories below one that is removed, as this layer makes them.
-pub(crate) const DEPTH_MAX: usize = 3;
+const DEPTH_MAX: usize = 3;
 
 /// Removes the directory `name` with all that is in it, but for what lies deeper than this layer makes directories; no link is
 /// followed. Of what cannot be removed the first error is told when the rest is gone.
 pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
     remove_down_to(parent, name, DEPTH_MAX)
+}
+
+/// Removes `name`, whatever it is, with what is in it if that is no deeper than this layer makes what it leaves.
+pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
+    match parent.stat(name)?.kind() {
+        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1),
+        _ => parent.remove(name),
+    }
 }
 
 fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {

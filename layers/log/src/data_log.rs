@@ -31,6 +31,17 @@ impl FrameHead {
     pub fn bytes(&self) -> u64 {
         FRAME_HEAD_BYTES + self.runs_bytes
     }
+
+    /// The frame, if this head is at `place` of the data log.
+    pub fn frame(&self, place: u64) -> Frame {
+        Frame {
+            position: self.position,
+            payload_bytes: self.payload_bytes,
+            payload_place: place + self.bytes(),
+            epoch: self.epoch,
+            sequence: self.sequence,
+        }
+    }
 }
 
 /// The head and the runs of a frame, as they are written.

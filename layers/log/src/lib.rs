@@ -25,6 +25,7 @@ mod log_check;
 mod log_dirs;
 mod log_file;
 mod meta;
+mod missing;
 mod naming;
 mod nodes;
 #[cfg(test)]

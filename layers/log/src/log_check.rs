@@ -11,7 +11,7 @@ use crate::data_log::{self, NoEdges};
 use crate::frames::{FRAME_HEAD_BYTES, Frame, Frames, stored_bytes};
 use crate::heads::HEAD_BYTES;
 use crate::meta::{Closed, Holder, Summary};
-use crate::runs::Run;
+use crate::runs::{Run, at_positions};
 use crate::scan;
 
 /// Blocks that are read at once.
@@ -130,27 +130,6 @@ impl Cursor<'_> {
             }
         }
         true
-    }
-}
-
-/// Where bytes at positions `start..end` are in the file, if `runs` begin at position `first`.
-fn in_file(runs: &[Run], first: u64, (start, end): (u64, u64), visit: &mut dyn FnMut(u64, u64, u64)) {
-    let mut position = first;
-    for run in runs {
-        if position >= end {
-            return;
-        }
-        let mut i = (start.saturating_sub(position) / run.length).min(run.count);
-        while i < run.count && position + i * run.length < end {
-            let at = position + i * run.length;
-            let (from, to) = (at.max(start), (at + run.length).min(end));
-            if from < to {
-                let offset = run.start_of(i) + (from - at);
-                visit(from, offset, offset + (to - from));
-            }
-            i += 1;
-        }
-        position += run.bytes();
     }
 }
 
@@ -288,13 +267,7 @@ fn walk(
         let head = data_log::read_head(data, walk.place, walk.position)?;
         let (frame, runs) = match (&head, told) {
             (Some((head, runs)), told) => {
-                let frame = Frame {
-                    position: walk.position,
-                    payload_bytes: head.payload_bytes,
-                    payload_place: walk.place + head.bytes(),
-                    epoch: head.epoch,
-                    sequence: head.sequence,
-                };
+                let frame = head.frame(walk.place);
                 if told.is_some_and(|told| told != frame) || told.is_some() && !cursor.is_next(runs) {
                     walk.disagrees = true;
                 }
@@ -348,7 +321,7 @@ fn walk(
         {
             let mut found = Vec::new();
             bad.iter().for_each(|bad| {
-                in_file(runs, frame.position, *bad, &mut |position, start, end| {
+                at_positions(runs, frame.position, *bad, &mut |position, start, end| {
                     found.push((position, start, end))
                 });
             });
@@ -356,7 +329,7 @@ fn walk(
         } else if let (Some(runs), Some((.., found))) = (runs, &mut torn) {
             walk.broken = true;
             bad.iter().for_each(|bad| {
-                in_file(runs, frame.position, *bad, &mut |position, start, end| {
+                at_positions(runs, frame.position, *bad, &mut |position, start, end| {
                     found.push((position, start, end))
                 });
             });
@@ -398,7 +371,7 @@ fn damage(facts: &mut LogFacts, indexed: &Indexed, bad: &[(u64, u64)], synced: u
         for (range, to) in
             [((*start, (*end).min(synced)), &mut *damaged), (((*start).max(synced), *end), &mut *lost)]
         {
-            in_file(&indexed.runs, 0, range, &mut |position, start, end| {
+            at_positions(&indexed.runs, 0, range, &mut |position, start, end| {
                 if to.len() < DAMAGE_MAX {
                     to.push((position, start, end));
                 }

@@ -15,6 +15,7 @@ use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result};
 
 use crate::container::{Container, META, RECORD, remove_tree};
 use crate::crew::{self, Tally};
+use crate::missing::missing;
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::store_map::StoreMap;
 use crate::stores::{StoreNumber, Stores, enter_or_make, logs_name, number_name};
@@ -125,13 +126,6 @@ pub fn foretell(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalanced> {
 
 fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
-}
-
-fn missing<T>(result: Result<T>) -> Result<Option<T>> {
-    match result {
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-        result => result.map(Some),
-    }
 }
 
 /// Whether somebody has the file open for writing who is not known to be gone.

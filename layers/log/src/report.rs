@@ -11,7 +11,7 @@ use crate::extents::{Extent, Piece};
 use crate::frames::{Frame, SUM_BYTES};
 use crate::log_file::{Choices, LogFile};
 use crate::meta::{Cut, Holder, Summary};
-use crate::runs::Run;
+use crate::runs::{Run, at_positions};
 use crate::scan::{self, IndexEnd};
 use crate::stores::Host;
 use crate::view::{Torn, View};
@@ -309,28 +309,13 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         &self,
         writer: u64,
         runs: &[Run],
-        mut position: u64,
-        (start, end): (u64, u64),
+        position: u64,
+        range: (u64, u64),
         visit: &mut dyn FnMut(Wrote),
     ) -> bool {
-        for run in runs {
-            if position >= end {
-                return false;
-            }
-            // The extents before `start` are not gone through one by one.
-            let mut i = (start.saturating_sub(position) / run.length).min(run.count);
-            while i < run.count && position + i * run.length < end {
-                let at = position + i * run.length;
-                let (from, to) = (at.max(start), (at + run.length).min(end));
-                if from < to {
-                    let file = run.start_of(i) + (from - at);
-                    self.became(writer, from, file, to - from, visit);
-                }
-                i += 1;
-            }
-            position += run.bytes();
-        }
-        position < end
+        at_positions(runs, position, range, &mut |position, start, end| {
+            self.became(writer, position, start, end - start, visit);
+        })
     }
 
     /// What became of `length` bytes that `writer` has at `position` and wrote at `start`.

@@ -132,6 +132,35 @@ impl Runs {
     }
 }
 
+/// Visits the bytes at positions `start..end`, if `runs` begin at position `first`: their position, and where in the file they
+/// begin and end. Returns whether there may be more of them behind these runs.
+pub fn at_positions(
+    runs: &[Run],
+    first: u64,
+    (start, end): (u64, u64),
+    visit: &mut dyn FnMut(u64, u64, u64),
+) -> bool {
+    let mut position = first;
+    for run in runs {
+        if position >= end {
+            return false;
+        }
+        // The extents before `start` are not gone through one by one.
+        let mut i = (start.saturating_sub(position) / run.length).min(run.count);
+        while i < run.count && position + i * run.length < end {
+            let at = position + i * run.length;
+            let (from, to) = (at.max(start), (at + run.length).min(end));
+            if from < to {
+                let offset = run.start_of(i) + (from - at);
+                visit(from, offset, offset + (to - from));
+            }
+            i += 1;
+        }
+        position += run.bytes();
+    }
+    position < end
+}
+
 /// Appends the encoded runs to `out`.
 pub fn encode(runs: &[Run], out: &mut Vec<u8>) {
     let mut expected = 0u64;

@@ -1,16 +1,15 @@
-//! One writer's logs from their beginnings: the batches of the index log and the frames of the data log, each handed
-//! to who looks at them. Nothing is kept.
+//! One writer's logs: the batches of the index log and the frames of the data log, each handed to who looks at them. Nothing
+//! is kept.
 
-use std::sync::Arc;
-
-use quell_backing::{OpenFile, WritableDir};
-use quell_fs::{Error, ErrorKind, Result};
+use quell_backing::OpenFile;
+use quell_fs::{Error, Result};
 
 use crate::container::{Container, data_name};
 use crate::damage::Damage;
 use crate::data_log::{self, FrameHead};
 use crate::heads::{HEAD_BYTES, HeadKind};
 use crate::index_log::{self, BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch};
+use crate::missing::missing;
 use crate::runs::Run;
 
 /// Index logs are read in pieces of this size.
@@ -30,68 +29,85 @@ pub struct IndexEnd {
     pub damage: Option<Damage>,
 }
 
+/// A place in an index log, between two batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexPlace {
+    /// 0: its head was not looked at.
+    pub place: u64,
+    /// What the batches before tell of: positions, and how far that is in the data log.
+    pub position: u64,
+    pub data_place: u64,
+}
+
+impl IndexPlace {
+    pub const BEGIN: IndexPlace = IndexPlace { place: 0, position: 0, data_place: HEAD_BYTES as u64 };
+}
+
+/// What is done with a batch, and with the position that it begins with. Whether to go on.
+pub type VisitBatch<'a> = dyn FnMut(Batch, u64) -> Result<bool> + 'a;
+
 /// Visits every batch of an index log, with the position that it begins with, until one is torn or `visit` says
 /// that it has seen enough.
-pub fn batches(
+pub fn batches(container: &Container, writer: u64, visit: &mut VisitBatch<'_>) -> Result<IndexEnd> {
+    let file = missing(container.open_index(writer))?;
+    let bytes = file.as_ref().map(|file| file.stat()).transpose()?.map(|stat| stat.size_bytes);
+    let (IndexPlace { place, position, data_place }, damage) = match file {
+        Some(file) => batches_from(&*file, container, writer, IndexPlace::BEGIN, visit)?,
+        None => (IndexPlace::BEGIN, None),
+    };
+    Ok(IndexEnd { bytes, place, position, data_place, damage })
+}
+
+/// The same from a place on, to see only what has come since. Returns the place behind the last batch, and why nothing that
+/// follows is one, if something does.
+pub fn batches_from(
+    file: &dyn OpenFile,
     container: &Container,
     writer: u64,
-    visit: &mut dyn FnMut(Batch, u64) -> Result<bool>,
-) -> Result<IndexEnd> {
-    let begin = HEAD_BYTES as u64;
-    let mut end = IndexEnd { bytes: None, place: 0, position: 0, data_place: begin, damage: None };
-    let file = match container.open_index(writer) {
-        Err(error) if error.kind == ErrorKind::NotFound => return Ok(end),
-        file => file?,
-    };
-    let size = file.stat()?.size_bytes;
-    end.bytes = Some(size);
-    let mut head = [0; HEAD_BYTES];
-    let length = file.read_at(&mut head, 0)?;
-    if container.check_head(&head[..length], HeadKind::Index, writer).is_err() {
-        end.damage =
-            Some(Damage { what: "the index log", place: 0, reason: "it does not begin with its head" });
-        return Ok(end);
-    }
-    end.place = begin;
+    from: IndexPlace,
+    visit: &mut VisitBatch<'_>,
+) -> Result<(IndexPlace, Option<Damage>)> {
     let block_bytes = container.head().block_bytes.into();
-    let mut buffer: Vec<u8> = Vec::new();
+    let mut at = from;
+    let mut buffer = Vec::new();
     // Bytes of the buffer that are used up.
-    let mut at = 0;
-    while end.place < size {
-        match index_log::decode(&buffer[at..], block_bytes, end.position, end.data_place) {
-            Ok(batch) => {
-                let begins = end.position;
-                at += batch.bytes;
-                end.place += batch.bytes as u64;
-                end.position += batch.frames.position();
-                end.data_place = batch.frames.place();
-                if !visit(batch, begins)? {
-                    return Ok(end);
-                }
+    let mut used = 0;
+    loop {
+        let before = buffer.len();
+        let here = before - used;
+        buffer.resize(before + READ_BYTES.max(wanted(&buffer[used..]).saturating_sub(here)), 0);
+        let read = file.read_at(&mut buffer[before..], at.place + here as u64)?;
+        let is_end = read < buffer.len() - before;
+        buffer.truncate(before + read);
+        if at.place == 0 {
+            if container.check_head(&buffer, HeadKind::Index, writer).is_err() {
+                let reason = "it does not begin with its head";
+                return Ok((at, Some(Damage { what: "the index log", place: 0, reason })));
             }
-            Err(damage) => {
-                let here = (buffer.len() - at) as u64;
-                let whole = wanted(&buffer[at..]) as u64;
-                if here >= whole || end.place + here >= size {
-                    end.damage = Some(Damage { place: end.place, ..damage });
-                    return Ok(end);
-                }
-                buffer.drain(..at);
-                at = 0;
-                let more = READ_BYTES.max(whole as usize - here as usize);
-                let more = more.min((size - end.place - here) as usize);
-                let before = buffer.len();
-                buffer.resize(before + more, 0);
-                let read = file.read_at(&mut buffer[before..], end.place + here)?;
-                buffer.truncate(before + read);
-                if read == 0 {
-                    end.damage = Some(Damage { place: end.place, ..damage });
-                    return Ok(end);
-                }
-            }
+            (used, at.place) = (HEAD_BYTES, HEAD_BYTES as u64);
         }
+        let damage = loop {
+            match index_log::decode(&buffer[used..], block_bytes, at.position, at.data_place) {
+                Ok(batch) => {
+                    let begins = at.position;
+                    used += batch.bytes;
+                    at.place += batch.bytes as u64;
+                    at.position += batch.frames.position();
+                    at.data_place = batch.frames.place();
+                    if !visit(batch, begins)? {
+                        return Ok((at, None));
+                    }
+                }
+                Err(damage) => break damage,
+            }
+        };
+        let left = buffer.len() - used;
+        if is_end || wanted(&buffer[used..]) <= left {
+            return Ok((at, (left > 0).then_some(Damage { place: at.place, ..damage })));
+        }
+        buffer.drain(..used);
+        used = 0;
     }
-    Ok(end)
 }
 
 /// How many bytes the batch at the front of `bytes` takes, or at least its head.
@@ -128,21 +144,12 @@ pub fn frames(
     Ok((place, position))
 }
 
-/// The directory of a writer's logs.
-pub fn logs_of(container: &Container, writer: u64) -> Result<Arc<dyn WritableDir>> {
-    let number = (writer % u64::from(container.head().directories)) as u32;
-    container.stores().open_logs(container, number, false)
-}
-
 /// A data log, and whether it begins with its head.
 pub type Data = (Box<dyn OpenFile>, Result<(), Error>);
 
 /// The data log of `writer`, whatever its head is; `None` if there is none.
 pub fn data(container: &Container, writer: u64) -> Result<Option<Data>> {
-    let file = match logs_of(container, writer).and_then(|dir| dir.open_file(&data_name(writer))) {
-        Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
+    let Some(file) = missing(container.open_log(writer, &data_name(writer)))? else { return Ok(None) };
     let mut bytes = [0; HEAD_BYTES];
     let length = file.read_at(&mut bytes, 0)?;
     let head = container.check_head(&bytes[..length], HeadKind::Data, writer);

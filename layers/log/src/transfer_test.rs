@@ -114,7 +114,7 @@ fn a_damaged_file_is_told_and_leaves_no_name() {
     drop(fs);
     let container = container(&stores, "bad");
     let writer = container.summary().unwrap().closed[0].writer;
-    let dir = crate::scan::logs_of(&container, writer).unwrap();
+    let dir = container.logs_of(writer, false).unwrap();
     let name = crate::container::data_name(writer);
     dir.open_writable_file(&name).unwrap().write_at(b"!", 20_000).unwrap();
     let out = MemoryStore::new();

@@ -10,13 +10,13 @@ use crate::data_log;
 use crate::extents::{Extent, Extents, Orders, Piece, resolve};
 use crate::flat::{Flat, FlatLog};
 use crate::frames::{Frame, Frames, Order};
-use crate::heads::{HEAD_BYTES, HeadKind};
-use crate::index_log::{self, BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch};
+use crate::heads::HEAD_BYTES;
+use crate::index_log::Batch;
 use crate::meta::{Cut, Summary, limit};
+use crate::missing::missing;
 use crate::runs::Run;
+use crate::scan::{self, IndexPlace};
 
-/// Index logs are read in pieces of this size.
-const READ_BYTES: usize = 1 << 20;
 /// A log that claims more extents than this must show the data for them: each takes memory.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
 
@@ -104,42 +104,16 @@ impl Log {
     }
 
     fn follow_index(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
-        let file = match container.open_index(self.writer) {
-            // Nothing was published yet, or the index was lost: the data log has all that is in it.
-            Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
-            file => file?,
-        };
-        let mut buffer = Vec::new();
-        // Bytes of the buffer that are used up.
-        let mut at = 0;
-        loop {
-            let before = buffer.len();
-            buffer.resize(before + READ_BYTES.max(wanted(&buffer[at..]).saturating_sub(before - at)), 0);
-            let read = file.read_at(&mut buffer[before..], self.index_place + (before - at) as u64)?;
-            let is_end = read < buffer.len() - before;
-            buffer.truncate(before + read);
-            if self.index_place == 0 {
-                if buffer.len() < HEAD_BYTES
-                    || container.check_head(&buffer, HeadKind::Index, self.writer).is_err()
-                {
-                    return Ok(()); // torn at its beginning: nothing in it counts
-                }
-                (at, self.index_place) = (HEAD_BYTES, HEAD_BYTES as u64);
-            }
-            let block_bytes = self.frames.block_bytes();
-            while let Ok(batch) =
-                index_log::decode(&buffer[at..], block_bytes, self.indexed.0, self.indexed.1)
-            {
-                at += batch.bytes;
-                self.index_place += batch.bytes as u64;
-                self.take(container, batch, visit)?;
-            }
-            if is_end || wanted(&buffer[at..]) <= buffer.len() - at {
-                return Ok(());
-            }
-            buffer.drain(..at);
-            at = 0;
-        }
+        // Nothing was published yet, or the index was lost: the data log has all that is in it.
+        let Some(file) = missing(container.open_index(self.writer))? else { return Ok(()) };
+        let (position, data_place) = self.indexed;
+        let from = IndexPlace { place: self.index_place, position, data_place };
+        let writer = self.writer;
+        let (end, _) = scan::batches_from(&*file, container, writer, from, &mut |batch, _| {
+            self.take(container, batch, visit).map(|()| true)
+        })?;
+        self.index_place = end.place;
+        Ok(())
     }
 
     /// Takes in a batch; part of it may be known already from the heads of the frames.
@@ -216,39 +190,21 @@ impl Log {
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Damaged) => return Ok(()),
             file => file?,
         };
-        let size = file.stat()?.size_bytes;
-        while self.frames.place() < size {
-            let (position, place) = (self.frames.position(), self.frames.place());
-            let Some((head, runs)) = data_log::read_head(&*file, place, position)? else { break };
-            let frame = Frame {
-                position,
-                payload_bytes: head.payload_bytes,
-                payload_place: place + head.bytes(),
-                epoch: head.epoch,
-                sequence: head.sequence,
-            };
-            if !data_log::is_whole(&*file, &frame, self.frames.block_bytes())? {
-                break;
+        let block_bytes = self.frames.block_bytes();
+        let from = (self.frames.place(), self.frames.position());
+        scan::frames(&*file, block_bytes, from, &mut |place, head, runs| {
+            if !data_log::is_whole(&*file, &head.frame(place), block_bytes)? {
+                return Ok(false);
             }
             self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
-            let mut position = position;
+            let mut position = head.position;
             for run in runs {
                 visit_run(&run, position, visit);
                 position += run.bytes();
             }
-        }
+            Ok(true)
+        })?;
         Ok(())
-    }
-}
-
-/// How many bytes the batch at the front of `bytes` takes, or at least its head.
-fn wanted(bytes: &[u8]) -> usize {
-    match bytes.get(4..8) {
-        Some(body) => {
-            let body = u32::from_le_bytes(body.try_into().expect("4 bytes"));
-            BATCH_HEAD_BYTES + u64::from(body).min(BODY_BYTES_MAX) as usize
-        }
-        None => BATCH_HEAD_BYTES,
     }
 }
 
@@ -518,7 +474,7 @@ impl View {
 
     /// The largest epoch that was seen.
     pub fn epoch(&self) -> u64 {
-        self.logs.iter().filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)
+        self.epoch_of(&|_| true)
     }
 
     pub fn logs(&self) -> &[Log] {
