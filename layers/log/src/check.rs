@@ -440,11 +440,10 @@ impl Work<'_> {
         container.dir().stat(ACCESS)?;
         let mut writers: BTreeMap<u64, Standing> = BTreeMap::new();
         let mut open = 0;
-        for (writer, epoch, holder) in &summary.open {
-            let is_gone = self.is_gone(holder);
+        for running in &summary.open {
+            let is_gone = self.is_gone(&running.holder);
             open += u64::from(!is_gone);
-            let standing = Standing::Open { epoch: *epoch, holder: holder.clone(), is_gone };
-            writers.insert(*writer, standing);
+            writers.insert(running.writer, Standing::Open { running: running.clone(), is_gone });
         }
         for closed in &summary.closed {
             writers.insert(closed.writer, Standing::Closed(*closed));
@@ -593,12 +592,12 @@ impl Work<'_> {
             }
         }
         match &log.standing {
-            Standing::Open { holder, is_gone: true, epoch } => {
-                let trouble = Trouble::Gone(writer, holder.clone());
+            Standing::Open { running, is_gone: true } => {
+                let trouble = Trouble::Gone(writer, running.holder.clone());
                 if !log.can_retire {
                     return self.found(path, trouble, Outcome::Found);
                 }
-                let open = MetaName::Open { writer, epoch: *epoch, holder: holder.clone() };
+                let open = MetaName::Open(running.clone());
                 mend(trouble, &|| self.retire(container, summary, log, &open, modified));
             }
             Standing::Closed(closed) if log.closed_is_wrong => {
@@ -730,7 +729,7 @@ impl Work<'_> {
                     continue;
                 }
                 let summary = container.as_ref().and_then(|container| container.summary().ok());
-                if summary.is_some_and(|s| s.open.iter().any(|(.., holder)| !self.is_gone(holder))) {
+                if summary.is_some_and(|s| s.is_being_written(|holder| self.is_gone(holder))) {
                     continue; // somebody may write to it still
                 }
                 let text = format!(".quell/{}/{}", shown(area), shown(&name));

@@ -5,6 +5,7 @@ use quell_fs::{Change, FileSystem, Writable};
 use quell_testkit::MemoryStore;
 
 use super::*;
+use crate::meta::Running;
 use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
 
 const DAY: i64 = 86_400;
@@ -186,7 +187,7 @@ fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
     file.write_at(&pattern(20_000, 2), 20_000).unwrap();
     file.publish().unwrap();
     let stores = [stores[0].kill()];
-    let (writer, ..) = container(&stores, "f").summary().unwrap().open[0];
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
     let data = container(&stores, "f").logs_of(writer, false).unwrap();
     let data = data.open_writable_file(&data_name(writer)).unwrap();
     data.set_size(data.stat().unwrap().size_bytes - 5_000).unwrap();
@@ -242,7 +243,7 @@ fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
     file.write_at(&pattern(50_000, 3), 40_000).unwrap();
     // Never closed: the process is gone.
     let stores = [stores[0].kill()];
-    let (writer, ..) = container(&stores, "f").summary().unwrap().open[0];
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
     let data = container(&stores, "f").logs_of(writer, false).unwrap();
     let data = data.open_writable_file(&data_name(writer)).unwrap();
     data.write_at(tail, data.stat().unwrap().size_bytes).unwrap();
@@ -278,9 +279,11 @@ fn a_writer_that_died_before_it_wrote_leaves_nothing() {
     drop(make(&fs, "f", 1));
     let container = container(&stores, "f");
     let holder = Holder { pid: GONE, start: 1, node: "boot.node1".to_owned() };
-    container.add_meta(&MetaName::Open { writer: 77, epoch: 1, holder: holder.clone() }).unwrap();
+    let begun =
+        |writer| MetaName::Open(Running { writer, first_epoch: 1, holder: holder.clone(), told: None });
+    container.add_meta(&begun(77)).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["writer-gone"], vec![]));
-    container.add_meta(&MetaName::Open { writer: 78, epoch: 1, holder }).unwrap();
+    container.add_meta(&begun(78)).unwrap();
     container.create_data(78).unwrap().set_size(30).unwrap();
     assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
     assert!(container.summary().unwrap().open.is_empty());

@@ -6,7 +6,7 @@ use quell_fs::Result;
 use crate::container::Container;
 use crate::extents::Extent;
 use crate::flat::{Builder, FlatLog};
-use crate::view::{Torn, View};
+use crate::report;
 
 /// What flattening a file has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Flattened {
 /// not disturbed: what comes later is read from the logs, as always.
 pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
     let summary = container.summary()?;
-    let view = View::build(container, &summary, threads, Torn::new())?;
+    let view = report::view_of(container, &summary, threads)?;
     container.replace_flat(view.epoch().max(summary.epoch()), |file| {
         let mut builder = Builder::new(file, container.head())?;
         let (mut extents, mut pushed) = (0, Ok(()));

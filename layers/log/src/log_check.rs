@@ -10,7 +10,7 @@ use crate::crew::Tally;
 use crate::data_log::{self, NoEdges};
 use crate::frames::{FRAME_HEAD_BYTES, Frame, Frames, stored_bytes};
 use crate::heads::HEAD_BYTES;
-use crate::meta::{Closed, Holder, Summary};
+use crate::meta::{Closed, Running, Summary};
 use crate::runs::{Run, at_positions};
 use crate::scan;
 
@@ -25,8 +25,7 @@ const DAMAGE_MAX: usize = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     Open {
-        epoch: u64,
-        holder: Holder,
+        running: Running,
         is_gone: bool,
     },
     Closed(Closed),

@@ -96,6 +96,8 @@ struct Clock {
     are_several: bool,
     /// What they have collected; nothing while there is one alone.
     collected: Collected,
+    /// That is all: what was collected before there were several is in frames.
+    all_collected: bool,
     /// Writers of this node that have logs.
     ours: HashSet<u64>,
     /// The last cut that this node made.
@@ -121,6 +123,7 @@ impl LogFile {
             known: HashMap::new(),
             are_several: false,
             collected: Collected::default(),
+            all_collected: false,
             ours: HashSet::new(),
             own_cut: None,
         };
@@ -200,6 +203,9 @@ impl LogFile {
             clock.collected = Collected::default();
             return Err(error);
         }
+        let mut clock = self.clock();
+        clock.all_collected = clock.are_several;
+        drop(clock);
         seats.insert(process, Seat { writer: Arc::clone(&writer), handles: 1 });
         Ok(writer)
     }
@@ -244,7 +250,7 @@ impl LogFile {
         let is_alone = |summary: &Summary| {
             let foreign = |writer: u64| !clock.ours.contains(&writer);
             summary.epoch_of(&foreign) < clock.epoch
-                && !summary.open.iter().any(|(writer, ..)| foreign(*writer))
+                && !summary.open.iter().any(|running| foreign(running.writer))
         };
         if clock.epoch == 0 || clock.seen >= clock.epoch || !is_alone(&self.container.summary()?) {
             clock.epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 1)?;
@@ -406,9 +412,10 @@ impl LogFile {
             let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let threads = self.choices.index_threads;
             // What is torn or damaged is left out of what the logs say; a flat index knows nothing of it.
-            let logs_alone = |torn| View::build(&self.container, &summary, threads, torn);
+            let ours = |writer: u64| self.is_ours(writer);
+            let logs_alone = |torn| View::build(&self.container, &summary, &ours, threads, torn);
             let built = if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
-                match View::open(&self.container, &summary, threads) {
+                match View::open(&self.container, &summary, &ours, threads) {
                     Err(error)
                         if error.kind == ErrorKind::Damaged
                             && self.trusts_flat.swap(false, Ordering::Relaxed) =>
@@ -433,7 +440,7 @@ impl LogFile {
     fn flush_for(&self, start: u64, end: u64) -> Result<()> {
         let writers: Vec<Arc<Writer>> = {
             let clock = self.clock();
-            if clock.are_several {
+            if clock.all_collected {
                 let rivals = clock.collected.rivals(NOBODY, start, end);
                 rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect()
             } else {
@@ -451,14 +458,14 @@ impl LogFile {
 
     /// Where what is collected and not yet written ends.
     fn collected_end(&self) -> u64 {
-        let alone = {
+        let writers: Vec<Arc<Writer>> = {
             let clock = self.clock();
-            if clock.are_several {
+            if clock.all_collected {
                 return clock.collected.end();
             }
-            clock.known.values().next().cloned()
+            clock.known.values().cloned().collect()
         };
-        alone.map_or(0, |writer| writer.lock().collected_end())
+        writers.iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0)
     }
 
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
@@ -568,6 +575,12 @@ impl LogFile {
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
             known &= state.epochs().is_none_or(|(first, _)| is_later(first));
         }
+        // What runs elsewhere has told what it published, and its logs are left to it: some file systems take the right to buffer
+        // from who writes a file that another opens. Who reads the file follows them anyhow; of who died here they have more.
+        let host = self.container.host();
+        let foreign = || summary.open.iter().filter(|running| !self.is_ours(running.writer));
+        known &= self.read_view().is_none() || foreign().next().is_none();
+        known &= !foreign().any(|running| (host.is_gone)(&running.holder));
         if known && ask.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
             return Ok((size.max(end), summary));
         }
@@ -594,14 +607,8 @@ impl LogFile {
                 }
             }
         }
-        for (writer, epoch, _) in summary.open.iter().filter(|(writer, ..)| !self.is_ours(*writer)) {
-            // Not begun yet, or ended meanwhile: then it has no time to tell.
-            if !summary.set_after(*epoch)
-                && let Ok(stat) = self.container.stat_data(*writer)
-            {
-                written = written.max(Some(stat.modified));
-            }
-        }
+        let foreign = summary.open.iter().filter(|running| !self.is_ours(running.writer));
+        data_bytes += foreign.filter_map(|running| running.told).map(|told| told.data_bytes).sum::<u64>();
         let modified = written.or(summary.modified()).unwrap_or(access.modified);
         Ok(Attributes {
             node,

@@ -18,13 +18,33 @@ pub struct Holder {
     pub node: String,
 }
 
+/// A writer that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    pub writer: u64,
+    pub first_epoch: u64,
+    pub holder: Holder,
+    /// What it had written when it published or synced last: nobody has to look into the logs of who writes for it.
+    pub told: Option<Told>,
+}
+
+/// What a running writer has told of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    pub last_epoch: u64,
+    /// As in `Closed`.
+    pub end: u64,
+    pub data_bytes: u64,
+    pub time: Time,
+}
+
 /// A writer that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Closed {
     pub writer: u64,
     pub first_epoch: u64,
     pub last_epoch: u64,
-    /// Where the last byte that it wrote (since the last cut that it knew of) ends.
+    /// Where the last byte that it wrote ends, whatever was cut: a loss of power may take a cut.
     pub end: u64,
     pub data_bytes: u64,
     pub time: Time,
@@ -43,11 +63,7 @@ pub struct Cut {
 /// One name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetaName {
-    Open {
-        writer: u64,
-        epoch: u64,
-        holder: Holder,
-    },
+    Open(Running),
     Closed(Closed),
     Cut(Cut),
     /// The modification time was set.
@@ -58,12 +74,18 @@ impl MetaName {
     pub fn encode(&self) -> String {
         let time = |time: &Time| format!("{:x}-{:x}", time.seconds as u64, time.nanoseconds);
         match self {
-            MetaName::Open { writer, epoch, holder: Holder { pid, start, node } } => {
+            MetaName::Open(Running { writer, first_epoch, holder: Holder { pid, start, node }, told }) => {
                 let node: String = (node.chars())
                     .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
                     .take(NODE_BYTES_MAX)
                     .collect();
-                format!("open-{writer:016x}-{epoch:x}-{pid:x}-{start:x}-{node}")
+                let told = match told {
+                    Some(Told { last_epoch, end, data_bytes, time: at }) => {
+                        format!("{last_epoch:x}-{end:x}-{data_bytes:x}-{}", time(at))
+                    }
+                    None => "0-0-0-0-0".to_owned(),
+                };
+                format!("open-{writer:016x}-{first_epoch:x}-{told}-{pid:x}-{start:x}-{node}")
             }
             MetaName::Closed(closed) => {
                 let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, .. } = closed;
@@ -87,12 +109,14 @@ impl MetaName {
         let (kind, rest) = name.split_once('-')?;
         let parsed = match kind {
             "open" => {
-                let mut fields = rest.splitn(5, '-');
-                let mut number = || hex(fields.next()?);
-                let (writer, epoch, pid, start) = (number()?, number()?, number()?, number()?);
-                let pid = u32::try_from(pid).ok()?;
-                let node = fields.next()?.to_owned();
-                MetaName::Open { writer, epoch, holder: Holder { pid, start, node } }
+                // What comes last, the name of the node, may have dashes of its own.
+                let (rest, node) = rest.match_indices('-').nth(8).map(|(at, _)| rest.split_at(at))?;
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, pid, start] = numbers(rest)?;
+                let told = Told { last_epoch, end, data_bytes, time: time(s, n)? };
+                let holder = Holder { pid: u32::try_from(pid).ok()?, start, node: node[1..].to_owned() };
+                // There is no epoch 0.
+                let told = Some(told).filter(|told| told.last_epoch > 0);
+                MetaName::Open(Running { writer, first_epoch, holder, told })
             }
             "closed" => {
                 let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced] = numbers(rest)?;
@@ -131,8 +155,8 @@ fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
 /// What all names of a container say together.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
-    /// Writers that have not ended, with the epoch that they began with.
-    pub open: Vec<(u64, u64, Holder)>,
+    /// Writers that have not ended.
+    pub open: Vec<Running>,
     pub closed: Vec<Closed>,
     /// In order.
     pub cuts: Vec<Cut>,
@@ -147,7 +171,7 @@ impl Summary {
         let mut summary = Summary::default();
         for name in names {
             match MetaName::decode(&name) {
-                Some(MetaName::Open { writer, epoch, holder }) => summary.open.push((writer, epoch, holder)),
+                Some(MetaName::Open(running)) => summary.open.push(running),
                 Some(MetaName::Closed(closed)) => summary.closed.push(closed),
                 Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
                 Some(MetaName::Time(order, time)) => {
@@ -157,9 +181,13 @@ impl Summary {
                 None => {}
             }
         }
-        // A writer that was renamed from open to closed while the names were read counts as closed.
+        // A name that was changed while the names were read may be there twice: what it says now is more.
         let Summary { open, closed, .. } = &mut summary;
-        open.retain(|(writer, ..)| closed.iter().all(|ended| ended.writer != *writer));
+        open.sort_by_key(|running| {
+            (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
+        });
+        open.dedup_by_key(|running| running.writer);
+        open.retain(|running| closed.iter().all(|ended| ended.writer != running.writer));
         summary.cuts.sort_by_key(|cut| cut.order);
         summary
     }
@@ -170,14 +198,21 @@ impl Summary {
 
     /// The size as far as the names tell it, and the writers whose logs have to be asked.
     pub fn size(&self) -> (u64, Vec<u64>) {
-        let mut ask: Vec<u64> = self.open.iter().map(|(writer, ..)| *writer).collect();
+        let mut ask = Vec::new();
         let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
         let mut size = self.last_cut().map_or(0, |cut| cut.size);
-        for closed in &self.closed {
-            if closed.first_epoch > cut_epoch {
-                size = size.max(closed.end);
-            } else if closed.last_epoch >= cut_epoch {
-                ask.push(closed.writer);
+        let closed = self.closed.iter().map(|closed| {
+            let Closed { writer, first_epoch, last_epoch, end, .. } = *closed;
+            (writer, first_epoch, last_epoch, end)
+        });
+        let open = self.open.iter().filter_map(|running| {
+            running.told.map(|told| (running.writer, running.first_epoch, told.last_epoch, told.end))
+        });
+        for (writer, first_epoch, last_epoch, end) in closed.chain(open) {
+            if first_epoch > cut_epoch {
+                size = size.max(end);
+            } else if last_epoch >= cut_epoch {
+                ask.push(writer);
             }
         }
         (size, ask)
@@ -192,8 +227,11 @@ impl Summary {
     pub fn written(&self) -> Option<Time> {
         let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
+        let told = self.open.iter().filter_map(|running| running.told);
+        let told = told.filter(|told| told.last_epoch > set_epoch);
         let cuts = self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch);
-        closed.map(|closed| closed.time).chain(cuts.map(|cut| cut.time)).max()
+        let written = closed.map(|closed| closed.time).chain(told.map(|told| told.time));
+        written.chain(cuts.map(|cut| cut.time)).max()
     }
 
     /// Names that say nothing any more since there is `new`.
@@ -212,8 +250,13 @@ impl Summary {
                 let earlier = self.cuts.iter().filter(|cut| cut.order < new.order && cut.size >= new.size);
                 earlier.map(|cut| MetaName::Cut(*cut)).collect()
             }
-            MetaName::Open { .. } | MetaName::Closed(_) => Vec::new(),
+            MetaName::Open(_) | MetaName::Closed(_) => Vec::new(),
         }
+    }
+
+    /// Whether somebody writes who is not known to be gone.
+    pub fn is_being_written(&self, is_gone: impl Fn(&Holder) -> bool) -> bool {
+        self.open.iter().any(|running| !is_gone(&running.holder))
     }
 
     pub fn has_set_time(&self) -> bool {
@@ -237,7 +280,8 @@ impl Summary {
 
     /// The same of writers that `counts` says, and of cuts and times.
     pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
-        let open = self.open.iter().filter(|(writer, ..)| counts(*writer)).map(|(_, epoch, _)| *epoch);
+        let open = self.open.iter().filter(|running| counts(running.writer));
+        let open = open.map(|running| running.told.map_or(running.first_epoch, |told| told.last_epoch));
         let closed =
             self.closed.iter().filter(|closed| counts(closed.writer)).map(|closed| closed.last_epoch);
         let cuts = self.cuts.iter().map(|cut| cut.order.epoch);
@@ -275,8 +319,17 @@ mod tests {
     fn names_come_back() {
         let node = "b0-_.oot-node-7".to_owned();
         let holder = Holder { pid: 4321, start: 99, node };
+        let told = Told { last_epoch: u64::MAX, end: u64::MAX, data_bytes: u64::MAX, time: TIME };
+        let running = Running { writer: u64::MAX, first_epoch: 3, holder, told: None };
+        let long = Holder { pid: u32::MAX, start: u64::MAX, node: "n".repeat(NODE_BYTES_MAX) };
         for name in [
-            MetaName::Open { writer: u64::MAX, epoch: 3, holder },
+            MetaName::Open(Running {
+                first_epoch: u64::MAX,
+                holder: long,
+                told: Some(told),
+                ..running.clone()
+            }),
+            MetaName::Open(running),
             closed(17, 1, 2, u64::MAX, 12),
             MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
             MetaName::Time(order(1, 2), TIME),
@@ -297,6 +350,8 @@ mod tests {
             "time-01-2-0000000000000007-0-0",
             "time-+1-2-0000000000000007-0-0",
             "cut-1-2-7-0-0-0",
+            "open-0000000000000007-1-0-5-0-0-0-1-1-node",
+            "open-0000000000000007-1-1-5-0-0-0-1-1",
         ] {
             assert_eq!(MetaName::decode(bad.as_bytes()), None, "{bad}");
         }

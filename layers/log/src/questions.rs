@@ -147,7 +147,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut alone = Frames::new(BLOCK_BYTES.into(), frames.place());
     alone.push(frame.len() as u64, 61, 3, 9);
     let random = index_log::encode(&alone, few.finish(), frames.position(), frames.place(), false);
-    let names = "open-0000000000000007-2-1f4-9c0-0123.node1\n\
+    let names = "open-0000000000000007-2-0-0-0-0-0-1f4-9c0-0123.node1\n\
+        open-0000000000000007-2-3-f4240-f4a00-65f00000-3b9ac9ff-1f4-9c0-0123.node1\n\
         closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
         cut-4-11-0000000000000009-1000-fffffffffffffffb-0\ntime-5-12-000000000000000a-65f00000-0\n\
         ckpt.container\ndir.container~\nmeta";

@@ -131,7 +131,7 @@ fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
 /// Whether somebody has the file open for writing who is not known to be gone.
 fn is_live(container: &Container) -> Result<bool> {
     let host = container.host();
-    Ok(container.summary()?.open.iter().any(|(.., holder)| !(host.is_gone)(holder)))
+    Ok(container.summary()?.is_being_written(&host.is_gone))
 }
 
 fn meta_names(container: &Container) -> Result<Vec<Vec<u8>>> {

@@ -10,7 +10,8 @@ use crate::descriptors::Descriptors;
 use crate::extents::{Extent, Piece};
 use crate::frames::{Frame, SUM_BYTES};
 use crate::log_file::{Choices, LogFile};
-use crate::meta::{Cut, Holder, Summary};
+use crate::meta::{Cut, Holder, Running, Summary};
+use crate::missing::missing;
 use crate::runs::{Run, at_positions};
 use crate::scan::{self, IndexEnd};
 use crate::stores::Host;
@@ -96,10 +97,8 @@ pub fn brief(container: Container) -> Result<Brief> {
     let container = file.container();
     let summary = container.summary()?;
     let mut data_bytes = summary.data_bytes();
-    for (writer, ..) in &summary.open {
-        if let Some((file, _)) = scan::data(container, *writer)? {
-            data_bytes += file.stat()?.size_bytes;
-        }
+    for running in &summary.open {
+        data_bytes += missing(container.stat_data(running.writer))?.map_or(0, |stat| stat.size_bytes);
     }
     let writers = summary.closed.len() + summary.open.len();
     Ok(Brief { attributes, writers, open: summary.open.len(), data_bytes })
@@ -121,7 +120,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     for closed in &summary.closed {
         writers.push(of_writer(container, closed.writer, None)?);
     }
-    for (writer, _, holder) in &summary.open {
+    for Running { writer, holder, .. } in &summary.open {
         writers.push(of_writer(container, *writer, Some(open(container.host(), holder)))?);
     }
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
@@ -148,9 +147,9 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     })
 }
 
-/// What the logs that `summary` names hold now.
+/// What was published of what `summary` names.
 pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
-    View::build(container, summary, threads, Torn::new())
+    View::build(container, summary, &|_| false, threads, Torn::new())
 }
 
 fn open(host: &Host, holder: &Holder) -> Open {
@@ -282,7 +281,7 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
     /// in the file they were written, and what the file has there now. Errors: `NotFound`, no such writer.
     pub fn query(&self, writer: u64, start: u64, end: u64, visit: &mut dyn FnMut(Wrote)) -> Result<()> {
         let known = self.summary.closed.iter().any(|closed| closed.writer == writer)
-            || self.summary.open.iter().any(|(open, ..)| *open == writer);
+            || self.summary.open.iter().any(|running| running.writer == writer);
         if !known {
             return Err(Error::new(ErrorKind::NotFound, "find writer", format!("{writer:016x}")));
         }

@@ -82,7 +82,7 @@ impl Snapshot {
     /// Whether somebody has the file open for writing who is not known to be gone.
     pub fn is_being_written(&self) -> bool {
         let host = self.file.container().host();
-        self.summary.open.iter().any(|(_, _, holder)| !(host.is_gone)(holder))
+        self.summary.is_being_written(&host.is_gone)
     }
 
     /// Whether a log ends before its writer did: what is missing reads as what was there before.

@@ -12,7 +12,7 @@ use crate::flat::{Flat, FlatLog};
 use crate::frames::{Frame, Frames, Order};
 use crate::heads::HEAD_BYTES;
 use crate::index_log::Batch;
-use crate::meta::{Cut, Summary, limit};
+use crate::meta::{Cut, Running, Summary, limit};
 use crate::missing::missing;
 use crate::runs::Run;
 use crate::scan::{self, IndexPlace};
@@ -37,8 +37,8 @@ pub struct Log {
     torn: Vec<(u64, u64)>,
     /// Where torn parts of extents end in the file, and their positions: they are holes, and the file is as long as it was.
     lost: Vec<(u64, u64)>,
-    /// Bytes of the data log, where its writer has ended: nothing more will come.
-    ended: Option<u64>,
+    /// So many bytes of the data log count: what its writer ended with, or published last. `None`: all that there is.
+    until: Option<u64>,
     /// Extents that its index log told of, and how many the data log was seen to have room for.
     claimed: u64,
     shown: u64,
@@ -56,7 +56,7 @@ impl Log {
             synced: 0,
             torn: Vec::new(),
             lost: Vec::new(),
-            ended: None,
+            until: None,
             claimed: 0,
             shown: EXTENTS_UNCHECKED_MAX,
         }
@@ -75,9 +75,9 @@ impl Log {
         FlatLog { writer, index_place, indexed, synced, frames: self.frames.clone() }
     }
 
-    /// All that will ever be in it is known.
+    /// All of it that counts so far is known.
     fn is_complete(&self) -> bool {
-        self.ended.is_some_and(|bytes| self.frames.place() >= bytes)
+        self.until.is_some_and(|bytes| self.frames.place() >= bytes)
     }
 
     pub fn order(&self, position: u64) -> Order {
@@ -108,11 +108,16 @@ impl Log {
         let Some(file) = missing(container.open_index(self.writer))? else { return Ok(()) };
         let (position, data_place) = self.indexed;
         let from = IndexPlace { place: self.index_place, position, data_place };
-        let writer = self.writer;
+        let (writer, until) = (self.writer, self.until.unwrap_or(u64::MAX));
+        let mut too_late = 0;
         let (end, _) = scan::batches_from(&*file, container, writer, from, &mut |batch, _| {
+            if batch.frames.place() > until {
+                too_late = batch.bytes as u64;
+                return Ok(false);
+            }
             self.take(container, batch, visit).map(|()| true)
         })?;
-        self.index_place = end.place;
+        self.index_place = end.place - too_late;
         Ok(())
     }
 
@@ -192,8 +197,9 @@ impl Log {
         };
         let block_bytes = self.frames.block_bytes();
         let from = (self.frames.place(), self.frames.position());
+        let until = self.until.unwrap_or(u64::MAX);
         scan::frames(&*file, block_bytes, from, &mut |place, head, runs| {
-            if !data_log::is_whole(&*file, &head.frame(place), block_bytes)? {
+            if place >= until || !data_log::is_whole(&*file, &head.frame(place), block_bytes)? {
                 return Ok(false);
             }
             self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
@@ -295,7 +301,12 @@ impl View {
     }
 
     /// As `build`, but what a flat index has is not read again: of the logs that it knows only what came since.
-    pub fn open(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+    pub fn open(
+        container: &Container,
+        summary: &Summary,
+        ours: &dyn Fn(u64) -> bool,
+        threads: usize,
+    ) -> Result<View> {
         match newest_flat(container)? {
             Some(flat) => {
                 let mut view = View::new(container.head().block_bytes.into());
@@ -305,29 +316,41 @@ impl View {
                 }
                 view.flattened = Some((flat.size(), flat.latest()));
                 view.flat = Some(flat);
-                view.fill(container, summary, threads)
+                view.fill(container, summary, ours, threads)
             }
-            None => View::build(container, summary, threads, Torn::new()),
+            None => View::build(container, summary, ours, threads, Torn::new()),
         }
     }
 
     /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
-    /// Nothing counts at positions that are in `torn`.
-    pub fn build(container: &Container, summary: &Summary, threads: usize, torn: Torn) -> Result<View> {
+    /// Of `ours`, whose writers are this process's, all counts, of others what they published; nothing at positions that are in `torn`.
+    pub fn build(
+        container: &Container,
+        summary: &Summary,
+        ours: &dyn Fn(u64) -> bool,
+        threads: usize,
+        torn: Torn,
+    ) -> Result<View> {
         let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
         if !view.torn.is_empty() {
             // What was lost was there when it was flattened, and the file is as long as it was.
             view.flattened = newest_flat(container)?.map(|flat| (flat.size(), flat.latest()));
         }
-        view.fill(container, summary, threads)
+        view.fill(container, summary, ours, threads)
     }
 
-    fn fill(self, container: &Container, summary: &Summary, threads: usize) -> Result<View> {
+    fn fill(
+        self,
+        container: &Container,
+        summary: &Summary,
+        ours: &dyn Fn(u64) -> bool,
+        threads: usize,
+    ) -> Result<View> {
         let mut view = self;
         view.cuts = summary.cuts.clone();
-        for (writer, ended) in writers(summary) {
+        for (writer, until) in writers(container, summary) {
             let number = view.log_of(writer);
-            view.logs[number as usize].ended = ended;
+            view.logs[number as usize].until = until.filter(|_| !ours(writer));
         }
         let each = view.logs.len().div_ceil(threads.max(1)).max(1);
         let cuts = &view.cuts;
@@ -387,11 +410,11 @@ impl View {
         ours: &dyn Fn(u64) -> bool,
     ) -> Result<()> {
         self.cut(&summary.cuts);
-        for (writer, ended) in writers(summary).filter(|(writer, _)| !ours(*writer)) {
+        for (writer, until) in writers(container, summary).filter(|(writer, _)| !ours(*writer)) {
             let number = self.log_of(writer);
             let mut found = Vec::new();
             let log = &mut self.logs[number as usize];
-            log.ended = log.ended.or(ended);
+            log.until = until;
             log.follow(container, &mut |start, length, position| {
                 found.push(Extent { start, position, length: length as u32, log: number });
             })?;
@@ -557,10 +580,17 @@ fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>) -> Result<Vec<Ext
     Ok(over)
 }
 
-/// All writers, with the bytes of their data logs where they have ended.
-fn writers(summary: &Summary) -> impl Iterator<Item = (u64, Option<u64>)> {
+/// All writers, with the bytes of their data logs that count. Who is known to have died publishes nothing more: all that there is.
+fn writers<'a>(
+    container: &'a Container,
+    summary: &'a Summary,
+) -> impl Iterator<Item = (u64, Option<u64>)> + 'a {
     let closed = summary.closed.iter().map(|closed| (closed.writer, Some(closed.data_bytes)));
-    closed.chain(summary.open.iter().map(|(writer, ..)| (*writer, None)))
+    let open = summary.open.iter().map(|Running { writer, holder, told, .. }| {
+        let is_gone = (container.host().is_gone)(holder);
+        (*writer, (!is_gone).then(|| told.map_or(0, |told| told.data_bytes)))
+    });
+    closed.chain(open)
 }
 
 /// Of the extents from `from` on, all of `log`, drops what a later cut took.

@@ -11,7 +11,7 @@ use crate::data_log;
 use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
 use crate::heads::HEAD_BYTES;
 use crate::index_log;
-use crate::meta::{Closed, MetaName};
+use crate::meta::{Closed, MetaName, Running, Told};
 use crate::runs::{Run, Runs};
 
 /// A frame is cut when it has so many runs, whatever their bytes: what overlaps it is looked for in them.
@@ -53,7 +53,9 @@ pub struct State {
     first_epoch: u64,
     /// Of the last frame.
     last: Order,
+    /// Where what was written ends, as far as cuts of this node left it, and where it ended whatever was cut.
     end: u64,
+    end_ever: u64,
 }
 
 struct Logs {
@@ -63,7 +65,10 @@ struct Logs {
     /// What the next batch will tell.
     frames: Frames,
     runs: Runs,
-    open_name: MetaName,
+    /// As its name in `meta` says.
+    running: Running,
+    /// That name survives a loss of power.
+    is_named: bool,
     names_synced: bool,
     /// The position up to which the index log says that all is synced.
     synced: u64,
@@ -82,6 +87,7 @@ impl Writer {
             first_epoch: 0,
             last: Order::default(),
             end: 0,
+            end_ever: 0,
         };
         Writer { id, state: Mutex::new(state) }
     }
@@ -190,6 +196,7 @@ impl State {
             (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
             self.end = self.end.max(run.end());
         }
+        self.end_ever = self.end_ever.max(self.end);
         logs.runs.cut();
         self.position += bytes;
         self.place = logs.frames.place();
@@ -202,6 +209,12 @@ impl State {
 
     /// What was written can be read by everybody.
     pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        self.index(site, id)?;
+        self.tell(site)
+    }
+
+    /// Puts all that was written into the logs.
+    fn index(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         self.flush(site, id)?;
         match &mut self.logs {
             Some(logs) => logs.append_batch(site.container(), id, self.position, false),
@@ -209,8 +222,8 @@ impl State {
         }
     }
 
-    /// The same, and it survives a loss of power: the data log alone has all that the index log says. Whether the container
-    /// has names of this writer that were never synced.
+    /// As `publish`, and it survives a loss of power: the data log alone has all that the index log says, and the name in
+    /// `meta` how much of it counts. Whether the container has names of this writer that were never synced.
     pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
         self.flush(site, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
@@ -221,7 +234,28 @@ impl State {
             logs.names_synced = true;
         }
         logs.append_batch(site.container(), id, self.position, true)?;
+        self.tell(site)?;
+        let logs = self.logs.as_mut().expect("they are there");
+        if !logs.is_named {
+            site.container().meta()?.sync()?;
+            logs.is_named = true;
+        }
         Ok(are_new)
+    }
+
+    /// The name in `meta` says what was written: so much of the logs counts for others.
+    fn tell(&mut self, site: &dyn Site) -> Result<()> {
+        let time = self.modified()?.unwrap_or_default();
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let told = Told { last_epoch: self.last.epoch, end: self.end_ever, data_bytes: self.place, time };
+        if logs.running.told == Some(told) {
+            return Ok(());
+        }
+        let running = Running { told: Some(told), ..logs.running.clone() };
+        site.container()
+            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))?;
+        (logs.running, logs.is_named) = (running, false);
+        Ok(())
     }
 
     /// When the last frame was written, by the clock of the file system below.
@@ -244,27 +278,27 @@ impl State {
 
     /// Publishes, and says that nothing more will come.
     pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
-        self.publish(site, id)?;
+        self.index(site, id)?;
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = self.logs.take() else { return Ok(()) };
         let closed = Closed {
             writer: id,
             first_epoch: self.first_epoch,
             last_epoch: self.last.epoch,
-            end: self.end,
+            end: self.end_ever,
             data_bytes: self.place,
             time,
             is_synced: logs.synced == self.position,
         };
-        site.container().rename_meta(&logs.open_name, &MetaName::Closed(closed))
+        site.container().rename_meta(&MetaName::Open(logs.running), &MetaName::Closed(closed))
     }
 }
 
 impl Logs {
     fn create(container: &Container, id: u64, epoch: u64) -> Result<Logs> {
         let holder = container.host().holder.clone();
-        let open_name = MetaName::Open { writer: id, epoch, holder };
-        match container.add_meta(&open_name) {
+        let running = Running { writer: id, first_epoch: epoch, holder, told: None };
+        match container.add_meta(&MetaName::Open(running.clone())) {
             // Of a try before this, which then found no room.
             Err(error) if error.kind == ErrorKind::Exists => {}
             added => added?,
@@ -278,7 +312,8 @@ impl Logs {
             index_place: 0,
             frames,
             runs,
-            open_name,
+            running,
+            is_named: false,
             names_synced: false,
             synced: 0,
         })

@@ -135,7 +135,7 @@ fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
         let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
         let (uid, gid) = MEMORY;
         let world = CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
-        crash::check(&world, 0..60);
+        crash::check(&world, 0..300);
     }
 }
 

@@ -189,6 +189,30 @@ fn a_large_write_that_failed_is_in_nobodys_way() {
 }
 
 #[test]
+fn the_logs_of_who_writes_are_left_to_it_until_somebody_reads() {
+    let store = MemoryStore::new();
+    let (a, b) = (in_memory(&store, 100), in_memory(&store, 100));
+    let file = make(&a, MEMORY);
+    file.write_at(&[b'1'; 2000], 0).unwrap();
+    file.publish().unwrap();
+    file.write_at(&[b'2'; 2000], 1000).unwrap();
+    // The other node neither opens nor asks for a log: some file systems then take the right to buffer from who writes it.
+    store.fail(|operation| {
+        let is_log = [b".data".as_slice(), b".index"].iter().any(|end| operation.path.ends_with(end));
+        is_log.then_some(errno::EIO)
+    });
+    let found = b.lookup(b.root(), b"f").unwrap().unwrap();
+    assert_eq!(found.size_bytes, 2000);
+    drop(b.open_as(found.node, Open { process: 2, ..Open::WRITE }).unwrap());
+    store.fail_nothing();
+    // What is read is what was published, as stat says.
+    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 5000), [b'1'; 2000]);
+    file.publish().unwrap();
+    assert_eq!(b.attributes(found.node).unwrap().size_bytes, 3000);
+    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 5000)[1000..], [b'2'; 2000]);
+}
+
+#[test]
 fn what_could_not_be_followed_is_followed_later() {
     let store = MemoryStore::new();
     let (a, b) = (in_memory(&store, 1 << 16), in_memory(&store, 1 << 16));
@@ -199,8 +223,8 @@ fn what_could_not_be_followed_is_followed_later() {
     file.write_at(&[b'2'; 20], 0).unwrap();
     file.publish().unwrap();
     store.fail(|operation| {
-        let is_data = operation.path.ends_with(b".data");
-        (operation.verb.starts_with("open") && is_data).then_some(errno::EIO)
+        let is_index = operation.path.ends_with(b".index");
+        (operation.verb.starts_with("open") && is_index).then_some(errno::EIO)
     });
     assert_eq!(open(&b, Open::READ).err().unwrap().errno(), errno::EIO);
     store.fail_nothing();

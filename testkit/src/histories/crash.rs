@@ -9,9 +9,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 use std::sync::Arc;
 
-use quell_fs::{Change, FileSystem, New, NodeId, Open, WritableFile};
+use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile};
 
 use super::operation::bytes_of;
 use crate::{MemoryStore, Random};
@@ -31,8 +32,8 @@ pub struct CrashWorld<'a> {
     pub make: &'a dyn Fn(&[MemoryStore]) -> Arc<dyn FileSystem>,
     pub uid: u32,
     pub gid: u32,
-    /// A file of which nothing was ever synced may be damaged after a loss of power, so that it cannot be read; then it can
-    /// be removed.
+    /// A file of which nothing was ever synced may be damaged after a loss of power, so that it cannot be read; and of others the
+    /// bytes that were written and not synced. Then it can be removed.
     pub unsynced_damage: bool,
 }
 
@@ -100,6 +101,14 @@ struct Known {
 }
 
 impl Known {
+    /// What was written and not synced.
+    fn unsynced(&self) -> impl Iterator<Item = Range<usize>> {
+        self.done.iter().filter(|done| !done.synced).filter_map(|done| match &done.what {
+            What::Write { offset, bytes } => Some(*offset..offset + bytes.len()),
+            What::Size(_) => None,
+        })
+    }
+
     /// Whether the file may have these bytes.
     fn check(&self, bytes: &[u8], killed: bool) -> Result<(), String> {
         let is_safe = |done: &Done| if killed { done.published } else { done.synced };
@@ -234,14 +243,15 @@ impl History {
         let fs = (world.make)(stores);
         for (name, known) in std::mem::take(&mut self.files) {
             let unsynced = !killed && !known.name_synced;
+            let torn: Vec<Range<usize>> = known.unsynced().filter(|_| !killed).collect();
             match found_again(&*fs, name, known, killed) {
                 Ok(Some(known)) => drop(self.files.insert(name, known)),
                 Ok(None) => {}
-                Err(Wrong::Refused(wrong)) if unsynced && world.unsynced_damage => {
-                    let removed = fs
-                        .writable()
-                        .expect("it may be changed")
-                        .remove(fs.root(), file_name(name).as_bytes());
+                Err(Wrong::Refused(wrong))
+                    if world.unsynced_damage && (unsynced || damaged_only_in(&*fs, name, &torn)) =>
+                {
+                    let verbs = fs.writable().expect("it may be changed");
+                    let removed = verbs.remove(fs.root(), file_name(name).as_bytes());
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }
                 Err(Wrong::Refused(wrong) | Wrong::Bytes(wrong)) => return Err(wrong),
@@ -316,6 +326,13 @@ impl History {
         let how = Open { process: self.random.below(3) as u32, ..Open::READ_WRITE };
         let verbs = fs.writable().expect("it may be changed");
         let text = file_name(name);
+        if !self.files.contains_key(&name) {
+            // One that was removed as it was damaged may be back after another loss of power.
+            match verbs.remove(fs.root(), text.as_bytes()) {
+                Err(e) if e.kind != ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
         let (node, file) = match fs.lookup(fs.root(), text.as_bytes())? {
             Some(found) => (found.node, verbs.open_as(found.node, how)?),
             None => {
@@ -334,6 +351,16 @@ enum Wrong {
     /// The file cannot be looked up, opened or read.
     Refused(String),
     Bytes(String),
+}
+
+/// Whether the file is there, and bytes that cannot be read are `torn` and damaged.
+fn damaged_only_in(fs: &dyn FileSystem, name: usize, torn: &[Range<usize>]) -> bool {
+    let Ok(Some(found)) = fs.lookup(fs.root(), file_name(name).as_bytes()) else { return false };
+    let Ok(file) = fs.open(found.node) else { return false };
+    (0..found.size_bytes as usize).all(|place| match file.read_at(&mut [0], place as u64) {
+        Ok(count) => count == 1,
+        Err(e) => e.kind == ErrorKind::Damaged && torn.iter().any(|range| range.contains(&place)),
+    })
 }
 
 /// What another mount finds of a file; `None`: it is not there, and need not be.
