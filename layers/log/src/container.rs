@@ -24,6 +24,9 @@ pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
 /// So many names that say nothing any more may lie in `meta`.
 const SUPERSEDED_KEPT: usize = 16;
 
+/// Lists up to here come in one piece from the file system below.
+const NAMES_READ_AT_ONCE: usize = 100;
+
 /// Who may write to a directory removes and renames only what is theirs.
 const STICKY: u32 = 0o1000;
 
@@ -200,7 +203,13 @@ impl Container {
 
     /// What the names in `meta` say now.
     pub fn summary(&self) -> Result<Summary> {
-        Ok(Summary::of(self.meta()?.names()?))
+        let meta = self.meta()?;
+        let mut names = meta.names()?;
+        // A name that is changed while a long list is read may be missed where it was and where it is now: one of two lists has it.
+        if names.len() > NAMES_READ_AT_ONCE {
+            names.extend(meta.names()?);
+        }
+        Ok(Summary::of(names))
     }
 
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {

@@ -1,6 +1,8 @@
 //! The names in a container's `meta` directory, which tell size and time of a file without a look into its logs
 //! (the metadir and openhosts of PLFS, figure 1). Drawn in docs/formats/log.md. Values to values, no I/O.
 
+use std::collections::BTreeSet;
+
 use quell_fs::Time;
 
 use crate::frames::Order;
@@ -166,11 +168,12 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Names that say nothing are passed over: fsck tells of them.
+    /// Names that say nothing are passed over: fsck tells of them. A name may come twice.
     pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
         let mut summary = Summary::default();
-        for name in names {
-            match MetaName::decode(&name) {
+        let names: BTreeSet<Vec<u8>> = names.into_iter().collect();
+        for name in &names {
+            match MetaName::decode(name) {
                 Some(MetaName::Open(running)) => summary.open.push(running),
                 Some(MetaName::Closed(closed)) => summary.closed.push(closed),
                 Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
@@ -181,12 +184,14 @@ impl Summary {
                 None => {}
             }
         }
-        // A name that was changed while the names were read may be there twice: what it says now is more.
+        // A name that was changed while they were read may be there as it was, too: what it says now is more.
         let Summary { open, closed, .. } = &mut summary;
         open.sort_by_key(|running| {
             (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
         });
         open.dedup_by_key(|running| running.writer);
+        closed.sort_by_key(|ended| (ended.writer, !ended.is_synced));
+        closed.dedup_by_key(|ended| ended.writer);
         open.retain(|running| closed.iter().all(|ended| ended.writer != running.writer));
         summary.cuts.sort_by_key(|cut| cut.order);
         summary
@@ -307,8 +312,13 @@ mod tests {
 
     fn closed(writer: u64, first_epoch: u64, last_epoch: u64, end: u64, seconds: i64) -> MetaName {
         let time = Time { seconds, nanoseconds: 0 };
+        MetaName::Closed(Closed { first_epoch, last_epoch, time, ..closed_of(writer, end) })
+    }
+
+    fn closed_of(writer: u64, end: u64) -> Closed {
+        let (first_epoch, last_epoch, time) = (1, 1, TIME);
         let is_synced = writer.is_multiple_of(2);
-        MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced })
+        Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced }
     }
 
     fn summary(names: &[MetaName]) -> Summary {
@@ -369,6 +379,25 @@ mod tests {
         // Nobody can tell from the name whether it wrote before the cut or after.
         assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
         assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
+    }
+
+    #[test]
+    fn a_writer_counts_once_as_it_is_now() {
+        let holder = Holder { pid: 1, start: 1, node: "node".to_owned() };
+        let begun = Running { writer: 3, first_epoch: 1, holder, told: None };
+        let told = |end| Some(Told { last_epoch: 1, end, data_bytes: end, time: TIME });
+        let open = |told| MetaName::Open(Running { told, ..begun.clone() });
+        let names = [open(told(70)), open(None), open(told(90)), open(told(90))];
+        let all = summary(&names);
+        assert_eq!((all.open.len(), all.size()), (1, (90, vec![])));
+        let unsynced = Closed { is_synced: false, ..closed_of(2, 50) };
+        let ended = [unsynced, closed_of(2, 50), closed_of(3, 95)].map(MetaName::Closed);
+        let all = summary(&[&names[..], &ended].concat());
+        assert_eq!(
+            (all.open.len(), all.closed.len(), all.size(), all.data_bytes()),
+            (0, 2, (95, vec![]), 20)
+        );
+        assert!(all.closed[0].is_synced);
     }
 
     #[test]
