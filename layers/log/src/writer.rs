@@ -225,7 +225,8 @@ impl State {
     /// As `publish`, and it survives a loss of power: the data log alone has all that the index log says, and the name in
     /// `meta` how much of it counts. Whether the container has names of this writer that were never synced.
     pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
-        self.flush(site, id)?;
+        // The name first: a file system with a journal then syncs it together with the data.
+        self.publish(site, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
         logs.data.sync()?;
         let are_new = !logs.names_synced;
@@ -234,8 +235,6 @@ impl State {
             logs.names_synced = true;
         }
         logs.append_batch(site.container(), id, self.position, true)?;
-        self.tell(site)?;
-        let logs = self.logs.as_mut().expect("they are there");
         if !logs.is_named {
             site.container().meta()?.sync()?;
             logs.is_named = true;
