@@ -25,6 +25,7 @@ mod freshness;
 mod index_command;
 mod log;
 mod log_faults;
+mod log_ranks;
 mod log_rebalance;
 mod log_sharing;
 mod log_tools;

@@ -222,8 +222,7 @@ fn ranks_of_an_mpi_job_read_one_anothers_memory() {
     let program = job.stage.path("exchange");
     job.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
     let mpirun = || {
-        let mut command = job.stage.command("mpirun");
-        command.args(["-n", "4", "--oversubscribe", "--mca", "btl", "self,vader"]);
+        let mut command = job.stage.mpirun(4);
         command.args([
             "--mca",
             "btl_vader_single_copy_mechanism",
@@ -233,11 +232,6 @@ fn ranks_of_an_mpi_job_read_one_anothers_memory() {
             "0",
         ]);
         // Where attaching is refused the transport must not quietly do without.
-        command.args(["--mca", "plm_rsh_agent", "/bin/false"]);
-        command.env("OMPI_MCA_hwloc_base_binding_policy", "none");
-        if is_root() {
-            command.arg("--allow-run-as-root");
-        }
         command
     };
     let direct = job.stage.run(mpirun().arg(&program));

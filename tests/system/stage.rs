@@ -360,6 +360,18 @@ impl Stage {
         self.command(quell())
     }
 
+    /// OpenMPI's `mpirun` with as many ranks, of this machine alone, to be completed.
+    pub fn mpirun(&self, ranks: usize) -> Command {
+        let mut command = self.command("mpirun");
+        command.args(["-n", &ranks.to_string(), "--oversubscribe", "--mca", "btl", "self,vader"]);
+        command.args(["--mca", "plm_rsh_agent", "/bin/false"]);
+        command.env("OMPI_MCA_hwloc_base_binding_policy", "none");
+        if is_root() {
+            command.arg("--allow-run-as-root");
+        }
+        command
+    }
+
     /// `quell run --view VIEW -i INDEX`, to be completed.
     pub fn quell_run(&self, index: &Path, view: &str) -> Command {
         let mut command = self.quell();

@@ -1,0 +1,201 @@
+/* Ranks that write one file, each its own records between those of the others, and read what the others wrote.
+ *
+ *   log_ranks plain|independent|collective|strided|sizes PATH PATH
+ *
+ * Both paths are the same file, in two mounts: ranks with an even number use the first one, others the second. */
+#include <fcntl.h>
+#include <mpi.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { RECORD_BYTES = 47008, ROUNDS = 8 };
+
+static int rank, ranks;
+static const char *path;
+static char records[ROUNDS][RECORD_BYTES];
+
+static void fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "rank %d: ", rank);
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    exit(1);
+}
+
+static void must(int result, const char *what) {
+    char text[MPI_MAX_ERROR_STRING];
+    int length;
+    if (result == MPI_SUCCESS)
+        return;
+    MPI_Error_string(result, text, &length);
+    fail("%s: %s", what, text);
+}
+
+/* The record at a place of the file: two that differ in place or byte look different. */
+static void fill(char *record, int place) {
+    unsigned state = 2463534242u + (unsigned)place;
+    for (int i = 0; i < RECORD_BYTES; i++) {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        record[i] = (char)state;
+    }
+}
+
+static int place(int round, int of) { return round * ranks + of; }
+
+static MPI_Offset offset_of(int place) { return (MPI_Offset)place * RECORD_BYTES; }
+
+static void fill_all(void) {
+    for (int round = 0; round < ROUNDS; round++)
+        fill(records[round], place(round, rank));
+}
+
+static void forget_all(void) { memset(records, 0, sizeof records); }
+
+/* What lies in `records` is what another rank wrote. */
+static void check_all(int of, const char *when) {
+    static char expected[RECORD_BYTES];
+    for (int round = 0; round < ROUNDS; round++) {
+        fill(expected, place(round, of));
+        if (memcmp(records[round], expected, RECORD_BYTES))
+            fail("%s: record %d of rank %d is not what was written", when, round, of);
+    }
+}
+
+/* Every byte of the file, as a program without MPI-IO reads it. */
+static void check_file(void) {
+    int file = open(path, O_RDONLY);
+    if (file < 0 || lseek(file, 0, SEEK_END) != offset_of(ROUNDS * ranks))
+        fail("%s cannot be opened, or has another size", path);
+    for (int of = 0; of < ranks; of++) {
+        forget_all();
+        for (int round = 0; round < ROUNDS; round++)
+            if (pread(file, records[round], RECORD_BYTES, offset_of(place(round, of))) != RECORD_BYTES)
+                fail("reading %s", path);
+        check_all(of, "the whole file");
+    }
+    close(file);
+}
+
+static void write_plain(void) {
+    int file = open(path, O_WRONLY | O_CREAT, 0644);
+    if (file < 0)
+        fail("opening %s", path);
+    for (int round = 0; round < ROUNDS; round++)
+        if (pwrite(file, records[round], RECORD_BYTES, offset_of(place(round, rank))) != RECORD_BYTES)
+            fail("writing %s", path);
+    if (close(file))
+        fail("closing %s", path);
+}
+
+static MPI_File open_shared(int mode) {
+    MPI_File file;
+    MPI_Info info;
+    MPI_Info_create(&info);
+    /* ROMIO would read what lies between, and write all of it again under a lock, which other mounts do not see. */
+    MPI_Info_set(info, "romio_ds_write", "disable");
+    must(MPI_File_open(MPI_COMM_WORLD, path, mode, info, &file), "MPI_File_open");
+    MPI_Info_free(&info);
+    return file;
+}
+
+/* The records of one rank alone, as if there were no others between them. */
+static void look_at(MPI_File file, int of) {
+    MPI_Datatype strided;
+    MPI_Type_vector(ROUNDS, RECORD_BYTES, ranks * RECORD_BYTES, MPI_BYTE, &strided);
+    MPI_Type_commit(&strided);
+    must(MPI_File_set_view(file, offset_of(of), MPI_BYTE, strided, "native", MPI_INFO_NULL), "MPI_File_set_view");
+    MPI_Type_free(&strided);
+}
+
+/* What all wrote is seen by all from here on: MPI wants a sync of those who wrote, and one of those who read. */
+static void sync_all(MPI_File file) {
+    must(MPI_File_sync(file), "MPI_File_sync");
+    MPI_Barrier(MPI_COMM_WORLD);
+    must(MPI_File_sync(file), "MPI_File_sync");
+}
+
+static void write_shared(const char *how) {
+    MPI_File file = open_shared(MPI_MODE_CREATE | MPI_MODE_RDWR);
+    if (strcmp(how, "independent")) {
+        look_at(file, rank);
+        if (strcmp(how, "collective"))
+            must(MPI_File_write_at(file, 0, records, sizeof records, MPI_BYTE, MPI_STATUS_IGNORE), "write_at");
+        else
+            must(MPI_File_write_at_all(file, 0, records, sizeof records, MPI_BYTE, MPI_STATUS_IGNORE), "write_at_all");
+    } else {
+        for (int round = 0; round < ROUNDS; round++)
+            must(MPI_File_write_at(file, offset_of(place(round, rank)), records[round], RECORD_BYTES, MPI_BYTE,
+                                   MPI_STATUS_IGNORE),
+                 "write_at");
+    }
+    /* By the same open file, from the next rank's mount. */
+    int next = (rank + 1) % ranks;
+    sync_all(file);
+    forget_all();
+    look_at(file, next);
+    must(MPI_File_read_at(file, 0, records, sizeof records, MPI_BYTE, MPI_STATUS_IGNORE), "read_at");
+    check_all(next, "after a sync");
+    must(MPI_File_close(&file), "MPI_File_close");
+}
+
+static void read_shared(void) {
+    int next = (rank + 1) % ranks;
+    MPI_File file = open_shared(MPI_MODE_RDONLY);
+    forget_all();
+    look_at(file, next);
+    must(MPI_File_read_at_all(file, 0, records, sizeof records, MPI_BYTE, MPI_STATUS_IGNORE), "read_at_all");
+    check_all(next, "after a close");
+    must(MPI_File_close(&file), "MPI_File_close");
+}
+
+/* Sizes that are set before and after anybody writes. */
+static void set_sizes(void) {
+    MPI_Offset size;
+    const MPI_Offset sizes[] = {offset_of(3), 100, offset_of(ROUNDS * ranks) + 17, 0};
+    MPI_File file = open_shared(MPI_MODE_CREATE | MPI_MODE_RDWR);
+    for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        must(MPI_File_set_size(file, sizes[i]), "MPI_File_set_size");
+        sync_all(file);
+        must(MPI_File_get_size(file, &size), "MPI_File_get_size");
+        if (size != sizes[i])
+            fail("the size is %lld, not %lld", (long long)size, (long long)sizes[i]);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+    must(MPI_File_preallocate(file, offset_of(ROUNDS * ranks)), "MPI_File_preallocate");
+    must(MPI_File_close(&file), "MPI_File_close");
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (argc != 4)
+        fail("log_ranks HOW PATH PATH");
+    const char *how = argv[1];
+    path = argv[2 + rank % 2];
+    fill_all();
+    if (!strcmp(how, "plain")) {
+        write_plain();
+    } else {
+        if (!strcmp(how, "sizes"))
+            set_sizes();
+        write_shared(how);
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (strcmp(how, "plain"))
+        read_shared();
+    check_file();
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0)
+        printf("%s: %d ranks\n", how, ranks);
+    MPI_Finalize();
+    return 0;
+}
