@@ -329,7 +329,8 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
                 let other = make(&fs, "other", 1);
                 other.write_at(&whole[..1000], 0).unwrap();
                 drop(other);
-                let mut builder = crate::flat::Builder::new(&*flat, container.head()).unwrap();
+                let put = |pieces: &[&[u8]], place| flat.write_pieces_at(pieces, place);
+                let mut builder = crate::flat::Builder::new(put, container.head()).unwrap();
                 let summary = container.summary().unwrap();
                 let view = report::view_of(&container, &summary, 1).unwrap();
                 let first = crate::extents::Extent { start: 5, position: 0, length: 1000, log: 0 };

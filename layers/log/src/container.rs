@@ -287,7 +287,9 @@ impl Container {
     }
 
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
-        Flat::open(self.dir.open_file(name)?, &self.head, name)
+        let file = self.dir.open_file(name)?;
+        let size = file.stat()?.size_bytes;
+        Flat::open(file, size, &self.head, name)
     }
 
     /// Makes a flat index of what is known up to `epoch`: it has its name when `write` has succeeded, and earlier

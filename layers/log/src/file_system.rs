@@ -19,6 +19,7 @@ use crate::flatten::{self, Flattened};
 use crate::log_file::{Choices, LogFile};
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
+use crate::share::{self, Share};
 use crate::stores::{StoreNumber, Stores, number_name};
 use crate::tree::enter_all;
 use crate::writer::Writer;
@@ -138,6 +139,32 @@ impl LogFs {
     pub fn flatten(&self, node: NodeId) -> Result<Flattened> {
         let shared = self.inner.file(node)?;
         flatten::flatten(shared.file.container(), self.inner.choices.index_threads)
+    }
+
+    /// Reads share `number` of `shares` of what the index logs of a file say (Parallel Index Read, section IV-B), as bytes for
+    /// `open_with_shares`. So a program of many processes opens a file: each reads its own share, all exchange them, and
+    /// no index log is opened more than once.
+    pub fn read_share(&self, node: NodeId, number: usize, shares: usize) -> Result<Vec<u8>> {
+        let threads = self.inner.choices.index_threads;
+        self.inner.with_file(node, |shared| share::read(shared.file.container(), number, shares, threads))
+    }
+
+    /// Opens a file with the shares that were read of it, in any order. What was written since is read from the logs, and so is
+    /// what a share that is left out would have told. Errors: `Damaged`, bytes that are no share of this file.
+    pub fn open_with_shares(
+        &self,
+        node: NodeId,
+        how: Open,
+        shares: Vec<Vec<u8>>,
+    ) -> Result<Box<dyn WritableFile>> {
+        let head = *self.inner.file(node)?.file.container().head();
+        let decoded = shares.into_iter().map(|bytes| Share::decode(bytes, &head));
+        let shares = decoded.collect::<Result<Vec<_>>>()?;
+        let opened = self.inner.with_file(node, |shared| {
+            shared.file.take_shares(&shares)?;
+            self.inner.handle(shared, how)
+        });
+        Ok(Box::new(opened?))
     }
 
     /// Ends what is open, as if everybody had closed it: what was written is published, what was removed is deleted. For

@@ -5,8 +5,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
-use quell_backing::{OpenFile, WritableFile};
-use quell_fs::{Error, Result};
+use quell_fs::{Error, File, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bytes::{Bytes, put_varint, u32_at, u64_at};
@@ -40,20 +39,21 @@ pub struct FlatLog {
     pub frames: Frames,
 }
 
-/// Writes a flat index: extents as they come, which are sorted and do not overlap, then the tables.
-pub struct Builder<'a> {
-    file: &'a dyn WritableFile,
+/// Writes a flat index: extents as they come, which are sorted and do not overlap, then the tables. What is written goes to
+/// `put` with its place, each piece behind the one before.
+pub struct Builder<P> {
+    put: P,
     place: u64,
     page: Vec<Extent>,
     table: Vec<u8>,
     pages: u64,
 }
 
-impl<'a> Builder<'a> {
+impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
     /// Begins a flat index of the container with this record.
-    pub fn new(file: &'a dyn WritableFile, container: &Head) -> Result<Builder<'a>> {
-        file.write_at(&container.of(HeadKind::Flat, 0).encode(), 0)?;
-        Ok(Builder { file, place: HEAD_BYTES as u64, page: Vec::new(), table: Vec::new(), pages: 0 })
+    pub fn new(mut put: P, container: &Head) -> Result<Builder<P>> {
+        put(&[&container.of(HeadKind::Flat, 0).encode()], 0)?;
+        Ok(Builder { put, place: HEAD_BYTES as u64, page: Vec::new(), table: Vec::new(), pages: 0 })
     }
 
     pub fn push(&mut self, extent: Extent) -> Result<()> {
@@ -70,7 +70,7 @@ impl<'a> Builder<'a> {
         self.table.extend((bytes.len() as u32).to_le_bytes());
         self.table.extend(runs.to_le_bytes());
         self.table.extend(xxh3_64(&bytes).to_le_bytes());
-        self.file.write_at(&bytes, self.place)?;
+        (self.put)(&[&bytes], self.place)?;
         self.place += bytes.len() as u64;
         self.pages += 1;
         self.page.clear();
@@ -98,7 +98,7 @@ impl<'a> Builder<'a> {
         }
         let sum = xxh3_64(&tail[..56]);
         tail[56..].copy_from_slice(&sum.to_le_bytes());
-        self.file.write_pieces_at(&[&tables, &tail], self.place)?;
+        (self.put)(&[&tables, &tail], self.place)?;
         Ok(self.place + (tables.len() + TAIL_BYTES) as u64)
     }
 }
@@ -198,7 +198,7 @@ struct Page {
 
 /// An open flat index.
 pub struct Flat {
-    file: Box<dyn OpenFile>,
+    file: Box<dyn File>,
     pages: Vec<Page>,
     logs: Vec<FlatLog>,
     size: u64,
@@ -213,9 +213,8 @@ impl std::fmt::Debug for Flat {
 }
 
 impl Flat {
-    /// Reads the tables. Errors: `Damaged`.
-    pub fn open(file: Box<dyn OpenFile>, container: &Head, name: &[u8]) -> Result<Flat> {
-        let size = file.stat()?.size_bytes;
+    /// Reads the tables of a file with `size` bytes. Errors: `Damaged`.
+    pub fn open(file: Box<dyn File>, size: u64, container: &Head, name: &[u8]) -> Result<Flat> {
         let damage = |place, reason| Damage { what: "a flat index", place, reason }.of(name);
         if size < (HEAD_BYTES + TAIL_BYTES) as u64 {
             return Err(damage(size, "it ends too early"));
@@ -325,6 +324,28 @@ impl Flat {
     }
 }
 
+/// Puts head, tail's magic and all checksums right, as far as the parts are there. For fuzzers.
+pub(crate) fn reseal_flat(bytes: &mut [u8], container: &Head) {
+    let Some(tail_place) = bytes.len().checked_sub(TAIL_BYTES).filter(|at| *at >= HEAD_BYTES) else { return };
+    bytes[..HEAD_BYTES].copy_from_slice(&container.of(HeadKind::Flat, 0).encode());
+    let place = |at| u64_at(bytes, tail_place + at).min(tail_place as u64) as usize;
+    let pages_place = place(8);
+    let table_bytes = place(16).saturating_sub(pages_place);
+    let (pages, rest) = bytes.split_at_mut(pages_place);
+    let (tables, tail) = rest.split_at_mut(tail_place - pages_place);
+    for entry in tables[..table_bytes].chunks_exact_mut(PAGE_ENTRY_BYTES) {
+        let Page { place, bytes, .. } = page_of(entry);
+        let page = usize::try_from(place).ok().and_then(|place| pages.get(place..)?.get(..bytes as usize));
+        if let Some(page) = page {
+            entry[32..].copy_from_slice(&xxh3_64(page).to_le_bytes());
+        }
+    }
+    tail[..8].copy_from_slice(TAIL_MAGIC);
+    tail[48..56].copy_from_slice(&xxh3_64(tables).to_le_bytes());
+    let sum = xxh3_64(&tail[..56]);
+    tail[56..].copy_from_slice(&sum.to_le_bytes());
+}
+
 fn page_of(entry: &[u8]) -> Page {
     Page {
         first: u64_at(entry, 0),
@@ -397,10 +418,17 @@ mod tests {
     fn written(extents: &[Extent], logs: &[FlatLog]) -> (MemoryStore, u64) {
         let store = MemoryStore::new();
         let file = store.root().create_file(b"flat", 0o644).unwrap();
-        let mut builder = Builder::new(&*file, &RECORD).unwrap();
+        let put = |pieces: &[&[u8]], place| file.write_pieces_at(pieces, place);
+        let mut builder = Builder::new(put, &RECORD).unwrap();
         extents.iter().for_each(|extent| builder.push(*extent).unwrap());
         let bytes = builder.finish(logs, 12345).unwrap();
         (store, bytes)
+    }
+
+    fn open(store: &MemoryStore) -> Result<Flat> {
+        let file = store.root().open_file(b"flat")?;
+        let size = file.stat()?.size_bytes;
+        Flat::open(file, size, &RECORD, b"flat")
     }
 
     fn read(flat: &Flat, start: u64, end: u64) -> Result<Vec<Extent>> {
@@ -412,7 +440,7 @@ mod tests {
     fn what_is_pushed_is_found_page_by_page() {
         let (extents, logs) = some(30_000);
         let (store, bytes) = written(&extents, &logs);
-        let flat = Flat::open(store.root().open_file(b"flat").unwrap(), &RECORD, b"flat").unwrap();
+        let flat = open(&store).unwrap();
         assert_eq!((flat.logs(), flat.size(), flat.pages.len()), (&logs[..], 12345, 4));
         assert_eq!(flat.latest(), Order { epoch: 1, sequence: 3, writer: 3 });
         assert_eq!(read(&flat, 0, u64::MAX).unwrap(), extents);
@@ -437,14 +465,14 @@ mod tests {
             let mut byte = [0];
             file.read_at(&mut byte, at).unwrap();
             file.write_at(&[byte[0] ^ 0x20], at).unwrap();
-            let opened = Flat::open(store.root().open_file(b"flat").unwrap(), &RECORD, b"flat");
+            let opened = open(&store);
             let found = opened.and_then(|flat| read(&flat, 0, u64::MAX));
             assert_eq!(found.unwrap_err().kind, ErrorKind::Damaged, "byte {at}");
             file.write_at(&byte, at).unwrap();
         }
         for size in [0, 63, 64, 127, bytes - 1] {
             file.set_size(size).unwrap();
-            let opened = Flat::open(store.root().open_file(b"flat").unwrap(), &RECORD, b"flat");
+            let opened = open(&store);
             assert_eq!(opened.unwrap_err().kind, ErrorKind::Damaged, "{size} bytes");
         }
     }
@@ -461,7 +489,7 @@ mod tests {
             let mut wrong = extents.clone();
             change(&mut wrong);
             let (store, _) = written(&wrong, &logs);
-            let flat = Flat::open(store.root().open_file(b"flat").unwrap(), &RECORD, b"flat").unwrap();
+            let flat = open(&store).unwrap();
             assert_eq!(read(&flat, 0, u64::MAX).unwrap_err().kind, ErrorKind::Damaged);
         }
     }

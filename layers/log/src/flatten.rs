@@ -6,7 +6,9 @@ use quell_fs::Result;
 use crate::container::Container;
 use crate::extents::Extent;
 use crate::flat::{Builder, FlatLog};
+use crate::heads::Head;
 use crate::report;
+use crate::view::View;
 
 /// What flattening a file has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,19 +25,28 @@ pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
     let summary = container.summary()?;
     let view = report::view_of(container, &summary, threads)?;
     container.replace_flat(view.epoch().max(summary.epoch()), |file| {
-        let mut builder = Builder::new(file, container.head())?;
-        let (mut extents, mut pushed) = (0, Ok(()));
-        view.extents().all(&mut |extent: Extent| {
-            extents += 1;
-            if pushed.is_ok() {
-                pushed = builder.push(extent);
-            }
-        });
-        pushed?;
-        let logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
-        let bytes = builder.finish(&logs, view.size())?;
-        Ok(Flattened { logs: logs.len() as u64, extents, bytes })
+        write(&view, container.head(), |pieces, place| file.write_pieces_at(pieces, place))
     })
+}
+
+/// Writes what the view has as a flat index of the container with this record.
+pub(crate) fn write(
+    view: &View,
+    container: &Head,
+    put: impl FnMut(&[&[u8]], u64) -> Result<()>,
+) -> Result<Flattened> {
+    let mut builder = Builder::new(put, container)?;
+    let (mut extents, mut pushed) = (0, Ok(()));
+    view.extents().all(&mut |extent: Extent| {
+        extents += 1;
+        if pushed.is_ok() {
+            pushed = builder.push(extent);
+        }
+    });
+    pushed?;
+    let logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
+    let bytes = builder.finish(&logs, view.size())?;
+    Ok(Flattened { logs: logs.len() as u64, extents, bytes })
 }
 
 /// Flattens if nobody writes any more, more than one has written, and all index logs together are not larger than `bytes_max`.

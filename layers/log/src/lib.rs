@@ -38,6 +38,7 @@ mod rebalance;
 mod report;
 mod runs;
 mod scan;
+mod share;
 mod store_map;
 mod stores;
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::descriptors::Descriptors;
 use crate::frames::Order;
 use crate::meta::{Cut, MetaName, Summary};
 use crate::runs::FILE_END_MAX;
+use crate::share::Share;
 use crate::view::{Torn, View, Wanted};
 use crate::writer::{Site, Writer, Written};
 
@@ -427,11 +428,27 @@ impl LogFile {
             } else {
                 logs_alone(torn)?
             };
-            if built.size() == 0 && self.container.is_gone()? {
-                return Err(elsewhere());
-            }
-            self.saw(&built, &summary);
-            *view = Some(built);
+            *view = Some(self.accept(built, &summary)?);
+        }
+        Ok(())
+    }
+
+    fn accept(&self, built: View, summary: &Summary) -> Result<View> {
+        if built.size() == 0 && self.container.is_gone()? {
+            return Err(elsewhere());
+        }
+        self.saw(&built, summary);
+        Ok(built)
+    }
+
+    /// Makes the view of what was read in shares, unless there is one, or something was found to be torn: they do not know of that.
+    pub fn take_shares(&self, shares: &[Share]) -> Result<()> {
+        let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        if view.is_none() && self.torn.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            let summary = self.container.summary()?;
+            let (ours, threads) = (|writer: u64| self.is_ours(writer), self.choices.index_threads);
+            let built = View::merge(&self.container, &summary, &ours, threads, shares)?;
+            *view = Some(self.accept(built, &summary)?);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use quell_fs::Time;
 
 use crate::frames::Order;
+use crate::share::part;
 
 /// The longest node name that is kept.
 const NODE_BYTES_MAX: usize = 100;
@@ -195,6 +196,17 @@ impl Summary {
         open.retain(|running| closed.iter().all(|ended| ended.writer != running.writer));
         summary.cuts.sort_by_key(|cut| cut.order);
         summary
+    }
+
+    /// What it says of the writers in share `number` of `shares` alone; cuts and times are everybody's.
+    pub fn part(mut self, number: usize, shares: usize) -> Summary {
+        let closed = self.closed.iter().map(|closed| closed.writer);
+        let mut writers: Vec<u64> = closed.chain(self.open.iter().map(|open| open.writer)).collect();
+        writers.sort_unstable();
+        let part = &writers[part(writers.len(), number, shares)];
+        self.closed.retain(|closed| part.binary_search(&closed.writer).is_ok());
+        self.open.retain(|open| part.binary_search(&open.writer).is_ok());
+        self
     }
 
     pub fn last_cut(&self) -> Option<&Cut> {

@@ -5,12 +5,15 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::bytes::{u32_at, u64_at};
 use crate::data_log;
+use crate::extents::Extent;
+use crate::flat::{Builder, FlatLog, reseal_flat};
 use crate::frames::{FRAME_HEAD_BYTES, Frames};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::index_log::{self, BATCH_HEAD_BYTES};
 use crate::meta::{MetaName, Summary};
 use crate::naming::{Stored, container_name, other_name, shown};
 use crate::runs::{FILE_END_MAX, Run, Runs};
+use crate::share::Share;
 
 const KINDS: [HeadKind; 5] =
     [HeadKind::Container, HeadKind::Data, HeadKind::Index, HeadKind::Flat, HeadKind::Store];
@@ -99,6 +102,53 @@ pub fn batch(bytes: &[u8], is_sealed: bool) {
     assert_eq!((read.frames, read.runs, read.is_synced), (batch.frames, batch.runs, batch.is_synced));
 }
 
+const RECORD: Head = Head {
+    kind: HeadKind::Container,
+    block_bytes: BLOCK_BYTES,
+    container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
+    writer: 0,
+    directories: 32,
+};
+
+fn written(extents: &[Extent], logs: &[FlatLog], size: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let put = |pieces: &[&[u8]], _| {
+        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+        Ok(())
+    };
+    let mut builder = Builder::new(put, &RECORD).expect("memory takes it");
+    extents.iter().for_each(|extent| builder.push(*extent).expect("memory takes it"));
+    builder.finish(logs, size).expect("memory takes it");
+    bytes
+}
+
+fn extents_of(share: &Share) -> Vec<Extent> {
+    let mut extents = Vec::new();
+    share.extents(&mut |extent| extents.push(extent)).expect("all of it was looked at");
+    extents
+}
+
+/// A share of an index, which is a flat index as well.
+pub fn share(bytes: &[u8], is_sealed: bool) {
+    let mut bytes = bytes.to_vec();
+    if is_sealed {
+        reseal_flat(&mut bytes, &RECORD);
+    }
+    let Ok(share) = Share::decode(bytes, &RECORD) else { return };
+    let (extents, logs) = (extents_of(&share), share.logs());
+    assert!(extents.windows(2).all(|pair| pair[0].end() <= pair[1].start));
+    for extent in &extents {
+        assert!(extent.length > 0 && extent.end() <= FILE_END_MAX);
+        let last = extent.position + u64::from(extent.length) - 1;
+        for at in [extent.position, last] {
+            let frame = logs[extent.log as usize].frames.frame(at);
+            assert!(frame.position <= at && at < frame.end());
+        }
+    }
+    let again = Share::decode(written(&extents, logs, 0), &RECORD).expect("what we encode we read");
+    assert_eq!((extents_of(&again), again.logs()), (extents, logs));
+}
+
 /// Names in `meta`, a line each, and each as a name in a store.
 pub fn names(lines: &[u8]) {
     let names: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
@@ -129,13 +179,6 @@ pub fn names(lines: &[u8]) {
 
 /// One of each, to begin with: the question, a name, and bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    let record = Head {
-        kind: HeadKind::Container,
-        block_bytes: BLOCK_BYTES,
-        container: 0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF,
-        writer: 0,
-        directories: 32,
-    };
     let mut runs = Runs::default();
     (0..5).for_each(|i| runs.push(i * 47_008 * 8, 47_008));
     let mut frames = Frames::new(BLOCK_BYTES.into(), HEAD_BYTES as u64);
@@ -147,6 +190,16 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut alone = Frames::new(BLOCK_BYTES.into(), frames.place());
     alone.push(frame.len() as u64, 61, 3, 9);
     let random = index_log::encode(&alone, few.finish(), frames.position(), frames.place(), false);
+    let both = [7, 9].map(|writer| {
+        let indexed = (frames.position(), frames.place());
+        FlatLog { writer, index_place: 150, indexed, synced: 0, frames: frames.clone() }
+    });
+    let extent = |i: u64| {
+        let (position, log) = (i / 2 * 47_008, (i % 2) as u32);
+        Extent { start: i * 47_008, position, length: 47_008, log }
+    };
+    let checkpoint: Vec<Extent> = (0..10).map(extent).collect();
+    let shuffled: Vec<Extent> = (0..10).map(|i| Extent { start: i * 50_000, ..extent(i * 7 % 10) }).collect();
     let names = "open-0000000000000007-2-0-0-0-0-0-1f4-9c0-0123.node1\n\
         open-0000000000000007-2-3-f4240-f4a00-65f00000-3b9ac9ff-1f4-9c0-0123.node1\n\
         closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
@@ -154,12 +207,14 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ckpt.container\ndir.container~\nmeta";
     let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
     vec![
-        ("log_head", "container", with(0, &record.encode())),
-        ("log_head", "data", with(1, &record.of(HeadKind::Data, 7).encode())),
+        ("log_head", "container", with(0, &RECORD.encode())),
+        ("log_head", "data", with(1, &RECORD.of(HeadKind::Data, 7).encode())),
         ("log_frame", "few", with(0, &frame)),
         ("log_frame", "strided", with(1, &data_log::encode_head(runs.finish(), 5 * 47_008, 2, 1, 0))),
         ("log_batch", "strided", with(0, &strided)),
         ("log_batch", "random", with(1, &random)),
+        ("log_share", "checkpoint", with(0, &written(&checkpoint, &both, 10 * 47_008))),
+        ("log_share", "shuffled", with(1, &written(&shuffled, &both, 500_000))),
         ("log_names", "all", names.as_bytes().to_vec()),
     ]
 }
@@ -176,6 +231,7 @@ mod tests {
             "log_head" => head(rest, choice % 2 == 1),
             "log_frame" => frame(rest, choice % 2 == 1),
             "log_batch" => batch(rest, choice % 2 == 1),
+            "log_share" => share(rest, choice % 2 == 1),
             _ => names(bytes),
         }
     }

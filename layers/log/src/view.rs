@@ -16,6 +16,7 @@ use crate::meta::{Cut, Running, Summary, limit};
 use crate::missing::missing;
 use crate::runs::Run;
 use crate::scan::{self, IndexPlace};
+use crate::share::{Share, part};
 
 /// A log that claims more extents than this must show the data for them: each takes memory.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
@@ -275,11 +276,12 @@ pub struct View {
     told: u64,
 }
 
-struct Logs<'a>(&'a [Log]);
+/// Logs one after another, of which the first has this number.
+struct Logs<'a>(&'a [Log], u32);
 
 impl Orders for Logs<'_> {
     fn order(&self, extent: &Extent) -> Order {
-        self.0[extent.log as usize].order(extent.position)
+        self.0[(extent.log - self.1) as usize].order(extent.position)
     }
 }
 
@@ -311,15 +313,39 @@ impl View {
             Some(flat) => {
                 let mut view = View::new(container.head().block_bytes.into());
                 for known in flat.logs() {
-                    view.by_writer.insert(known.writer, view.logs.len() as u32);
-                    view.logs.push(Log::known(known));
+                    view.learn(known);
                 }
                 view.flattened = Some((flat.size(), flat.latest()));
                 view.flat = Some(flat);
-                view.fill(container, summary, ours, threads)
+                view.fill(container, summary, ours, threads, Vec::new())
             }
             None => View::build(container, summary, ours, threads, Torn::new()),
         }
+    }
+
+    /// Brings together what was read in shares. What the logs have beyond, and logs that are in no share, are read; a log that is
+    /// in several counts once, so that who divides the logs need not have seen the same names in `meta`. Logs that `summary` does
+    /// not name count as well: what they hide is not in the shares any more.
+    pub fn merge(
+        container: &Container,
+        summary: &Summary,
+        ours: &dyn Fn(u64) -> bool,
+        threads: usize,
+        shares: &[Share],
+    ) -> Result<View> {
+        let mut view = View::new(container.head().block_bytes.into());
+        let mut found = Vec::new();
+        for share in shares {
+            let mut numbers = Vec::new();
+            for known in share.logs() {
+                let is_new = !view.by_writer.contains_key(&known.writer);
+                numbers.push(is_new.then(|| view.learn(known)));
+            }
+            share.extents(&mut |extent| {
+                found.extend(numbers[extent.log as usize].map(|log| Extent { log, ..extent }));
+            })?;
+        }
+        view.fill(container, summary, ours, threads, found)
     }
 
     /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
@@ -336,15 +362,17 @@ impl View {
             // What was lost was there when it was flattened, and the file is as long as it was.
             view.flattened = newest_flat(container)?.map(|flat| (flat.size(), flat.latest()));
         }
-        view.fill(container, summary, ours, threads)
+        view.fill(container, summary, ours, threads, Vec::new())
     }
 
+    /// Reads what the logs have beyond what is known of them; of that, `known` is not taken in yet.
     fn fill(
         self,
         container: &Container,
         summary: &Summary,
         ours: &dyn Fn(u64) -> bool,
         threads: usize,
+        known: Vec<Extent>,
     ) -> Result<View> {
         let mut view = self;
         view.cuts = summary.cuts.clone();
@@ -352,46 +380,47 @@ impl View {
             let number = view.log_of(writer);
             view.logs[number as usize].until = until.filter(|_| !ours(writer));
         }
-        let each = view.logs.len().div_ceil(threads.max(1)).max(1);
+        let mut all = known;
+        clip(&mut all, &Logs(&view.logs, 0), &view.cuts);
         let cuts = &view.cuts;
+        let (count, mut rest) = (view.logs.len(), &mut view.logs[..]);
+        let threads = threads.clamp(1, count.max(1));
         let shares: Vec<Result<Vec<Extent>>> = std::thread::scope(|scope| {
-            let mut shares = view.logs.chunks_mut(each).enumerate().map(|(share, logs)| {
-                move || -> Result<Vec<Extent>> {
-                    let mut found = Vec::new();
-                    for (log, number) in logs.iter_mut().zip((share * each) as u32..) {
-                        let from = found.len();
-                        log.follow(container, &mut |start, length, position| {
-                            found.push(Extent { start, position, length: length as u32, log: number });
-                        })?;
-                        if !cuts.is_empty() {
-                            clip(&mut found, from, log, cuts);
-                        }
-                    }
-                    Ok(found)
-                }
+            let mut shares = (0..threads).map(|number| {
+                let part = part(count, number, threads);
+                let (logs, others) = std::mem::take(&mut rest).split_at_mut(part.len());
+                rest = others;
+                move || read_share(container, logs, part.start as u32, cuts)
             });
             let own = shares.next();
             let others: Vec<_> = shares.map(|share| scope.spawn(share)).collect();
-            let mut all: Vec<Result<Vec<Extent>>> = own.into_iter().map(|mut share| share()).collect();
+            let mut all: Vec<_> = own.into_iter().map(|mut share| share()).collect();
             all.extend(others.into_iter().map(|share| match share.join() {
                 Ok(found) => found,
                 Err(panic) => std::panic::resume_unwind(panic),
             }));
             all
         });
-        let mut all = Vec::new();
         for share in shares {
             all.append(&mut share?);
         }
-        let mut extents = resolve(all, &Logs(&view.logs));
+        let mut extents = resolve(all, &Logs(&view.logs, 0));
         if let Some(flat) = &view.flat {
-            extents = over_flat(flat, extents, &Logs(&view.logs))?;
+            extents = over_flat(flat, extents, &Logs(&view.logs, 0))?;
         }
         let latest =
             view.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
         view.extents = Extents::new(extents, latest.max().unwrap_or_default());
         view.tell(summary);
         Ok(view)
+    }
+
+    /// Adds a log as far as somebody else has read it, and returns its number.
+    fn learn(&mut self, known: &FlatLog) -> u32 {
+        let number = self.logs.len() as u32;
+        self.by_writer.insert(known.writer, number);
+        self.logs.push(Log::known(known));
+        number
     }
 
     fn log_of(&mut self, writer: u64) -> u32 {
@@ -418,9 +447,7 @@ impl View {
             log.follow(container, &mut |start, length, position| {
                 found.push(Extent { start, position, length: length as u32, log: number });
             })?;
-            if !self.cuts.is_empty() {
-                clip(&mut found, 0, &self.logs[number as usize], &self.cuts);
-            }
+            clip(&mut found, &Logs(&self.logs, 0), &self.cuts);
             self.insert(found)?;
         }
         self.tell(summary);
@@ -437,7 +464,7 @@ impl View {
     }
 
     fn insert(&mut self, found: Vec<Extent>) -> Result<()> {
-        let logs = Logs(&self.logs);
+        let logs = Logs(&self.logs, 0);
         let found = match &self.flat {
             Some(flat) => over_flat(flat, found, &logs)?,
             None => found,
@@ -458,7 +485,7 @@ impl View {
         let payload: u64 = runs.iter().map(Run::bytes).sum();
         log.frames.push(head_bytes, payload, order.epoch, order.sequence);
         let mut at = position;
-        let logs = Logs(&self.logs);
+        let logs = Logs(&self.logs, 0);
         for run in runs {
             visit_run(run, at, &mut |start, length, position| {
                 let extent = Extent { start, position, length: length as u32, log: number };
@@ -474,7 +501,7 @@ impl View {
             return;
         }
         self.cuts = cuts.to_vec();
-        let logs = Logs(&self.logs);
+        let logs = Logs(&self.logs, 0);
         let cuts = &self.cuts;
         self.extents.clip(&|extent| limit(cuts, logs.order(extent)));
     }
@@ -593,16 +620,30 @@ fn writers<'a>(
     closed.chain(open)
 }
 
-/// Of the extents from `from` on, all of `log`, drops what a later cut took.
-fn clip(extents: &mut Vec<Extent>, from: usize, log: &Log, cuts: &[Cut]) {
-    let mut kept = from;
-    for i in from..extents.len() {
-        let extent = extents[i];
-        let end = limit(cuts, log.order(extent.position)).min(extent.end());
-        if end > extent.start {
-            extents[kept] = Extent { length: (end - extent.start) as u32, ..extent };
-            kept += 1;
-        }
+/// What the logs of one share have beyond what is known of them, resolved among themselves; `first` is the number of the first log.
+fn read_share(container: &Container, logs: &mut [Log], first: u32, cuts: &[Cut]) -> Result<Vec<Extent>> {
+    let mut found = Vec::new();
+    for (log, number) in logs.iter_mut().zip(first..) {
+        log.follow(container, &mut |start, length, position| {
+            found.push(Extent { start, position, length: length as u32, log: number });
+        })?;
     }
-    extents.truncate(kept);
+    let logs = Logs(logs, first);
+    clip(&mut found, &logs, cuts);
+    Ok(resolve(found, &logs))
+}
+
+/// Drops what a later cut took.
+fn clip(extents: &mut Vec<Extent>, logs: &Logs<'_>, cuts: &[Cut]) {
+    if cuts.is_empty() {
+        return;
+    }
+    extents.retain_mut(|extent| {
+        let end = limit(cuts, logs.order(extent)).min(extent.end());
+        let is_left = end > extent.start;
+        if is_left {
+            extent.length = (end - extent.start) as u32;
+        }
+        is_left
+    });
 }
