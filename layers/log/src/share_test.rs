@@ -1,3 +1,5 @@
+//! Files that are read in shares: what the shares say together is what all logs say.
+
 use super::*;
 
 use quell_fs::{Change, FileSystem, NodeId, Open, Writable};
