@@ -164,7 +164,7 @@ impl LogFile {
 
     /// The writers of this node.
     fn writers(&self) -> Vec<Arc<Writer>> {
-        self.seats().values().map(|seat| Arc::clone(&seat.writer)).collect()
+        self.clock().known.values().cloned().collect()
     }
 
     fn is_ours(&self, writer: u64) -> bool {
@@ -340,8 +340,7 @@ impl LogFile {
         let mut safe = self.safe.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = self.changes.load(Ordering::SeqCst);
         let mut are_new = *safe < changes;
-        let writers: Vec<Arc<Writer>> = self.clock().known.values().cloned().collect();
-        for writer in writers {
+        for writer in self.writers() {
             are_new |= writer.lock().sync(self, writer.id)?;
         }
         for closed in self.container.summary()?.closed.iter().filter(|closed| !closed.is_synced) {
@@ -475,14 +474,13 @@ impl LogFile {
 
     /// Where what is collected and not yet written ends.
     fn collected_end(&self) -> u64 {
-        let writers: Vec<Arc<Writer>> = {
+        {
             let clock = self.clock();
             if clock.all_collected {
                 return clock.collected.end();
             }
-            clock.known.values().cloned().collect()
-        };
-        writers.iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0)
+        }
+        self.writers().iter().map(|writer| writer.lock().collected_end()).max().unwrap_or(0)
     }
 
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
@@ -697,8 +695,7 @@ impl LogFile {
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Who has written since the moment was taken is later than the cut.
         let mut end = size;
-        let writers: Vec<Arc<Writer>> = self.clock().known.values().cloned().collect();
-        for writer in writers {
+        for writer in self.writers() {
             let mut state = writer.lock();
             let written = state.cut(size, order);
             if state.is_later(order) {
