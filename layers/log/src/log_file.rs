@@ -767,11 +767,11 @@ impl Site for LogFile {
         &self.container
     }
 
-    fn next_order(&self, writer: u64) -> Result<Order> {
+    fn next_order(&self, writer: u64) -> Order {
         let mut clock = self.clock();
         clock.sequence += 1;
         clock.ours.insert(writer);
-        Ok(Order { epoch: clock.epoch, sequence: clock.sequence, writer })
+        Order { epoch: clock.epoch, sequence: clock.sequence, writer }
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {

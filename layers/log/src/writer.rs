@@ -101,7 +101,7 @@ impl Writer {
 pub trait Site {
     fn container(&self) -> &Container;
     /// The place in order of a frame that is cut now.
-    fn next_order(&self, writer: u64) -> Result<Order>;
+    fn next_order(&self, writer: u64) -> Order;
     /// A frame is in the data log.
     fn written(&self, writer: u64, written: Written<'_>);
 }
@@ -178,7 +178,7 @@ impl State {
     }
 
     fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
-        let order = site.next_order(id)?;
+        let order = site.next_order(id);
         let container = site.container();
         let block_bytes = container.head().block_bytes.into();
         if self.logs.is_none() {
