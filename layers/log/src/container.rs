@@ -216,10 +216,9 @@ impl Container {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
     }
 
-    /// Removes names that say nothing any more since there is `new`, when there are some of them. Tidiness alone: what cannot
+    /// Removes names of `summary` that say nothing any more since there is `new`, when there are some of them. Tidiness alone: what cannot
     /// be removed stays.
-    pub fn tidy_meta(&self, new: &MetaName) {
-        let Ok(summary) = self.summary() else { return };
+    pub fn tidy_meta(&self, summary: &Summary, new: &MetaName) {
         let superseded = summary.superseded(new);
         // A loss of power must not take the new name and leave the others removed: that has to be waited for, but not every time.
         if superseded.len() < SUPERSEDED_KEPT || self.meta().and_then(|meta| meta.sync()).is_err() {

@@ -364,12 +364,16 @@ impl LogFile {
         if self.read_view().is_none() {
             return Ok(());
         }
-        let summary = self.container.summary()?;
+        self.follow_to(&self.container.summary()?)
+    }
+
+    /// The same, as far as `summary` tells of it.
+    fn follow_to(&self, summary: &Summary) -> Result<()> {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = view.as_mut() else { return Ok(()) };
-        match known.follow(&self.container, &summary, &|writer| self.is_ours(writer)) {
+        match known.follow(&self.container, summary, &|writer| self.is_ours(writer)) {
             Ok(()) => {
-                self.saw(known, &summary);
+                self.saw(known, summary);
                 Ok(())
             }
             Err(error) => {
@@ -673,7 +677,9 @@ impl LogFile {
         let order = self.moment()?;
         self.changes.fetch_add(1, Ordering::SeqCst);
         self.container.add_meta(&MetaName::Time(order, time))?;
-        self.container.tidy_meta(&MetaName::Time(order, time));
+        if let Ok(summary) = self.container.summary() {
+            self.container.tidy_meta(&summary, &MetaName::Time(order, time));
+        }
         Ok(())
     }
 
@@ -691,7 +697,6 @@ impl LogFile {
         let named =
             stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
         not_found_is_done(named)?;
-        self.container.tidy_meta(&name(Time::default()));
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Who has written since the moment was taken is later than the cut.
         let mut end = size;
@@ -706,16 +711,19 @@ impl LogFile {
         (clock.end, clock.end_known) = (end, false);
         (clock.own_cut, clock.last_cut) = (Some(order), Some(order));
         drop(clock);
+        let summary = self.container.summary()?;
+        self.container.tidy_meta(&summary, &name(Time::default()));
         if size == 0 {
             // Only room is won by it: what cannot be removed now goes with the next cut.
-            let _ = self.drop_dead_logs();
+            if self.drop_dead_logs(&summary).is_err() {
+                self.forget_view(); // some of what `summary` tells of may be gone
+            }
         }
-        self.follow()
+        self.follow_to(&summary)
     }
 
     /// After a cut to nothing: logs whose writers ended before it hold nothing any more.
-    fn drop_dead_logs(&self) -> Result<()> {
-        let summary = self.container.summary()?;
+    fn drop_dead_logs(&self, summary: &Summary) -> Result<()> {
         let Some(cut) = summary.last_cut().filter(|cut| cut.size == 0 && summary.open.is_empty()) else {
             return Ok(());
         };
