@@ -51,6 +51,11 @@ fn is_marked(name: &[u8]) -> bool {
     name[..end].ends_with(SUFFIX)
 }
 
+/// The path of `name` in the directory `path`, as a mount shows them; the root's is empty.
+pub fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}
+
 /// What `stored`, found in a store, is called in the mount; `None` for the name that no file can have.
 pub fn shown(stored: &[u8]) -> Option<Stored<'_>> {
     match stored.strip_suffix(SUFFIX) {

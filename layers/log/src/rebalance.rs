@@ -16,7 +16,7 @@ use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result};
 use crate::container::{Container, META, RECORD, remove_tree};
 use crate::crew::{self, Tally};
 use crate::missing::missing;
-use crate::naming::{Stored, container_name, is_own, other_name, shown};
+use crate::naming::{Stored, container_name, is_own, joined, other_name, shown};
 use crate::store_map::StoreMap;
 use crate::stores::{StoreNumber, Stores, enter_or_make, logs_name, number_name};
 use crate::tree::{Found, StoredDir, enter_all, find};
@@ -122,10 +122,6 @@ pub fn foretell(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalanced> {
     }
     told.is_complete = true;
     Ok(told)
-}
-
-fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
-    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
 /// Whether somebody has the file open for writing who is not known to be gone.

@@ -18,6 +18,7 @@ use crate::extents::Piece;
 use crate::file_system::LogFs;
 use crate::log_file::{Choices, LogFile};
 use crate::meta::Summary;
+use crate::naming::joined;
 use crate::report::view_of;
 use crate::stores::{Stores, number_name};
 use crate::tree::{Entry, StoredDir};
@@ -177,10 +178,6 @@ impl Work<'_> {
     fn end(self) -> Moved {
         self.moved.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
-    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
 /// The state in which an entry is left.
