@@ -12,6 +12,9 @@ use crate::container::{Container, Identity};
 /// Names one data log of all containers: numbers can be forged, and are copied with a container.
 type Key = (Identity, u64);
 
+/// Data logs that are open at once.
+const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+
 /// The logs that were read last.
 pub struct Descriptors(Mutex<LruCache<Key, Arc<dyn OpenFile>>>);
 
@@ -21,11 +24,13 @@ impl std::fmt::Debug for Descriptors {
     }
 }
 
-impl Descriptors {
-    pub fn new(limit: NonZeroUsize) -> Descriptors {
-        Descriptors(Mutex::new(LruCache::new(limit)))
+impl Default for Descriptors {
+    fn default() -> Descriptors {
+        Descriptors(Mutex::new(LruCache::new(DATA_LOGS_OPEN)))
     }
+}
 
+impl Descriptors {
     /// The data log of `writer`, opened now if it is not among the last ones.
     pub fn data(&self, container: &Container, writer: u64) -> Result<Arc<dyn OpenFile>> {
         let key = (container.identity(), writer);

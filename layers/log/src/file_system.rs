@@ -24,8 +24,6 @@ use crate::stores::{StoreNumber, Stores, number_name};
 use crate::tree::enter_all;
 use crate::writer::Writer;
 
-/// Data logs that are open for reading at once.
-const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 /// Directories that stay open as starting points.
 const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
 /// Files that nobody has open and whose containers stay open.
@@ -119,7 +117,7 @@ impl LogFs {
         let inner = Inner {
             stores: Arc::new(stores),
             choices,
-            descriptors: Arc::new(Descriptors::new(DATA_LOGS_OPEN)),
+            descriptors: Arc::default(),
             nodes: Mutex::new(Nodes::new()),
             dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
             files: Mutex::new(Files {

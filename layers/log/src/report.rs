@@ -6,7 +6,6 @@ use std::sync::Arc;
 use quell_fs::{Attributes, Error, ErrorKind, NodeId, Result};
 
 use crate::container::Container;
-use crate::descriptors::Descriptors;
 use crate::extents::{Extent, Piece};
 use crate::frames::{Frame, SUM_BYTES};
 use crate::log_file::{Choices, LogFile};
@@ -16,9 +15,6 @@ use crate::runs::{Run, at_positions};
 use crate::scan::{self, IndexEnd};
 use crate::stores::Host;
 use crate::view::{Torn, View};
-
-/// Data logs that are open at once while one file is looked at.
-const DATA_LOGS_OPEN: std::num::NonZeroUsize = std::num::NonZeroUsize::new(64).expect("not zero");
 
 /// What a list of files tells of one.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +83,7 @@ pub struct FileReport {
 
 /// A file as its container has it.
 fn file_of(container: Container) -> LogFile {
-    LogFile::new(container, None, Choices::default(), Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
+    LogFile::new(container, None, Choices::default(), Arc::default())
 }
 
 /// What a list tells of the file in `container`.

@@ -1,7 +1,6 @@
 //! Files out of the stores and into them, without a mount: a tree of the stores becomes a tree of plain files, and
 //! back. A file gets its name when it is whole. Holes stay holes.
 
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,8 +29,6 @@ const PIECE_BYTES: usize = 4 << 20;
 const RANGE_BYTES: u64 = 128 << 20;
 /// Runs of zeros that are left out of what is imported, if the file had holes.
 const HOLE_BYTES: usize = 64 << 10;
-/// Data logs that are open for reading at once.
-const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 /// What is not yet a file has a name that begins with this.
 const TEMPORARY: &[u8] = b".quell-part-";
 /// Permissions of what is not yet whole.
@@ -56,7 +53,7 @@ impl std::fmt::Debug for Snapshot {
 
 impl Snapshot {
     pub fn take(container: Container, threads: usize) -> Result<Snapshot> {
-        Snapshot::with(container, threads, &Arc::new(Descriptors::new(DATA_LOGS_OPEN)))
+        Snapshot::with(container, threads, &Arc::default())
     }
 
     fn with(container: Container, threads: usize, descriptors: &Arc<Descriptors>) -> Result<Snapshot> {
@@ -270,7 +267,7 @@ pub fn export(wanted: Wanted, to: Arc<dyn WritableDir>, how: How, tally: &Tally)
             first.push(OutTask::Entry(Arc::new(dir), entry, Arc::new(out(to, None)), name));
         }
     }
-    let descriptors = Arc::new(Descriptors::new(DATA_LOGS_OPEN));
+    let descriptors: Arc<Descriptors> = Arc::default();
     crew::run(how.threads, first, tally, &|task, more| match task {
         OutTask::Dir(from, entry, parent) => {
             let path = joined(&parent.path, &entry.name);
