@@ -441,11 +441,9 @@ impl Container {
         }
         self.sync_logs(closed.writer)?;
         let synced = Closed { is_synced: true, ..*closed };
-        match self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced)) {
-            // Another has done it, or it is another's name: then it is synced again by who syncs next.
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            renamed => unless_of_another(renamed),
-        }
+        // Another has done it, or it is another's name: then it is synced again by who syncs next.
+        let renamed = self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced));
+        missing(unless_of_another(renamed)).map(drop)
     }
 
     /// The container itself does, and all that `meta` says.

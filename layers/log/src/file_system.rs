@@ -17,6 +17,7 @@ use crate::container::{Container, Identity};
 use crate::descriptors::Descriptors;
 use crate::flatten::{self, Flattened};
 use crate::log_file::{Choices, LogFile};
+use crate::missing::missing;
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::share::{self, Share};
@@ -247,14 +248,14 @@ impl Inner {
         if let Ok(stored) = container_name(name) {
             let home = self.stores.home(name);
             for store in std::iter::once(home).chain((0..dirs.len()).filter(|store| *store != home)) {
-                if let Some(stat) = stat_if_there(&*dirs[store], &stored)?
+                if let Some(stat) = missing(dirs[store].stat(&stored))?
                     && stat.kind() == Some(Kind::Dir)
                 {
                     return Ok(Some(Found { store, kind: Kind::File, stat }));
                 }
             }
         }
-        let stat = stat_if_there(&*dirs[0], &other_name(name)?)?;
+        let stat = missing(dirs[0].stat(&other_name(name)?))?;
         Ok(stat.and_then(|stat| {
             let kind = stat.kind().filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink))?;
             Some(Found { store: 0, kind, stat })
@@ -475,21 +476,12 @@ impl Inner {
 fn check_empty(dirs: &Dirs, name: &[u8]) -> Result<()> {
     let stored = other_name(name)?;
     for dir in dirs.iter() {
-        match dir.open_writable_dir(&stored).and_then(|dir| dir.names()) {
-            Ok(names) if !names.is_empty() => return Err(Error::new(ErrorKind::NotEmpty, "remove", name)),
-            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let names = missing(dir.open_writable_dir(&stored).and_then(|dir| dir.names()))?;
+        if names.is_some_and(|names| !names.is_empty()) {
+            return Err(Error::new(ErrorKind::NotEmpty, "remove", name));
         }
     }
     Ok(())
-}
-
-fn stat_if_there(dir: &dyn WritableDir, name: &[u8]) -> Result<Option<Stat>> {
-    match dir.stat(name) {
-        Ok(stat) => Ok(Some(stat)),
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
@@ -631,7 +623,7 @@ impl Inner {
                         found.insert(name.to_vec(), Kind::File);
                     }
                     Some(Stored::Other(name)) if store == 0 && !self.is_own(dir, name) => {
-                        let kind = stat_if_there(&**stored_dir, &stored)?.and_then(|stat| stat.kind());
+                        let kind = missing(stored_dir.stat(&stored))?.and_then(|stat| stat.kind());
                         if let Some(kind @ (Kind::Dir | Kind::Symlink)) = kind {
                             found.entry(name.to_vec()).or_insert(kind);
                         }

@@ -18,6 +18,7 @@ use crate::data_log::{self, Block, Edges};
 use crate::descriptors::Descriptors;
 use crate::frames::Order;
 use crate::meta::{Cut, MetaName, Summary};
+use crate::missing::missing;
 use crate::runs::FILE_END_MAX;
 use crate::share::Share;
 use crate::view::{Torn, View, Wanted};
@@ -696,7 +697,7 @@ impl LogFile {
         let stat = self.container.meta()?.stat(name(Time::default()).encode().as_bytes());
         let named =
             stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
-        not_found_is_done(named)?;
+        missing(named)?;
         self.changes.fetch_add(1, Ordering::SeqCst);
         // Who has written since the moment was taken is later than the cut.
         let mut end = size;
@@ -729,27 +730,20 @@ impl LogFile {
         };
         let dead: Vec<_> =
             summary.closed.iter().filter(|closed| closed.last_epoch < cut.order.epoch).collect();
+        // Others may remove the same at the same time.
         for closed in &dead {
             self.descriptors.forget(&self.container, closed.writer);
             self.container.remove_logs(closed.writer)?;
-            not_found_is_done(self.container.remove_meta(&MetaName::Closed(**closed)))?;
+            missing(self.container.remove_meta(&MetaName::Closed(**closed)))?;
         }
         self.container.remove_flats()?;
         if dead.len() == summary.closed.len() {
             for earlier in summary.cuts.iter().filter(|earlier| earlier.order < cut.order) {
-                not_found_is_done(self.container.remove_meta(&MetaName::Cut(*earlier)))?;
+                missing(self.container.remove_meta(&MetaName::Cut(*earlier)))?;
             }
         }
         self.forget_view();
         Ok(())
-    }
-}
-
-/// Another may have removed it first.
-fn not_found_is_done(removed: Result<()>) -> Result<()> {
-    match removed {
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-        removed => removed,
     }
 }
 

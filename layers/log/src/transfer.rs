@@ -17,6 +17,7 @@ use crate::extents::Piece;
 use crate::file_system::LogFs;
 use crate::log_file::{Choices, LogFile};
 use crate::meta::Summary;
+use crate::missing::missing;
 use crate::naming::joined;
 use crate::report::view_of;
 use crate::stores::{Stores, number_name};
@@ -355,11 +356,8 @@ fn begin_file<'a>(
     descriptors: &Arc<Descriptors>,
     more: &mut Vec<OutTask<'a>>,
 ) -> Result<()> {
-    let container = match from.open(entry) {
-        // A directory with the name of a container and nothing in it is none: no mount shows it.
-        Err(error) if error.kind == ErrorKind::NotFound => return Ok(()),
-        container => container?,
-    };
+    // A directory with the name of a container and nothing in it is none: no mount shows it.
+    let Some(container) = missing(from.open(entry))? else { return Ok(()) };
     let snapshot = Snapshot::with(container, work.how.threads, descriptors)?;
     if let Ok(there) = dir.dir.stat(&name) {
         let same = (there.kind(), there.size_bytes, there.modified)

@@ -8,6 +8,7 @@ use quell_backing::{Stat, WritableDir};
 use quell_fs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::container::Container;
+use crate::missing::missing;
 use crate::naming::{OWN, Stored, container_name, is_own, other_name, shown};
 use crate::stores::{Host, StoreNumber, Stores};
 
@@ -68,11 +69,7 @@ impl std::fmt::Debug for StoredDir {
 
 /// Whether somebody has made a store of this directory.
 pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
-    match root.stat(OWN) {
-        Ok(stat) => Ok(stat.kind() == Some(Kind::Dir)),
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
+    Ok(missing(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
 }
 
 /// The directory `stored` of `dirs`, which are one directory in every store: made in stores that lack it, as the first one's is.
@@ -182,11 +179,7 @@ impl StoredDir {
 
     fn kind(&self, store: StoreNumber, stored: &[u8]) -> Result<Option<Kind>> {
         let Some(dir) = &self.dirs[store] else { return Ok(None) };
-        match dir.stat(stored) {
-            Ok(stat) => Ok(stat.kind()),
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(missing(dir.stat(stored))?.and_then(|stat| stat.kind()))
     }
 
     /// The directory `name` in this one.
