@@ -11,7 +11,7 @@ mod log;
 
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
-    LogQueryArgs, LogRebalanceArgs, LogStatArgs, MoveArgs, StoresArg,
+    LogQueryArgs, LogRebalanceArgs, LogStatArgs, MoveArgs, PartArgs, StoresArg,
 };
 
 const AFTER: &str = "\

@@ -196,19 +196,13 @@ impl Filesystem for Door {
     fn unlink(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _worker = self.enter();
         let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
-        match self.done(&self.counters.removed, removed) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.removed, removed), reply);
     }
 
     fn rmdir(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let _worker = self.enter();
         let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
-        match self.done(&self.counters.removed, removed) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.removed, removed), reply);
     }
 
     fn rename(
@@ -226,10 +220,7 @@ impl Filesystem for Door {
         let (from_dir, to_dir) = (node(from_dir), node(to_dir));
         let renamed =
             self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), how));
-        match self.done(&self.counters.renamed, renamed) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.renamed, renamed), reply);
     }
 
     fn create(
@@ -351,10 +342,7 @@ impl Filesystem for Door {
             return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking at every close
         }
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
-        match self.done(&self.counters.published, file.publish()) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.published, file.publish()), reply);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -363,20 +351,14 @@ impl Filesystem for Door {
             return reply.error(Errno::ENOSYS); // nothing to keep: the kernel answers by itself from now on
         }
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
-        match self.done(&self.counters.synced, file.sync()) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.synced, file.sync()), reply);
     }
 
     /// Of a mount that is read-only there is nothing to keep, and the kernel answers by itself from now on.
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter();
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
-        match self.done(&self.counters.synced, tree.sync_dir(node(dir))) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.synced, tree.sync_dir(node(dir))), reply);
     }
 
     /// Room for bytes to come cannot be kept free; what is promised here is that the file is that long. A byte at its end makes it so:
@@ -401,10 +383,7 @@ impl Filesystem for Door {
             Some(last) if now.size_bytes < end => file.write_at(&[0], last),
             _ => Ok(()),
         });
-        match self.done(&self.counters.changes, changed) {
-            Ok(()) => reply.ok(),
-            Err(number) => reply.error(number),
-        }
+        answer(self.done(&self.counters.changes, changed), reply);
     }
 
     fn release(
@@ -536,5 +515,13 @@ impl Filesystem for Door {
         reply: ReplyIoctl,
     ) {
         reply.error(Errno::ENOTTY);
+    }
+}
+
+/// For what has no answer but that it was done.
+fn answer(done: Result<(), Errno>, reply: ReplyEmpty) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(number) => reply.error(number),
     }
 }

@@ -2,6 +2,7 @@
 //! where this machine allows no mounts, the tests print `SKIPPED:` and the reason.
 
 mod memory;
+mod mounted;
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memory::{Content, Memory, ROOT};
+use mounted::mounted;
 use quell_fs::{ErrorKind, Kind, Time};
 use quell_fuse::{Options, Session, Snapshot};
 
@@ -27,17 +29,8 @@ struct View {
 
 impl View {
     fn of(memory: Memory, options: &Options) -> Option<View> {
-        let dir = tempfile::tempdir().unwrap();
-        match quell_fuse::at(Arc::new(memory), dir.path(), options) {
-            Ok(session) => Some(View { session, dir }),
-            Err(error) => {
-                let missing = !Path::new("/dev/fuse").exists()
-                    || matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::NotFound);
-                assert!(missing, "{error}");
-                eprintln!("SKIPPED: this machine lets us mount nothing: {error}");
-                None
-            }
-        }
+        let (session, dir) = mounted(Arc::new(memory), options)?;
+        Some(View { session, dir })
     }
 
     fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {

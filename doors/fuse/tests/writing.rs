@@ -1,6 +1,7 @@
 //! What programs see through a real mount of a tree that may be changed. Each test mounts an empty one in a directory
 //! of its own; where this machine allows no mounts, the tests print `SKIPPED:` and the reason.
 
+mod mounted;
 mod watched;
 
 use std::ffi::OsStr;
@@ -14,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use quell_fs::{Change, ErrorKind, FileSystem, Writable};
+use mounted::mounted;
+use quell_fs::{Change, FileSystem, Writable};
 use quell_fuse::{Options, Session, Snapshot};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
@@ -34,18 +36,9 @@ struct Mounted {
 
 impl Mounted {
     fn new(options: &Options) -> Option<Mounted> {
-        let dir = tempfile::tempdir().unwrap();
         let (fs, watch) = Watched::new();
-        match quell_fuse::at(Arc::clone(&fs) as _, dir.path(), options) {
-            Ok(session) => Some(Mounted { session, fs, watch, dir }),
-            Err(error) => {
-                let missing = !Path::new("/dev/fuse").exists()
-                    || matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::NotFound);
-                assert!(missing, "{error}");
-                eprintln!("SKIPPED: this machine lets us mount nothing: {error}");
-                None
-            }
-        }
+        let (session, dir) = mounted(Arc::clone(&fs) as _, options)?;
+        Some(Mounted { session, fs, watch, dir })
     }
 
     fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {

@@ -1,43 +1,25 @@
 //! The promises of the contract, on stores in memory and on a real file system.
 
-use std::cell::Cell;
+mod mounted;
+
 use std::sync::Arc;
 
+use mounted::{MEMORY, own};
 use quell_backing::{PosixDir, WritableDir};
 use quell_fs::{FileSystem, New, Open};
-use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_log::Choices;
+use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
 use quell_testkit::histories::crash::{self, CrashWorld};
 use quell_testkit::histories::{self, Shape};
-use quell_testkit::{MemoryStore, Random};
 
-/// One mount of the stores, with its own chance.
 fn mount(
     roots: Vec<Arc<dyn WritableDir>>,
-    (uid, gid): (u32, u32),
+    owner: (u32, u32),
     buffer_bytes: usize,
     flatten_bytes: u64,
 ) -> Arc<dyn FileSystem> {
-    // Each test counts for itself, so that a seed replays what happened whatever runs beside it.
-    thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
-    let random = std::sync::Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
-    let host = Host {
-        holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
-        uid,
-        gid,
-        random: Box::new(move || random.lock().unwrap().number()),
-        is_gone: Box::new(|_| false),
-    };
-    let stores = Stores::open(roots, host, 4).unwrap();
-    let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes };
-    Arc::new(LogFs::new(stores, choices))
-}
-
-/// Who makes what is in memory.
-const MEMORY: (u32, u32) = (1000, 100);
-
-fn own() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+    Arc::new(mounted::mount(roots, owner, Choices { buffer_bytes, index_threads: 2, flatten_bytes }))
 }
 
 /// Mounts of so many stores in memory, whose writers collect `buffer_bytes`, and where the last one flattens index logs of at most

@@ -1,34 +1,19 @@
 //! What programs see when the store fails for a moment, when two nodes do the same at once, and when another process syncs.
 
-use std::cell::Cell;
+mod mounted;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
+use mounted::{MEMORY, own};
 use quell_backing::{PosixDir, WritableDir};
 use quell_fs::{ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
-use quell_log::{Choices, Holder, Host, LogFs, Stores};
-use quell_testkit::{MemoryStore, Random};
+use quell_log::{Choices, LogFs};
+use quell_testkit::MemoryStore;
 
-/// Who makes what is in memory.
-const MEMORY: (u32, u32) = (1000, 100);
-
-fn mount(root: Arc<dyn WritableDir>, (uid, gid): (u32, u32), buffer_bytes: usize) -> LogFs {
-    thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
-    let random = std::sync::Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
-    let host = Host {
-        holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
-        uid,
-        gid,
-        random: Box::new(move || random.lock().unwrap().number()),
-        is_gone: Box::new(|_| false),
-    };
-    let choices = Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0 };
-    LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices)
-}
-
-fn own() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> LogFs {
+    mounted::mount(vec![root], owner, Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0 })
 }
 
 fn on_disk(path: &Path) -> LogFs {

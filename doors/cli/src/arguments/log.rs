@@ -90,12 +90,19 @@ Example:
   quell log map /scratch/store ckpt.bin --offset 1048576 --length 4096 --json")]
 pub struct LogMapArgs {
     #[command(flatten)]
-    pub stores: StoresArg,
-    pub path: PathBuf,
+    pub part: PartArgs,
     /// Begin at this byte of the file.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub offset: u64,
-    /// Show so many bytes of the file [default: to its end].
+}
+
+/// Of which file how much is shown, and how.
+#[derive(Debug, Args)]
+pub struct PartArgs {
+    #[command(flatten)]
+    pub stores: StoresArg,
+    pub path: PathBuf,
+    /// Show so many bytes [default: to the end].
     #[arg(long, value_name = "N")]
     pub length: Option<u64>,
     /// Threads that read index logs.
@@ -117,23 +124,13 @@ Example:
   quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee --position 0 --length 4096 --json")]
 pub struct LogQueryArgs {
     #[command(flatten)]
-    pub stores: StoresArg,
-    pub path: PathBuf,
+    pub part: PartArgs,
     /// The writer, as `stat` and `map` show it.
     #[arg(long, value_name = "W", value_parser = |text: &str| u64::from_str_radix(text, 16))]
     pub writer: u64,
     /// Begin at this position: bytes of the file in the log, without heads and checksums.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub position: u64,
-    /// Show so many bytes of the log [default: to its end].
-    #[arg(long, value_name = "N")]
-    pub length: Option<u64>,
-    /// Threads that read index logs.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
-    /// Print one object a line.
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// Check files byte by byte, and repair what can be repaired without losing anything.

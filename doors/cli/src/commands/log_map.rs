@@ -7,7 +7,7 @@ use quell_log::{Fate, Resolved, Source, Stretch, Wrote};
 use serde_json::json;
 
 use super::log_list::{container, open};
-use crate::arguments::{LogMapArgs, LogQueryArgs};
+use crate::arguments::{LogMapArgs, LogQueryArgs, PartArgs};
 use crate::failure::{Failure, YES};
 
 /// Lines on standard output, in pieces; a reader that has gone ends the program as `println!` does.
@@ -32,23 +32,28 @@ fn said(written: std::io::Result<()>) {
     written.unwrap_or_else(|cause| panic!("failed printing to stdout: {cause}"));
 }
 
+/// The file, and where what is shown of it ends if it begins at `start`.
+fn resolved(part: &PartArgs, start: u64) -> Result<(Resolved, u64), Failure> {
+    let stores = open(&part.stores)?;
+    let resolved = Resolved::of(container(&stores, &part.path)?, part.threads.into())?;
+    Ok((resolved, part.length.map_or(u64::MAX, |length| start.saturating_add(length))))
+}
+
 pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let resolved = Resolved::of(container(&stores, &args.path)?, args.threads.into())?;
-    let end = args.length.map_or(u64::MAX, |length| args.offset.saturating_add(length));
+    let (resolved, end) = resolved(&args.part, args.offset)?;
     let mut lines = Lines::new();
-    if !args.json {
+    if !args.part.json {
         lines.line(format_args!(
             "{:>14} {:>14}  {:<16} {:>14} {:>14} {:>6} {:>8}",
             "start", "end", "writer", "position", "place", "epoch", "sequence"
         ));
     }
     resolved.map(args.offset, end, &mut |Stretch { start, end, source }| match source {
-        None if args.json => {
+        None if args.part.json => {
             lines.line(format_args!("{}", json!({ "start": start, "end": end, "hole": true })))
         }
         None => lines.line(format_args!("{start:>14} {end:>14}  hole")),
-        Some(Source { writer, position, place, epoch, sequence }) if args.json => {
+        Some(Source { writer, position, place, epoch, sequence }) if args.part.json => {
             lines.line(format_args!(
                 "{}",
                 json!({ "start": start, "end": end, "writer": format!("{writer:016x}"), "position": position,
@@ -64,11 +69,9 @@ pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
 }
 
 pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let resolved = Resolved::of(container(&stores, &args.path)?, args.threads.into())?;
-    let end = args.length.map_or(u64::MAX, |length| args.position.saturating_add(length));
+    let (resolved, end) = resolved(&args.part, args.position)?;
     let mut lines = Lines::new();
-    if !args.json {
+    if !args.part.json {
         lines.line(format_args!("{:>14} {:>14} {:>14} {:>14}  now", "position", "place", "start", "end"));
     }
     resolved.query(args.writer, args.position, end, &mut |Wrote { position, place, start, end, fate }| {
@@ -77,7 +80,7 @@ pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
             Fate::Overwritten(source) => ("overwritten", Some(source)),
             Fate::Cut => ("cut", None),
         };
-        if args.json {
+        if args.part.json {
             let mut value =
                 json!({ "position": position, "place": place, "start": start, "end": end, "now": state });
             if let Some(Source { writer, epoch, sequence, .. }) = by {

@@ -3,18 +3,16 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_log::{Rebalanced, Role, Tally};
+use quell_log::{Rebalanced, Role};
 use serde_json::json;
 
 use super::log_list::of_stores;
+use super::log_transfer::watched;
 use crate::arguments::LogRebalanceArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes};
-use crate::progress;
 
 /// Paths of one kind that are printed before the rest is only counted.
 const PATHS_SHOWN: usize = 20;
@@ -38,25 +36,10 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(report(args, &told, quiet));
     }
     let stores = Arc::new(quell_stack::change_stores(&roles).map_err(failed)?);
-    let tally = Tally::default();
-    let interrupted = progress::interruption();
-    let look = || {
-        if interrupted.load(Ordering::Relaxed) {
-            tally.stop();
-        }
-    };
-    let line = |elapsed: Duration| {
-        let rate = (tally.bytes() as f64 / elapsed.as_secs_f64().max(0.001)) as u64;
-        let (files, bytes) = (tally.files(), HumanBytes(tally.bytes()));
-        format!("looked at {files} files; moved {bytes}, {}/s", HumanBytes(rate))
-    };
-    let work = || quell_log::rebalance(&stores, args.threads.into(), &tally);
-    let done = progress::watch_line(&line, quiet || args.json, &look, work);
-    if interrupted.load(Ordering::Relaxed) {
-        return Err(Failure::interrupted(
-            "interrupted: every file is where it was or where it goes; run it again",
-        ));
-    }
+    let means = "every file is where it was or where it goes; run it again";
+    let done = watched("rebalancing", quiet || args.json, means, |tally| {
+        Ok(quell_log::rebalance(&stores, args.threads.into(), tally))
+    })?;
     Ok(report(args, &done.map_err(failed)?, quiet))
 }
 

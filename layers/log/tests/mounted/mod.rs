@@ -1,0 +1,30 @@
+//! Mounts of stores, each with its own chance.
+
+use std::cell::Cell;
+use std::sync::{Arc, Mutex};
+
+use quell_backing::WritableDir;
+use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_testkit::Random;
+
+/// Who makes what is in memory.
+pub const MEMORY: (u32, u32) = (1000, 100);
+
+pub fn own() -> (u32, u32) {
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+}
+
+/// One mount; the processes that it tells of are never known to be gone.
+pub fn mount(roots: Vec<Arc<dyn WritableDir>>, (uid, gid): (u32, u32), choices: Choices) -> LogFs {
+    // Each test counts for itself, so that a seed replays what happened whatever runs beside it.
+    thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
+    let random = Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
+    let host = Host {
+        holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
+        uid,
+        gid,
+        random: Box::new(move || random.lock().unwrap().number()),
+        is_gone: Box::new(|_| false),
+    };
+    LogFs::new(Stores::open(roots, host, 4).unwrap(), choices)
+}
