@@ -431,8 +431,8 @@ def line_of(row):
     return f"{line} {row.note}".rstrip()
 
 
-def report(facts, results):
-    lines = ["Quell, direct against covered on a MooseFS with 4 nodes. Made by: make bench", ""]
+def report(facts, results, made_by):
+    lines = [f"Quell, direct against covered on a MooseFS with 4 nodes. Made by: {made_by}", ""]
     lines += [f"{name}: {value}" for name, value in facts.items()]
     for view, rows in results.items():
         lines += ["", f"view: {view}",
@@ -512,6 +512,7 @@ def main():
                         help="force a view; may be given several times to compare them (default: the automatic one)")
     parser.add_argument("--quick", action="store_true", help="small trees, to try the benchmark itself; results are not kept")
     parser.add_argument("--only", choices=["boot", "log"], help="these rows alone; results are not kept")
+    parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
                         help="with --only log: plain directories in the place of log mounts, to try the benchmark itself")
     parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
@@ -572,18 +573,18 @@ def main():
                 results["none, log mounts"] = bench.rows
             if options.only != "boot":
                 bench.logs(local)
-    text = report(facts, results)
+    text = report(facts, results, f"scripts/bench --only {options.only}" if options.only else "make bench")
     print("\n" + text)
-    if options.quick or options.only:
+    if options.quick or options.only and not options.keep:
         print("A part alone: docs/benchmarks was not touched.")
     else:
-        keep = TOP / "docs/benchmarks"
-        keep.mkdir(parents=True, exist_ok=True)
-        (keep / "latest.txt").write_text(text)
-        (keep / "latest.json").write_text(json.dumps(
+        keep = TOP / "docs/benchmarks" / (options.only or "latest")
+        keep.parent.mkdir(parents=True, exist_ok=True)
+        keep.with_suffix(".txt").write_text(text)
+        keep.with_suffix(".json").write_text(json.dumps(
             {"facts": facts, "results": {view: [row.as_dict() for row in rows] for view, rows in results.items()}}, indent=1) + "\n")
-        (keep / "latest.svg").write_text(plot(facts, results))
-        print(f"Kept in {keep}/latest.txt, latest.json and latest.svg")
+        keep.with_suffix(".svg").write_text(plot(facts, results))
+        print(f"Kept in {keep}.txt, .json and .svg")
     return 0 if all(row.met is not False for rows in results.values() for row in rows) else 1
 
 
