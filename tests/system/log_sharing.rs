@@ -113,6 +113,32 @@ fn logs(scene: &Scene) -> usize {
 }
 
 #[test]
+fn threads_that_write_one_file_are_one_writer_as_their_process_is() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("file");
+    let all_have_it_open = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        for number in 0..3 {
+            let (path, all_have_it_open) = (&path, &all_have_it_open);
+            scope.spawn(move || {
+                let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
+                all_have_it_open.wait();
+                for round in 0..ROUNDS {
+                    let place = round * 3 + number;
+                    file.write_all_at(&record(place), place * RECORD_BYTES as u64).unwrap();
+                }
+            });
+        }
+    });
+    let bytes = fs::read(&path).unwrap();
+    assert_eq!(bytes.len(), 3 * ROUNDS as usize * RECORD_BYTES);
+    assert!((0..).zip(bytes.chunks(RECORD_BYTES)).all(|(place, found)| found == record(place)));
+    assert_eq!(logs(&scene), 1, "one process wrote");
+    mounted.umount();
+}
+
+#[test]
 fn processes_that_write_one_file_strided_read_what_the_others_wrote() {
     let scene = log_scene!();
     for options in [&[][..], &["--buffer", "4K"], &["--buffer", "16M", "--index", "flatten"]] {

@@ -1,5 +1,6 @@
 //! What the door and the kernel alone take of a checkpoint: a file system behind them that keeps no byte of it.
-//! Prints MiB/s of the fastest of a few rounds, and what the kernel asked besides the writes and the reads.
+//! Prints MiB/s of the fastest of a few rounds, and what the kernel asked besides the writes and the reads; then what an
+//! open and close take, of which those for writing look which process it is.
 //!
 //! `cargo bench -p quell-fuse --bench writing`
 
@@ -23,6 +24,7 @@ const NAME: &str = "file";
 /// What MPI-IO benchmarks write at a time since PLFS, for the inconvenience of it: no page begins where a write does.
 const RECORD_BYTES: usize = 47_008;
 const ROUNDS: usize = 5;
+const OPENS: u32 = 4000;
 
 /// One file that is as long as it was written to, of zeros.
 #[derive(Default)]
@@ -266,5 +268,16 @@ fn main() {
             }
         }
         println!("{:32}{best:9.0} MiB/s   {seen}", case.name);
+    }
+    for (name, write) in [("open for reading and close", false), ("open for writing and close", true)] {
+        let mut best = f64::MAX;
+        for _ in 0..ROUNDS {
+            let begin = Instant::now();
+            for _ in 0..OPENS {
+                OpenOptions::new().read(!write).write(write).open(&path).unwrap();
+            }
+            best = best.min(begin.elapsed().as_secs_f64() * 1e6 / f64::from(OPENS));
+        }
+        println!("{name:32}{best:9.1} us");
     }
 }

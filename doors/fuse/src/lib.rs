@@ -56,6 +56,7 @@
 //! answered `EIO` (each ends that worker), then it is `ENOTCONN` for ever, and [`Session::join`]
 //! returns the reason. What the kernel keeps can still be read in both cases.
 
+mod callers;
 mod counters;
 mod door;
 mod fusermount;

@@ -160,8 +160,8 @@ impl Filesystem for Door {
         if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
             return reply.error(Errno::EPERM); // the contract makes no fifos, sockets and devices
         }
-        let (new, how) = (new_entry(request, mode), Open { process: request.pid(), ..Open::READ });
-        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
+        let new = new_entry(request, mode);
+        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
         match self.done(&self.counters.made, made) {
             Ok((attributes, _closed)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
             Err(number) => reply.error(number),

@@ -6,6 +6,8 @@ use fuser::{OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags}
 use quell_fs::{New, Open, Rename, Time};
 use rustix::fs::OFlags;
 
+use crate::callers::process_of;
+
 /// The bits of a mode that are permissions.
 pub(crate) const PERMISSIONS: u32 = 0o7777;
 
@@ -17,14 +19,11 @@ pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
 pub(crate) fn open_as(request: &Request, flags: OpenFlags) -> Open {
     let truncate = has(flags, OFlags::TRUNC);
     let access = flags.acc_mode();
-    Open {
-        read: access != OpenAccMode::O_WRONLY,
-        // Linux truncates also what is opened for reading, if the caller may write to it.
-        write: access != OpenAccMode::O_RDONLY || truncate,
-        truncate,
-        // Of a program with several threads, the thread.
-        process: request.pid(),
-    }
+    // Linux truncates also what is opened for reading, if the caller may write to it.
+    let write = access != OpenAccMode::O_RDONLY || truncate;
+    // Who reads is not kept apart from others, and so not worth the look.
+    let process = if write { process_of(request.pid()) } else { 0 };
+    Open { read: access != OpenAccMode::O_WRONLY, write, truncate, process }
 }
 
 /// Whether an open that makes a file must not find one.

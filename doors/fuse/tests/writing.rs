@@ -280,7 +280,14 @@ fn opens_say_how_and_by_whom() {
     let script = format!("echo $$; : > {}", mounted.path("by-shell").display());
     let shell = Command::new("sh").args(["-c", &script]).output().unwrap();
     let process = String::from_utf8(shell.stdout).unwrap().trim().parse().unwrap();
-    assert_eq!(mounted.watch.opens().iter().map(|how| how.process).collect::<Vec<u32>>(), [process]);
+    let processes = || mounted.watch.opens().iter().map(|how| how.process).collect::<Vec<u32>>();
+    assert_eq!(processes(), [process]);
+    // Threads are their process, however many there are.
+    for _ in 0..2 {
+        let open = || mounted.open("file", OFlags::WRONLY);
+        std::thread::scope(|scope| scope.spawn(open).join().unwrap());
+    }
+    assert_eq!(processes(), [std::process::id(); 2]);
 }
 
 #[test]
