@@ -193,6 +193,7 @@ fn the_ways_to_write_and_read_give_the_same_files() {
         &["--index", "original", "--buffer", "4K"][..],
         &["--index", "flatten"],
         &["--index", "flatten", "--flatten-threshold", "100"],
+        &["--index", "flatten-later", "--flatten-threshold", "1M"],
         &["--index", "parallel", "--buffer", "64K", "--threads", "2"],
     ]
     .iter()
@@ -210,6 +211,44 @@ fn the_ways_to_write_and_read_give_the_same_files() {
         assert!(fs::read(mounted.point.join(format!("{number}"))).unwrap() == bytes, "{options:?}");
         mounted.umount();
     }
+}
+
+#[test]
+fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
+    let scene = log_scene!();
+    let write = |path: &Path| {
+        // Two processes, so that there is more than one index log.
+        let mut child = Command::new("sh");
+        let text = "printf first > \"$0\"; sleep 0.1; printf SECOND >> \"$0\"";
+        let status = child.args(["-c", text]).arg(path).status().unwrap();
+        assert!(status.success());
+        fs::File::options().append(true).open(path).unwrap().write_all(b"third").unwrap();
+    };
+    let is_flat = |name: &str| {
+        let names = fs::read_dir(scene.store.join(format!("{name}.container"))).unwrap();
+        names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("flat-"))
+    };
+    let mounted = scene.mount_with(&[&scene.store], &["--index", "flatten-later"]);
+    write(&mounted.point.join("here"));
+    assert!(eventually(|| is_flat("here")));
+    assert_eq!(fs::read_to_string(mounted.point.join("here")).unwrap(), "firstSECONDthird");
+    // Nothing is left to be done when the command returns.
+    let names: Vec<String> = (0..20).map(|number| format!("file{number}")).collect();
+    names.iter().for_each(|name| write(&mounted.point.join(name)));
+    let point = mounted.point.clone();
+    let told = scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&point)).expect(0).json();
+    assert_eq!(told[0]["log"]["index"], "flatten-later");
+    mounted.umount();
+    let flat = names.iter().filter(|name| is_flat(name)).count();
+    assert_eq!(flat, names.len());
+    let mounted = scene.mount();
+    for name in &names {
+        assert_eq!(fs::read_to_string(mounted.point.join(name)).unwrap(), "firstSECONDthird");
+    }
+    fs::remove_file(mounted.point.join("here")).unwrap();
+    mounted.umount();
+    scene.stage.run(scene.stage.quell().args(["log", "fsck"]).arg(&scene.store)).expect(0);
+    scene.stage.expect_nothing_left();
 }
 
 #[test]
@@ -246,7 +285,8 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
     let config = |stores: &str| {
         let text = format!(
             "[[tree]]\npath = '/not/asked/for'\nindex = 'x'\n\
-             [[log]]\npath = '{}'\nstores = ['store']\n[[log]]\npath = '{}'\nstores = {stores}\n",
+             [[log]]\npath = '{}'\nstores = ['store']\n\
+             [[log]]\npath = '{}'\nstores = {stores}\n",
             first.display(),
             second.display()
         );

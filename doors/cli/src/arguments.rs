@@ -457,7 +457,8 @@ With --log, each process that writes a file writes a log of its own in the store
 two writers of one file; programs see one file. A store is a directory on the shared file system, which every node
 names the same or otherwise; the order of several does not matter. Only mounts like this one understand what is in it.
 --index says how the index logs of a file are read when it is opened: `original` by one thread, `parallel` by several;
-`flatten` has the last one who writes a file leave one index for all who read it. BYTES may end with K, M or G."
+`flatten` has the last one who writes a file leave one index for all who read it, `flatten-later` the mount do so in the
+background when the file was closed. BYTES may end with K, M or G."
 )]
 pub struct MountArgs {
     /// The index, or with --image the disk image.
@@ -516,8 +517,8 @@ pub struct LogArgs {
     /// How it is found out where the bytes of a file are, when it is opened [default: parallel].
     #[arg(long = "index", value_name = "WAY", value_enum)]
     pub index_way: Option<IndexWay>,
-    /// With --index flatten: a file whose index logs have more bytes than this, all together, is left as it is
-    /// [default: 64M].
+    /// With --index flatten and flatten-later: a file whose index logs have more bytes than this, all together, is left as
+    /// it is [default: 64M].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub flatten_threshold: Option<u64>,
 }
@@ -530,6 +531,8 @@ pub enum IndexWay {
     Original,
     /// The last one who writes a file leaves one index for all who read it.
     Flatten,
+    /// The same, made in the background: no close waits for it.
+    FlattenLater,
     /// Several threads read the index logs.
     Parallel,
 }

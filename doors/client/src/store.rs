@@ -66,7 +66,11 @@ struct Opened {
 impl Store {
     /// Opens the directories `stores` as one tree, and makes what each of them keeps for itself where it is missing. The
     /// directories themselves must be there. Everybody who opens the tree names the same ones.
+    ///
+    /// Flattening in the background (`flattens_later`) is for mounts: who opens a store here waits for it in the close, and no
+    /// thread is left that a fork or the end of the process would cut off.
     pub fn open(stores: &[impl AsRef<Path>], choices: Choices) -> Result<Store> {
+        let choices = Choices { flattens_later: false, ..choices };
         let fs = Owned::new(quell_stack::open_log(stores, choices)?);
         Ok(Store(Arc::new(Opened { fs, umask: umask()? })))
     }

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use lru::LruCache;
 use quell_backing::{Stat, WritableDir};
@@ -16,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::container::{Container, Identity};
 use crate::descriptors::Descriptors;
 use crate::flatten::{self, Flattened};
+use crate::flatten_queue::FlattenQueue;
 use crate::log_file::{Choices, LogFile};
 use crate::missing::missing;
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
@@ -33,6 +36,8 @@ const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 const LISTINGS_KEPT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// Cursors must fit the positive half of `off_t`, with two to spare for `.` and `..`.
 const CURSOR_BITS: u64 = (1 << 62) - 1;
+/// How long is waited for flattening that is given up: it removes what it has begun.
+const GIVES_UP_WITHIN: Duration = Duration::from_secs(1);
 
 /// One directory, in every store.
 type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
@@ -55,6 +60,7 @@ struct Inner {
     stores: Arc<Stores>,
     choices: Choices,
     descriptors: Arc<Descriptors>,
+    flattening: Arc<FlattenQueue<Shared>>,
     nodes: Mutex<Nodes>,
     dirs: Mutex<LruCache<NodeId, Dirs>>,
     files: Mutex<Files>,
@@ -82,11 +88,19 @@ struct Files {
 struct Shared {
     file: LogFile,
     stores: Arc<Stores>,
+    flattening: Arc<FlattenQueue<Shared>>,
     /// Its name in the trash, once it was removed: it is deleted when the last one closes it.
     trash: Mutex<Option<Vec<u8>>>,
 }
 
 impl Shared {
+    /// Makes the flat index if it is wanted. Whatever comes of it, nothing is lost: readers go to the logs.
+    fn flatten(&self, is_given_up: &AtomicBool) {
+        if lock(&self.trash).is_none() {
+            let _ = self.file.flatten_if_due(is_given_up);
+        }
+    }
+
     fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = lock(&self.trash).take() else { return Ok(()) };
         let container = self.file.container();
@@ -119,6 +133,7 @@ impl LogFs {
             stores: Arc::new(stores),
             choices,
             descriptors: Arc::default(),
+            flattening: Arc::new(FlattenQueue::new(Shared::flatten)),
             nodes: Mutex::new(Nodes::new()),
             dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
             files: Mutex::new(Files {
@@ -166,16 +181,31 @@ impl LogFs {
         Ok(Box::new(opened?))
     }
 
+    /// Whether files are being flattened in the background, or wait for it.
+    pub fn is_flattening(&self) -> bool {
+        !self.inner.flattening.is_idle()
+    }
+
     /// Ends what is open, as if everybody had closed it: what was written is published, what was removed is deleted. For
-    /// when those who have files open are not waited for; nothing is asked of it afterwards.
+    /// when those who have files open are not waited for, nor what is flattened in the background; nothing is asked of it
+    /// afterwards.
     pub fn end(&self) -> Result<()> {
         let open: Vec<Arc<Shared>> = lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
         let mut ended = Ok(());
-        for shared in open {
+        for shared in &open {
             ended = ended.and(shared.file.end());
+        }
+        self.inner.flattening.stop(GIVES_UP_WITHIN);
+        for shared in open {
             ended = ended.and(shared.delete_if_removed());
         }
         ended
+    }
+}
+
+impl Drop for LogFs {
+    fn drop(&mut self) {
+        self.inner.flattening.stop(Duration::ZERO);
     }
 }
 
@@ -354,7 +384,8 @@ impl Inner {
     /// The file of a node from now on: `file`, unless it is open already.
     fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
         let number = file.container().identity();
-        let shared = Shared { file, stores: Arc::clone(&self.stores), trash: Mutex::new(None) };
+        let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
+        let shared = Shared { file, stores, flattening, trash: Mutex::new(None) };
         let mut files = lock(&self.files);
         let known = files.all.get(&number).and_then(Weak::upgrade);
         let (shared, unused) = match known {
@@ -454,12 +485,13 @@ impl Inner {
             return Ok(());
         };
         *lock(&shared.trash) = Some(name);
+        self.flattening.forget(&shared);
         let before = node.map(|node| lock(&self.files).removed.insert(node, Arc::clone(&shared)));
         drop((before, shared)); // deleted with the last one, which may be this
         Ok(())
     }
 
-    fn handle(self: &Arc<Self>, shared: Arc<Shared>, how: Open) -> Result<Handle> {
+    fn handle(&self, shared: Arc<Shared>, how: Open) -> Result<Handle> {
         if how.truncate {
             shared.file.cut(0)?;
         }
@@ -467,8 +499,7 @@ impl Inner {
         if how.read {
             shared.file.follow()?;
         }
-        let Choices { index_threads, flatten_bytes, .. } = self.choices;
-        Ok(Handle { shared, writer, process: how.process, index_threads, flatten_bytes })
+        Ok(Handle { shared, writer, process: how.process, flattens_later: self.choices.flattens_later })
     }
 }
 
@@ -972,8 +1003,7 @@ struct Handle {
     shared: Arc<Shared>,
     writer: Option<Arc<Writer>>,
     process: u32,
-    index_threads: usize,
-    flatten_bytes: u64,
+    flattens_later: bool,
 }
 
 impl Handle {
@@ -1018,14 +1048,12 @@ impl Drop for Handle {
             return;
         }
         // What could not be published was told by `publish`; what is left shows in `fsck`.
-        if let Ok(true) = self.shared.file.release(self.process)
-            && self.flatten_bytes > 0
-        {
-            let _ = flatten::after_last_writer(
-                self.shared.file.container(),
-                self.index_threads,
-                self.flatten_bytes,
-            );
+        if let Ok(true) = self.shared.file.release(self.process) {
+            if self.flattens_later {
+                self.shared.flattening.add(Arc::clone(&self.shared));
+            } else {
+                self.shared.flatten(&AtomicBool::new(false));
+            }
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Index Flatten (section IV-A of the paper): one index instead of many, made when the last writer ends, when a user asks for
 //! it, or in the background.
 
-use quell_fs::Result;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use quell_fs::{Error, ErrorKind, Result, errno};
 
 use crate::container::Container;
 use crate::extents::Extent;
@@ -22,10 +24,18 @@ pub struct Flattened {
 /// Makes the flat index of all that the logs hold now, which replaces an earlier one. Who writes at the same time is
 /// not disturbed: what comes later is read from the logs, as always.
 pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
+    flatten_until(container, threads, &AtomicBool::new(false))
+}
+
+fn flatten_until(container: &Container, threads: usize, is_given_up: &AtomicBool) -> Result<Flattened> {
     let summary = container.summary()?;
     let view = report::view_of(container, &summary, threads)?;
     container.replace_flat(view.epoch().max(summary.epoch()), |file| {
-        write(&view, container.head(), |pieces, place| file.write_pieces_at(pieces, place))
+        let put = |pieces: &[&[u8]], place| {
+            go_on(is_given_up)?;
+            file.write_pieces_at(pieces, place)
+        };
+        write(&view, container.head(), put)
     })
 }
 
@@ -49,18 +59,32 @@ pub(crate) fn write(
     Ok(Flattened { logs: logs.len() as u64, extents, bytes })
 }
 
-/// Flattens if nobody writes any more, more than one has written, and all index logs together are not larger than `bytes_max`.
-pub fn after_last_writer(container: &Container, threads: usize, bytes_max: u64) -> Result<Option<Flattened>> {
+/// Flattens if nobody writes any more, more than one has written, and all index logs together are not larger than `bytes_max`;
+/// an error soon after `is_given_up` has become true.
+pub fn after_last_writer(
+    container: &Container,
+    threads: usize,
+    bytes_max: u64,
+    is_given_up: &AtomicBool,
+) -> Result<Option<Flattened>> {
     let summary = container.summary()?;
     if !summary.open.is_empty() || summary.closed.len() < 2 {
         return Ok(None);
     }
     let mut bytes = 0;
     for closed in &summary.closed {
+        go_on(is_given_up)?;
         bytes += container.open_index(closed.writer)?.stat()?.size_bytes;
         if bytes > bytes_max {
             return Ok(None);
         }
     }
-    flatten(container, threads).map(Some)
+    flatten_until(container, threads, is_given_up).map(Some)
+}
+
+fn go_on(is_given_up: &AtomicBool) -> Result<()> {
+    match is_given_up.load(Ordering::Relaxed) {
+        true => Err(Error::new(ErrorKind::Os(errno::EINTR), "flatten", b"")),
+        false => Ok(()),
+    }
 }

@@ -16,6 +16,9 @@ mod extents;
 mod file_system;
 mod flat;
 mod flatten;
+mod flatten_queue;
+#[cfg(test)]
+mod flatten_test;
 #[cfg(test)]
 mod forged_test;
 mod frames;

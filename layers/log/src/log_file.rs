@@ -16,6 +16,7 @@ use crate::collected::Collected;
 use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name};
 use crate::data_log::{self, Block, Edges};
 use crate::descriptors::Descriptors;
+use crate::flatten::{self, Flattened};
 use crate::frames::Order;
 use crate::meta::{Cut, MetaName, Summary};
 use crate::missing::missing;
@@ -40,6 +41,8 @@ pub struct Choices {
     /// When the last writer of a file ends, its index is flattened if all index logs together are not larger than
     /// this many bytes (the threshold of Index Flatten, section IV-A). 0: never.
     pub flatten_bytes: u64,
+    /// It is flattened after the close, which does not wait for it, by a thread of the mount.
+    pub flattens_later: bool,
 }
 
 /// A file of the mount, open or known to the kernel.
@@ -64,7 +67,7 @@ pub struct LogFile {
 
 impl Default for Choices {
     fn default() -> Choices {
-        Choices { buffer_bytes: 1 << 20, index_threads: 4, flatten_bytes: 0 }
+        Choices { buffer_bytes: 1 << 20, index_threads: 4, flatten_bytes: 0, flattens_later: false }
     }
 }
 
@@ -229,6 +232,15 @@ impl LogFile {
         clock.collected.forget(writer.id); // what could not be written is lost, and was told
         drop(clock);
         closed.map(|()| is_last)
+    }
+
+    /// Makes the flat index if the choices ask for it and nobody writes; an error soon after `is_given_up` has become true.
+    pub fn flatten_if_due(&self, is_given_up: &AtomicBool) -> Result<Option<Flattened>> {
+        let Choices { index_threads, flatten_bytes, .. } = self.choices;
+        if flatten_bytes == 0 || !self.seats().is_empty() {
+            return Ok(None);
+        }
+        flatten::after_last_writer(&self.container, index_threads, flatten_bytes, is_given_up)
     }
 
     /// Ends all writers of this node, whoever has them.

@@ -44,7 +44,7 @@ pub fn join(stores: &[MemoryStore]) {
 
 /// A mount by process `pid`.
 pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
-    let choices = Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0 };
+    let choices = Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false };
     LogFs::new(Stores::open(roots(stores), host(seed, pid), 4).unwrap(), choices)
 }
 

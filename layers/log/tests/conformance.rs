@@ -19,7 +19,11 @@ fn mount(
     buffer_bytes: usize,
     flatten_bytes: u64,
 ) -> Arc<dyn FileSystem> {
-    Arc::new(mounted::mount(roots, owner, Choices { buffer_bytes, index_threads: 2, flatten_bytes }))
+    Arc::new(mounted::mount(
+        roots,
+        owner,
+        Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false },
+    ))
 }
 
 /// Mounts of so many stores in memory, whose writers collect `buffer_bytes`, and where the last one flattens index logs of at most

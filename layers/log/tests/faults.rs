@@ -13,7 +13,11 @@ use quell_log::{Choices, LogFs};
 use quell_testkit::MemoryStore;
 
 fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> LogFs {
-    mounted::mount(vec![root], owner, Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0 })
+    mounted::mount(
+        vec![root],
+        owner,
+        Choices { buffer_bytes, index_threads: 1, flatten_bytes: 0, flattens_later: false },
+    )
 }
 
 fn on_disk(path: &Path) -> LogFs {

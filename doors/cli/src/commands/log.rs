@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
 use quell_log::{Choices, LogFs};
@@ -24,12 +24,14 @@ use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
 /// How often the process looks whether its mount is still there.
 const LOOKS: Duration = Duration::from_millis(250);
 const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
+/// How long an unmount waits for what is flattened in the background: less than `quell umount` waits for the process.
+const FLATTENS_FOR: Duration = Duration::from_secs(8);
 
 /// What is asked, checked as far as can be told before anything is served. `mountpoint` has no symbolic links.
 pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs) -> Result<LogPlan, Failure> {
-    let flatten = how.index_way == Some(IndexWay::Flatten);
-    if how.flatten_threshold.is_some() && !flatten {
-        return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten"));
+    let flattens = matches!(how.index_way, Some(IndexWay::Flatten | IndexWay::FlattenLater));
+    if how.flatten_threshold.is_some() && !flattens {
+        return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten or flatten-later"));
     }
     let stores = stores.iter().map(|store| real_store(store)).collect::<Result<Vec<_>, _>>()?;
     for (place, store) in stores.iter().enumerate() {
@@ -99,6 +101,9 @@ fn choices(plan: &LogPlan) -> Choices {
     match plan.index {
         IndexWay::Original => Choices { index_threads: 1, ..usual },
         IndexWay::Flatten => Choices { flatten_bytes: plan.flatten_threshold_bytes, ..usual },
+        IndexWay::FlattenLater => {
+            Choices { flatten_bytes: plan.flatten_threshold_bytes, flattens_later: true, ..usual }
+        }
         IndexWay::Parallel => usual,
     }
 }
@@ -175,8 +180,20 @@ impl Served {
             let report = Report { pid, mountpoint, trees: Vec::new(), log: Some(log) };
             serde_json::to_string(&report).unwrap_or_default()
         };
-        let mut still_needed =
-            || wanted && !ending.load(Ordering::Relaxed) && !session.is_over() && mounts::is_ours_at(&path);
+        let mut unmounted = None;
+        let mut still_needed = || {
+            if !wanted || ending.load(Ordering::Relaxed) {
+                return false;
+            }
+            let is_over = session.is_over();
+            if !is_over && mounts::is_ours_at(&path) {
+                return true;
+            }
+            // `quell umount` waits as long as this process answers. A mount that was taken away by force is not over, as one is that
+            // nobody uses; that it is shows a moment later.
+            let since: &Instant = unmounted.get_or_insert_with(Instant::now);
+            fs.is_flattening() && since.elapsed() < if is_over { FLATTENS_FOR } else { LOOKS }
+        };
         let served = holder.serve(None, LOOKS, &mut report, &mut still_needed, &mut || ());
         // Programs that use it all the same get errors from here on; what they have written is kept.
         session.stop();
@@ -207,16 +224,17 @@ mod tests {
     }
 
     #[test]
-    fn the_three_ways_to_an_index_are_what_the_layer_does() {
+    fn the_ways_to_an_index_are_what_the_layer_does() {
         let way = |index| {
             let (stores, buffer_bytes) = (Vec::new(), 4096);
-            let Choices { buffer_bytes, index_threads, flatten_bytes } =
+            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } =
                 choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5 });
             assert_eq!(buffer_bytes, 4096);
-            (index_threads > 1, flatten_bytes)
+            (index_threads > 1, flatten_bytes, flattens_later)
         };
-        assert_eq!(way(IndexWay::Original), (false, 0));
-        assert_eq!(way(IndexWay::Flatten), (true, 5));
-        assert_eq!(way(IndexWay::Parallel), (true, 0));
+        assert_eq!(way(IndexWay::Original), (false, 0, false));
+        assert_eq!(way(IndexWay::Flatten), (true, 5, false));
+        assert_eq!(way(IndexWay::FlattenLater), (true, 5, true));
+        assert_eq!(way(IndexWay::Parallel), (true, 0, false));
     }
 }

@@ -1,0 +1,210 @@
+//! Flattening in the background: files whose last writer has ended wait here, and one thread makes their flat indices, so that
+//! no close waits for it. It is an optimisation: what is too much is left out, what waits may be dropped at any time, and what is
+//! being made may be given up. What a file is and how it is flattened is `file_system`'s.
+//!
+//! The thread is there while something waits or is being made, and not otherwise.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Files that may wait. Each keeps a few directories open.
+const WAITING_MAX: usize = 128;
+
+/// Flattens a file, and returns early once it is told that it is given up.
+type Flatten<T> = Box<dyn Fn(&T, &AtomicBool) + Send + Sync>;
+
+/// Files that are to be flattened.
+pub struct FlattenQueue<T> {
+    state: Mutex<State<T>>,
+    /// The thread has ended.
+    ended: Condvar,
+    is_stopped: AtomicBool,
+    flatten: Flatten<T>,
+}
+
+struct State<T> {
+    waiting: VecDeque<Arc<T>>,
+    has_thread: bool,
+}
+
+impl<T: Send + Sync + 'static> FlattenQueue<T> {
+    /// A queue whose files are flattened by `flatten`, one after the other.
+    pub fn new(flatten: impl Fn(&T, &AtomicBool) + Send + Sync + 'static) -> FlattenQueue<T> {
+        FlattenQueue {
+            state: Mutex::new(State { waiting: VecDeque::new(), has_thread: false }),
+            ended: Condvar::new(),
+            is_stopped: AtomicBool::new(false),
+            flatten: Box::new(flatten),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `file` flattened, unless it waits already, too many do, or the queue was stopped. One that is being flattened comes again:
+    /// more was written since that began.
+    pub fn add(self: &Arc<Self>, file: Arc<T>) {
+        let mut state = self.lock();
+        let is_left = self.is_stopped.load(Ordering::Relaxed)
+            || state.waiting.len() >= WAITING_MAX
+            || state.waiting.iter().any(|waiting| Arc::ptr_eq(waiting, &file));
+        if is_left {
+            drop(state);
+            return; // `file` is dropped without the lock
+        }
+        state.waiting.push_back(file);
+        if !state.has_thread {
+            let queue = Arc::clone(self);
+            let begun = std::thread::Builder::new().name("quell-flatten".into()).spawn(move || queue.work());
+            state.has_thread = begun.is_ok();
+        }
+    }
+
+    /// `file` waits no longer, for it was removed.
+    pub fn forget(&self, file: &Arc<T>) {
+        let mut state = self.lock();
+        let place = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, file));
+        let forgotten = place.and_then(|place| state.waiting.remove(place));
+        drop(state);
+        drop(forgotten);
+    }
+
+    /// Whether nothing waits and nothing is being made.
+    pub fn is_idle(&self) -> bool {
+        !self.lock().has_thread
+    }
+
+    /// Drops what waits, takes nothing more, and gives up what is being made; waits until that has noticed, but no longer
+    /// than `patience`.
+    pub fn stop(&self, patience: Duration) {
+        let mut state = self.lock();
+        // Set with the lock in hand, so that nothing is added afterwards.
+        self.is_stopped.store(true, Ordering::Relaxed);
+        let dropped = std::mem::take(&mut state.waiting);
+        drop(state);
+        drop(dropped);
+        let waited = self.ended.wait_timeout_while(self.lock(), patience, |state| state.has_thread);
+        drop(waited);
+    }
+
+    fn work(&self) {
+        let _thread = Thread(self);
+        loop {
+            let mut state = self.lock();
+            let Some(file) = state.waiting.pop_front() else {
+                // With the lock in hand: who adds from here on finds no thread and begins another.
+                state.has_thread = false;
+                return;
+            };
+            drop(state);
+            (self.flatten)(&file, &self.is_stopped);
+        }
+    }
+}
+
+/// However the thread ends, it is known to have.
+struct Thread<'a, T>(&'a FlattenQueue<T>);
+
+impl<T> Drop for Thread<'_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.state.lock().unwrap_or_else(PoisonError::into_inner).has_thread = false;
+        }
+        self.0.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A queue of numbers that tells each one when its turn has come, and then waits for a word.
+    fn waiting_queue() -> (Arc<FlattenQueue<u32>>, Receiver<u32>, Sender<()>) {
+        let (turns, told) = channel();
+        let (word, words) = channel();
+        let words = Mutex::new(words);
+        let queue = FlattenQueue::new(move |number: &u32, _: &AtomicBool| {
+            turns.send(*number).unwrap();
+            let _ = words.lock().unwrap().recv();
+        });
+        (Arc::new(queue), told, word)
+    }
+
+    fn wait_until_idle(queue: &FlattenQueue<u32>) {
+        let begun = Instant::now();
+        while !queue.is_idle() {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_what_takes_long_and_each_has_one_turn() {
+        let (queue, told, word) = waiting_queue();
+        let [first, second] = [1, 2].map(Arc::new);
+        queue.add(Arc::clone(&first));
+        assert_eq!(told.recv().unwrap(), 1);
+        // The first is being made and comes again, once; the second waits once.
+        for file in [&second, &first, &second, &first] {
+            queue.add(Arc::clone(file));
+        }
+        assert!(!queue.is_idle());
+        (0..3).for_each(|_| word.send(()).unwrap());
+        assert_eq!(told.iter().take(2).collect::<Vec<_>>(), [2, 1]);
+        wait_until_idle(&queue);
+        assert!(told.try_recv().is_err());
+        assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
+        // A new thread for what comes later.
+        queue.add(second);
+        assert_eq!(told.recv().unwrap(), 2);
+    }
+
+    #[test]
+    fn what_is_too_much_is_left_out_and_what_is_forgotten_is_let_go() {
+        let (queue, told, word) = waiting_queue();
+        let files: Vec<Arc<u32>> = (0..1000).map(Arc::new).collect();
+        queue.add(Arc::clone(&files[0]));
+        assert_eq!(told.recv().unwrap(), 0);
+        files[1..].iter().for_each(|file| queue.add(Arc::clone(file)));
+        assert_eq!(queue.lock().waiting.len(), WAITING_MAX);
+        queue.forget(&files[1]);
+        assert_eq!(Arc::strong_count(&files[1]), 1);
+        drop(word);
+        wait_until_idle(&queue);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), (2..=WAITING_MAX as u32).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn stopping_drops_what_waits_and_takes_a_bounded_time() {
+        let (queue, told, word) = waiting_queue();
+        let files: Vec<Arc<u32>> = (0..9).map(Arc::new).collect();
+        files.iter().for_each(|file| queue.add(Arc::clone(file)));
+        assert_eq!(told.recv().unwrap(), 0);
+        let begun = Instant::now();
+        queue.stop(Duration::from_millis(50));
+        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert_eq!(Arc::strong_count(&files[1]), 1);
+        queue.add(Arc::clone(&files[1]));
+        drop(word);
+        queue.stop(Duration::from_secs(20));
+        assert!(queue.is_idle() && told.try_recv().is_err());
+    }
+
+    #[test]
+    fn who_notices_that_it_is_given_up_is_waited_for() {
+        let queue = Arc::new(FlattenQueue::new(|_: &u32, is_given_up: &AtomicBool| {
+            while !is_given_up.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }));
+        queue.add(Arc::new(1));
+        queue.stop(Duration::from_secs(20));
+        assert!(queue.is_idle());
+    }
+}
