@@ -286,7 +286,7 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
         let text = format!(
             "[[tree]]\npath = '/not/asked/for'\nindex = 'x'\n\
              [[log]]\npath = '{}'\nstores = ['store']\n\
-             [[log]]\npath = '{}'\nstores = {stores}\n",
+             [[log]]\npath = '{}'\nstores = {stores}\nindex = 'flatten-later'\n",
             first.display(),
             second.display()
         );
@@ -304,6 +304,7 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
     let reports =
         scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
     assert_eq!(reports[0]["log"]["buffer_bytes"], 65536);
+    assert_eq!(reports[0]["log"]["index"], "flatten-later");
     mount(&config("['other']"), &[]).expect(2).says("has a view already");
     mounted.into_iter().for_each(Mounted::umount);
     // The second one is refused by its store, which only the serving process sees.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arguments::IndexWay;
 use crate::failure::Failure;
 use crate::inputs::shown;
 
@@ -35,6 +36,9 @@ pub struct LogConfig {
     /// The mount point.
     pub path: PathBuf,
     pub stores: Vec<PathBuf>,
+    /// How the index is read, unless the command line says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<IndexWay>,
 }
 
 impl Config {
@@ -132,15 +136,18 @@ mod tests {
     fn stores_are_found_from_the_file_and_wrong_ones_refused() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
-        let text = "[[tree]]\npath = '/t'\nindex = 'i'\n[[log]]\npath = '/a'\nstores = ['/b', 'c']\n";
+        let text = "[[tree]]\npath = '/t'\nindex = 'i'\n\
+                    [[log]]\npath = '/a'\nstores = ['/b', 'c']\nindex = 'flatten-later'\n";
         std::fs::write(&file, text).unwrap();
         let stores = vec![PathBuf::from("/b"), directory.path().join("c")];
-        assert_eq!(Config::read_logs(&file).unwrap(), [LogConfig { path: "/a".into(), stores }]);
+        let index = Some(IndexWay::FlattenLater);
+        assert_eq!(Config::read_logs(&file).unwrap(), [LogConfig { path: "/a".into(), stores, index }]);
         for (text, words) in [
             ("[[tree]]\npath = '/t'\nindex = 'i'\n", "no [[log]]"),
             ("[[log]]\npath = '/a'\nstores = []\n", "/a has no stores"),
             ("[[log]]\npath = 'a'\nstores = ['/b']\n", "not absolute"),
             ("[[log]]\npath = '/a'\n", "missing field `stores`"),
+            ("[[log]]\npath = '/a'\nstores = ['/b']\nindex = 'best'\n", "unknown variant `best`"),
             ("[[log]]\npath = '/a'\nstores = ['/b']\nbuffer = 1\n", "unknown field `buffer`"),
         ] {
             std::fs::write(&file, text).unwrap();

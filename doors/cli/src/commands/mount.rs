@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::arguments::MountArgs;
+use crate::arguments::{LogArgs, MountArgs};
 use crate::commands::{disks, holder, log, umount};
-use crate::config::Config;
+use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
@@ -13,12 +13,12 @@ use crate::runtime;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(config) = &args.config {
-        let logs = Config::read_logs(config)?.into_iter().map(|log| (log.stores, log.path)).collect();
-        return mount_logs(logs, &args, quiet);
+        return mount_logs(Config::read_logs(config)?, &args, quiet);
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
-            mount_logs(vec![(args.log.clone(), mountpoint.clone())], &args, quiet)
+            let log = LogConfig { path: mountpoint.clone(), stores: args.log.clone(), index: None };
+            mount_logs(vec![log], &args, quiet)
         }
         (Some(_), Some(_)) if !args.log.is_empty() => Err(Failure::wrong_input(
             "one mount point goes with --log; several stores are named as --log STORE,STORE",
@@ -60,15 +60,12 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
 }
 
 /// Stores and mount points; all of them are mounted or none is.
-fn mount_logs(
-    logs: Vec<(Vec<PathBuf>, PathBuf)>,
-    args: &MountArgs,
-    quiet: bool,
-) -> Result<ExitCode, Failure> {
+fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let mut plans = Vec::new();
-    for (stores, mountpoint) in &logs {
-        let (mountpoint, place) = place(args, mountpoint)?;
-        let log = log::plan_of(stores, &mountpoint, args.logs)?;
+    for LogConfig { path, stores, index } in &logs {
+        let (mountpoint, place) = place(args, path)?;
+        let how = LogArgs { index_way: args.logs.index_way.or(*index), ..args.logs };
+        let log = log::plan_of(stores, &mountpoint, how)?;
         let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
         plans.push((Plan { log: Some(log), ..plan }, mountpoint));
     }
