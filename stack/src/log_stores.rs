@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_backing::PosixDir;
+use quell_backing::{PosixDir, WritableDir, WritableFile};
 use quell_fs::{Error, ErrorKind, Result, errno};
-use quell_log::{Choices, Holder, Host, LogFs, Role, Root, StoreMap, Stores};
+use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Stores};
 
 /// Log directories of a container that is made here: what PLFS has by default.
 const DIRECTORIES: u32 = 32;
@@ -73,7 +73,17 @@ fn this_host() -> Result<Host> {
         is_gone: Box::new(move |holder| {
             holder.node == own_node && start_of(holder.pid) != Some(holder.start)
         }),
+        scratch: Scratch::new(scratch_file),
     })
+}
+
+/// A file of this process alone, where the system keeps temporary ones: nobody finds it, and it is gone with the process.
+fn scratch_file() -> Result<Box<dyn WritableFile>> {
+    let dir = PosixDir::open(&std::env::temp_dir())?;
+    let name = format!("quell-index-{:016x}", random());
+    let file = dir.create_file(name.as_bytes(), 0o600)?;
+    dir.remove(name.as_bytes())?;
+    Ok(file)
 }
 
 /// The boot and the name of the node: after a restart it is another one, and so is one with the same name elsewhere.
@@ -110,6 +120,15 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_scratch_file_is_found_by_nobody_else() {
+        let file = scratch_file().unwrap();
+        file.write_at(b"beyond memory", 5).unwrap();
+        let mut bytes = [0; 20];
+        assert_eq!(file.read_at(&mut bytes, 5).unwrap(), 13);
+        assert_eq!(file.stat().unwrap().nlink, 0);
+    }
 
     #[test]
     fn a_process_that_nobody_has_asked_for_its_end_is_gone() {

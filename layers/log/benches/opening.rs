@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use quell_backing::{PosixDir, WritableDir};
 use quell_fs::{FileSystem, New, Open, Writable};
-use quell_log::{Choices, Holder, Host, LogFs, Stores};
+use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
 use quell_testkit::Random;
 
 fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
@@ -18,6 +18,7 @@ fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
         gid: rustix::process::getegid().as_raw(),
         random: Box::new(move || random.lock().unwrap().number()),
         is_gone: Box::new(|_| false),
+        scratch: Scratch::new(|| quell_testkit::MemoryStore::new().root().create_file(b"scratch", 0o600)),
     };
     let root = Arc::new(PosixDir::open(dir).unwrap()) as Arc<dyn WritableDir>;
     LogFs::new(Stores::open(vec![root], host, 32).unwrap(), choices)

@@ -883,12 +883,12 @@ fn flats(
 /// Whether the flat index has what the logs have, but for what came later.
 fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
     let (logs, known) = (view.logs(), flat.logs());
-    let mut is_same = true;
+    let (mut is_same, mut asked) = (true, Ok(()));
     flat.extents(0, u64::MAX, &mut |extent| {
         let log = &known[extent.log as usize];
         let frame = log.frames.frame(extent.position);
         let order = Order { epoch: frame.epoch, sequence: frame.sequence, writer: log.writer };
-        view.extents().pieces(extent.start, extent.end(), &mut |piece| match piece {
+        let pieces = view.pieces(extent.start, extent.end(), &mut |piece| match piece {
             Piece::Data(now) => {
                 let holder = &logs[now.log as usize];
                 is_same &= holder.order(now.position) > order
@@ -897,11 +897,13 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
             }
             Piece::Hole(start, _) => is_same &= limit(&summary.cuts, order) <= start,
         });
+        asked = std::mem::replace(&mut asked, Ok(())).and(pieces);
     })?;
+    asked?;
     // And that it lacks nothing.
     let positions: HashMap<u64, u64> = known.iter().map(|log| (log.writer, log.frames.position())).collect();
     let mut lacks = Ok(false);
-    view.extents().pieces(0, view.size(), &mut |piece| {
+    view.pieces(0, view.size(), &mut |piece| {
         let Piece::Data(now) = piece else { return };
         let holder = &logs[now.log as usize];
         if !matches!(lacks, Ok(false)) || positions.get(&holder.writer).is_none_or(|end| now.position >= *end)
@@ -911,7 +913,7 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
         let mut bytes = 0;
         let visited = flat.extents(now.start, now.end(), &mut |extent| bytes += u64::from(extent.length));
         lacks = visited.map(|()| bytes < u64::from(now.length));
-    });
+    })?;
     Ok(is_same && !lacks?)
 }
 
@@ -929,7 +931,7 @@ fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result
                 resolved.became(log.writer, *position, *start, end - start, &mut |wrote| {
                     let to = if wrote.fate == report::Fate::Held { &mut *to } else { &mut unused };
                     to.push((wrote.start, wrote.end));
-                });
+                })?;
             }
         }
         if !lost.is_empty() {

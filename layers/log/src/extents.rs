@@ -112,6 +112,11 @@ impl Extents {
         live.max(self.base.last().map_or(0, Extent::end))
     }
 
+    /// How many there are at most: of those in the list some may be hidden.
+    pub fn len(&self) -> usize {
+        self.base.len() + self.live.len()
+    }
+
     /// Adds what was written in `order`; where something later is known, that stays.
     pub fn insert(&mut self, extent: Extent, order: Order, orders: &dyn Orders) {
         if order >= self.latest {
@@ -165,15 +170,6 @@ impl Extents {
         });
         self.base = all;
         self.live.clear();
-    }
-
-    /// Visits everything, sorted.
-    pub fn all(&self, visit: &mut dyn FnMut(Extent)) {
-        self.pieces(0, u64::MAX, &mut |piece| {
-            if let Piece::Data(extent) = piece {
-                visit(extent);
-            }
-        });
     }
 
     /// Drops every byte for which `keep` says so: it is asked for each extent where it is to end.

@@ -280,6 +280,11 @@ impl Flat {
         self.size
     }
 
+    /// Where its last extent ends.
+    pub fn end(&self) -> u64 {
+        self.pages.last().map_or(0, |page| page.end)
+    }
+
     /// Nothing in it is later than this.
     pub fn latest(&self) -> Order {
         self.latest
@@ -299,6 +304,11 @@ impl Flat {
             }
         }
         Ok(())
+    }
+
+    /// All that there is, sorted, a page at a time.
+    pub fn pages(&self) -> impl Iterator<Item = Result<Arc<Vec<Extent>>>> {
+        (0..self.pages.len()).map(|number| self.page(number))
     }
 
     fn page(&self, number: usize) -> Result<Arc<Vec<Extent>>> {

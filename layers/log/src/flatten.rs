@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quell_fs::{Error, ErrorKind, Result, errno};
 
 use crate::container::Container;
-use crate::extents::Extent;
+use crate::extents::Piece;
 use crate::flat::{Builder, FlatLog};
 use crate::heads::Head;
 use crate::report;
+use crate::runs::FILE_END_MAX;
 use crate::view::View;
 
 /// What flattening a file has made.
@@ -47,15 +48,15 @@ pub(crate) fn write(
 ) -> Result<Flattened> {
     let mut builder = Builder::new(put, container)?;
     let (mut extents, mut pushed) = (0, Ok(()));
-    view.extents().all(&mut |extent: Extent| {
-        extents += 1;
-        if pushed.is_ok() {
+    view.pieces(0, u64::MAX, &mut |piece| {
+        if let (Piece::Data(extent), true) = (piece, pushed.is_ok()) {
+            extents += 1;
             pushed = builder.push(extent);
         }
-    });
+    })?;
     pushed?;
     let logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
-    let bytes = builder.finish(&logs, view.size())?;
+    let bytes = builder.finish(&logs, view.size().min(FILE_END_MAX))?;
     Ok(Flattened { logs: logs.len() as u64, extents, bytes })
 }
 

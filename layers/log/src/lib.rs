@@ -41,6 +41,7 @@ mod rebalance;
 mod report;
 mod runs;
 mod scan;
+mod scratch;
 mod share;
 mod store_map;
 mod stores;
@@ -63,6 +64,7 @@ pub use rebalance::{Rebalanced, foretell, rebalance};
 pub use report::{
     Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,
 };
+pub use scratch::Scratch;
 pub use store_map::{Member, StoreMap};
 pub use stores::{Host, Role, Root, Stores};
 pub use transfer::{How, Moved, Offered, Snapshot, Wanted, export, import};

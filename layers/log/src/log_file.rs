@@ -790,8 +790,13 @@ impl Site for LogFile {
 
     fn written(&self, writer: u64, written: Written<'_>) {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(view) = view.as_mut() {
-            view.add(writer, written.head_bytes, written.order, written.position, written.runs);
+        if let Some(known) = view.as_mut() {
+            let Written { head_bytes, order, position, runs, .. } = written;
+            let added = known.add(writer, head_bytes, order, position, runs);
+            if added.and_then(|()| known.shrink(&self.container)).is_err() {
+                // Who reads next makes it anew from the logs, and is told what is wrong.
+                *view = None;
+            }
         }
         drop(view);
         // In this order: whoever reads finds it here or there.

@@ -123,9 +123,7 @@ fn written(extents: &[Extent], logs: &[FlatLog], size: u64) -> Vec<u8> {
 }
 
 fn extents_of(share: &Share) -> Vec<Extent> {
-    let mut extents = Vec::new();
-    share.extents(&mut |extent| extents.push(extent)).expect("all of it was looked at");
-    extents
+    share.extents().flat_map(|page| page.expect("all of it was looked at").to_vec()).collect()
 }
 
 /// A share of an index, which is a flat index as well.

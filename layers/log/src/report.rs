@@ -122,11 +122,11 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
     let view = view_of(container, &summary, threads)?;
     let (mut extents, mut held_bytes) = (0, 0);
-    view.extents().pieces(0, view.size(), &mut |piece| {
+    view.pieces(0, view.size(), &mut |piece| {
         if let Piece::Data(extent) = piece {
             (extents, held_bytes) = (extents + 1, held_bytes + u64::from(extent.length));
         }
-    });
+    })?;
     let head = container.head();
     Ok(FileReport {
         number: container.number(),
@@ -258,19 +258,19 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
     }
 
     /// Visits what there is from `start` to `end` or the end of the file, in order and without gaps.
-    pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(Stretch)) {
+    pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(Stretch)) -> Result<()> {
         let end = end.min(self.size_bytes());
         if start >= end {
-            return;
+            return Ok(());
         }
-        self.view.extents().pieces(start, end, &mut |piece| {
+        self.view.pieces(start, end, &mut |piece| {
             visit(match piece {
                 Piece::Hole(start, end) => Stretch { start, end, source: None },
                 Piece::Data(extent) => {
                     Stretch { start: extent.start, end: extent.end(), source: Some(self.source(&extent)) }
                 }
             });
-        });
+        })
     }
 
     /// Visits the bytes of `writer`'s log from position `start` to `end`, in the order in which they lie in the log: where
@@ -285,7 +285,7 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         let log = self.view.logs().iter().find(|log| log.writer == writer);
         let end = end.min(log.map_or(0, |log| log.frames.position()));
         let indexed = scan::batches(&self.container, writer, &mut |batch, position| {
-            Ok(self.query_runs(writer, &batch.runs, position, (start, end), visit))
+            self.query_runs(writer, &batch.runs, position, (start, end), visit)
         })?;
         if indexed.position < end
             && let Some((file, _)) = scan::data(&self.container, writer)?
@@ -293,7 +293,7 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
             let from = (indexed.data_place, indexed.position);
             let block_bytes = self.container.head().block_bytes.into();
             scan::frames(&*file, block_bytes, from, &mut |_, head, runs| {
-                Ok(self.query_runs(writer, &runs, head.position, (start, end), visit))
+                self.query_runs(writer, &runs, head.position, (start, end), visit)
             })?;
         }
         Ok(())
@@ -307,10 +307,14 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         position: u64,
         range: (u64, u64),
         visit: &mut dyn FnMut(Wrote),
-    ) -> bool {
-        at_positions(runs, position, range, &mut |position, start, end| {
-            self.became(writer, position, start, end - start, visit);
-        })
+    ) -> Result<bool> {
+        let mut told = Ok(());
+        let more = at_positions(runs, position, range, &mut |position, start, end| {
+            if told.is_ok() {
+                told = self.became(writer, position, start, end - start, visit);
+            }
+        });
+        told.map(|()| more)
     }
 
     /// What became of `length` bytes that `writer` has at `position` and wrote at `start`.
@@ -321,8 +325,8 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         start: u64,
         length: u64,
         visit: &mut dyn FnMut(Wrote),
-    ) {
-        self.view.extents().pieces(start, start + length, &mut |piece| {
+    ) -> Result<()> {
+        self.view.pieces(start, start + length, &mut |piece| {
             let (from, to, fate) = match piece {
                 Piece::Hole(from, to) => (from, to, Fate::Cut),
                 Piece::Data(extent) => {
@@ -336,7 +340,7 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
             let at = position + (from - start);
             let place = frame.map_or(0, |frames| place_of(&frames.frame(at), at, frames.block_bytes()));
             visit(Wrote { position: at, place, start: from, end: to, fate });
-        });
+        })
     }
 }
 

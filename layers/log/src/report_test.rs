@@ -33,26 +33,28 @@ fn the_map_names_the_bytes_that_readers_get() {
     let logs = container(&stores, "f");
     let mut at = 0;
     let mut holes = 0;
-    resolved.map(0, u64::MAX, &mut |stretch| {
-        assert_eq!(stretch.start, at);
-        at = stretch.end;
-        let expected = &whole[stretch.start as usize..stretch.end as usize];
-        let Some(source) = stretch.source else {
-            holes += 1;
-            assert!(expected.iter().all(|byte| *byte == 0));
-            return;
-        };
-        // Up to the next checksum the bytes lie one after another in the data log.
-        let mut first = [0; 1];
-        let file = logs.open_data(source.writer).unwrap();
-        file.read_at(&mut first, source.place).unwrap();
-        assert_eq!(first[0], expected[0], "{stretch:?}");
-    });
+    resolved
+        .map(0, u64::MAX, &mut |stretch| {
+            assert_eq!(stretch.start, at);
+            at = stretch.end;
+            let expected = &whole[stretch.start as usize..stretch.end as usize];
+            let Some(source) = stretch.source else {
+                holes += 1;
+                assert!(expected.iter().all(|byte| *byte == 0));
+                return;
+            };
+            // Up to the next checksum the bytes lie one after another in the data log.
+            let mut first = [0; 1];
+            let file = logs.open_data(source.writer).unwrap();
+            file.read_at(&mut first, source.place).unwrap();
+            assert_eq!(first[0], expected[0], "{stretch:?}");
+        })
+        .unwrap();
     assert_eq!(at, whole.len() as u64);
     assert!(holes > 0);
     let (mut some, mut part) = (Vec::new(), Vec::new());
-    resolved.map(1000, 5000, &mut |stretch| some.push(stretch));
-    resolved.map(5000, u64::MAX, &mut |stretch| part.push(stretch));
+    resolved.map(1000, 5000, &mut |stretch| some.push(stretch)).unwrap();
+    resolved.map(5000, u64::MAX, &mut |stretch| part.push(stretch)).unwrap();
     assert_eq!((some[0].start, some.last().unwrap().end, part[0].start), (1000, 5000, 5000));
 }
 
@@ -73,7 +75,7 @@ fn what_became_of_a_log_adds_up_to_what_the_map_says() {
                     let length = wrote.end - wrote.start;
                     at += length;
                     let mut now = Vec::new();
-                    resolved.map(wrote.start, wrote.end, &mut |stretch| now.push(stretch));
+                    resolved.map(wrote.start, wrote.end, &mut |stretch| now.push(stretch)).unwrap();
                     match wrote.fate {
                         Fate::Held => {
                             held += length;

@@ -28,6 +28,11 @@ impl Run {
         self.start.wrapping_add_signed(self.stride.wrapping_mul(i as i64))
     }
 
+    /// What is left of it behind the first `i` extents, of which there are more.
+    pub fn after(&self, i: u64) -> Run {
+        Run { start: self.start_of(i), count: self.count - i, ..*self }
+    }
+
     /// Where the last extent ends.
     pub fn end_of_last(&self) -> u64 {
         self.start_of(self.count - 1) + self.length

@@ -3,6 +3,7 @@
 //! bytes are a flat index of the share's logs (docs/formats/log.md), and are trusted no more than one.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use quell_fs::{Error, ErrorKind, File, Result};
 
@@ -46,7 +47,7 @@ impl Share {
     pub fn decode(bytes: Vec<u8>, container: &Head) -> Result<Share> {
         let size = bytes.len() as u64;
         let flat = Flat::open(Box::new(Held(bytes)), size, container, b"a share of an index")?;
-        flat.extents(0, u64::MAX, &mut |_| ())?;
+        flat.pages().try_for_each(|page| page.map(drop))?;
         Ok(Share { flat })
     }
 
@@ -55,9 +56,9 @@ impl Share {
         self.flat.logs()
     }
 
-    /// Visits all that it has, sorted; the logs are numbered as in `logs`.
-    pub fn extents(&self, visit: &mut dyn FnMut(Extent)) -> Result<()> {
-        self.flat.extents(0, u64::MAX, visit)
+    /// All that it has, sorted, some at a time; the logs are numbered as in `logs`.
+    pub fn extents(&self) -> impl Iterator<Item = Result<Arc<Vec<Extent>>>> {
+        self.flat.pages()
     }
 }
 

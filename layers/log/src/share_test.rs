@@ -1,4 +1,4 @@
-//! Files that are read in shares: what the shares say together is what all logs say.
+//! Files whose index is read in shares, or does not fit into memory: what is read is what all logs say.
 
 use super::*;
 
@@ -8,13 +8,13 @@ use quell_testkit::{MemoryStore, Random};
 use crate::extents::Piece;
 use crate::file_system::LogFs;
 use crate::meta::Summary;
-use crate::test_stores::{GONE, again, container, content, make, mount, pattern};
+use crate::test_stores::{GONE, again, container, container_with, content, make, mount, pattern};
 use crate::view::{Torn, View};
 
 /// Everything that a view says: where the file ends, who has which of its bytes, and how far each log is known.
 fn said(view: &View) -> (u64, Vec<[u64; 4]>, Vec<FlatLog>) {
     let mut pieces: Vec<[u64; 4]> = Vec::new();
-    view.extents().pieces(0, view.size(), &mut |piece| {
+    view.pieces(0, view.size(), &mut |piece| {
         let Piece::Data(extent) = piece else { return };
         let writer = view.logs()[extent.log as usize].writer;
         let (start, end, position) = (extent.start, extent.end(), extent.position);
@@ -26,7 +26,8 @@ fn said(view: &View) -> (u64, Vec<[u64; 4]>, Vec<FlatLog>) {
             }
             _ => pieces.push([start, end, writer, position]),
         }
-    });
+    })
+    .unwrap();
     let mut logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
     logs.sort_by_key(|log| log.writer);
     (view.size(), pieces, logs)
@@ -120,6 +121,72 @@ fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
                 }
             }
         });
+    }
+}
+
+#[test]
+fn an_index_that_does_not_fit_into_memory_says_the_same() {
+    for seed in 200..260 {
+        history(seed, |store, random| {
+            let crashed = store.crash(seed);
+            for store in [store, &crashed] {
+                let stores = std::slice::from_ref(store);
+                let whole = container(stores, "f");
+                let summary = whole.summary().unwrap();
+                let expected = said(&built(&whole, &summary));
+                for extents_max in [1, 2, 7, 1 + random.below(100)] {
+                    let small = container_with(stores, "f", extents_max);
+                    for threads in [1, 3] {
+                        let view = View::build(&small, &summary, &|_| false, threads, Torn::new()).unwrap();
+                        assert_eq!(said(&view), expected, "{seed}, {extents_max} extents");
+                    }
+                    let shares = decode(&small, read_all(&small, 3));
+                    assert_eq!(said(&merged(&small, &summary, &shares)), expected, "{seed}, shares");
+                    let flattened = flatten::flatten(&small, 2).unwrap();
+                    assert_eq!(flattened.logs, expected.2.len() as u64);
+                    let flat = View::open(&small, &summary, &|_| false, 2).unwrap();
+                    assert_eq!(said(&flat), expected, "{seed}, flattened");
+                    small.remove_flats().unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_view_that_grows_beyond_what_fits_into_memory_follows_as_any_other() {
+    for seed in 0..60 {
+        let store = MemoryStore::new();
+        let stores = std::slice::from_ref(&store);
+        let mut random = Random::new(seed);
+        let nodes = [mount(stores, 2 * seed + 1, 1), mount(stores, 2 * seed + 2, 2)];
+        make(&nodes[0], "f", 1).sync().unwrap();
+        let small = container_with(stores, "f", 1 + random.below(20));
+        let mut view = built(&small, &small.summary().unwrap());
+        let mut open = [again(&nodes[0], "f", 1), again(&nodes[1], "f", 2)];
+        for step in 0..60 {
+            let place = random.below(2);
+            match random.below(10) {
+                0 => open[place] = again(&nodes[place], "f", step + 3),
+                1 => {
+                    let node = nodes[place].lookup(nodes[place].root(), b"f").unwrap().unwrap().node;
+                    resize(&nodes[place], node, random.below(20_000) as u64);
+                }
+                2 => open[place].sync().unwrap(),
+                3 | 4 => {
+                    let summary = small.summary().unwrap();
+                    view.follow(&small, &summary, &|_| false).unwrap();
+                    let whole = container(stores, "f");
+                    let (followed, expected) = (said(&view), said(&built(&whole, &summary)));
+                    assert_eq!((followed.0, followed.1), (expected.0, expected.1), "{seed}, step {step}");
+                }
+                _ => {
+                    let bytes = pattern(1 + random.below(3000), step.into());
+                    open[place].write_at(&bytes, random.below(20_000) as u64).unwrap();
+                    open[place].publish().unwrap();
+                }
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::log_dirs::LogDirs;
 use crate::meta::Holder;
 use crate::naming::{OWN, is_own};
 use crate::placement;
+use crate::scratch::Scratch;
 use crate::store_map::{MAP_BYTES_MAX, Member, StoreMap};
 use crate::tree::is_store;
 
@@ -39,6 +40,7 @@ pub struct Host {
     pub random: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Whether the process is gone for sure; of other nodes nobody can tell.
     pub is_gone: Box<dyn Fn(&Holder) -> bool + Send + Sync>,
+    pub scratch: Scratch,
 }
 
 impl std::fmt::Debug for Host {

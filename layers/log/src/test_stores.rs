@@ -10,6 +10,7 @@ use crate::container::Container;
 use crate::file_system::LogFs;
 use crate::log_file::Choices;
 use crate::meta::Holder;
+use crate::scratch::{EXTENTS_MAX, Scratch};
 use crate::stores::{Host, Role, Root, Stores};
 use crate::tree::{Found, find};
 
@@ -25,7 +26,14 @@ pub fn host(seed: u64, pid: u32) -> Host {
         gid: 100,
         random: Box::new(move || random.lock().unwrap().number()),
         is_gone: Box::new(|holder| holder.pid == GONE),
+        scratch: scratch(if seed.is_multiple_of(2) { EXTENTS_MAX } else { 10 }),
     }
+}
+
+/// Of an index so many extents are kept in memory, and the rest in files in memory that stand for those on a disk.
+pub fn scratch(extents_max: usize) -> Scratch {
+    let make = || MemoryStore::new().root().create_file(b"scratch", 0o600);
+    Scratch { extents_max, ..Scratch::new(make) }
 }
 
 fn roots(stores: &[MemoryStore]) -> Vec<Arc<dyn WritableDir>> {
@@ -61,7 +69,13 @@ pub fn again(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
 }
 
 pub fn container(stores: &[MemoryStore], name: &str) -> Container {
-    let stores = Arc::new(opened(stores, 99));
+    container_with(stores, name, EXTENTS_MAX)
+}
+
+/// A file of whose index so many extents are kept in memory.
+pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) -> Container {
+    let host = Host { scratch: scratch(extents_max), ..host(99, 1) };
+    let stores = Arc::new(Stores::open(roots(stores), host, 4).unwrap());
     match find(&stores, name.as_bytes()).unwrap() {
         Found::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
         other => panic!("{other:?}"),

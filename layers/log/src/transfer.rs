@@ -90,19 +90,19 @@ impl Snapshot {
     }
 
     /// The stretches from `start` to `end` that are no holes.
-    pub fn stretches(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+    pub fn stretches(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         let end = end.min(self.size_bytes());
         if start < end {
-            self.view.extents().pieces(start, end, &mut |piece| {
+            self.view.pieces(start, end, &mut |piece| {
                 let Piece::Data(extent) = piece else { return };
                 match found.last_mut() {
                     Some((_, last)) if *last == extent.start => *last = extent.end(),
                     _ => found.push((extent.start, extent.end())),
                 }
-            });
+            })?;
         }
-        found
+        Ok(found)
     }
 }
 
@@ -434,7 +434,7 @@ impl Drop for OutFile<'_> {
 
 fn copy_range(work: &Work<'_>, file: &OutFile<'_>, start: u64, end: u64) -> Result<()> {
     let mut buffer = vec![0; PIECE_BYTES.min((end - start) as usize)];
-    for (from, to) in file.snapshot.stretches(start, end) {
+    for (from, to) in file.snapshot.stretches(start, end)? {
         let mut at = from;
         while at < to {
             work.go_on()?;

@@ -1,7 +1,7 @@
 //! What a file holds, as one node sees it: the extents of all its logs, resolved, and followed as the logs
-//! grow. Nothing is read twice.
+//! grow. Nothing is read twice. Of extents that do not fit into memory a flat index is made, in a scratch file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use quell_fs::{Error, ErrorKind, Result};
 
@@ -9,6 +9,7 @@ use crate::container::Container;
 use crate::data_log;
 use crate::extents::{Extent, Extents, Orders, Piece, resolve};
 use crate::flat::{Flat, FlatLog};
+use crate::flatten;
 use crate::frames::{Frame, Frames, Order};
 use crate::heads::HEAD_BYTES;
 use crate::index_log::Batch;
@@ -43,6 +44,8 @@ pub struct Log {
     /// Extents that its index log told of, and how many the data log was seen to have room for.
     claimed: u64,
     shown: u64,
+    /// Runs that were taken in and not visited yet, each with the position of its first byte.
+    coming: VecDeque<(u64, Run)>,
 }
 
 impl Log {
@@ -60,6 +63,7 @@ impl Log {
             until: None,
             claimed: 0,
             shown: EXTENTS_UNCHECKED_MAX,
+            coming: VecDeque::new(),
         }
     }
 
@@ -86,25 +90,51 @@ impl Log {
         Order { epoch, sequence, writer: self.writer }
     }
 
-    /// Takes in what the logs in the store have beyond what is known; every extent goes to `visit`, with its position.
-    fn follow(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
-        if self.is_complete() {
-            return Ok(());
+    /// Takes in what the logs in the store have beyond what is known, until `visit` was called for `room` extents; each comes with its
+    /// position. Returns whether that was all.
+    fn follow(
+        &mut self,
+        container: &Container,
+        room: usize,
+        visit: &mut dyn FnMut(u64, u64, u64),
+    ) -> Result<bool> {
+        let mut left = room as u64;
+        self.visit_coming(&mut left, visit);
+        if left > 0 && !self.is_complete() {
+            self.follow_index(container, &mut left, visit)?;
         }
-        let torn = self.torn.clone();
-        let mut lost = std::mem::take(&mut self.lost);
-        let mut visit = |start, length, position| {
-            without(&torn, start, length, position, &mut lost, visit);
-        };
-        let mut followed = self.follow_index(container, &mut visit);
-        if followed.is_ok() && !self.is_complete() {
-            followed = self.follow_data(container, &mut visit);
+        if left > 0 && !self.is_complete() {
+            self.follow_data(container, &mut left, visit)?;
         }
-        self.lost = lost;
-        followed
+        Ok(left > 0)
     }
 
-    fn follow_index(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
+    /// Visits extents that were taken in, no more than are left to visit.
+    fn visit_coming(&mut self, left: &mut u64, visit: &mut dyn FnMut(u64, u64, u64)) {
+        while *left > 0
+            && let Some((position, run)) = self.coming.pop_front()
+        {
+            let count = run.count.min(*left);
+            for i in 0..count {
+                let position = position + i * run.length;
+                without(&self.torn, run.start_of(i), run.length, position, &mut self.lost, visit);
+            }
+            if count < run.count {
+                self.coming.push_front((position + count * run.length, run.after(count)));
+            }
+            *left -= count;
+        }
+        if self.coming.is_empty() {
+            self.coming = VecDeque::new(); // its memory would stay as long as the log is known
+        }
+    }
+
+    fn follow_index(
+        &mut self,
+        container: &Container,
+        left: &mut u64,
+        visit: &mut dyn FnMut(u64, u64, u64),
+    ) -> Result<()> {
         // Nothing was published yet, or the index was lost: the data log has all that is in it.
         let Some(file) = missing(container.open_index(self.writer))? else { return Ok(()) };
         let (position, data_place) = self.indexed;
@@ -112,23 +142,21 @@ impl Log {
         let (writer, until) = (self.writer, self.until.unwrap_or(u64::MAX));
         let mut too_late = 0;
         let (end, _) = scan::batches_from(&*file, container, writer, from, &mut |batch, _| {
-            if batch.frames.place() > until {
+            // Where there is no room left, what only says that all before is synced is taken in.
+            if batch.frames.place() > until || *left == 0 && !batch.runs.is_empty() {
                 too_late = batch.bytes as u64;
                 return Ok(false);
             }
-            self.take(container, batch, visit).map(|()| true)
+            self.take(container, batch)?;
+            self.visit_coming(left, visit);
+            Ok(true)
         })?;
         self.index_place = end.place - too_late;
         Ok(())
     }
 
     /// Takes in a batch; part of it may be known already from the heads of the frames.
-    fn take(
-        &mut self,
-        container: &Container,
-        batch: Batch,
-        visit: &mut dyn FnMut(u64, u64, u64),
-    ) -> Result<()> {
+    fn take(&mut self, container: &Container, batch: Batch) -> Result<()> {
         self.check_claim(container, &batch)?;
         let (start, known) = (self.indexed.0, self.frames.position());
         self.indexed = (start + batch.frames.position(), batch.frames.place());
@@ -145,12 +173,13 @@ impl Log {
         }
         let mut position = start;
         for run in batch.runs {
-            visit_run(&run, position, &mut |start, length, position| {
-                if position >= known {
-                    visit(start, length, position);
-                }
-            });
-            position += run.bytes();
+            let end = position + run.bytes();
+            // Frames are known whole, and no extent goes from one into the next.
+            let before = known.saturating_sub(position).div_ceil(run.length);
+            if before < run.count {
+                self.coming.push_back((position + before * run.length, run.after(before)));
+            }
+            position = end;
         }
         Ok(())
     }
@@ -190,7 +219,12 @@ impl Log {
     }
 
     /// What the data log has beyond the index: whole frames only, each of their blocks checked.
-    fn follow_data(&mut self, container: &Container, visit: &mut dyn FnMut(u64, u64, u64)) -> Result<()> {
+    fn follow_data(
+        &mut self,
+        container: &Container,
+        left: &mut u64,
+        visit: &mut dyn FnMut(u64, u64, u64),
+    ) -> Result<()> {
         let file = match container.open_data(self.writer) {
             // Not begun, or torn at its beginning.
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Damaged) => return Ok(()),
@@ -206,10 +240,11 @@ impl Log {
             self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
             let mut position = head.position;
             for run in runs {
-                visit_run(&run, position, visit);
+                self.coming.push_back((position, run));
                 position += run.bytes();
             }
-            Ok(true)
+            self.visit_coming(left, visit);
+            Ok(*left > 0)
         })?;
         Ok(())
     }
@@ -238,13 +273,6 @@ fn without(
     part(at, end);
 }
 
-/// Visits the extents of a run: start, length, position.
-fn visit_run(run: &Run, position: u64, visit: &mut dyn FnMut(u64, u64, u64)) {
-    for i in 0..run.count {
-        visit(run.start_of(i), run.length, position + i * run.length);
-    }
-}
-
 /// Which bytes of a log a reader needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
@@ -265,6 +293,8 @@ pub struct View {
     by_writer: HashMap<u64, u32>,
     /// What was flattened, if anything was; its logs are the first ones.
     flat: Option<Flat>,
+    /// `flat` is a scratch file, which has all that did not fit into memory.
+    is_spilled: bool,
     /// Size of the file when it was flattened last, and what is later than all in it.
     flattened: Option<(u64, Order)>,
     /// All else: it hides what `flat` has in the same place.
@@ -293,6 +323,7 @@ impl View {
             logs: Vec::new(),
             by_writer: HashMap::new(),
             flat: None,
+            is_spilled: false,
             flattened: None,
             extents,
             cuts: Vec::new(),
@@ -334,6 +365,7 @@ impl View {
         shares: &[Share],
     ) -> Result<View> {
         let mut view = View::new(container.head().block_bytes.into());
+        view.cuts = summary.cuts.clone();
         let mut found = Vec::new();
         for share in shares {
             let mut numbers = Vec::new();
@@ -341,9 +373,15 @@ impl View {
                 let is_new = !view.by_writer.contains_key(&known.writer);
                 numbers.push(is_new.then(|| view.learn(known)));
             }
-            share.extents(&mut |extent| {
-                found.extend(numbers[extent.log as usize].map(|log| Extent { log, ..extent }));
-            })?;
+            for extents in share.extents() {
+                for extent in extents?.iter() {
+                    found.extend(numbers[extent.log as usize].map(|log| Extent { log, ..*extent }));
+                }
+                if found.len() >= container.host().scratch.extents_max {
+                    view.gather(std::mem::take(&mut found))?;
+                    view.spill(container)?;
+                }
+            }
         }
         view.fill(container, summary, ours, threads, found)
     }
@@ -380,17 +418,39 @@ impl View {
             let number = view.log_of(writer);
             view.logs[number as usize].until = until.filter(|_| !ours(writer));
         }
-        let mut all = known;
-        clip(&mut all, &Logs(&view.logs, 0), &view.cuts);
-        let cuts = &view.cuts;
-        let (count, mut rest) = (view.logs.len(), &mut view.logs[..]);
+        let extents_max = container.host().scratch.extents_max;
+        let mut found = known;
+        loop {
+            let room = extents_max.saturating_sub(found.len());
+            let is_all = view.read_shares(container, threads, room, &mut found)?;
+            view.gather(std::mem::take(&mut found))?;
+            if is_all {
+                break;
+            }
+            view.spill(container)?;
+        }
+        view.tell(summary);
+        Ok(view)
+    }
+
+    /// Reads what the logs have beyond what is known, in shares of equal size, until there are about `room` extents. Returns whether
+    /// that was all.
+    fn read_shares(
+        &mut self,
+        container: &Container,
+        threads: usize,
+        room: usize,
+        found: &mut Vec<Extent>,
+    ) -> Result<bool> {
+        let (count, mut rest) = (self.logs.len(), &mut self.logs[..]);
         let threads = threads.clamp(1, count.max(1));
-        let shares: Vec<Result<Vec<Extent>>> = std::thread::scope(|scope| {
+        let room = room.div_ceil(threads).max(1);
+        let shares: Vec<Result<(Vec<Extent>, bool)>> = std::thread::scope(|scope| {
             let mut shares = (0..threads).map(|number| {
                 let part = part(count, number, threads);
                 let (logs, others) = std::mem::take(&mut rest).split_at_mut(part.len());
                 rest = others;
-                move || read_share(container, logs, part.start as u32, cuts)
+                move || read_share(container, logs, part.start as u32, room)
             });
             let own = shares.next();
             let others: Vec<_> = shares.map(|share| scope.spawn(share)).collect();
@@ -401,18 +461,48 @@ impl View {
             }));
             all
         });
+        let mut is_all = true;
         for share in shares {
-            all.append(&mut share?);
+            let (mut extents, is_end) = share?;
+            if found.is_empty() {
+                *found = extents;
+            } else {
+                found.append(&mut extents);
+            }
+            is_all &= is_end;
         }
-        let mut extents = resolve(all, &Logs(&view.logs, 0));
-        if let Some(flat) = &view.flat {
-            extents = over_flat(flat, extents, &Logs(&view.logs, 0))?;
+        Ok(is_all)
+    }
+
+    /// Takes in extents that may overlap, as all that is kept in memory.
+    fn gather(&mut self, found: Vec<Extent>) -> Result<()> {
+        let logs = Logs(&self.logs, 0);
+        let mut extents = found;
+        clip(&mut extents, &logs, &self.cuts);
+        extents = resolve(extents, &logs);
+        if let Some(flat) = &self.flat {
+            extents = over_flat(flat, extents, &logs)?;
         }
-        let latest =
-            view.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
-        view.extents = Extents::new(extents, latest.max().unwrap_or_default());
-        view.tell(summary);
-        Ok(view)
+        let last =
+            self.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
+        self.extents = Extents::new(extents, last.max().unwrap_or_default());
+        Ok(())
+    }
+
+    /// If more is kept in memory than may be, it goes to a file.
+    pub fn shrink(&mut self, container: &Container) -> Result<()> {
+        if self.extents.len() > container.host().scratch.extents_max { self.spill(container) } else { Ok(()) }
+    }
+
+    /// Makes one flat index, in a file of its own, of what is flattened and what is kept in memory.
+    fn spill(&mut self, container: &Container) -> Result<()> {
+        let file = (container.host().scratch.make)()?;
+        let put = |pieces: &[&[u8]], place| file.write_pieces_at(pieces, place);
+        let bytes = flatten::write(self, container.head(), put)?.bytes;
+        let flat = Flat::open(file, bytes, container.head(), b"a scratch file")?;
+        self.extents = Extents::new(Vec::new(), flat.latest());
+        (self.flat, self.is_spilled) = (Some(flat), true);
+        Ok(())
     }
 
     /// Adds a log as far as somebody else has read it, and returns its number.
@@ -438,17 +528,25 @@ impl View {
         summary: &Summary,
         ours: &dyn Fn(u64) -> bool,
     ) -> Result<()> {
+        let extents_max = container.host().scratch.extents_max;
+        if self.has_later_in_file(&summary.cuts) {
+            // Nobody can tell where what is in the file ends now.
+            *self = View::build(container, summary, ours, 1, std::mem::take(&mut self.torn))?;
+            return Ok(());
+        }
         self.cut(&summary.cuts);
         for (writer, until) in writers(container, summary).filter(|(writer, _)| !ours(*writer)) {
             let number = self.log_of(writer);
-            let mut found = Vec::new();
-            let log = &mut self.logs[number as usize];
-            log.until = until;
-            log.follow(container, &mut |start, length, position| {
-                found.push(Extent { start, position, length: length as u32, log: number });
-            })?;
-            clip(&mut found, &Logs(&self.logs, 0), &self.cuts);
-            self.insert(found)?;
+            self.logs[number as usize].until = until;
+            let mut is_all = false;
+            while !is_all {
+                let log = std::slice::from_mut(&mut self.logs[number as usize]);
+                let (mut found, is_end) = read_share(container, log, number, extents_max)?;
+                is_all = is_end;
+                clip(&mut found, &Logs(&self.logs, 0), &self.cuts);
+                self.insert(found)?;
+                self.shrink(container)?;
+            }
         }
         self.tell(summary);
         Ok(())
@@ -476,23 +574,30 @@ impl View {
     }
 
     /// Takes in a frame that a writer of this process has just written, unless it is known already.
-    pub fn add(&mut self, writer: u64, head_bytes: u64, order: Order, position: u64, runs: &[Run]) {
+    pub fn add(
+        &mut self,
+        writer: u64,
+        head_bytes: u64,
+        order: Order,
+        position: u64,
+        runs: &[Run],
+    ) -> Result<()> {
         let number = self.log_of(writer);
         let log = &mut self.logs[number as usize];
         if log.frames.position() != position {
-            return; // it was read from the store
+            return Ok(()); // it was read from the store
         }
         let payload: u64 = runs.iter().map(Run::bytes).sum();
         log.frames.push(head_bytes, payload, order.epoch, order.sequence);
-        let mut at = position;
-        let logs = Logs(&self.logs, 0);
+        let (mut at, mut found) = (position, Vec::new());
         for run in runs {
-            visit_run(run, at, &mut |start, length, position| {
-                let extent = Extent { start, position, length: length as u32, log: number };
-                self.extents.insert(extent, order, &logs);
-            });
+            for i in 0..run.count {
+                let (start, position) = (run.start_of(i), at + i * run.length);
+                found.push(Extent { start, position, length: run.length as u32, log: number });
+            }
             at += run.bytes();
         }
+        self.insert(found)
     }
 
     /// Takes in cuts: bytes that are earlier and beyond are gone.
@@ -506,9 +611,26 @@ impl View {
         self.extents.clip(&|extent| limit(cuts, logs.order(extent)));
     }
 
+    /// Whether something that a scratch file has is later than a cut that is not known yet.
+    fn has_later_in_file(&self, cuts: &[Cut]) -> bool {
+        let latest = self.flat.as_ref().filter(|_| self.is_spilled).map(Flat::latest);
+        let mut new = cuts.iter().filter(|cut| self.cuts.iter().all(|known| known.order != cut.order));
+        latest.is_some_and(|latest| new.any(|cut| cut.order < latest))
+    }
+
+    /// Where what a scratch file has ends, as far as cuts since then leave it.
+    fn spilled_end(&self) -> u64 {
+        let flat = self.flat.as_ref().filter(|_| self.is_spilled);
+        flat.map_or(0, |flat| flat.end().min(limit(&self.cuts, flat.latest())))
+    }
+
     /// Where the file ends.
     pub fn size(&self) -> u64 {
-        self.flat_end().max(self.extents.end()).max(self.cuts.last().map_or(0, |cut| cut.size)).max(self.told)
+        self.flat_end()
+            .max(self.spilled_end())
+            .max(self.extents.end())
+            .max(self.cuts.last().map_or(0, |cut| cut.size))
+            .max(self.told)
     }
 
     /// Where what was flattened ends, as far as cuts since then leave it.
@@ -531,30 +653,47 @@ impl View {
         &self.logs
     }
 
-    pub fn extents(&self) -> &Extents {
-        &self.extents
+    /// Visits what there is from `start` to `end`, in order and without gaps.
+    pub fn pieces(&self, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) -> Result<()> {
+        let mut read = Ok(());
+        self.extents.pieces(start, end, &mut |piece| match (piece, &self.flat) {
+            (Piece::Hole(start, end), Some(flat)) if read.is_ok() => {
+                read = self.flat_pieces(flat, start, end, visit);
+            }
+            (piece, _) => visit(piece),
+        });
+        read
+    }
+
+    /// The same of what is flattened, as far as cuts since then leave it.
+    fn flat_pieces(&self, flat: &Flat, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) -> Result<()> {
+        let mut at = start;
+        flat.extents(start, end, &mut |extent| {
+            let limit = limit(&self.cuts, self.logs[extent.log as usize].order(extent.position));
+            if limit <= extent.start {
+                return;
+            }
+            if extent.start > at {
+                visit(Piece::Hole(at, extent.start));
+            }
+            let part = extent.part(extent.start, limit);
+            at = part.end();
+            visit(Piece::Data(part));
+        })?;
+        if at < end {
+            visit(Piece::Hole(at, end));
+        }
+        Ok(())
     }
 
     /// What `into`, read from `offset` on, is made of; zeros are put into it at once, and bytes beyond the end are left.
     pub fn wanted(&self, into: &mut [u8], offset: u64) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
-        let mut failed = Ok(());
-        self.extents.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
-            Piece::Hole(start, end) => {
-                into[(start - offset) as usize..(end - offset) as usize].fill(0);
-                if let Some(flat) = &self.flat {
-                    let visited = flat.extents(start, end, &mut |extent| {
-                        let limit = limit(&self.cuts, self.logs[extent.log as usize].order(extent.position));
-                        if limit > extent.start {
-                            self.want(&extent.part(extent.start, limit), offset, &mut wanted);
-                        }
-                    });
-                    failed = std::mem::replace(&mut failed, Ok(())).and(visited);
-                }
-            }
+        self.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
+            Piece::Hole(start, end) => into[(start - offset) as usize..(end - offset) as usize].fill(0),
             Piece::Data(extent) => self.want(&extent, offset, &mut wanted),
-        });
-        failed.map(|()| wanted)
+        })?;
+        Ok(wanted)
     }
 
     fn want(&self, extent: &Extent, offset: u64, wanted: &mut Vec<Wanted>) {
@@ -620,17 +759,26 @@ fn writers<'a>(
     closed.chain(open)
 }
 
-/// What the logs of one share have beyond what is known of them, resolved among themselves; `first` is the number of the first log.
-fn read_share(container: &Container, logs: &mut [Log], first: u32, cuts: &[Cut]) -> Result<Vec<Extent>> {
-    let mut found = Vec::new();
+/// What the logs of one share have beyond what is known of them, resolved among themselves, no more than `room` extents;
+/// and whether that was all. `first` is the number of the first log.
+fn read_share(
+    container: &Container,
+    logs: &mut [Log],
+    first: u32,
+    room: usize,
+) -> Result<(Vec<Extent>, bool)> {
+    let (mut found, mut is_all) = (Vec::new(), true);
     for (log, number) in logs.iter_mut().zip(first..) {
-        log.follow(container, &mut |start, length, position| {
+        let left = room.max(1).saturating_sub(found.len());
+        if left == 0 {
+            is_all = false;
+            break;
+        }
+        is_all &= log.follow(container, left, &mut |start, length, position| {
             found.push(Extent { start, position, length: length as u32, log: number });
         })?;
     }
-    let logs = Logs(logs, first);
-    clip(&mut found, &logs, cuts);
-    Ok(resolve(found, &logs))
+    Ok((resolve(found, &Logs(logs, first)), is_all))
 }
 
 /// Drops what a later cut took.

@@ -63,7 +63,7 @@ pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
         Some(Source { writer, position, place, epoch, sequence }) => lines.line(format_args!(
             "{start:>14} {end:>14}  {writer:016x} {position:>14} {place:>14} {epoch:>6} {sequence:>8}"
         )),
-    });
+    })?;
     lines.end();
     Ok(ExitCode::from(YES))
 }

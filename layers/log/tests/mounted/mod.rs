@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
 use quell_backing::WritableDir;
-use quell_log::{Choices, Holder, Host, LogFs, Stores};
-use quell_testkit::Random;
+use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
+use quell_testkit::{MemoryStore, Random};
 
 /// Who makes what is in memory.
 pub const MEMORY: (u32, u32) = (1000, 100);
@@ -18,13 +18,20 @@ pub fn own() -> (u32, u32) {
 pub fn mount(roots: Vec<Arc<dyn WritableDir>>, (uid, gid): (u32, u32), choices: Choices) -> LogFs {
     // Each test counts for itself, so that a seed replays what happened whatever runs beside it.
     thread_local!(static SEED: Cell<u64> = const { Cell::new(1) });
-    let random = Mutex::new(Random::new(SEED.replace(SEED.get() + 1)));
+    let seed = SEED.replace(SEED.get() + 1);
+    let random = Mutex::new(Random::new(seed));
+    // Every other mount keeps next to nothing of an index in memory.
+    let mut scratch = Scratch::new(|| MemoryStore::new().root().create_file(b"scratch", 0o600));
+    if seed % 2 == 1 {
+        scratch.extents_max = 10;
+    }
     let host = Host {
         holder: Holder { pid: 1, start: 1, node: "test".to_owned() },
         uid,
         gid,
         random: Box::new(move || random.lock().unwrap().number()),
         is_gone: Box::new(|_| false),
+        scratch,
     };
     LogFs::new(Stores::open(roots, host, 4).unwrap(), choices)
 }
