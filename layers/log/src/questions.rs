@@ -1,7 +1,7 @@
 //! Bytes and names as the decoders of this layer's formats: refused, or every question about what they say has an answer and
 //! it is written down again as it was. For fuzzers, which may have any bytes.
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::bytes::{u32_at, u64_at};
 use crate::data_log;
@@ -14,6 +14,7 @@ use crate::meta::{MetaName, Summary};
 use crate::naming::{Stored, container_name, other_name, shown};
 use crate::runs::{FILE_END_MAX, Run, Runs};
 use crate::share::Share;
+use crate::store_map::{Member, SUM_BYTES, StoreMap};
 
 const KINDS: [HeadKind; 5] =
     [HeadKind::Container, HeadKind::Data, HeadKind::Index, HeadKind::Flat, HeadKind::Store];
@@ -147,12 +148,31 @@ pub fn share(bytes: &[u8], is_sealed: bool) {
     assert_eq!((extents_of(&again), again.logs()), (extents, logs));
 }
 
-/// Names in `meta`, a line each, and each as a name in a store.
+/// The placement map of several stores.
+pub fn map(bytes: &[u8], is_sealed: bool) {
+    let mut bytes = bytes.to_vec();
+    if let Some(end) = bytes.len().checked_sub(SUM_BYTES).filter(|_| is_sealed) {
+        let sum = format!("{:016x}\n", xxh3_64(&bytes[..end]));
+        bytes[end..].copy_from_slice(sum.as_bytes());
+    }
+    let Ok(map) = StoreMap::decode(1, &bytes) else { return };
+    let used = map.used();
+    for name in [&b""[..], b"checkpoint", &bytes] {
+        let home = map.home(name);
+        assert!(used.contains(&home) && map.member(home).is_some_and(|member| !member.is_draining));
+    }
+    assert_eq!(StoreMap::decode(1, &map.encode()).expect("what we encode we read"), map);
+}
+
+/// Names in `meta`, a line each, and each as a name in a store or of a placement map.
 pub fn names(lines: &[u8]) {
     let names: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     for name in &names {
         if let Some(meta) = MetaName::decode(name) {
             assert_eq!(meta.encode().as_bytes(), *name);
+        }
+        if let Some(version) = StoreMap::version_of(name) {
+            assert_eq!(StoreMap { version, members: Vec::new() }.file_name(), *name);
         }
         match shown(name) {
             Some(Stored::Container(file)) => {
@@ -202,7 +222,10 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         open-0000000000000007-2-3-f4240-f4a00-65f00000-3b9ac9ff-1f4-9c0-0123.node1\n\
         closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
         cut-4-11-0000000000000009-1000-fffffffffffffffb-0\ntime-5-12-000000000000000a-65f00000-0\n\
-        ckpt.container\ndir.container~\nmeta";
+        ckpt.container\ndir.container~\nmeta\nmap-1f";
+    let member = |number, is_draining, path: &[u8]| Member { number, is_draining, path: path.to_vec() };
+    let two = vec![member(7 << 100, false, b"/scratch/a"), member(5, true, b"/with a space/100%\n\xff")];
+    let map = StoreMap { version: 1, members: two }.encode();
     let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
     vec![
         ("log_head", "container", with(0, &RECORD.encode())),
@@ -213,6 +236,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("log_batch", "random", with(1, &random)),
         ("log_share", "checkpoint", with(0, &written(&checkpoint, &both, 10 * 47_008))),
         ("log_share", "shuffled", with(1, &written(&shuffled, &both, 500_000))),
+        ("log_map", "two", with(1, &map)),
         ("log_names", "all", names.as_bytes().to_vec()),
     ]
 }
@@ -230,6 +254,7 @@ mod tests {
             "log_frame" => frame(rest, choice % 2 == 1),
             "log_batch" => batch(rest, choice % 2 == 1),
             "log_share" => share(rest, choice % 2 == 1),
+            "log_map" => map(rest, choice % 2 == 1),
             _ => names(bytes),
         }
     }

@@ -11,7 +11,7 @@ pub const MAP_BYTES_MAX: usize = 1 << 20;
 const PREFIX: &str = "map-";
 const TITLE: &[u8] = b"quell log map 1\n";
 /// Sixteen digits and the end of the line.
-const SUM_BYTES: usize = 17;
+pub(crate) const SUM_BYTES: usize = 17;
 
 /// One store of a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
