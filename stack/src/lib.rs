@@ -13,4 +13,4 @@ pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
     readers_of, replace_file, save_index,
 };
-pub use log_stores::{change_stores, foretell_stores, look_into_stores, open_log, open_stores};
+pub use log_stores::{change_stores, foretell_stores, look_into_stores, open_log, open_log_at, open_stores};

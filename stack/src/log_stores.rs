@@ -1,5 +1,7 @@
 //! The stores of a log mount as a file system, and what this node and process are for it.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,9 +12,40 @@ use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Sto
 /// Log directories of a container that is made here: what PLFS has by default.
 const DIRECTORIES: u32 = 32;
 
-/// Opens the stores as one file system.
+/// Opens the stores as one file system, and those that are added to them from then on.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
-    Ok(LogFs::new(open_stores(stores)?, choices))
+    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(open_added)), choices))
+}
+
+/// The same for who is mounted at `mountpoint`, a path without links: a store that this would show or hide is not opened.
+pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &Path) -> Result<LogFs> {
+    let mountpoint = mountpoint.to_owned();
+    let opener = move |path: &[u8]| {
+        let named = Path::new(OsStr::from_bytes(path));
+        if named.starts_with(&mountpoint) || mountpoint.starts_with(named) {
+            let source = format!("the mount point {} would show or hide it", mountpoint.display());
+            return Err(Error {
+                source: Some(source.into()),
+                ..Error::new(ErrorKind::InvalidInput, "open", path)
+            });
+        }
+        open_added(path)
+    };
+    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(opener)), choices))
+}
+
+/// The directory at a path that a map of stores says, which is somebody else's word: absolute, a name at a time, and no link
+/// is followed.
+fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
+    let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    let [b"", way @ .., last] = &names[..] else {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", path));
+    };
+    if way.iter().chain([last]).any(|name| matches!(*name, b"" | b"." | b"..")) {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", path));
+    }
+    let root: Arc<dyn WritableDir> = Arc::new(PosixDir::start(Path::new("/"))?);
+    way.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
 }
 
 /// Opens the stores, making what each of them keeps for itself where it is missing.
@@ -51,9 +84,9 @@ fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
     stores.iter().map(|path| root(path.as_ref())).collect()
 }
 
-/// The path is kept in the stores' map, for people who look for the others.
+/// The path is kept in the stores' map, without links, for those who look for the others.
 fn root(path: &Path) -> Result<Root> {
-    let full = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Ok(Root { dir: Arc::new(PosixDir::open(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 
@@ -139,6 +172,24 @@ mod tests {
         assert_eq!(start_in(&stat("Z", 3)), Some(4711));
         assert_eq!(start_in(&stat("Z", 1)), None);
         assert_eq!(start_in("7 (a) S"), None);
+    }
+
+    #[test]
+    fn a_path_that_a_map_says_is_followed_by_plain_names_alone() {
+        let scene = tempfile::tempdir().unwrap();
+        let real = scene.path().canonicalize().unwrap();
+        std::fs::create_dir_all(real.join("way/store")).unwrap();
+        std::os::unix::fs::symlink("way", real.join("link")).unwrap();
+        let open = |path: &Path| open_added(path.as_os_str().as_bytes());
+        assert!(open(&real.join("way/store")).is_ok());
+        for wrong in
+            ["link/store", "way/../way/store", "way/./store", "way//store", "way/store/", "none", "link"]
+        {
+            assert!(open(&real.join(wrong)).is_err(), "{wrong}");
+        }
+        for wrong in ["", "/", "way/store", "."] {
+            assert!(open(Path::new(wrong)).is_err(), "{wrong}");
+        }
     }
 
     #[test]

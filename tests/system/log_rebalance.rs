@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::log::Scene;
 use crate::log_scene;
@@ -136,6 +137,97 @@ fn check_with_head(point: &Path) {
         );
     }
     assert_eq!(fs::read_link(point.join("link")).unwrap(), Path::new("d/file0"));
+}
+
+#[test]
+fn a_mount_that_runs_uses_a_store_that_is_added() {
+    let scene = log_scene!();
+    let others = stores(&scene, 2);
+    let (a, b, c) = (&scene.store as &Path, &others[0] as &Path, &others[1] as &Path);
+    let running = scene.mount();
+    fill(&running.point);
+    let read = fs::File::open(path(&running.point, 1)).unwrap();
+    // Somebody looks all the time: nothing is missing at any moment, nor made twice.
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looking = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                for number in 0..FILES {
+                    let path = path(&running.point, number);
+                    assert_eq!(fs::metadata(&path).unwrap().len(), 40_000, "{}", path.display());
+                    let made = fs::File::create_new(&path).unwrap_err();
+                    assert_eq!(made.kind(), std::io::ErrorKind::AlreadyExists, "{}", path.display());
+                }
+                assert!(fs::read_dir(running.point.join("d")).unwrap().count() >= FILES.div_ceil(3) as usize);
+            }
+        });
+        for (known, added) in [(&[a][..], b), (&[a, b], c)] {
+            let told = rebalance(&scene, known, &[&"--add", &added, &"--json"]).expect(0).json();
+            assert!(told["moved"].as_u64().unwrap() > 0 && told["complete"] == true, "{told}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        looking.join().unwrap();
+    });
+    check(&running.point);
+    drop(read);
+    for number in 0..FILES {
+        fs::write(running.point.join(format!("d/e/new{number}")), noise(100, number)).unwrap();
+    }
+    assert!(containers(c) > 0 && containers(b) > 0);
+    assert_eq!(containers(a) + containers(b) + containers(c), 2 * FILES as usize);
+    let fresh = scene.mount_with(&[c, a, b], &[]);
+    check(&fresh.point);
+    for number in 0..FILES {
+        assert!(fs::read(fresh.point.join(format!("d/e/new{number}"))).unwrap() == noise(100, number));
+        fs::remove_file(running.point.join(format!("d/e/new{number}"))).unwrap();
+    }
+    fs::rename(running.point.join("d/e"), running.point.join("e")).unwrap();
+    fs::remove_dir(fresh.point.join("e")).unwrap();
+    fresh.umount();
+    running.umount();
+    scene
+        .stage
+        .run(scene.stage.quell().args(["log", "fsck"]).arg(format!(
+            "{},{},{}",
+            a.display(),
+            b.display(),
+            c.display()
+        )))
+        .expect(0);
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
+    let scene = log_scene!();
+    let others = stores(&scene, 1);
+    let (a, b) = (&scene.store as &Path, &others[0] as &Path);
+    let running = scene.mount();
+    fill(&running.point);
+    rebalance(&scene, &[a], &[&"--add", &b]).expect(0);
+    let away = b.with_extension("away");
+    fs::rename(b, &away).unwrap();
+    let (mut found, mut refused) = (0, 0);
+    for number in 0..FILES {
+        match fs::read(path(&running.point, number)) {
+            Ok(bytes) => found += usize::from(bytes == noise(40_000, number)),
+            // ENXIO: ENOENT would say that there is no such file.
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(6), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(found + refused, FILES as usize);
+    assert!(refused > 0);
+    assert_eq!(fs::write(running.point.join("new"), "new").unwrap_err().raw_os_error(), Some(6));
+    assert_eq!(fs::metadata(running.point.join("nothing")).unwrap_err().raw_os_error(), Some(6));
+    fs::rename(&away, b).unwrap();
+    check(&running.point);
+    assert_eq!(fs::metadata(running.point.join("nothing")).unwrap_err().raw_os_error(), Some(2));
+    fs::write(running.point.join("new"), "new").unwrap();
+    running.umount();
+    scene.stage.expect_nothing_left();
 }
 
 #[test]

@@ -16,6 +16,8 @@ use crate::stores::{Host, StoreNumber, Stores, number_name};
 pub(crate) const RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
 pub(crate) const META: &[u8] = b"meta";
+/// Among the names in `meta`: the file was moved to another store, and these are being deleted.
+pub(crate) const MOVED: &[u8] = b"moved";
 const EPOCH: &str = "epoch-";
 const FLAT: &str = "flat-";
 /// Log files may be read by whoever gets to them: the container's directory decides who does.
@@ -208,6 +210,10 @@ impl Container {
         // A name that is changed while a long list is read may be missed where it was and where it is now: one of two lists has it.
         if names.len() > NAMES_READ_AT_ONCE {
             names.extend(meta.names()?);
+        }
+        // What is left of them would tell of a smaller file.
+        if names.iter().any(|name| name == MOVED) || names.is_empty() && self.is_gone()? {
+            return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
         Ok(Summary::of(names))
     }

@@ -24,7 +24,7 @@ use crate::missing::missing;
 use crate::naming::{Stored, container_name, is_own, other_name, shown};
 use crate::nodes::{Node, Nodes, ROOT};
 use crate::share::{self, Share};
-use crate::stores::{StoreNumber, Stores, number_name};
+use crate::stores::{StoreNumber, Stores, View, number_name};
 use crate::tree::enter_all;
 use crate::writer::Writer;
 
@@ -121,6 +121,14 @@ struct Found {
     store: StoreNumber,
     kind: Kind,
     stat: Stat,
+}
+
+/// A name that was looked for, and where.
+struct Looked {
+    dirs: Dirs,
+    /// The stores as they were known; none was added up to the moment in which nothing was found.
+    view: Arc<View>,
+    found: Option<Found>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -249,15 +257,17 @@ impl Inner {
                 way.last().map_or(&b""[..], |w| &w.1),
             ));
         }
+        let roots = self.stores.roots();
         let mut from = 0;
         let mut at: Option<Dirs> = None;
         for (place, (node, _)) in way.iter().enumerate().rev() {
-            if let Some(dirs) = lock(&self.dirs).get(node) {
+            // One that was opened before a store was added is opened once more, there as well.
+            if let Some(dirs) = lock(&self.dirs).get(node).filter(|dirs| dirs.len() == roots.len()) {
                 (from, at) = (place + 1, Some(Arc::clone(dirs)));
                 break;
             }
         }
-        let mut at = at.unwrap_or_else(|| Arc::new(self.stores.roots().to_vec()));
+        let mut at = at.unwrap_or_else(|| Arc::new(roots));
         for (node, name) in &way[from..] {
             at = Arc::new(enter_all(&at, &other_name(name)?, self.stores.host())?);
             let evicted = lock(&self.dirs).push(*node, Arc::clone(&at));
@@ -271,25 +281,56 @@ impl Inner {
     }
 
     /// Finds `name`: first as a file, in the store that should have it and then in the others, then as a directory or link.
-    fn find(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<Found>> {
+    ///
+    /// What is being moved has its name at home before it loses the other: who has looked there first looks again.
+    fn find(&self, dir: NodeId, dirs: &Dirs, view: &View, name: &[u8]) -> Result<Option<Found>> {
         if self.is_own(dir, name) {
             return Ok(None);
         }
-        if let Ok(stored) = container_name(name) {
-            let home = self.stores.home(name);
+        let file_in = |store: StoreNumber, stored: &[u8]| -> Result<Option<Found>> {
+            // A directory that was removed is not in stores that were added since.
+            let Some(dir) = dirs.get(store) else { return Ok(None) };
+            let stat = missing(dir.stat(stored))?.filter(|stat| stat.kind() == Some(Kind::Dir));
+            Ok(stat.map(|stat| Found { store, kind: Kind::File, stat }))
+        };
+        let stored = container_name(name).ok();
+        let home = view.home(name);
+        if let Some(stored) = &stored {
             for store in std::iter::once(home).chain((0..dirs.len()).filter(|store| *store != home)) {
-                if let Some(stat) = missing(dirs[store].stat(&stored))?
-                    && stat.kind() == Some(Kind::Dir)
-                {
-                    return Ok(Some(Found { store, kind: Kind::File, stat }));
+                if let Some(found) = file_in(store, stored)? {
+                    return Ok(Some(found));
                 }
             }
         }
         let stat = missing(dirs[0].stat(&other_name(name)?))?;
-        Ok(stat.and_then(|stat| {
+        let other = stat.and_then(|stat| {
             let kind = stat.kind().filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink))?;
             Some(Found { store: 0, kind, stat })
-        }))
+        });
+        match stored {
+            Some(stored) if other.is_none() && dirs.len() > 1 => file_in(home, &stored),
+            _ => Ok(other),
+        }
+    }
+
+    /// Finds `name` in the directory `dir`. What is nowhere in the stores that are known may be in one that was added since:
+    /// nothing is told to be missing, nor made, before that was looked for.
+    fn look(&self, dir: NodeId, name: &[u8]) -> Result<Looked> {
+        loop {
+            let view = self.stores.view();
+            let dirs = self.dirs(dir)?;
+            let found = self.find(dir, &dirs, &view, name)?;
+            if found.is_some() || !self.stores.has_changed(&view)? {
+                return Ok(Looked { dirs, view, found });
+            }
+        }
+    }
+
+    /// Whether `name` is somewhere else than it was found: another node has moved it, and what it was needed for can be tried
+    /// again.
+    fn has_moved(&self, dir: NodeId, name: &[u8], found: &Found) -> Result<bool> {
+        let now = self.look(dir, name)?.found;
+        Ok(now.is_some_and(|now| (now.store, now.stat.identity()) != (found.store, found.stat.identity())))
     }
 
     /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
@@ -340,11 +381,18 @@ impl Inner {
         if is_removed {
             return Err(Error::new(ErrorKind::Stale, "open", name));
         }
-        let dirs = self.dirs(parent)?;
-        let found = self.find(parent, &dirs, &name)?.filter(|found| found.kind == Kind::File);
-        let Some(found) = found else { return Err(Error::new(ErrorKind::NotFound, "open", name)) };
-        let stored = container_name(&name)?;
-        let container = Container::open(&self.stores, found.store, &*dirs[found.store], &stored)?;
+        let (container, dirs, found) = loop {
+            let Looked { dirs, found, .. } = self.look(parent, &name)?;
+            let Some(found) = found.filter(|found| found.kind == Kind::File) else {
+                return Err(Error::new(ErrorKind::NotFound, "open", name));
+            };
+            let stored = container_name(&name)?;
+            match Container::open(&self.stores, found.store, &*dirs[found.store], &stored) {
+                Err(error)
+                    if error.kind == ErrorKind::NotFound && self.has_moved(parent, &name, &found)? => {}
+                container => break (container?, dirs, found),
+            }
+        };
         let file = LogFile::new(
             container,
             Some(Arc::clone(&dirs[found.store])),
@@ -412,28 +460,30 @@ impl Inner {
 
     fn attributes_of(&self, node: NodeId, found: &Found) -> Result<Attributes> {
         match found.kind {
-            Kind::File => self.file(node)?.file.attributes(node),
+            Kind::File => self.with_file(node, |shared| shared.file.attributes(node)),
             kind => Ok(attributes_from(node, kind, &found.stat)),
         }
     }
 
-    /// Where `name` is free, and the names that it would have: as a file and as anything else.
-    fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<Dirs> {
+    /// Where `name` is free, and the stores by which it is.
+    fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<(Dirs, Arc<View>)> {
         check_name(name)?;
-        let dirs = self.dirs(dir)?;
         if self.is_own(dir, name) {
             return Err(Error::new(ErrorKind::PermissionDenied, "make", name));
         }
-        match self.find(dir, &dirs, name)? {
-            // A directory with the name of a container and no record in it: an empty one gives way.
-            Some(Found { store, kind: Kind::File, .. })
+        let Looked { dirs, view, found } = self.look(dir, name)?;
+        match found {
+            // A directory with the name of a container and no record in it: an empty one gives way. A container that was
+            // moved this moment does not.
+            Some(found @ Found { store, kind: Kind::File, .. })
                 if Container::open(&self.stores, store, &*dirs[store], &container_name(name)?)
-                    .is_err_and(|error| error.kind == ErrorKind::NotFound) =>
+                    .is_err_and(|error| error.kind == ErrorKind::NotFound)
+                    && !self.has_moved(dir, name, &found)? =>
             {
-                Ok(dirs)
+                Ok((dirs, view))
             }
             Some(_) => Err(Error::new(ErrorKind::Exists, "make", name)),
-            None => Ok(dirs),
+            None => Ok((dirs, view)),
         }
     }
 
@@ -543,8 +593,8 @@ impl FileSystem for LogFs {
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
         let inner = &self.inner;
         check_name(name)?;
-        let dirs = inner.dirs(dir)?;
-        let Some(found) = inner.find(dir, &dirs, name)? else {
+        let Looked { dirs, found, .. } = inner.look(dir, name)?;
+        let Some(found) = found else {
             // Another node may have removed what we knew.
             lock(&inner.nodes).removed(dir, name);
             return Ok(None);
@@ -599,7 +649,7 @@ impl FileSystem for LogFs {
         let listed = match kept {
             Some(listed) => listed,
             None => {
-                let listed = Arc::new(inner.listing(dir)?);
+                let listed = Arc::new(inner.whole_listing(dir)?);
                 lock(&inner.listings).push(dir, Arc::clone(&listed));
                 listed
             }
@@ -644,10 +694,25 @@ impl FileSystem for LogFs {
 }
 
 impl Inner {
-    fn listing(&self, dir: NodeId) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
+    /// A listing of all stores that there are when it is done.
+    fn whole_listing(&self, dir: NodeId) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
+        loop {
+            let view = self.stores.view();
+            let listed = self.listing(dir, &view)?;
+            if !self.stores.has_changed(&view)? {
+                return Ok(listed);
+            }
+        }
+    }
+
+    fn listing(&self, dir: NodeId, view: &View) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
         let dirs = self.dirs(dir)?;
         let mut found = HashMap::new();
-        for (store, stored_dir) in dirs.iter().enumerate() {
+        // What is moved meanwhile is found twice rather than never: a store that is drained is read before those that get what it
+        // had, one that was added after those that give.
+        let (left, used): (Vec<_>, Vec<_>) = (0..dirs.len()).partition(|store| !view.is_used(*store));
+        for store in left.into_iter().chain(used) {
+            let stored_dir = &dirs[store];
             for stored in stored_dir.names()? {
                 match shown(&stored) {
                     Some(Stored::Container(name)) => {
@@ -690,17 +755,19 @@ impl Writable for LogFs {
     ) -> Result<(Attributes, Box<dyn WritableFile>)> {
         let inner = &self.inner;
         let stored = container_name(name)?;
-        let dirs = inner.free_name(dir, name)?;
-        let new = inner.inherit(&*dirs[0], new, false)?;
-        let make = |home| Container::create(&inner.stores, home, &*dirs[home], &stored, new);
-        let home = inner.stores.home(name);
-        let container = match make(home) {
-            // The store is drained, and we did not know.
-            Err(error) if error.kind == ErrorKind::NotFound && inner.stores.refresh()? => {
-                make(inner.stores.home(name))
+        let (container, dirs) = loop {
+            let (dirs, view) = inner.free_name(dir, name)?;
+            let new = inner.inherit(&*dirs[0], new, false)?;
+            let home = view.home(name);
+            let Some(stored_dir) = dirs.get(home) else {
+                return Err(Error::new(ErrorKind::NotFound, "make", name)); // in a directory that was removed
+            };
+            match Container::create(&inner.stores, home, &**stored_dir, &stored, new) {
+                // The store is drained, and we did not know.
+                Err(error) if error.kind == ErrorKind::NotFound && inner.stores.has_changed(&view)? => {}
+                made => break (made?, dirs),
             }
-            made => made,
-        }?;
+        };
         let home = container.home();
         let file = LogFile::new(
             container,
@@ -730,7 +797,7 @@ impl Writable for LogFs {
 
     fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
         let inner = &self.inner;
-        let dirs = inner.free_name(dir, name)?;
+        let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, true)?;
         for (store, stored_dir) in dirs.iter().enumerate() {
@@ -753,7 +820,7 @@ impl Writable for LogFs {
 
     fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
         let inner = &self.inner;
-        let dirs = inner.free_name(dir, name)?;
+        let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, false)?;
         dirs[0].make_symlink(&stored, target)?;
@@ -767,15 +834,22 @@ impl Writable for LogFs {
 
     fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
         let inner = &self.inner;
-        let dirs = inner.dirs(dir)?;
-        match inner.find(dir, &dirs, name)? {
+        let Looked { dirs, found, .. } = inner.look(dir, name)?;
+        match found {
             None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
             Some(Found { kind: Kind::Dir, .. }) => {
                 return Err(Error::new(ErrorKind::IsADirectory, "remove", name));
             }
-            Some(Found { store, kind: Kind::File, .. }) => {
+            Some(found @ Found { store, kind: Kind::File, .. }) => {
                 let node = lock(&inner.nodes).named(dir, name);
-                inner.discard(&*dirs[store], store, &container_name(name)?, node)?;
+                match inner.discard(&*dirs[store], store, &container_name(name)?, node) {
+                    Err(error)
+                        if error.kind == ErrorKind::NotFound && inner.has_moved(dir, name, &found)? =>
+                    {
+                        return self.remove(dir, name);
+                    }
+                    discarded => discarded?,
+                }
             }
             Some(Found { store, .. }) => {
                 let gone = inner.last_look(dir, &dirs, name)?;
@@ -789,15 +863,21 @@ impl Writable for LogFs {
 
     fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
         let inner = &self.inner;
-        let dirs = inner.dirs(dir)?;
-        match inner.find(dir, &dirs, name)? {
-            None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
-            Some(Found { kind: Kind::Dir, .. }) => {}
-            Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
-        }
+        let dirs = loop {
+            let Looked { dirs, view, found } = inner.look(dir, name)?;
+            match found {
+                None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
+                Some(Found { kind: Kind::Dir, .. }) => {}
+                Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
+            }
+            check_empty(&dirs, name)?;
+            // What it had may have gone to a store that was added.
+            if !inner.stores.has_changed(&view)? {
+                break dirs;
+            }
+        };
         let stored = other_name(name)?;
         let gone = inner.last_look(dir, &dirs, name)?;
-        check_empty(&dirs, name)?;
         // The first store last: as long as it has the directory it is there.
         for (store, stored_dir) in dirs.iter().enumerate().rev() {
             match stored_dir.remove_dir(&stored) {
@@ -816,14 +896,27 @@ impl Writable for LogFs {
         let inner = &self.inner;
         let refused = |kind| Err(Error::new(kind, "rename", from));
         check_name(to)?;
-        let (from_dirs, to_dirs) = (inner.dirs(from_dir)?, inner.dirs(to_dir)?);
         if inner.is_own(to_dir, to) {
             return refused(ErrorKind::PermissionDenied);
         }
-        let Some(source) = inner.find(from_dir, &from_dirs, from)? else {
-            return refused(ErrorKind::NotFound);
+        let (from_dirs, to_dirs, source, target, view) = loop {
+            let view = inner.stores.view();
+            let (first, second) = (inner.look(from_dir, from)?, inner.look(to_dir, to)?);
+            let Some(source) = first.found else { return refused(ErrorKind::NotFound) };
+            let is_dir = |found: Option<Found>| found.is_some_and(|found| found.kind == Kind::Dir);
+            // A directory is renamed in every store that there is.
+            if !(is_dir(first.found) || is_dir(second.found)) || !inner.stores.has_changed(&view)? {
+                break (first.dirs, second.dirs, source, second.found, view);
+            }
         };
-        let target = inner.find(to_dir, &to_dirs, to)?;
+        if from_dirs.len() != to_dirs.len() {
+            // A store was added this moment; or one of them was removed before that was.
+            let now = (inner.dirs(from_dir)?.len(), inner.dirs(to_dir)?.len());
+            return match now.0 == now.1 {
+                true => self.rename(from_dir, from, to_dir, to, how),
+                false => refused(ErrorKind::NotFound),
+            };
+        }
         if from_dir == to_dir && from == to {
             return if how == Rename::Keep { refused(ErrorKind::Exists) } else { Ok(()) };
         }
@@ -856,7 +949,14 @@ impl Writable for LogFs {
         let gone = if target.is_some() { inner.last_look(to_dir, &to_dirs, to)? } else { None };
         let replaced = target.map(|found| (found, lock(&inner.nodes).named(to_dir, to)));
         if source.kind == Kind::File {
-            inner.rename_file(&from_dirs, from, &source, &to_dirs, to, replaced)?;
+            match inner.rename_file(&from_dirs, from, &source, &to_dirs, to, replaced) {
+                Err(error)
+                    if error.kind == ErrorKind::NotFound && inner.has_moved(from_dir, from, &source)? =>
+                {
+                    return self.rename(from_dir, from, to_dir, to, how);
+                }
+                renamed => renamed?,
+            }
         } else {
             let (old, new) = (other_name(from)?, other_name(to)?);
             let stores = if source.kind == Kind::Dir { 0..from_dirs.len() } else { 0..1 };
@@ -864,6 +964,13 @@ impl Writable for LogFs {
                 match from_dirs[store].rename(&old, &*to_dirs[store], &new, Rename::Replace) {
                     Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
                     renamed => renamed?,
+                }
+            }
+            if source.kind == Kind::Dir && inner.stores.has_changed(&view)? {
+                // A store was added meanwhile, and what is moved there may have got the old name.
+                let (from_dirs, to_dirs) = (inner.dirs(from_dir)?, inner.dirs(to_dir)?);
+                for (from_dir, to_dir) in from_dirs.iter().zip(&**to_dirs).skip(view.roots.len()) {
+                    missing(from_dir.rename(&old, &**to_dir, &new, Rename::Replace))?;
                 }
             }
             if let Some((found, node)) = replaced.filter(|(found, _)| found.kind == Kind::File) {
@@ -889,6 +996,7 @@ impl Writable for LogFs {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", known.name));
         }
         if known.kind == Kind::Dir {
+            inner.stores.refresh()?; // it is changed in every store that there is
             inner.dirs(node)?.iter().try_for_each(|dir| dir.change(b"", change))?;
         } else {
             inner.dirs(known.parent)?[0].change(&other_name(&known.name)?, change)?;

@@ -30,6 +30,7 @@ mod log_file;
 mod meta;
 mod missing;
 mod naming;
+mod newer_map;
 mod nodes;
 #[cfg(test)]
 mod others_test;
@@ -66,6 +67,6 @@ pub use report::{
 };
 pub use scratch::Scratch;
 pub use store_map::{Member, StoreMap};
-pub use stores::{Host, Role, Root, Stores};
+pub use stores::{Host, Opener, Role, Root, Stores};
 pub use transfer::{How, Moved, Offered, Snapshot, Wanted, export, import};
 pub use tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quell_backing::{Stat, WritableDir};
 use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result};
 
-use crate::container::{Container, META, RECORD, remove_tree};
+use crate::container::{Container, META, MOVED, RECORD, remove_tree};
 use crate::crew::{self, Tally};
 use crate::missing::missing;
 use crate::naming::{Stored, container_name, is_own, joined, other_name, shown};
@@ -62,7 +62,7 @@ pub fn rebalance(stores: &Arc<Stores>, threads: usize, tally: &Tally) -> Result<
     let work = Work { stores, tally, done: Mutex::default() };
     for _ in 0..PASSES_MAX {
         let before = work.moves();
-        let root: Dirs = Arc::new(stores.roots().to_vec());
+        let root: Dirs = Arc::new(stores.roots());
         work.note(|done| done.files = 0);
         let mut first = Vec::new();
         work.list(&root, b"", &mut first)?;
@@ -83,7 +83,7 @@ pub fn rebalance(stores: &Arc<Stores>, threads: usize, tally: &Tally) -> Result<
         if draining.contains(&0)
             && let Some(first) = (0..stores.count()).find(|store| !draining.contains(store))
         {
-            work.copy_links(&Arc::new(stores.roots().to_vec()), first)?;
+            work.copy_links(&Arc::new(stores.roots()), first)?;
         }
         stores.leave_drained()?;
         work.note(|done| done.is_complete = true);
@@ -141,6 +141,12 @@ fn meta_names(container: &Container) -> Result<Vec<Vec<u8>>> {
 fn delete(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
     container.dir().remove(RECORD)?;
+    // Who has it open must not take some of its names for all of them.
+    let meta = container.meta()?;
+    meta.create_file(MOVED, 0o644)?;
+    for name in meta.names()?.iter().filter(|name| *name != MOVED) {
+        missing(meta.remove(name))?;
+    }
     remove_tree(trash, name)
 }
 
@@ -281,7 +287,14 @@ impl Work<'_> {
             }
         };
         let (trash, name) = (self.stores.trash(from)?, number_name(self.stores.random_number()));
-        dirs[from].rename(stored, &*trash, &name, Rename::Replace)?;
+        match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
+            // It was removed meanwhile, or has another name: the copy must not bring it back.
+            Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_live(&target)? => {
+                missing(self.discard(&target, &*dirs[to], stored, to))?;
+                return Ok(None);
+            }
+            renamed => renamed?,
+        }
         if meta_names(&source)? != before {
             if is_live(&source)? {
                 trash.rename(&name, &*dirs[from], stored, Rename::Replace)?;

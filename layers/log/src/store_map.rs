@@ -20,7 +20,7 @@ pub struct Member {
     pub number: u128,
     /// Nothing new is placed there.
     pub is_draining: bool,
-    /// Where it was when the map was made: for people alone. Empty if nobody said it.
+    /// Where it was when the map was made: where mounts that run look for one that was added. Empty if nobody said it.
     pub path: Vec<u8>,
 }
 
@@ -97,6 +97,11 @@ impl StoreMap {
     pub fn used(&self) -> Vec<u128> {
         let used = self.members.iter().filter(|member| !member.is_draining);
         used.map(|member| member.number).collect()
+    }
+
+    /// The store that gets the next version first, as it has a place in that one as well.
+    pub fn keeper(&self) -> u128 {
+        self.used().into_iter().min().expect("no map is without a store that is used")
     }
 
     /// The number of the store that should have `key`.

@@ -1,6 +1,6 @@
 //! The stores of one log mount, and who this node is. Which store holds what is decided in `placement`.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use quell_backing::WritableDir;
 use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
@@ -9,7 +9,9 @@ use crate::container::{ACCESS, Container, logs_permissions, remove_tree};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::log_dirs::LogDirs;
 use crate::meta::Holder;
+use crate::missing::missing;
 use crate::naming::{OWN, is_own};
+use crate::newer_map;
 use crate::placement;
 use crate::scratch::Scratch;
 use crate::store_map::{MAP_BYTES_MAX, Member, StoreMap};
@@ -73,46 +75,94 @@ pub enum Role {
     Drain,
 }
 
+/// Opens the directory at a path that a map says. What is in a map was written by somebody else: no link is followed, and
+/// `newer_map` checks what is found there.
+pub type Opener = Box<dyn Fn(&[u8]) -> Result<Arc<dyn WritableDir>> + Send + Sync>;
+
 /// The stores of one mount.
 pub struct Stores {
-    roots: Vec<Arc<dyn WritableDir>>,
-    own: Vec<Arc<dyn WritableDir>>,
-    /// The stores' own numbers, by which containers are placed.
-    numbers: Vec<u128>,
-    paths: Vec<Vec<u8>>,
-    /// The stores that get what is new: their places in the list, and their numbers.
-    used: RwLock<Arc<Used>>,
+    view: RwLock<Arc<View>>,
+    /// One thread looks for what newer maps say, and the others wait for what it finds.
+    looking: Mutex<()>,
+    opener: Option<Opener>,
     host: Host,
     directories: u32,
     log_dirs: LogDirs,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Used {
-    places: Vec<StoreNumber>,
-    numbers: Vec<u128>,
+/// The stores as one version of the map has them. A store keeps its place for as long as anybody has the `Stores`: those that are
+/// added come behind the others, those that go are left there.
+pub(crate) struct View {
+    /// 0: a store by itself, which has no map.
+    pub version: u64,
+    pub roots: Vec<Arc<dyn WritableDir>>,
+    pub own: Vec<Arc<dyn WritableDir>>,
+    /// The stores' own numbers, by which containers are placed.
+    pub numbers: Vec<u128>,
+    pub paths: Vec<Vec<u8>>,
+    /// The store that gets the next version before all others do.
+    keeper: StoreNumber,
+    /// The stores that get what is new: their places in the list, and their numbers.
+    used: (Vec<StoreNumber>, Vec<u128>),
 }
 
-impl Used {
-    /// A store that the map does not have any more gets nothing, and of those that it has and we have not nothing is known.
-    fn of(numbers: &[u128], map: &StoreMap) -> Used {
+impl View {
+    /// `opened` holds every store that `map` uses. A store that the map does not have any more gets nothing.
+    pub(crate) fn of(opened: impl IntoIterator<Item = Opened>, map: &StoreMap) -> View {
+        let (mut roots, mut own, mut numbers, mut paths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for store in opened {
+            roots.push(store.root.dir);
+            own.push(store.own);
+            numbers.push(store.number);
+            paths.push(store.root.path);
+        }
         let is_used = |number| map.member(number).is_some_and(|member| !member.is_draining);
         let places: Vec<_> = (0..numbers.len()).filter(|place| is_used(numbers[*place])).collect();
-        let numbers = places.iter().map(|place| numbers[*place]).collect();
-        Used { places, numbers }
+        let keeper = numbers.iter().position(|number| *number == map.keeper()).expect("a store that is used");
+        let used = places.iter().map(|place| numbers[*place]).collect();
+        View { version: map.version, roots, own, numbers, paths, keeper, used: (places, used) }
+    }
+
+    /// The stores once more, in their places.
+    pub(crate) fn opened(&self) -> Vec<Opened> {
+        let one = |place: StoreNumber| Opened {
+            root: Root { dir: Arc::clone(&self.roots[place]), path: self.paths[place].clone() },
+            own: Arc::clone(&self.own[place]),
+            number: self.numbers[place],
+        };
+        (0..self.roots.len()).map(one).collect()
+    }
+
+    /// The store that should have the container of the file `name`.
+    pub(crate) fn home(&self, name: &[u8]) -> StoreNumber {
+        let (places, numbers) = &self.used;
+        places[placement::choose(name, numbers)]
+    }
+
+    /// Whether the store gets what is new.
+    pub(crate) fn is_used(&self, store: StoreNumber) -> bool {
+        self.used.0.contains(&store)
+    }
+
+    /// Whether no store was added, and none is to be drained, since: one look for one name.
+    fn is_newest(&self) -> Result<bool> {
+        let Some(version) = self.version.checked_add(1) else { return Ok(true) };
+        let next = StoreMap { version, members: Vec::new() }.file_name();
+        Ok(missing(self.own[self.keeper].stat(&next))?.is_none())
     }
 }
 
 /// A store while it is found out which ones belong together.
-struct Opened {
-    root: Root,
-    own: Arc<dyn WritableDir>,
-    number: u128,
+#[derive(Clone)]
+pub(crate) struct Opened {
+    pub root: Root,
+    pub own: Arc<dyn WritableDir>,
+    pub number: u128,
 }
 
 impl std::fmt::Debug for Stores {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stores").field("stores", &self.roots.len()).finish_non_exhaustive()
+        f.debug_struct("Stores").field("stores", &self.count()).finish_non_exhaustive()
     }
 }
 
@@ -145,7 +195,7 @@ impl Stores {
                 complete(&opened, &map, &host)?;
                 map
             }
-            None if opened.len() == 1 => first_map(&opened),
+            None if opened.len() == 1 => no_map(&opened),
             None => {
                 for store in &opened {
                     let names = store.root.dir.names()?;
@@ -158,10 +208,16 @@ impl Stores {
                         ));
                     }
                 }
-                settle_map(&opened, first_map(&opened), &host)?
+                let first = StoreMap { version: 1, ..no_map(&opened) };
+                settle_map(&opened, first.keeper(), first, &host)?
             }
         };
         Stores::of(opened, &map, host, directories)
+    }
+
+    /// The same stores, which open those that are added from now on with `opener`. Without one they are refused.
+    pub fn reaching(self, opener: Opener) -> Stores {
+        Stores { opener: Some(opener), ..self }
     }
 
     /// Opens stores that are there already; nothing is written.
@@ -169,7 +225,7 @@ impl Stores {
         let opened = enter(roots)?;
         let map = match newest_map(opened.iter().map(|store| &store.own))? {
             Some(map) => map,
-            None => first_map(&opened),
+            None => no_map(&opened),
         };
         Stores::of(opened, &map, host, directories)
     }
@@ -194,7 +250,19 @@ impl Stores {
         let (now, next) = changed(&opened, &roles)?;
         check_left(&next)?;
         let is_same = next.members == now.members && (now.version > 0 || now.members.len() == 1);
-        let map = if is_same { now } else { settle_map(&opened, next, &host)? };
+        let map = match is_same {
+            true => {
+                // Who ended before every store had it has moved nothing.
+                if now.version > 0 {
+                    write_everywhere(&opened, &now, &host)?;
+                }
+                now
+            }
+            false => {
+                let before = if now.members.is_empty() { &next } else { &now };
+                settle_map(&opened, before.keeper(), next, &host)?
+            }
+        };
         // Also after a run that was ended before this.
         for store in &opened {
             match map.member(store.number) {
@@ -226,53 +294,70 @@ impl Stores {
         if let Some(foreign) = opened.iter().find(|store| map.member(store.number).is_none()) {
             return Err(not_one_of_them(&foreign.root.path));
         }
-        let (mut roots, mut own, mut numbers, mut paths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut ordered = Vec::with_capacity(opened.len());
         for member in &map.members {
-            let Some(store) = opened.iter().find(|store| store.number == member.number) else {
-                return Err(not_named(member));
-            };
-            roots.push(Arc::clone(&store.root.dir));
-            own.push(Arc::clone(&store.own));
-            numbers.push(store.number);
-            paths.push(store.root.path.clone());
+            match opened.iter().find(|store| store.number == member.number) {
+                Some(store) => ordered.push(store.clone()),
+                None => return Err(not_named(member)),
+            }
         }
-        let used = RwLock::new(Arc::new(Used::of(&numbers, map)));
-        let log_dirs = LogDirs::default();
-        Ok(Stores { roots, own, numbers, paths, used, host, directories, log_dirs })
+        Ok(Stores {
+            view: RwLock::new(Arc::new(View::of(ordered, map))),
+            looking: Mutex::default(),
+            opener: None,
+            host,
+            directories,
+            log_dirs: LogDirs::default(),
+        })
     }
 
-    fn used(&self) -> Arc<Used> {
-        Arc::clone(&self.used.read().unwrap_or_else(PoisonError::into_inner))
+    /// The stores as they are known now.
+    pub(crate) fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The store that should have the container of the file `name`.
     pub fn home(&self, name: &[u8]) -> StoreNumber {
-        let used = self.used();
-        used.places[placement::choose(name, &used.numbers)]
+        self.view().home(name)
     }
 
-    /// Reads the map again: whether stores get something new now that did not, or the other way round.
+    /// Whether there are other stores now, or other ones that get something new. Says `false` only if no file was moved by a map
+    /// that is not known here, up to the moment of the call.
     pub fn refresh(&self) -> Result<bool> {
-        let Some(map) = newest_map(&self.own)? else { return Ok(false) };
-        let used = Used::of(&self.numbers, &map);
-        if used.places.is_empty() {
-            return Ok(false); // none of ours: then all of them stay as they are
+        self.has_changed(&self.view())
+    }
+
+    /// The same, since `seen`.
+    pub(crate) fn has_changed(&self, seen: &Arc<View>) -> Result<bool> {
+        if !Arc::ptr_eq(seen, &self.view()) {
+            return Ok(true);
         }
-        let mut known = self.used.write().unwrap_or_else(PoisonError::into_inner);
-        let is_other = **known != used;
-        *known = Arc::new(used);
-        Ok(is_other)
+        if seen.is_newest()? {
+            return Ok(false);
+        }
+        let _one = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.view();
+        if !Arc::ptr_eq(seen, &now) {
+            return Ok(true);
+        }
+        let Some(newer) = newer_map::follow(&now, self.opener.as_ref(), self.host.uid)? else {
+            return Ok(false);
+        };
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(newer);
+        Ok(true)
     }
 
     /// The stores that get nothing new.
     pub(crate) fn draining(&self) -> Vec<StoreNumber> {
-        let used = self.used();
-        (0..self.count()).filter(|store| !used.places.contains(store)).collect()
+        let view = self.view();
+        (0..view.roots.len()).filter(|store| !view.is_used(*store)).collect()
     }
 
     /// Leaves out of the map what is drained; what is said of earlier maps goes.
     pub(crate) fn leave_drained(&self) -> Result<()> {
-        let Some(now) = newest_map(&self.own)? else { return Ok(()) };
+        let view = self.view();
+        let Some(now) = newest_map(&view.own)? else { return Ok(()) };
+        let keeper = now.keeper();
         let mut members = now.members.clone();
         members.retain(|member| !member.is_draining);
         let next = match members.len() == now.members.len() {
@@ -280,32 +365,47 @@ impl Stores {
             false => StoreMap { version: now.version + 1, members },
         };
         let mut stay: Vec<(u128, &Arc<dyn WritableDir>)> =
-            self.numbers.iter().copied().zip(&self.own).collect();
+            view.numbers.iter().copied().zip(&view.own).collect();
         stay.retain(|(number, _)| next.member(*number).is_some());
-        let written = write_map(&stay, &next, &self.host)?;
+        let written = write_map(&stay, keeper, &next, &self.host)?;
         if written != next {
             return Err(refused(b"", "somebody else has changed the stores meanwhile: run it again".into()));
         }
         for (_, own) in stay {
             for name in own.names()? {
                 if StoreMap::version_of(&name).is_some_and(|version| version < next.version) {
-                    own.remove(&name)?;
+                    self.empty_map(&**own, &name)?;
                 }
             }
         }
         Ok(())
     }
 
-    pub fn paths(&self) -> &[Vec<u8>] {
-        &self.paths
+    /// A map that counts no more says nothing. Its name stays: it tells who knows the version before that there is a newer one.
+    fn empty_map(&self, own: &dyn WritableDir, name: &[u8]) -> Result<()> {
+        if missing(own.stat(name))?.is_none_or(|stat| stat.size_bytes == 0) {
+            return Ok(());
+        }
+        let (trash, temporary) = (own.open_writable_dir(TRASH)?, number_name(self.random_number()));
+        trash.create_file(&temporary, POINTER_PERMISSIONS)?;
+        trash.rename(&temporary, own, name, Rename::Replace)
+    }
+
+    pub fn paths(&self) -> Vec<Vec<u8>> {
+        self.view().paths.clone()
     }
 
     pub(crate) fn number(&self, store: StoreNumber) -> u128 {
-        self.numbers[store]
+        self.view().numbers[store]
     }
 
     pub fn count(&self) -> usize {
-        self.roots.len()
+        self.view().roots.len()
+    }
+
+    /// What a store keeps for itself.
+    fn own(&self, store: StoreNumber) -> Arc<dyn WritableDir> {
+        Arc::clone(&self.view().own[store])
     }
 
     pub fn host(&self) -> &Host {
@@ -320,8 +420,8 @@ impl Stores {
         &self.log_dirs
     }
 
-    pub fn roots(&self) -> &[Arc<dyn WritableDir>] {
-        &self.roots
+    pub fn roots(&self) -> Vec<Arc<dyn WritableDir>> {
+        self.view().roots.clone()
     }
 
     pub fn random_number(&self) -> u128 {
@@ -336,12 +436,12 @@ impl Stores {
     /// Where new containers are made before they get their names. A store that is drained has no such place (`NotFound`): who
     /// did not know reads the map again.
     pub fn making_new(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
-        self.own[store].open_writable_dir(MAKING)
+        self.own(store).open_writable_dir(MAKING)
     }
 
     /// Where what a container gets is made before it has its name.
     pub fn making(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
-        match self.own[store].open_writable_dir(MAKING) {
+        match self.own(store).open_writable_dir(MAKING) {
             Err(error) if error.kind == ErrorKind::NotFound => self.trash(store),
             opened => opened,
         }
@@ -349,18 +449,18 @@ impl Stores {
 
     /// Where log directories lie whose containers are in other stores.
     pub(crate) fn parts(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
-        self.own[store].open_writable_dir(PARTS)
+        self.own(store).open_writable_dir(PARTS)
     }
 
     /// Where removed containers lie until they are deleted.
     pub fn trash(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
-        self.own[store].open_writable_dir(TRASH)
+        self.own(store).open_writable_dir(TRASH)
     }
 
     /// Deletes what was moved to the trash under this name, and the container's log directories in other stores.
     pub fn delete(&self, home: StoreNumber, name: &[u8], container: u128) -> Result<()> {
         let trash = self.trash(home)?;
-        let owners = owners_of(&*trash.open_writable_dir(name)?)?;
+        let owners = self.owners_of_parts(&*trash.open_writable_dir(name)?)?;
         let mut removed = remove_tree(&*trash, name);
         for (parts, number) in self.parts_owned(container, &owners)? {
             removed = removed.and(remove_tree(&*parts, &number));
@@ -370,14 +470,23 @@ impl Stores {
 
     /// What other stores have of an open container.
     pub(crate) fn parts_of(&self, container: &Container) -> Result<Vec<Named>> {
-        self.parts_owned(container.number(), &owners_of(container.dir())?)
+        self.parts_owned(container.number(), &self.owners_of_parts(container.dir())?)
+    }
+
+    /// The owners of what stores have of a container, when all stores are known that it can name.
+    fn owners_of_parts(&self, container: &dyn WritableDir) -> Result<Vec<u32>> {
+        let (owners, names_stores) = owners_and_pointers(container)?;
+        if names_stores {
+            self.refresh()?;
+        }
+        Ok(owners)
     }
 
     /// What stores have of the container of this number, where it is one of `owners`'.
     fn parts_owned(&self, container: u128, owners: &[u32]) -> Result<Vec<Named>> {
-        let (name, mut found) = (number_name(container), Vec::new());
-        if self.roots.len() > 1 {
-            for own in &self.own {
+        let (name, mut found, view) = (number_name(container), Vec::new(), self.view());
+        if view.roots.len() > 1 {
+            for own in &view.own {
                 let parts = own.open_writable_dir(PARTS)?;
                 match parts.stat(&name) {
                     Ok(stat) if owners.contains(&stat.uid) => found.push((parts, name.clone())),
@@ -431,7 +540,7 @@ impl Stores {
                 store => store,
             },
         };
-        let parts = self.own[store].open_writable_dir(PARTS)?;
+        let parts = self.own(store).open_writable_dir(PARTS)?;
         let own = parts.open_writable_dir(&number_name(container.number()));
         let own = match own.and_then(|own| own.stat(&name).map(|_| own)) {
             Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
@@ -459,7 +568,13 @@ impl Stores {
         if named.len() != 32 || !named.iter().all(u8::is_ascii_hexdigit) {
             return Ok(None);
         }
-        let store = self.store_named(named).ok_or_else(|| Error {
+        let seen = self.view();
+        let store = match self.store_named(named) {
+            // One that was added.
+            None if self.has_changed(&seen)? => self.store_named(named),
+            found => found,
+        };
+        let store = store.ok_or_else(|| Error {
             source: Some("it names a store that this mount does not have".into()),
             ..Error::new(ErrorKind::Damaged, "read", name)
         })?;
@@ -488,7 +603,7 @@ impl Stores {
         if store == container.home() {
             return make(container.dir(), &name, logs_permissions(permissions));
         }
-        match self.own[store].stat(MAKING) {
+        match self.own(store).stat(MAKING) {
             // It is drained now.
             Err(error) if error.kind == ErrorKind::NotFound && self.refresh()? => {
                 store = self.placed(container, number);
@@ -505,8 +620,29 @@ impl Stores {
             return Err(of_another(&name));
         }
         let dir = make(&*own, &name, logs_permissions(permissions))?;
-        self.point_at(container, &name, store)?;
-        Ok(dir)
+        match self.point_first(container, &name, store)? {
+            there if there == store => Ok(dir),
+            there => {
+                let _ = own.remove_dir(&name); // nobody is led there
+                self.parts(there)?
+                    .open_writable_dir(&number_name(container.number()))?
+                    .open_writable_dir(&name)
+            }
+        }
+    }
+
+    /// Makes `name` in the container name `store`, unless it names one already: who does not know of a store that was added makes
+    /// another choice. The store that it names then.
+    fn point_first(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<StoreNumber> {
+        match self.point(container.home(), container.dir(), name, store, Rename::Keep) {
+            Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => {
+                match missing(self.pointed_at(container, name))?.flatten() {
+                    Some(there) => Ok(there),
+                    None => self.point_at(container, name, store).map(|()| store),
+                }
+            }
+            pointed => pointed.map(|()| store),
+        }
     }
 
     fn point_at(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<()> {
@@ -522,12 +658,23 @@ impl Stores {
         name: &[u8],
         store: StoreNumber,
     ) -> Result<()> {
+        self.point(home, dir, name, store, Rename::Replace)
+    }
+
+    fn point(
+        &self,
+        home: StoreNumber,
+        dir: &dyn WritableDir,
+        name: &[u8],
+        store: StoreNumber,
+        how: Rename,
+    ) -> Result<()> {
         let making = self.making(home)?;
         let temporary = number_name(self.random_number());
         let file = making.create_file(&temporary, POINTER_PERMISSIONS)?;
-        file.write_at(&number_name(self.numbers[store]), 0)?;
+        file.write_at(&number_name(self.number(store)), 0)?;
         file.sync()?;
-        let named = making.rename(&temporary, dir, name, Rename::Replace);
+        let named = making.rename(&temporary, dir, name, how);
         if named.is_err() {
             let _ = making.remove(&temporary);
         }
@@ -556,17 +703,17 @@ impl Stores {
         if let Some((dir, _)) = self.find_logs(container, number)? {
             dir.sync()?;
         }
-        self.own.iter().try_for_each(|own| own.open_writable_dir(PARTS)?.sync())
+        self.view().own.iter().try_for_each(|own| own.open_writable_dir(PARTS)?.sync())
     }
 
     fn store_named(&self, name: &[u8]) -> Option<StoreNumber> {
-        self.numbers.iter().position(|number| number_name(*number) == name)
+        self.view().numbers.iter().position(|number| number_name(*number) == name)
     }
 
     /// The room of all stores together.
     pub fn space(&self) -> Result<Space> {
         let mut sum = Space::default();
-        for root in &self.roots {
+        for root in self.roots() {
             let Space { total_bytes, free_bytes, available_bytes, entries, entries_free } = root.space()?;
             sum.total_bytes = sum.total_bytes.saturating_add(total_bytes);
             sum.free_bytes = sum.free_bytes.saturating_add(free_bytes);
@@ -589,24 +736,29 @@ pub(crate) fn number_name(container: u128) -> Vec<u8> {
 /// The users whose directories in `parts` belong to a container: its owner, and those who made what leads there from it. Numbers
 /// of containers can be read and made up, owners cannot.
 pub(crate) fn owners_of(container: &dyn WritableDir) -> Result<Vec<u32>> {
+    Ok(owners_and_pointers(container)?.0)
+}
+
+/// The same, and whether there are files in the places of log directories.
+fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> {
+    let mut names_stores = false;
     let mut owners = vec![container.stat_self()?.uid];
     for name in container.names()? {
         if name != ACCESS && !name.starts_with(b"logs-") {
             continue;
         }
-        match container.stat(&name) {
-            // One that has another name too may have been made anywhere.
-            // Root makes such names for anybody.
-            Ok(stat) if stat.kind() == Some(Kind::File) && stat.nlink == 1 && stat.uid != 0 => {
-                owners.push(stat.uid);
-            }
-            Err(error) if error.kind != ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let Some(stat) = missing(container.stat(&name))? else { continue };
+        let is_file = stat.kind() == Some(Kind::File);
+        names_stores |= is_file && name != ACCESS;
+        // One that has another name too may have been made anywhere.
+        // Root makes such names for anybody.
+        if is_file && stat.nlink == 1 && stat.uid != 0 {
+            owners.push(stat.uid);
         }
     }
     owners.sort_unstable();
     owners.dedup();
-    Ok(owners)
+    Ok((owners, names_stores))
 }
 
 fn of_another(name: &[u8]) -> Error {
@@ -677,7 +829,7 @@ fn begin(roots: Vec<Root>, host: &Host) -> Result<Vec<Opened>> {
 }
 
 /// Opens stores.
-fn enter(roots: Vec<Root>) -> Result<Vec<Opened>> {
+pub(crate) fn enter(roots: Vec<Root>) -> Result<Vec<Opened>> {
     if roots.is_empty() {
         return Err(Error::new(ErrorKind::InvalidInput, "open", "no store"));
     }
@@ -699,20 +851,18 @@ fn has_map(own: &dyn WritableDir) -> Result<bool> {
     Ok(own.names()?.iter().any(|name| StoreMap::version_of(name).is_some()))
 }
 
-/// The map of stores that have none: they are used in the order in which they are named.
-fn first_map(opened: &[Opened]) -> StoreMap {
+/// What holds of stores that have no map: they are used in the order in which they are named.
+fn no_map(opened: &[Opened]) -> StoreMap {
     let member =
         |store: &Opened| Member { number: store.number, is_draining: false, path: store.root.path.clone() };
-    StoreMap { version: 1, members: opened.iter().map(member).collect() }
+    StoreMap { version: 0, members: opened.iter().map(member).collect() }
 }
 
 /// The newest map that is whole, of all that these stores have.
 fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Result<Option<StoreMap>> {
     let mut newest: Option<StoreMap> = None;
     for dir in own {
-        let mut versions: Vec<u64> =
-            dir.names()?.iter().filter_map(|name| StoreMap::version_of(name)).collect();
-        versions.sort_unstable();
+        let mut versions = map_versions(&**dir)?;
         while let Some(version) = versions.pop()
             && newest.as_ref().is_none_or(|newest| newest.version < version)
         {
@@ -725,7 +875,15 @@ fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Re
     Ok(newest)
 }
 
-fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<StoreMap>> {
+/// The versions that a store has a file of, the newest last.
+pub(crate) fn map_versions(own: &dyn WritableDir) -> Result<Vec<u64>> {
+    let mut versions: Vec<u64> = own.names()?.iter().filter_map(|name| StoreMap::version_of(name)).collect();
+    versions.sort_unstable();
+    Ok(versions)
+}
+
+/// `None` for one that is not there, or not whole.
+pub(crate) fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<StoreMap>> {
     let name = StoreMap { version, members: Vec::new() }.file_name();
     let file = match own.open_file(&name) {
         Err(error) if error.kind == ErrorKind::NotFound => return Ok(None),
@@ -795,10 +953,10 @@ fn check_left(map: &StoreMap) -> Result<()> {
     }
 }
 
-/// Writes a map to all of its stores, and says which one counts.
-fn settle_map(opened: &[Opened], map: StoreMap, host: &Host) -> Result<StoreMap> {
+/// Writes a map to all of its stores, and says which one counts. `keeper`: that of the map before.
+fn settle_map(opened: &[Opened], keeper: u128, map: StoreMap, host: &Host) -> Result<StoreMap> {
     let stores: Vec<_> = opened.iter().map(|store| (store.number, &store.own)).collect();
-    let written = write_map(&stores, &map, host)?;
+    let written = write_map(&stores, keeper, &map, host)?;
     if written.members.iter().map(|member| member.number).ne(map.members.iter().map(|member| member.number))
         && written.version > 1
     {
@@ -807,37 +965,47 @@ fn settle_map(opened: &[Opened], map: StoreMap, host: &Host) -> Result<StoreMap>
     Ok(written)
 }
 
-/// Whoever was writing the map may have ended before every store had it.
+/// Whoever was writing the map may have ended before every store had it: nobody goes by it before they all do, as mounts
+/// that run see it only then.
 fn complete(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()> {
+    match write_everywhere(opened, map, host) {
+        // Nothing can be made there, nor moved.
+        Err(error) if error.kind == ErrorKind::ReadOnly => Ok(()),
+        Err(error) if error.kind == ErrorKind::PermissionDenied => Err(Error {
+            source: Some(
+                "not every store has the newest map: who owns them runs `quell log rebalance` again".into(),
+            ),
+            ..error
+        }),
+        written => written,
+    }
+}
+
+/// Writes a map to those of its stores that lack it.
+fn write_everywhere(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()> {
     let mut stores = Vec::new();
     for store in opened.iter().filter(|store| map.member(store.number).is_some()) {
         stores.push((store.number, &store.own));
     }
     let name = map.file_name();
-    let has = |own: &dyn WritableDir| match own.stat(&name) {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    };
     for (_, own) in &stores {
-        if !has(&***own)? {
-            return match write_map(&stores, map, host) {
-                // Its owner will do it.
-                Err(error) if matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
-                    Ok(())
-                }
-                written => written.map(drop),
-            };
+        if missing(own.stat(&name))?.is_none() {
+            return write_map(&stores, map.keeper(), map, host).map(drop);
         }
     }
     Ok(())
 }
 
-/// Writes a map, whole, to the store with the smallest number first: of several who make the same version at the same
-/// time the first one wins, and the others take what it has written.
-fn write_map(stores: &[(u128, &Arc<dyn WritableDir>)], map: &StoreMap, host: &Host) -> Result<StoreMap> {
+/// Writes a map, whole, first to the `keeper` of the version before: of several who make the same version at the same
+/// time the first one wins there, and the others take what it has written.
+fn write_map(
+    stores: &[(u128, &Arc<dyn WritableDir>)],
+    keeper: u128,
+    map: &StoreMap,
+    host: &Host,
+) -> Result<StoreMap> {
     let mut stores = stores.to_vec();
-    stores.sort_by_key(|(number, _)| *number);
+    stores.sort_by_key(|(number, _)| (*number != keeper, *number));
     let name = map.file_name();
     let mut counts = map.clone();
     for (place, (_, own)) in stores.iter().enumerate() {
@@ -858,7 +1026,7 @@ fn write_map(stores: &[(u128, &Arc<dyn WritableDir>)], map: &StoreMap, host: &Ho
                     // Damaged: as if it were not there.
                     None => {
                         own.remove(&name)?;
-                        return write_map(&stores, map, host);
+                        return write_map(&stores, keeper, map, host);
                     }
                 }
             }

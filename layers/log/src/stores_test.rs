@@ -44,7 +44,7 @@ fn stores_that_were_mounted_together_are_the_same_in_any_order() {
     assert_eq!(first.paths(), [b"/s2", b"/s0", b"/s1"]);
     for order in [[0, 1, 2], [1, 2, 0]] {
         let again = open(&stores, &order).unwrap();
-        assert_eq!((again.paths(), &again.numbers), (first.paths(), &first.numbers));
+        assert_eq!((again.paths(), &again.view().numbers), (first.paths(), &first.view().numbers));
         assert_eq!(again.home(b"a name"), first.home(b"a name"));
     }
 }
@@ -70,7 +70,7 @@ fn a_store_that_was_alone_gets_others_and_they_may_go_again() {
     open(&stores, &[0]).unwrap();
     stores[0].root().make_dir(b"work", 0o755).unwrap();
     let both = change(&stores, &[(0, Role::Keep), (1, Role::Add)]).unwrap();
-    assert_eq!((both.paths(), both.draining()), (&[b"/s0".to_vec(), b"/s1".to_vec()][..], vec![]));
+    assert_eq!((both.paths(), both.draining()), (vec![b"/s0".to_vec(), b"/s1".to_vec()], vec![]));
     let running = open(&stores, &[1, 0]).unwrap();
     refused_with(change(&stores, &[(0, Role::Drain), (1, Role::Drain)]), "no store would be left");
     refused_with(change(&stores, &[(0, Role::Drain)]), "/s1 belongs");
@@ -104,9 +104,9 @@ fn a_map_that_not_every_store_has_yet_counts_and_is_completed() {
         failing.fail_nothing();
         let all = change(&stores, &[(0, Role::Keep), (1, Role::Add), (2, Role::Keep)]).unwrap();
         assert_eq!(all.paths(), [b"/s2", b"/s0", b"/s1"], "{nth}");
-        assert_eq!(&all.numbers[..2], &before.numbers[..]);
+        assert_eq!(&all.view().numbers[..2], &before.view().numbers[..]);
         for order in [[0, 1, 2], [2, 1, 0]] {
-            assert_eq!(open(&stores, &order).unwrap().numbers, all.numbers);
+            assert_eq!(open(&stores, &order).unwrap().view().numbers.clone(), all.view().numbers);
         }
         for alone in 0..3 {
             assert!(open(&stores, &[alone]).is_err());
@@ -117,11 +117,11 @@ fn a_map_that_not_every_store_has_yet_counts_and_is_completed() {
 #[test]
 fn a_damaged_map_is_as_if_it_were_not_there() {
     let stores = memory(2);
-    let numbers = open(&stores, &[1, 0]).unwrap().numbers;
+    let numbers = open(&stores, &[1, 0]).unwrap().view().numbers.clone();
     let own = stores[0].root().open_writable_dir(OWN).unwrap();
     own.open_writable_file(b"map-1").unwrap().write_at(b"x", 3).unwrap();
     own.create_file(b"map-ff", 0o644).unwrap().write_at(b"quell", 0).unwrap();
-    assert_eq!(open(&stores, &[0, 1]).unwrap().numbers, numbers);
+    assert_eq!(open(&stores, &[0, 1]).unwrap().view().numbers.clone(), numbers);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn the_first_mount_may_be_ended_at_any_moment() {
         failing.fail_nth(nth / 2 + 1, 5);
         let _ = open(&stores, &[1, 0]);
         failing.fail_nothing();
-        let numbers = open(&stores, &[1, 0]).unwrap().numbers;
-        assert_eq!(open(&stores, &[0, 1]).unwrap().numbers, numbers);
+        let numbers = open(&stores, &[1, 0]).unwrap().view().numbers.clone();
+        assert_eq!(open(&stores, &[0, 1]).unwrap().view().numbers.clone(), numbers);
     }
 }

@@ -164,21 +164,29 @@ impl StoredDir {
         if self.is_root && is_own(name) {
             return Ok(None);
         }
-        if let Ok(stored) = container_name(name) {
-            let home = self.stores.home(name);
+        let file = |store| Entry { name: name.to_vec(), kind: Kind::File, store };
+        let (stored, home) = (container_name(name).ok(), self.stores.home(name));
+        if let Some(stored) = &stored {
             for store in std::iter::once(home).chain((0..self.dirs.len()).filter(|store| *store != home)) {
-                if self.kind(store, &stored)? == Some(Kind::Dir) {
-                    return Ok(Some(Entry { name: name.to_vec(), kind: Kind::File, store }));
+                if self.kind(store, stored)? == Some(Kind::Dir) {
+                    return Ok(Some(file(store)));
                 }
             }
         }
         let kind = self.kind(0, &other_name(name)?)?;
-        let kind = kind.filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink));
-        Ok(kind.map(|kind| Entry { name: name.to_vec(), kind, store: 0 }))
+        if let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink)) {
+            return Ok(Some(Entry { name: name.to_vec(), kind, store: 0 }));
+        }
+        // In a store that was added since it would not be found; what is being moved has its name at home first.
+        self.stores.refresh()?;
+        match &stored {
+            Some(stored) if self.kind(home, stored)? == Some(Kind::Dir) => Ok(Some(file(home))),
+            _ => Ok(None),
+        }
     }
 
     fn kind(&self, store: StoreNumber, stored: &[u8]) -> Result<Option<Kind>> {
-        let Some(dir) = &self.dirs[store] else { return Ok(None) };
+        let Some(Some(dir)) = self.dirs.get(store) else { return Ok(None) };
         Ok(missing(dir.stat(stored))?.and_then(|stat| stat.kind()))
     }
 
@@ -254,6 +262,7 @@ impl StoredDir {
                 }
             }
         }
+        self.stores.refresh()?; // what is in a store that was added since is not told to be missing
         others.retain(|name, _| !files.contains_key(name));
         let files = files.into_iter().map(|(name, store)| Entry { name, kind: Kind::File, store });
         let others = others.into_iter().map(|(name, kind)| Entry { name, kind, store: 0 });

@@ -144,7 +144,7 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         signal_hook::flag::register(signal, Arc::clone(&ending))
             .map_err(|e| Failure::cannot(format!("cannot wait for signals: {e}")))?;
     }
-    let fs = Arc::new(quell_stack::open_log(&log.stores, choices(log))?);
+    let fs = Arc::new(quell_stack::open_log_at(&log.stores, choices(log), path)?);
     let options = quell_fuse::Options {
         threads: plan.threads.into(),
         allow_other: *allow_other,
