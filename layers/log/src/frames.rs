@@ -220,10 +220,12 @@ impl Frames {
             let step = if repeat == 1 { 0 } else { bytes.varint()? };
             let head_fits = (FRAME_HEAD_BYTES..=FRAME_HEAD_BYTES + RUNS_BYTES_MAX).contains(&head);
             let fits = head_fits && (1..=PAYLOAD_BYTES_MAX).contains(&payload) && repeat > 0;
-            let size = head + stored_bytes(payload.min(PAYLOAD_BYTES_MAX), self.block_bytes);
-            let end = size.checked_mul(repeat).and_then(|bytes| bytes.checked_add(self.place()));
-            let last = step.checked_mul(repeat.saturating_sub(1)).and_then(|far| far.checked_add(sequence));
-            if !fits || end.is_none_or(|end| end > FILE_END_MAX) || last.is_none() {
+            let end = || {
+                let size = head + stored_bytes(payload, self.block_bytes);
+                size.checked_mul(repeat)?.checked_add(self.place())
+            };
+            let last = || step.checked_mul(repeat - 1)?.checked_add(sequence);
+            if !fits || end().is_none_or(|end| end > FILE_END_MAX) || last().is_none() {
                 return Err(bytes.damage("a frame cannot be like that"));
             }
             self.push_group(head, payload, repeat, epoch, sequence, step);
@@ -306,6 +308,21 @@ mod tests {
         let mut known = Frames::new(4096, 64);
         known.append_from(next, (1 << 40) * 10);
         assert_eq!(known.groups(), []);
+    }
+
+    #[test]
+    fn numbers_that_no_log_has_are_refused() {
+        let refused = |repeat: u64, head: u64, payload: u64, sequence: u64, step: u64| {
+            let mut bytes = Vec::new();
+            for value in [repeat, head, payload, 1, sequence, step] {
+                put_varint(&mut bytes, value);
+            }
+            Frames::new(4096, 64).decode(&mut Bytes::new(&bytes, "test"), 1).is_err()
+        };
+        assert!(!refused(2, 60, 100, 5, 3));
+        assert!(refused(2, u64::MAX, 100, 5, 3) && refused(2, 60, u64::MAX, 5, 3) && refused(2, 60, 0, 5, 3));
+        assert!(refused(0, 60, 100, 5, 3) && refused(u64::MAX, 60, 100, 5, 3));
+        assert!(refused(2, 60, 100, u64::MAX, 1) && refused(3, 60, 100, 5, u64::MAX / 2 + 1));
     }
 
     #[test]

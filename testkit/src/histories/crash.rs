@@ -326,12 +326,11 @@ impl History {
         let how = Open { process: self.random.below(3) as u32, ..Open::READ_WRITE };
         let verbs = fs.writable().expect("it may be changed");
         let text = file_name(name);
-        if !self.files.contains_key(&name) {
-            // One that was removed as it was damaged may be back after another loss of power.
-            match verbs.remove(fs.root(), text.as_bytes()) {
-                Err(e) if e.kind != ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
+        let found = fs.lookup(fs.root(), text.as_bytes());
+        let is_damaged = found.as_ref().is_err_and(|error| error.kind == ErrorKind::Damaged);
+        if !self.files.contains_key(&name) && (is_damaged || matches!(found, Ok(Some(_)))) {
+            // One that was removed as it was damaged is back after another loss of power.
+            verbs.remove(fs.root(), text.as_bytes())?;
         }
         let (node, file) = match fs.lookup(fs.root(), text.as_bytes())? {
             Some(found) => (found.node, verbs.open_as(found.node, how)?),
