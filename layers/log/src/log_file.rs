@@ -610,9 +610,9 @@ impl LogFile {
         // What runs elsewhere has told what it published, and its logs are left to it: some file systems take the right to buffer
         // from who writes a file that another opens. Who reads the file follows them anyhow; of who died here they have more.
         let host = self.container.host();
-        let foreign = || summary.open.iter().filter(|running| !self.is_ours(running.writer));
-        known &= self.read_view().is_none() || foreign().next().is_none();
-        known &= !foreign().any(|running| (host.is_gone)(&running.holder));
+        let mut foreign = summary.open.iter().filter(|running| !self.is_ours(running.writer)).peekable();
+        known &= self.read_view().is_none() || foreign.peek().is_none();
+        known &= !foreign.any(|running| (host.is_gone)(&running.holder));
         if known && ask.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
             return Ok((size.max(end), summary));
         }
@@ -623,6 +623,11 @@ impl LogFile {
     }
 
     pub fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.attributes_and_summary(node).map(|(attributes, _)| attributes)
+    }
+
+    /// The attributes, and what `meta` said when they were found.
+    pub fn attributes_and_summary(&self, node: NodeId) -> Result<(Attributes, Summary)> {
         let access = self.container.dir().stat(ACCESS)?;
         let (size_bytes, summary) = self.size_and_summary()?;
         let mut written = summary.written();
@@ -642,7 +647,7 @@ impl LogFile {
         let foreign = summary.open.iter().filter(|running| !self.is_ours(running.writer));
         data_bytes += foreign.filter_map(|running| running.told).map(|told| told.data_bytes).sum::<u64>();
         let modified = written.or(summary.modified()).unwrap_or(access.modified);
-        Ok(Attributes {
+        let attributes = Attributes {
             node,
             kind: Kind::File,
             permissions: access.mode & 0o7777,
@@ -654,7 +659,8 @@ impl LogFile {
             blocks: data_bytes.div_ceil(512),
             modified,
             changed: modified.max(access.changed),
-        })
+        };
+        Ok((attributes, summary))
     }
 
     pub fn change(&self, change: &Change) -> Result<()> {

@@ -1,8 +1,6 @@
 //! The names in a container's `meta` directory, which tell size and time of a file without a look into its logs
 //! (the metadir and openhosts of PLFS, figure 1). Drawn in docs/formats/log.md. Values to values, no I/O.
 
-use std::collections::BTreeSet;
-
 use quell_fs::Time;
 
 use crate::frames::Order;
@@ -164,7 +162,7 @@ pub struct Summary {
     /// In order.
     pub cuts: Vec<Cut>,
     set_time: Option<(Order, Time)>,
-    /// All times that were set, in no order.
+    /// All times that were set, in order.
     set_times: Vec<(Order, Time)>,
 }
 
@@ -172,9 +170,8 @@ impl Summary {
     /// Names that say nothing are passed over: fsck tells of them. A name may come twice.
     pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
         let mut summary = Summary::default();
-        let names: BTreeSet<Vec<u8>> = names.into_iter().collect();
-        for name in &names {
-            match MetaName::decode(name) {
+        for name in names {
+            match MetaName::decode(&name) {
                 Some(MetaName::Open(running)) => summary.open.push(running),
                 Some(MetaName::Closed(closed)) => summary.closed.push(closed),
                 Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
@@ -186,15 +183,18 @@ impl Summary {
             }
         }
         // A name that was changed while they were read may be there as it was, too: what it says now is more.
-        let Summary { open, closed, .. } = &mut summary;
+        let Summary { open, closed, cuts, set_times, .. } = &mut summary;
         open.sort_by_key(|running| {
             (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
         });
         open.dedup_by_key(|running| running.writer);
         closed.sort_by_key(|ended| (ended.writer, !ended.is_synced));
         closed.dedup_by_key(|ended| ended.writer);
-        open.retain(|running| closed.iter().all(|ended| ended.writer != running.writer));
-        summary.cuts.sort_by_key(|cut| cut.order);
+        open.retain(|running| closed.binary_search_by_key(&running.writer, |ended| ended.writer).is_err());
+        cuts.sort_by_key(|cut| (cut.order, cut.size, cut.time));
+        cuts.dedup();
+        set_times.sort_unstable();
+        set_times.dedup();
         summary
     }
 

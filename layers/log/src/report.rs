@@ -89,9 +89,8 @@ fn file_of(container: Container) -> LogFile {
 /// What a list tells of the file in `container`.
 pub fn brief(container: Container) -> Result<Brief> {
     let file = file_of(container);
-    let attributes = file.attributes(NodeId(0))?;
+    let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
     let container = file.container();
-    let summary = container.summary()?;
     let mut data_bytes = summary.data_bytes();
     for running in &summary.open {
         data_bytes += missing(container.stat_data(running.writer))?.map_or(0, |stat| stat.size_bytes);
@@ -103,9 +102,8 @@ pub fn brief(container: Container) -> Result<Brief> {
 /// Looks at all of the file in `container`.
 pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     let file = file_of(container);
-    let attributes = file.attributes(NodeId(0))?;
+    let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
     let container = file.container();
-    let summary = container.summary()?;
     let (epochs, names) = container.epochs_and_flats()?;
     let mut flats = Vec::new();
     for name in names {

@@ -59,8 +59,7 @@ impl Snapshot {
 
     fn with(container: Container, threads: usize, descriptors: &Arc<Descriptors>) -> Result<Snapshot> {
         let file = LogFile::new(container, None, Choices::default(), Arc::clone(descriptors));
-        let attributes = file.attributes(NodeId(0))?;
-        let summary = file.container().summary()?;
+        let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
         let view = view_of(file.container(), &summary, threads)?;
         let cut_epoch = summary.last_cut().filter(|cut| cut.size == 0).map_or(0, |cut| cut.order.epoch);
         let is_short = summary.closed.iter().filter(|closed| closed.last_epoch >= cut_epoch).any(|closed| {
