@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use crate::stage::Stage;
+use crate::stage::{Stage, checkout};
 
 /// A MooseFS with two nodes, taken down when this goes.
 pub struct Bed {
@@ -15,9 +15,7 @@ pub struct Bed {
 
 impl Bed {
     pub fn up(stage: &Stage) -> Bed {
-        let checkout = std::env::var_os("QUELL_SOURCE")
-            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from);
-        let bed = Bed { script: checkout.join("testbed/moosefs"), directory: stage.path("bed") };
+        let bed = Bed { script: checkout().join("testbed/moosefs"), directory: stage.path("bed") };
         bed.call(&["up", "2"]);
         bed
     }

@@ -1,13 +1,12 @@
 //! The oldest released files are read for ever. `fixtures/README.md` says how they were made.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::stage::{Stage, difference};
+use crate::stage::{Stage, checkout, difference};
 
 fn fixture(name: &str) -> PathBuf {
-    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
-    manifest.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).into()).join("fixtures").join(name)
+    checkout().join("tests/system/fixtures").join(name)
 }
 
 #[test]

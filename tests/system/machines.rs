@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::skip;
-use crate::stage::{Mounted, Running, Stage, has};
+use crate::stage::{Mounted, Running, Stage, checkout, has};
 
 /// Longer than a boot takes that is emulated on a busy machine: only what hangs reaches it.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -20,9 +20,7 @@ const BANNER: &[u8] = b"SSH-2.0-OpenSSH";
 
 /// The disk image, if there is one that this user may read.
 fn debian() -> Result<PathBuf, String> {
-    let checkout = std::env::var_os("QUELL_SOURCE")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from);
-    let mut script = Command::new(checkout.join("testbed/debian-vm"));
+    let mut script = Command::new(checkout().join("testbed/debian-vm"));
     if std::env::var_os("QUELL_MACHINES").is_some_and(|path| path.is_empty()) {
         script.env_remove("QUELL_MACHINES");
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::skip;
-use crate::stage::{Stage, has};
+use crate::stage::{Stage, checkout, has};
 
 /// What is traced: pipes, children at once, threads that fork, names that are not there.
 const PROGRAM: &str = r#"
@@ -53,7 +53,7 @@ fn report(stage: &Stage, logs: &[PathBuf], options: &[&str]) -> Value {
 }
 
 fn second_opinion(stage: &Stage, logs: &[PathBuf]) -> Value {
-    let counter = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testbed/count-trace");
+    let counter = checkout().join("testbed/count-trace");
     stage.run(stage.command("python3").arg(counter).args(logs)).expect(0).json()
 }
 

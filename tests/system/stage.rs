@@ -44,8 +44,15 @@ pub fn is_root() -> bool {
 pub fn quell() -> PathBuf {
     match std::env::var_os("QUELL") {
         Some(path) => path.into(),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/release/quell"),
+        None => checkout().join("target/release/quell"),
     }
+}
+
+/// The checkout, or the copy of its `tests`, `testbed`, `scripts` and `demo` that every user may read. Files are never
+/// looked for where the tests were compiled: the ordinary user may have no access there.
+pub fn checkout() -> PathBuf {
+    std::env::var_os("QUELL_SOURCE")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from)
 }
 
 /// Says why a test, or a part of one, is not run here.

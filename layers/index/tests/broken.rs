@@ -165,14 +165,39 @@ fn an_entry_whose_attributes_cannot_be_read_is_there_without_them() {
 }
 
 #[test]
-fn a_tree_in_which_all_fails_is_refused_or_all_problems() {
+fn a_tree_in_which_every_call_fails_is_refused() {
     for seed in 0..20 {
         let tree = Arc::new(random_tree(seed, SHAPE));
-        let faults = Faults::new(seed, 1, &[Fault::Error(errno::EIO), Fault::Vanished]);
-        if let Ok(image) = built(&tree, &faults, 4) {
-            is_honest(seed, &tree, &image, &faults);
+        let faults = Faults::new(seed, 1, &[Fault::Error(errno::EIO)]);
+        let Err(error) = built(&tree, &faults, 4) else { panic!("seed {seed}: an index of nothing") };
+        assert_eq!(error.errno(), errno::EIO, "seed {seed}: {error}");
+        assert!(faults.struck().contains(&b""[..]), "seed {seed}: the root was not asked");
+    }
+}
+
+#[test]
+fn a_tree_in_which_every_second_call_fails_is_refused_or_an_index_with_problems() {
+    let (mut refused, mut images) = (0, 0);
+    for seed in 0..80 {
+        let tree = Arc::new(random_tree(seed, SHAPE));
+        let faults = Faults::new(seed, 2, &[Fault::Error(errno::EIO), Fault::Vanished]);
+        match built(&tree, &faults, 4) {
+            Ok(image) => {
+                is_honest(seed, &tree, &image, &faults);
+                assert!(
+                    image.problem_count() > 0,
+                    "seed {seed}: no problem among {} entries",
+                    image.entries()
+                );
+                images += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.errno(), errno::EIO, "seed {seed}: {error}");
+                refused += 1;
+            }
         }
     }
+    assert!(refused >= 5 && images >= 5, "{refused} refused, {images} images");
 }
 
 #[test]
