@@ -22,6 +22,7 @@ mod faults;
 mod fidelity;
 mod formats;
 mod freshness;
+mod holder;
 mod index_command;
 mod log;
 mod log_faults;

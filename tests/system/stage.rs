@@ -456,7 +456,7 @@ impl Stage {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
                 continue;
             };
-            let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
+            let Some(environment) = environment_of(&entry.path()) else { continue };
             if environment.split(|b| *b == 0).any(|variable| variable == wanted.as_bytes()) {
                 found.push(pid);
             }
@@ -548,6 +548,21 @@ fn make_deletable(directory: &Path) {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             make_deletable(&entry.path());
         }
+    }
+}
+
+/// What a process has in its environment. While it is on its way to another program the kernel shows neither an
+/// environment nor a command line: that is waited for, lest the only process of a test be overlooked.
+fn environment_of(process: &Path) -> Option<Vec<u8>> {
+    loop {
+        let environment = fs::read(process.join("environ")).ok()?;
+        let is_between_programs = environment.is_empty()
+            && fs::read(process.join("cmdline")).ok()?.is_empty()
+            && fs::read_link(process.join("exe")).is_ok();
+        if !is_between_programs {
+            return Some(environment);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -437,7 +437,8 @@ pub enum OnChangeArg {
 /// Mount the view of an index for every process, until `quell umount`; or, with --log, a file system for files that many
 /// processes write at once.
 ///
-/// An ordinary user's mount is FUSE, through fusermount3; root gets the kernel's views.
+/// An ordinary user's mount is FUSE, through fusermount3; root gets the kernel's views. Later messages of the process that serves
+/// the mount go to a log that `quell stats MOUNTPOINT` names.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \

@@ -3,6 +3,7 @@
 mod arguments;
 mod commands;
 mod config;
+mod ending;
 mod failure;
 mod inputs;
 mod memory;
@@ -10,11 +11,13 @@ mod mounts;
 mod plan;
 mod progress;
 mod runtime;
+mod streams;
 mod tap;
 mod tracer;
 mod traces;
 mod until;
 mod views;
+mod working_directory;
 
 use std::process::ExitCode;
 

@@ -9,8 +9,12 @@ const OURS: &str = "quell:";
 pub const TABLE: &str = "/proc/self/mountinfo";
 
 /// One line of the table.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Mount {
+    /// The kernel's number of it; that of a mount that is gone may be given again.
+    pub id: u64,
+    /// Major and minor number of the device, with a colon.
+    pub device: String,
     /// What of the file system is seen there.
     pub root: PathBuf,
     pub point: PathBuf,
@@ -24,6 +28,11 @@ impl Mount {
     pub fn is_ours(&self) -> bool {
         self.source.starts_with(OURS)
     }
+
+    /// Whether both are lines for one mount, perhaps moved in between.
+    pub fn is_same(&self, other: &Mount) -> bool {
+        (self.id, &self.device, &self.source) == (other.id, &other.device, &other.source)
+    }
 }
 
 /// The source that a mount of ours shows.
@@ -31,10 +40,14 @@ pub fn source_of(index: &Path) -> String {
     format!("{OURS}{}", index.display())
 }
 
-/// Whether a view of ours is at this place; where nobody can tell, it is taken to be.
-pub fn is_ours_at(path: &Path) -> bool {
-    let Ok(table) = table() else { return true };
-    table.iter().any(|mount| mount.point == path && mount.is_ours())
+/// The mount at exactly this path that covers all others there.
+pub fn topmost_at(path: &Path) -> Option<Mount> {
+    table().ok()?.into_iter().rfind(|mount| mount.point == path)
+}
+
+/// The topmost mount of ours at exactly this path, also below a mount of another kind.
+pub fn ours_at(path: &Path) -> Option<Mount> {
+    table().ok()?.into_iter().rfind(|mount| mount.point == path && mount.is_ours())
 }
 
 /// All mounts that this process sees; of several at one place the last covers the others.
@@ -57,13 +70,16 @@ pub fn file_system_of(path: &Path) -> Option<String> {
 fn parse(line: &[u8]) -> Option<Mount> {
     use std::os::unix::ffi::OsStringExt;
     let path = |field: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     let mut fields = line.split(|b| *b == b' ');
-    let (root, point) = (path(fields.nth(3)?), path(fields.next()?));
+    let id = text(fields.next()?).parse().ok()?;
+    let device = text(fields.nth(1)?);
+    let (root, point) = (path(fields.next()?), path(fields.next()?));
     let mut rest = fields.skip_while(|field| *field != b"-").skip(1);
     let kind = String::from_utf8_lossy(rest.next()?).into_owned();
     let source = String::from_utf8_lossy(&unescape(rest.next()?)).into_owned();
     let options = String::from_utf8_lossy(rest.next()?).into_owned();
-    Some(Mount { root, point, kind, source, options })
+    Some(Mount { id, device, root, point, kind, source, options })
 }
 
 /// The mount table writes blanks and backslashes as three octal digits.
@@ -99,6 +115,7 @@ mod tests {
             br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 shared:2 - fuse.quell quell:/a\134b rw,x=1";
         let mount = parse(line).unwrap();
         assert_eq!(mount.point, Path::new("/mnt two"));
+        assert_eq!((mount.id, mount.device.as_str()), (36, "98:0"));
         assert_eq!((mount.kind.as_str(), mount.source.as_str()), ("fuse.quell", r"quell:/a\b"));
         assert_eq!((mount.root.as_path(), mount.options.as_str()), (Path::new("/mnt1"), "rw,x=1"));
         assert!(parse(b"").is_none());

@@ -23,7 +23,7 @@ pub struct Plan {
     pub log: Option<LogPlan>,
     /// Boot images, each for the tree whose index it belongs to.
     pub boots: Vec<PathBuf>,
-    /// Files named here that the creator has opened; their descriptors come with the plan, in this order.
+    /// Files named here that the creator has opened; their descriptors come with the plan, in this order, after that of the lock.
     pub opened: Vec<PathBuf>,
     /// Memory that boot images may take together, if the user said so.
     pub budget_mib: Option<u64>,
@@ -205,6 +205,9 @@ pub struct Report {
     pub trees: Vec<TreeReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogReport>,
+    /// The file with the messages of a mount's process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub messages: Option<PathBuf>,
 }
 
 /// Of a log mount.

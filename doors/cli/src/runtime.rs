@@ -134,6 +134,9 @@ pub fn job() -> Option<String> {
     })
 }
 
+/// Changes with what processes and holders say to each other.
+const PROTOCOL: &str = "protocol 2";
+
 /// The name of a holder that serves exactly this plan to exactly this job, seen from the namespaces that
 /// the caller is in. `job`: `None` for a holder of one's own.
 pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Failure> {
@@ -142,6 +145,8 @@ pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Fa
     for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
         text.push(std::fs::read_link(namespace).map_err(cannot)?);
     }
+    // Processes of another version ask their holder in another way.
+    text.push(PROTOCOL);
     // Who says less is served no less.
     let shared = Plan { creator: 0, quiet: false, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
@@ -178,6 +183,11 @@ pub fn sweep_stamps(but: &Path, lasts: Duration) {
 /// The name of the holder behind a mount point.
 pub fn mount_key(mountpoint: &Path) -> String {
     format!("mount-{:016x}", xxh3_64(mountpoint.as_os_str().as_encoded_bytes()))
+}
+
+/// Removes the lock file of a holder that was not made. The caller holds the lock; processes that wait for it make another file.
+pub fn remove_lock(plan: &Plan) {
+    let _ = std::fs::remove_file(plan.directory.join(format!("{}.lock", plan.key)));
 }
 
 /// The names of all holders that have a socket in the directory.

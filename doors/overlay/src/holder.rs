@@ -2,12 +2,28 @@
 //! its socket; it stays until the last process of the namespace has gone. Ranks that share a namespace
 //! can read one another's memory (MPI's cross-memory attach), ranks in namespaces of their own cannot.
 //!
-//! The protocol, on a Unix stream socket in a directory that only the user may enter: the caller sends
-//! one byte, `J` to join or `S` to ask for a report; the holder answers with the length of a text (4
-//! bytes, little endian) and the text. With the answer to `J` travel the descriptors of the mount namespace
-//! and, where there is one, of the user namespace.
+//! The protocol, on a Unix stream socket in a directory that only the user may enter. Numbers have 4 bytes and are
+//! little endian.
+//!
+//! ```text
+//! request for a report   "S"
+//! answer                 length of the report, report
+//!
+//! request to join        "J", length of the path, path of the caller's working directory
+//! answer                 length of the rest, error number, where the directory lies: one byte, 0 outside of all covered
+//!                        trees, 1 in a tree, 2 in a tree indexed with the file systems mounted below it; path of the tree
+//! ```
+//!
+//! Descriptors travel with an answer to "J": the mount namespace; the working directory as the namespace shows it, if the
+//! error number is 0; the user namespace, where there is one. A process cannot leave a namespace that it has entered without
+//! privilege, so a caller learns here, before it enters, whether its working directory exists in the view.
+//!
+//! The lock file of a holder is locked while a process decides whether there is a holder, while it makes one, and while a
+//! holder leaves. No process waits for an answer with the lock held: a holder that does not answer delays all callers
+//! together, by one timeout.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -28,8 +44,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const REPORT_BYTES_MAX: usize = 1 << 20;
-/// How long either side waits for the other's next bytes.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A path is longer than PATH_MAX only if it cannot be opened.
+const PATH_BYTES_MAX: usize = 4096;
+/// How long a caller waits for its answer, and a holder for a caller's request, in all.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two tries of what a lock or a full queue forbids for a moment.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The descriptors that lead into a holder's namespaces.
 #[derive(Debug)]
@@ -64,12 +84,38 @@ impl Namespaces {
 /// What a holder gives to a process that joins.
 #[derive(Debug)]
 pub struct Admission {
-    pub report: String,
     pub namespaces: Namespaces,
+    pub directory: ViewDirectory,
+}
+
+/// The caller's working directory as the namespace shows it.
+#[derive(Debug)]
+pub struct ViewDirectory {
+    /// An error, if the namespace has no such directory.
+    pub opened: Result<OwnedFd>,
+    /// The covered tree that it lies in.
+    pub tree: Option<CoveredTree>,
+}
+
+/// A directory that a view covers.
+#[derive(Debug, Clone)]
+pub struct CoveredTree {
+    pub path: PathBuf,
+    /// Whether file systems mounted below it were indexed, too. Otherwise their mount points are empty in the view.
+    pub crosses_mounts: bool,
 }
 
 fn socket_path(directory: &Path, key: &str) -> PathBuf {
     directory.join(format!("{key}.sock"))
+}
+
+/// Waits for the lock of `key`. A holder of a mount point is made while it is held.
+pub fn lock_key(directory: &Path, key: &str) -> Result<File> {
+    loop {
+        if let Some(file) = lock(directory, key, FlockOperation::LockExclusive)? {
+            return Ok(file);
+        }
+    }
 }
 
 /// Held while a process looks for a holder or makes one, and while a holder leaves: at most one of them
@@ -95,85 +141,237 @@ fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option
 }
 
 /// Joins the holder of `key`, or makes one with `make`, which returns once its socket is there. Of several
-/// callers at once one makes it and the others join.
-pub fn join(directory: &Path, key: &str, make: impl FnOnce() -> Result<()>) -> Result<Admission> {
-    let _lock = lock(directory, key, FlockOperation::LockExclusive)?;
-    if let Some(stream) = connect(directory, key)? {
-        match admitted(&stream) {
-            // It was killed between the connection and the answer, and is as good as one that was killed before.
-            Err(e) if [errno::ECONNRESET, errno::EPIPE].contains(&e.errno()) => {
+/// callers at once one makes it and the others join. `make` gets the lock, for the new process to hold as well: if the
+/// caller is killed, no other makes a second holder beside the one that is still starting.
+///
+/// `working_directory`: where the caller asks to be in the namespace.
+///
+/// Errors: `Os(ETIMEDOUT)` where a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names it.
+pub fn join(
+    directory: &Path,
+    key: &str,
+    working_directory: &Path,
+    make: impl FnOnce(&File) -> Result<()>,
+) -> Result<Admission> {
+    let mut make = Some(make);
+    let mut deadline = None;
+    loop {
+        let lock = lock_key(directory, key)?;
+        // The wait for a process that makes a holder is not one for an answer.
+        let mut until = *deadline.get_or_insert_with(|| Instant::now() + ANSWER_TIMEOUT);
+        let mut connection = connect(directory, key)?;
+        if let Connection::None { is_left_behind } = connection {
+            if is_left_behind {
                 let _ = std::fs::remove_file(socket_path(directory, key));
             }
-            answer => return answer,
+            if let Some(make) = make.take() {
+                make(&lock)?;
+                until = Instant::now() + ANSWER_TIMEOUT;
+                deadline = Some(until);
+                connection = connect(directory, key)?;
+            }
+        }
+        drop(lock);
+        match connection {
+            Connection::Made(stream) => match admitted(&stream, working_directory, until) {
+                // It was killed between the connection and the answer, and is as good as one that was killed before.
+                Err(e) if [errno::ECONNRESET, errno::EPIPE].contains(&e.errno()) => {}
+                answer => return answer,
+            },
+            Connection::None { .. } => return Err(Error::new(ErrorKind::NotFound, "join the holder", key)),
+            // It does not take callers from its queue.
+            Connection::QueueFull if Instant::now() < until => std::thread::sleep(RETRY_INTERVAL),
+            Connection::QueueFull => return Err(no_answer("a process whose queue is full")),
         }
     }
-    make()?;
-    match connect(directory, key)? {
-        Some(stream) => admitted(&stream),
-        None => Err(Error::new(ErrorKind::NotFound, "join the holder", key)),
-    }
+}
+
+fn no_answer(holder: &str) -> Error {
+    let cause = std::io::Error::from(rustix::io::Errno::TIMEDOUT);
+    Error::from_io(cause, "wait for an answer of", holder)
 }
 
 /// A holder's report; `None` where there is no such holder.
 pub fn ask(directory: &Path, key: &str) -> Result<Option<String>> {
-    match connect(directory, key)? {
-        None => Ok(None),
-        Some(stream) => call(&stream, b'S').map(|(report, _)| Some(report)),
-    }
-}
-
-/// Removes what holders left behind that were killed: sockets and locks that nobody answers or holds.
-pub fn sweep(directory: &Path) {
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(key) = name.to_str().and_then(|name| name.strip_suffix(".lock")) else { continue };
-        // Whoever is about to use it holds the lock.
-        let Ok(Some(_lock)) = lock(directory, key, FlockOperation::NonBlockingLockExclusive) else {
-            continue;
-        };
-        if matches!(connect(directory, key), Ok(None)) {
-            let _ = std::fs::remove_file(directory.join(&name));
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    loop {
+        match connect(directory, key)? {
+            Connection::None { .. } => return Ok(None),
+            Connection::Made(stream) => {
+                let (report, _) = call(&stream, b"S", deadline)?;
+                let report = String::from_utf8(report).map_err(|_| {
+                    Error::new(ErrorKind::Damaged, "ask the holder", b"the report is not text")
+                })?;
+                return Ok(Some(report));
+            }
+            Connection::QueueFull if Instant::now() < deadline => std::thread::sleep(RETRY_INTERVAL),
+            Connection::QueueFull => return Err(no_answer("a process whose queue is full")),
         }
     }
 }
 
-fn connect(directory: &Path, key: &str) -> Result<Option<UnixStream>> {
-    let path = socket_path(directory, key);
-    let failed = |e| Error::from_io(e, "connect to", path.as_os_str().as_bytes());
-    match UnixStream::connect(&path) {
-        Ok(stream) => {
-            stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
-            Ok(Some(stream))
+/// A holder as a process, whether it answers or not.
+#[derive(Debug)]
+pub struct HolderProcess {
+    pub pid: i32,
+    descriptor: OwnedFd,
+}
+
+impl HolderProcess {
+    /// Waits for its end, which is `true`, or for the timeout.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        loop {
+            let mut watched = [PollFd::new(&self.descriptor, PollFlags::IN)];
+            let left = timespec(until.saturating_duration_since(Instant::now()));
+            match poll(&mut watched, Some(&left)) {
+                Err(rustix::io::Errno::INTR) => {}
+                ready => return ready.is_ok_and(|ready| ready > 0),
+            }
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        // The holder was killed; its socket is of no use to anybody.
-        Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-            let _ = std::fs::remove_file(&path);
-            Ok(None)
-        }
+    }
+}
+
+/// The process behind the socket of `key`; `None` where there is no such holder.
+pub fn process_of(directory: &Path, key: &str) -> Result<Option<HolderProcess>> {
+    let Connection::Made(stream) = connect(directory, key)? else { return Ok(None) };
+    let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "find the holder", key);
+    // The credentials of the process that listens, as they were when it began to.
+    let pid = rustix::net::sockopt::socket_peercred(&stream).map_err(failed)?.pid;
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) => Ok(Some(HolderProcess { pid: pid.as_raw_nonzero().get(), descriptor })),
+        Err(rustix::io::Errno::SRCH) => Ok(None),
         Err(e) => Err(failed(e)),
     }
 }
 
-fn admitted(stream: &UnixStream) -> Result<Admission> {
-    let (report, mut descriptors) = call(stream, b'J')?;
-    let user = if descriptors.len() > 1 { descriptors.pop() } else { None };
-    let mount = descriptors.pop();
-    let mount =
-        mount.ok_or_else(|| Error::new(ErrorKind::Damaged, "join the holder", b"no namespace came"))?;
-    Ok(Admission { report, namespaces: Namespaces { mount, user } })
+/// Removes the files of holders that were killed.
+pub fn sweep(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let key = |name: String| Some(name.strip_suffix(".lock").or(name.strip_suffix(".sock"))?.to_owned());
+    let keys: std::collections::BTreeSet<String> = names.filter_map(key).collect();
+    for key in keys {
+        // A process that is about to use the files holds the lock.
+        let Ok(Some(_lock)) = lock(directory, &key, FlockOperation::NonBlockingLockExclusive) else {
+            continue;
+        };
+        if matches!(connect(directory, &key), Ok(Connection::None { .. })) {
+            remove_files(directory, &key);
+        }
+    }
 }
 
-fn call(stream: &UnixStream, request: u8) -> Result<(String, Vec<OwnedFd>)> {
-    let failed = |e: std::io::Error| Error::from_io(e, "ask the holder", b"");
-    std::io::Write::write_all(&mut &*stream, &[request]).map_err(failed)?;
+/// The suffixes of all files of a key: its socket; the mark that a process said that the holder does not answer; the
+/// lock, which goes last.
+const SUFFIXES: [&str; 3] = ["sock", "stuck", "lock"];
+
+/// The caller holds the lock.
+fn remove_files(directory: &Path, key: &str) {
+    for suffix in SUFFIXES {
+        let _ = std::fs::remove_file(directory.join(format!("{key}.{suffix}")));
+    }
+}
+
+/// Whether this caller is the first to say that the holder of `key` does not answer.
+pub fn is_first_to_say_stuck(directory: &Path, key: &str) -> bool {
+    let mark = directory.join(format!("{key}.stuck"));
+    // A mark that cannot be made keeps nobody from saying it.
+    let made = File::options().write(true).create_new(true).open(mark);
+    !made.is_err_and(|e| e.kind() == std::io::ErrorKind::AlreadyExists)
+}
+
+#[derive(Debug)]
+enum Connection {
+    Made(UnixStream),
+    /// The holder lives and takes nobody in.
+    QueueFull,
+    /// `is_left_behind`: the socket of a holder that was killed is still there. It is removed by a caller that has the lock.
+    None {
+        is_left_behind: bool,
+    },
+}
+
+/// Does not wait.
+fn connect(directory: &Path, key: &str) -> Result<Connection> {
+    use rustix::io::Errno;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+    let path = socket_path(directory, key);
+    let failed = |e: Errno| Error::from_io(e.into(), "connect to", path.as_os_str().as_bytes());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(failed)?;
+    let address = SocketAddrUnix::new(&path).map_err(failed)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => {
+            rustix::io::ioctl_fionbio(&socket, false).map_err(failed)?;
+            Ok(Connection::Made(socket.into()))
+        }
+        Err(Errno::AGAIN) => Ok(Connection::QueueFull),
+        Err(Errno::NOENT) => Ok(Connection::None { is_left_behind: false }),
+        Err(Errno::CONNREFUSED) => Ok(Connection::None { is_left_behind: true }),
+        Err(e) => Err(failed(e)),
+    }
+}
+
+fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) -> Result<Admission> {
+    let damaged = |what: &str| Error::new(ErrorKind::Damaged, "join the holder", what);
+    let path = working_directory.as_os_str().as_bytes();
+    // No directory of such a path can be opened: none is asked for.
+    let path = if path.len() > PATH_BYTES_MAX { b"" } else { path };
+    let request = [b"J", &(path.len() as u32).to_le_bytes()[..], path].concat();
+    let (answer, descriptors) = call(stream, &request, deadline)?;
+    let (number, tree) = answer.split_first_chunk().ok_or_else(|| damaged("the answer is too short"))?;
+    let number = u32::from_le_bytes(*number);
+    let mut descriptors = descriptors.into_iter();
+    let mount = descriptors.next().ok_or_else(|| damaged("no namespace came"))?;
+    let opened = match number {
+        0 => Ok(descriptors.next().ok_or_else(|| damaged("no working directory came"))?),
+        number => {
+            let cause = std::io::Error::from_raw_os_error(number as i32);
+            Err(Error::from_io(cause, "open in the view", path))
+        }
+    };
+    let tree = match tree.split_first() {
+        None | Some((0, _)) => None,
+        Some((kind, path)) => {
+            Some(CoveredTree { path: OsStr::from_bytes(path).into(), crosses_mounts: *kind == 2 })
+        }
+    };
+    let namespaces = Namespaces { mount, user: descriptors.next() };
+    Ok(Admission { namespaces, directory: ViewDirectory { opened, tree } })
+}
+
+/// Sends a request and waits for the answer, both until the deadline.
+fn call(stream: &UnixStream, request: &[u8], deadline: Instant) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let failed = |e: std::io::Error| match e.kind() {
+        // What a timeout of a socket is called.
+        std::io::ErrorKind::WouldBlock => match rustix::net::sockopt::socket_peercred(stream) {
+            Ok(peer) => no_answer(&format!("process {}", peer.pid.as_raw_nonzero())),
+            Err(_) => no_answer("the holder"),
+        },
+        _ => Error::from_io(e, "ask the holder", b""),
+    };
+    let wait = || {
+        // Zero would be no timeout.
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        stream
+            .set_read_timeout(Some(left))
+            .and_then(|()| stream.set_write_timeout(Some(left)))
+            .map_err(failed)
+    };
+    wait()?;
+    std::io::Write::write_all(&mut &*stream, request).map_err(failed)?;
     let mut length = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
-    let got = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut length)], &mut control, flags)
-        .map_err(|e| failed(e.into()))?;
+    let got = loop {
+        wait()?;
+        match rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut length)], &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            got => break got.map_err(|e| failed(e.into()))?,
+        }
+    };
     if got.bytes == 0 {
         // Closed without a word, which the kernel says in either way.
         return Err(failed(std::io::Error::from_raw_os_error(errno::ECONNRESET)));
@@ -190,11 +388,10 @@ fn call(stream: &UnixStream, request: u8) -> Result<(String, Vec<OwnedFd>)> {
         })
         .flatten()
         .collect();
-    let mut report = vec![0; length];
-    (&*stream).read_exact(&mut report).map_err(failed)?;
-    let report = String::from_utf8(report)
-        .map_err(|_| Error::new(ErrorKind::Damaged, "ask the holder", b"the report is not text"))?;
-    Ok((report, descriptors))
+    let mut answer = vec![0; length];
+    wait()?;
+    (&*stream).read_exact(&mut answer).map_err(failed)?;
+    Ok((answer, descriptors))
 }
 
 /// Why a holder ended.
@@ -202,8 +399,26 @@ fn call(stream: &UnixStream, request: u8) -> Result<(String, Vec<OwnedFd>)> {
 pub enum HolderEnd {
     /// The last process of the namespace has gone.
     Deserted,
-    /// `still_needed` said no.
+    /// `need` said so.
     NotNeeded,
+}
+
+/// Whether a holder is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// It serves, and is found by its socket.
+    Listed,
+    /// It serves what programs still use, and its place is free for another.
+    Unlisted,
+    Over,
+}
+
+/// A process that has connected and not yet sent all of its request.
+#[derive(Debug)]
+struct Caller {
+    stream: UnixStream,
+    request: Vec<u8>,
+    deadline: Instant,
 }
 
 /// The holder's side.
@@ -214,6 +429,12 @@ pub struct Holder {
     listener: UnixListener,
     /// Processes of the namespace, by their descriptors.
     members: HashMap<i32, OwnedFd>,
+    callers: Vec<Caller>,
+    trees: Vec<CoveredTree>,
+    creator: Option<OwnedFd>,
+    /// Descriptors after whose events `need` is asked.
+    wakers: Vec<(OwnedFd, PollFlags)>,
+    is_unlisted: bool,
 }
 
 impl Holder {
@@ -222,42 +443,93 @@ impl Holder {
         let path = socket_path(directory, key);
         let failed = |e| Error::from_io(e, "open socket", path.as_os_str().as_bytes());
         let _ = std::fs::remove_file(&path);
+        let _ = std::fs::remove_file(directory.join(format!("{key}.stuck")));
         let listener = UnixListener::bind(&path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
-        Ok(Holder { directory: directory.into(), key: key.into(), listener, members: HashMap::new() })
+        Ok(Holder {
+            directory: directory.into(),
+            key: key.into(),
+            listener,
+            members: HashMap::new(),
+            callers: Vec::new(),
+            trees: Vec::new(),
+            creator: None,
+            wakers: Vec::new(),
+            is_unlisted: false,
+        })
     }
 
-    /// Stays at least as long as this process lives.
-    pub fn wait_for(&mut self, pid: i32) {
+    /// Stays at least as long as the process lives that asked for the view.
+    pub fn wait_for_creator(&mut self, pid: i32) {
+        self.wait_for(pid);
+        self.creator = self.members.get(&pid).and_then(|descriptor| descriptor.try_clone().ok());
+    }
+
+    fn wait_for(&mut self, pid: i32) {
         let Some(process) = Pid::from_raw(pid) else { return };
         if let Ok(descriptor) = pidfd_open(process, PidfdFlags::empty()) {
             self.members.insert(pid, descriptor);
         }
     }
 
-    /// Answers callers until the namespace is deserted. `report` is asked whenever a caller is answered,
-    /// `tick` about every `interval`; it answers how long the holder is needed although nobody is there.
+    /// Says what the view covers, for the answers to processes that join.
+    pub fn covers(&mut self, tree: CoveredTree) {
+        self.trees.push(tree);
+    }
+
+    /// Asks `need` as soon as the descriptor has one of the events.
+    pub fn wake_on(&mut self, descriptor: OwnedFd, events: PollFlags) {
+        self.wakers.push((descriptor, events));
+    }
+
+    /// Answers callers until the namespace is deserted or `need` is over. `report` is asked whenever a caller is answered,
+    /// `tick` about every `interval`, `need` after that and when a descriptor of `wake_on` has an event; `creator_ended` is
+    /// called once.
     pub fn serve(
         mut self,
         namespaces: Option<&Namespaces>,
         interval: Duration,
         report: &mut dyn FnMut() -> String,
-        still_needed: &mut dyn FnMut() -> bool,
+        need: &mut dyn FnMut() -> Need,
         tick: &mut dyn FnMut(),
+        creator_ended: &mut dyn FnMut(),
     ) -> Result<HolderEnd> {
         let mut next_tick = Instant::now() + interval;
+        let mut asks_need = true;
         loop {
-            self.wait(next_tick.saturating_duration_since(Instant::now()))?;
+            asks_need |= self.wait(match asks_need {
+                true => Duration::ZERO,
+                false => next_tick.saturating_duration_since(Instant::now()),
+            })?;
             while let Ok((stream, _)) = self.listener.accept() {
-                // A caller that goes wrong harms only itself.
-                let _ = self.answer(&stream, namespaces, report);
+                // A caller that goes wrong harms only itself, and one that is slow nobody else.
+                if stream.set_nonblocking(true).is_ok() {
+                    let deadline = Instant::now() + ANSWER_TIMEOUT;
+                    self.callers.push(Caller { stream, request: Vec::new(), deadline });
+                }
+            }
+            self.hear_callers(namespaces, report);
+            if self.creator.as_ref().is_some_and(|creator| has_ended(creator.as_fd())) {
+                self.creator = None;
+                creator_ended();
             }
             self.members.retain(|_, descriptor| !has_ended(descriptor.as_fd()));
             if Instant::now() >= next_tick {
                 tick();
                 next_tick = Instant::now() + interval;
-                if !still_needed() && self.leave()? {
-                    return Ok(HolderEnd::NotNeeded);
+                asks_need = true;
+            }
+            if asks_need {
+                asks_need = false;
+                match need() {
+                    Need::Listed => {}
+                    Need::Unlisted if self.is_unlisted => {}
+                    Need::Unlisted => {
+                        self.is_unlisted = self.leave()?;
+                        asks_need = !self.is_unlisted;
+                    }
+                    Need::Over if self.is_unlisted || self.leave()? => return Ok(HolderEnd::NotNeeded),
+                    Need::Over => asks_need = true,
                 }
             }
             if namespaces.is_some() && self.members.is_empty() {
@@ -269,20 +541,52 @@ impl Holder {
         }
     }
 
-    /// Until a caller comes, a member ends or the time is up.
-    fn wait(&self, timeout: Duration) -> Result<()> {
-        let mut watched: Vec<PollFd<'_>> = vec![PollFd::new(&self.listener, PollFlags::IN)];
+    /// Removes the socket, which no process knows yet. The caller holds the lock.
+    pub fn abandon(self) {
+        remove_files(&self.directory, &self.key);
+    }
+
+    /// Until a caller comes or says something, a member ends, or the time is up. `true`: a descriptor of `wake_on` has an event.
+    fn wait(&self, timeout: Duration) -> Result<bool> {
+        let mut watched: Vec<PollFd<'_>> =
+            self.wakers.iter().map(|(waker, events)| PollFd::new(waker, *events)).collect();
+        watched.push(PollFd::new(&self.listener, PollFlags::IN));
         watched.extend(self.members.values().map(|m| PollFd::new(m, PollFlags::IN)));
-        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        match poll(&mut watched, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        watched.extend(self.creator.iter().map(|creator| PollFd::new(creator, PollFlags::IN)));
+        watched.extend(self.callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)));
+        let first_deadline = self.callers.iter().map(|caller| caller.deadline).min();
+        let timeout = match first_deadline {
+            Some(deadline) => timeout.min(deadline.saturating_duration_since(Instant::now())),
+            None => timeout,
+        };
+        match poll(&mut watched, Some(&timespec(timeout))) {
+            Ok(_) => {
+                let wakers = &watched[..self.wakers.len()];
+                Ok(wakers.iter().any(|waker| !waker.revents().is_empty()))
+            }
+            Err(rustix::io::Errno::INTR) => Ok(false),
             Err(e) => Err(Error::from_io(e.into(), "wait", b"for the job's processes")),
         }
+    }
+
+    /// Reads what callers have sent, without waiting, and answers those that have sent all.
+    fn hear_callers(&mut self, namespaces: Option<&Namespaces>, report: &mut dyn FnMut() -> String) {
+        let mut waiting = Vec::new();
+        for mut caller in std::mem::take(&mut self.callers) {
+            match caller.hear() {
+                // A caller that goes wrong harms only itself.
+                Ok(Some(request)) => drop(self.answer(&caller.stream, request, namespaces, report)),
+                Ok(None) if Instant::now() < caller.deadline => waiting.push(caller),
+                Ok(None) | Err(_) => {}
+            }
+        }
+        self.callers = waiting;
     }
 
     fn answer(
         &mut self,
         stream: &UnixStream,
+        request: Request,
         namespaces: Option<&Namespaces>,
         report: &mut dyn FnMut() -> String,
     ) -> std::io::Result<()> {
@@ -291,26 +595,27 @@ impl Holder {
         if peer.uid != rustix::process::geteuid() {
             return Ok(());
         }
+        // What a socket takes at once is more than most answers have.
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
-        let mut request = [0];
-        (&*stream).read_exact(&mut request)?;
-        let text = report();
-        let length = (text.len() as u32).to_le_bytes();
-        let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
-        if let (b'J', Some(namespaces)) = (request[0], namespaces) {
-            self.wait_for(peer.pid.as_raw_nonzero().get());
-            descriptors.push(namespaces.mount.as_fd());
-            descriptors.extend(namespaces.user.as_ref().map(AsFd::as_fd));
-        }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(&descriptors));
-        }
-        rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
-        std::io::Write::write_all(&mut &*stream, text.as_bytes())
+        let (Request::Join(path), Some(namespaces)) = (&request, namespaces) else {
+            return send_answer(stream, report().as_bytes(), &[]);
+        };
+        let opened = open_directory(path);
+        let number = opened.as_ref().err().map_or(0, |e| e.raw_os_error()) as u32;
+        let above = self.trees.iter().filter(|tree| path.starts_with(&tree.path));
+        let tree = match above.max_by_key(|tree| tree.path.components().count()) {
+            None => vec![0],
+            Some(CoveredTree { path, crosses_mounts }) => {
+                [&[1 + u8::from(*crosses_mounts)], path.as_os_str().as_bytes()].concat()
+            }
+        };
+        let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount.as_fd()];
+        descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
+        descriptors.extend(namespaces.user.as_ref().map(AsFd::as_fd));
+        // A member before it can enter: the holder must not leave meanwhile.
+        self.wait_for(peer.pid.as_raw_nonzero().get());
+        send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
     }
 
     /// Processes of the namespace that did not come through the socket: children that outlived theirs.
@@ -330,22 +635,95 @@ impl Holder {
         self.members.retain(|_, descriptor| !has_ended(descriptor.as_fd()));
     }
 
-    /// Closes the door, unless somebody is just coming in.
+    /// Removes the socket, unless a caller is just coming in.
     fn leave(&self) -> Result<bool> {
         let Some(_lock) = lock(&self.directory, &self.key, FlockOperation::NonBlockingLockExclusive)? else {
-            // A caller holds it and will connect: do not spin until then.
-            std::thread::sleep(Duration::from_millis(5));
+            // Another process holds the lock, and may connect.
+            std::thread::sleep(RETRY_INTERVAL);
             return Ok(false);
         };
         let mut waiting = [PollFd::new(&self.listener, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if poll(&mut waiting, Some(&now)).is_ok_and(|ready| ready > 0) {
+        let now = timespec(Duration::ZERO);
+        if !self.callers.is_empty() || poll(&mut waiting, Some(&now)).is_ok_and(|ready| ready > 0) {
+            std::thread::sleep(RETRY_INTERVAL);
             return Ok(false);
         }
-        let _ = std::fs::remove_file(socket_path(&self.directory, &self.key));
-        let _ = std::fs::remove_file(self.directory.join(format!("{}.lock", self.key)));
+        remove_files(&self.directory, &self.key);
         Ok(true)
     }
+}
+
+/// What a caller asks.
+#[derive(Debug)]
+enum Request {
+    Report,
+    Join(PathBuf),
+}
+
+impl Caller {
+    /// Reads what is there. `None`: there is more to come.
+    fn hear(&mut self) -> std::io::Result<Option<Request>> {
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(request) = self.request()? {
+                return Ok(Some(request));
+            }
+            match (&self.stream).read(&mut bytes) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.request.extend(&bytes[..count]),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn request(&self) -> std::io::Result<Option<Request>> {
+        let Some((kind, rest)) = self.request.split_first() else { return Ok(None) };
+        if *kind != b'J' {
+            return Ok(Some(Request::Report));
+        }
+        let Some((length, path)) = rest.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > PATH_BYTES_MAX {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        Ok(path.get(..length).map(|path| Request::Join(OsStr::from_bytes(path).into())))
+    }
+}
+
+/// A directory at exactly this path, without a symbolic link on the way, that may be entered.
+fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
+    use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
+    use std::os::fd::AsRawFd;
+    if !path.is_absolute() {
+        return Err(rustix::io::Errno::NOENT);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(CWD, path, flags, Mode::empty())?;
+    let found = readlinkat(CWD, format!("/proc/self/fd/{}", directory.as_raw_fd()), Vec::new())?;
+    if found.as_bytes() != path.as_os_str().as_bytes() {
+        return Err(rustix::io::Errno::LOOP);
+    }
+    // Asks for permission to search it, as fchdir(2) will.
+    statat(&directory, ".", AtFlags::empty())?;
+    Ok(directory)
+}
+
+/// The descriptors travel with the length.
+fn send_answer(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+    let length = (bytes.len() as u32).to_le_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    rustix::net::sendmsg(stream, &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
+    std::io::Write::write_all(&mut &*stream, bytes)
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
 
 /// Whether the process behind the descriptor has ended.
@@ -371,7 +749,7 @@ mod tests {
                 }
             });
             let mut made = false;
-            let joined = join(directory.path(), "key", || {
+            let joined = join(directory.path(), "key", Path::new("/"), |_| {
                 made = true;
                 Err(Error::new(ErrorKind::Unsupported, "make", b"another"))
             });

@@ -5,6 +5,7 @@
 //! `user.overlay.redirect`, which send the kernel to the data-only layer for the bytes (Linux 6.16 for
 //! callers without privilege).
 
+mod descriptors;
 mod files;
 mod holder;
 mod metadata;
@@ -12,8 +13,12 @@ mod mount;
 mod namespace;
 mod redirected;
 
+pub use descriptors::close_inherited_on_exec;
 pub use files::attach_files;
-pub use holder::{Admission, Holder, HolderEnd, Namespaces, ask, join, sweep};
+pub use holder::{
+    ANSWER_TIMEOUT, Admission, CoveredTree, Holder, HolderEnd, HolderProcess, Namespaces, Need,
+    ViewDirectory, ask, is_first_to_say_stuck, join, lock_key, process_of, sweep,
+};
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
 pub use namespace::{Isolation, isolate};

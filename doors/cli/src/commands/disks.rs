@@ -12,11 +12,14 @@ use std::time::Duration;
 use quell_boot::{Disks, DisksFs, Filling, Fit, Kind, Recorder, RecorderFs, Subject};
 use quell_fs::FileSystem;
 use quell_fuse::Session;
-use quell_overlay::{Holder, Isolation, Namespaces};
+use quell_overlay::{Holder, Isolation, Namespaces, Need};
 use quell_stack::{ChainFile, DiskFormat, DiskNames, OpenBoot, OpenDisks, Reached, disk_chain};
 
 use crate::arguments::{Check, CoverArgs, ImageFormatArg, ImageFormatArgs, ViewArg};
-use crate::commands::holder::{Files, Unfinished, answer, isolation, say};
+use crate::commands::holder::{
+    Files, Unfinished, answer, answer_ready, end_messages, isolation, message_log, release_error_of, say,
+};
+use crate::ending::{MountedAt, Signals};
 use crate::failure::Failure;
 use crate::inputs::{shown, shown_bytes};
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
@@ -87,15 +90,21 @@ pub fn check_boots(boots: usize, recording: bool) -> Result<(), Failure> {
 
 /// The process that serves: answers, serves until nobody is left, finishes a recording.
 /// `opened`: files that came opened with the plan.
-pub fn hold(plan: &Plan, opened: Files) -> Result<ExitCode, Failure> {
+pub fn hold(plan: &Plan, lock: File, opened: Files) -> Result<ExitCode, Failure> {
     match establish(plan, opened) {
         Ok(served) => {
             if let Some(recording) = &served.recording {
                 recording.tell_begun()?;
             }
-            answer(&Answer { refused: None });
+            if !answer_ready(plan) && served.mounted.is_some() {
+                served.abandon();
+                return Ok(ExitCode::SUCCESS);
+            }
+            drop(lock);
             quell_overlay::sweep(&plan.directory);
-            served.serve(plan)?;
+            let served = served.serve(plan);
+            end_messages(plan);
+            served?;
         }
         Err(failure) => {
             answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
@@ -110,6 +119,9 @@ struct Served {
     session: Session,
     watched: Watched,
     recording: Option<Unfinished>,
+    signals: Signals,
+    /// At a mount point.
+    mounted: Option<MountedAt>,
 }
 
 /// The files, looked at now and then.
@@ -157,6 +169,7 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
         recording = Some(Unfinished::of(how, recorder.clone(), fs.clone(), Subject::Disk(paths_now))?);
         fs = Arc::new(RecorderFs::new(fs, recorder));
     }
+    let signals = Signals::listen()?;
     let (session, path) = mount(plan, disk, fs, &files, isolation)?;
     // No thread before the namespace is made.
     if let Some(coming) = coming {
@@ -171,14 +184,19 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
         say(&format!("{}{others} served at {}", shown(&disk.path), shown(&path)));
     }
     let mut holder = Holder::bind(&plan.directory, &plan.key)?;
-    holder.wait_for(plan.creator);
+    holder.wait_for_creator(plan.creator);
+    signals.wake(&mut holder)?;
+    let mounted = plan.place.mountpoint().map(|path| MountedAt::of(&path));
+    if let Some(mounted) = &mounted {
+        mounted.wake(&mut holder)?;
+    }
     let namespaces = match plan.place {
         Place::Namespace => Some(Namespaces::of_caller(isolation == Isolation::UserAndMount)?),
         Place::Mountpoint { .. } => None,
     };
     let said = vec![false; files.len()];
     let watched = Watched { disk: files[0].path.clone(), path, disks, files, said, looks: 0 };
-    Ok(Served { holder, namespaces, session, watched, recording })
+    Ok(Served { holder, namespaces, session, watched, recording, signals, mounted })
 }
 
 /// Mounts the file system and puts it, or the files in it, in place. Answers where the disk is seen.
@@ -392,8 +410,15 @@ impl Watched {
 }
 
 impl Served {
+    /// Takes the mount away at once: the command that asked for it has been killed.
+    fn abandon(self) {
+        self.session.stop();
+        self.holder.abandon();
+    }
+
     fn serve(self, plan: &Plan) -> Result<(), Failure> {
-        let Served { holder, namespaces, session, watched, recording } = self;
+        let Served { holder, namespaces, session, watched, recording, mut signals, mut mounted } = self;
+        let messages = message_log(plan);
         let mountpoint = plan.place.mountpoint();
         let looking = plan.recheck > 0.0;
         let interval = if looking { 1.0 / plan.recheck.min(1000.0) } else { 3600.0 };
@@ -401,17 +426,26 @@ impl Served {
         let watched = std::cell::RefCell::new(watched);
         let mut report = || {
             let trees = vec![watched.borrow().report(&session)];
-            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees, log: None };
+            let (pid, mountpoint, messages) = (std::process::id(), mountpoint.clone(), messages.clone());
+            let report = Report { pid, mountpoint, trees, messages, ..Report::default() };
             serde_json::to_string(&report).unwrap_or_default()
         };
-        let mut still_needed =
-            || mountpoint.as_ref().is_none_or(|path| !session.is_over() && mounts::is_ours_at(path));
+        let mut need = || {
+            let requests = signals.requests();
+            match &mut mounted {
+                Some(_) if session.is_over() => Need::Over,
+                Some(mounted) => mounted.need(requests, true),
+                None if requests < 2 => Need::Listed,
+                None => Need::Over,
+            }
+        };
         let mut tick = || {
             if looking {
                 watched.borrow_mut().look();
             }
         };
-        holder.serve(namespaces.as_ref(), interval, &mut report, &mut still_needed, &mut tick)?;
+        let mut creator_ended = || release_error_of(plan);
+        holder.serve(namespaces.as_ref(), interval, &mut report, &mut need, &mut tick, &mut creator_ended)?;
         if let Some(recording) = recording {
             let packed = match watched.borrow().changed() {
                 Some(path) => Err(Failure::cannot(format!("{} has changed meanwhile", shown(path)))),

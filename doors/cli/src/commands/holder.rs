@@ -1,8 +1,8 @@
 //! The process that serves a view: makes the namespace, covers the trees, answers those who join or ask,
 //! looks at the trees now and then, and leaves with the last program of the namespace.
 //!
-//! Its plan comes on standard input, its answer goes to standard output; what users should know goes to
-//! standard error, which is the terminal or log of the run that started it.
+//! Its plan comes on standard input, its answer goes to standard output. Messages go to the standard error of the command that
+//! started it: for `quell mount` until it has answered, then to a log; for `quell run` until the program has ended.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,7 +19,7 @@ use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject, Unread
 use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
-use quell_overlay::{Holder, Ids, Isolation, Namespaces};
+use quell_overlay::{CoveredTree, Holder, Ids, Isolation, Namespaces, Need};
 use quell_stack::Covered;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -27,6 +27,7 @@ use rustix::net::{
 };
 
 use crate::arguments::{Check, HolderArgs, ViewArg};
+use crate::ending::{MountedAt, Signals};
 use crate::failure::Failure;
 use crate::inputs::{Named, Reading, image_of, root_of, shown, shown_bytes};
 use crate::memory::{self, Allowed};
@@ -35,6 +36,7 @@ use crate::plan::{
     Answer, Begun, Place, Plan, Recorded, RecordingPlan, Refusal, Report, TreePlan, TreeReport, Writes,
 };
 use crate::runtime;
+use crate::streams;
 use crate::views::{self, Heat, Mounted, Surroundings, Taken};
 
 /// Metadata operations that the check before a run may cost.
@@ -56,7 +58,8 @@ const OPENED_MAX: usize = 64;
 pub(super) type Files = BTreeMap<PathBuf, File>;
 
 /// Starts a holder for the plan and waits for its answer.
-pub fn start(plan: &Plan, files: &[Named]) -> std::result::Result<Answer, Failure> {
+/// The holder keeps the lock until it can be found.
+pub fn start(plan: &Plan, files: &[Named], lock: &File) -> std::result::Result<Answer, Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("cannot start the holder: {e}"));
     let (own, theirs) = UnixStream::pair().map_err(cannot)?;
     let mut child = Command::new("/proc/self/exe")
@@ -67,7 +70,7 @@ pub fn start(plan: &Plan, files: &[Named]) -> std::result::Result<Answer, Failur
         .map_err(cannot)?;
     let files = &files[..files.len().min(OPENED_MAX)];
     let plan = Plan { opened: files.iter().map(|file| file.path.clone()).collect(), ..plan.clone() };
-    send(&plan, files, own).map_err(cannot)?;
+    send(&plan, files, lock, own).map_err(cannot)?;
     // The child ends at once; the holder itself is nobody's child and keeps the other end of the pipe.
     let mut answer = String::new();
     child.stdout.take().expect("it was piped").read_to_string(&mut answer).map_err(cannot)?;
@@ -76,23 +79,22 @@ pub fn start(plan: &Plan, files: &[Named]) -> std::result::Result<Answer, Failur
 }
 
 /// The descriptors go with the first byte of the plan. Closing the stream ends it.
-fn send(plan: &Plan, files: &[Named], mut stream: UnixStream) -> std::io::Result<()> {
+fn send(plan: &Plan, files: &[Named], lock: &File, mut stream: UnixStream) -> std::io::Result<()> {
     let text = serde_json::to_vec(plan)?;
-    let descriptors: Vec<_> = files.iter().map(|named| named.file.as_fd()).collect();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPENED_MAX))];
+    let files = files.iter().map(|named| named.file.as_fd());
+    let descriptors: Vec<_> = std::iter::once(lock.as_fd()).chain(files).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + OPENED_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
     rustix::net::sendmsg(&stream, &[IoSlice::new(&text[..1])], &mut control, SendFlags::NOSIGNAL)?;
     stream.write_all(&text[1..])
 }
 
-/// A plan and the files that came with it.
-fn receive() -> std::result::Result<(Plan, Files), Failure> {
+/// A plan, the lock of its holder and the files that came with it.
+fn receive() -> std::result::Result<(Plan, File, Files), Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("cannot read the plan: {e}"));
     let mut text = vec![0; 1];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPENED_MAX))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1 + OPENED_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let stdin = std::io::stdin();
     let got = recvmsg(&stdin, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)
@@ -102,43 +104,49 @@ fn receive() -> std::result::Result<(Plan, Files), Failure> {
         RecvAncillaryMessage::ScmRights(rights) => Some(rights),
         _ => None,
     });
-    let files: Vec<File> = descriptors.flatten().map(File::from).collect();
+    let mut received = descriptors.flatten().map(File::from);
+    let lock = received.next().ok_or_else(|| Failure::wrong_input("the plan: no lock came with it"))?;
+    let files: Vec<File> = received.collect();
     stdin.take(PLAN_BYTES_MAX).read_to_end(&mut text).map_err(cannot)?;
     let plan: Plan =
         serde_json::from_slice(&text).map_err(|e| Failure::wrong_input(format!("the plan: {e}")))?;
     let files = plan.opened.iter().cloned().zip(files).collect();
-    Ok((plan, files))
+    Ok((plan, lock, files))
 }
 
 pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failure> {
     if args.detach {
+        let cannot = |e| Failure::cannot(format!("cannot start the holder: {e}"));
+        quell_overlay::close_inherited_on_exec().map_err(cannot)?;
         // The program that was run must not find a child that it never started.
-        Command::new("/proc/self/exe")
-            .arg("holder")
-            .spawn()
-            .map_err(|e| Failure::cannot(format!("cannot start the holder: {e}")))?;
+        Command::new("/proc/self/exe").arg("holder").spawn().map_err(cannot)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (plan, files) = receive()?;
+    let (plan, lock, files) = receive()?;
     let plan = Plan { quiet: plan.quiet || quiet, ..plan };
     live_apart();
     if plan.disk.is_some() {
-        return super::disks::hold(&plan, files);
+        return super::disks::hold(&plan, lock, files);
     }
     if plan.log.is_some() {
-        return super::log::hold(&plan);
+        return super::log::hold(&plan, lock);
     }
     match establish(&plan, files) {
         Ok(view) => {
             if let Some(recording) = &view.recording {
                 recording.tell_begun()?;
             }
-            answer(&Answer { refused: None });
+            if !answer_ready(&plan) && view.mounted.is_some() {
+                view.abandon();
+                return Ok(ExitCode::SUCCESS);
+            }
+            drop(lock);
             quell_overlay::sweep(&plan.directory);
             let recording = view.serve(&plan)?;
             if let Some(recording) = recording {
                 recording.finish();
             }
+            end_messages(&plan);
         }
         Err(failure) => {
             let refusal = Refusal { code: failure.code(), message: failure.to_string() };
@@ -148,15 +156,43 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether somebody was there to hear it: whoever asked may be gone.
+/// Answers that the view is there. `false`: the command that asked for it has been killed. A mount is then taken away again,
+/// before the lock is released: a user who interrupts `quell mount` finds no mount later.
+pub(super) fn answer_ready(plan: &Plan) -> bool {
+    // Before the answer, so that the caller's capture ends with the command.
+    if let Some(log) = message_log(plan) {
+        streams::log_to(&log);
+    }
+    answer(&Answer { refused: None })
+}
+
+/// `false`: the command that would read it has been killed.
 pub(super) fn answer(answer: &Answer) -> bool {
     let text = serde_json::to_string(answer).expect("an answer is always JSON");
     let told = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
-    // The asker reads to the end, which this is.
-    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
-        let _ = rustix::stdio::dup2_stdout(&null);
-    }
+    // The command that asked reads to the end, which this is.
+    let _ = streams::release_input_and_output();
     told.is_ok()
+}
+
+/// Where messages go once the command has been answered; a view of `quell run` has the standard error of its program.
+pub(super) fn message_log(plan: &Plan) -> Option<PathBuf> {
+    plan.place.mountpoint().map(|_| streams::log_path(&plan.directory, &plan.key))
+}
+
+/// Called when the process ends.
+pub(super) fn end_messages(plan: &Plan) {
+    if let Some(log) = message_log(plan) {
+        streams::remove_empty_log(&log);
+    }
+}
+
+/// Called when the program that the view was made for has ended. Other programs may still use the view; the stream of the one
+/// that has ended is not kept open for them. A recording goes on, and the command that waits for it has the same stream.
+pub(super) fn release_error_of(plan: &Plan) {
+    if message_log(plan).is_none() && plan.recording.is_none() {
+        streams::release_error();
+    }
 }
 
 /// Away from the terminal's signals, the caller's directory and its limits.
@@ -198,6 +234,9 @@ struct Established {
     /// The lock of a writable layer, held while it is used.
     _lock: Option<std::fs::File>,
     recording: Option<Unfinished>,
+    signals: Signals,
+    /// At a mount point.
+    mounted: Option<MountedAt>,
 }
 
 /// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
@@ -224,6 +263,8 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     }
     let in_user_namespace = isolation == Some(Isolation::UserAndMount);
     let squash = if in_user_namespace { Some(Ids::of_caller()?) } else { None };
+    // Until here a signal ends this process, and nothing is mounted yet.
+    let signals = Signals::listen()?;
     // A tree inside another is covered after it; sources were all opened before anything is covered.
     trees.sort_by_key(|tree| tree.path.components().count());
     let mut covers = Vec::new();
@@ -251,12 +292,21 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         }
     }
     let mut holder = Holder::bind(&plan.directory, &plan.key)?;
-    holder.wait_for(plan.creator);
+    holder.wait_for_creator(plan.creator);
+    signals.wake(&mut holder)?;
+    let mounted = plan.place.mountpoint().map(|path| MountedAt::of(&path));
+    if let Some(mounted) = &mounted {
+        mounted.wake(&mut holder)?;
+    }
+    for cover in &covers {
+        let crosses_mounts = BuildOptions::of(&cover.covered.image)?.cross_mounts;
+        holder.covers(CoveredTree { path: cover.path.clone(), crosses_mounts });
+    }
     let namespaces = match plan.place {
         Place::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
         Place::Mountpoint { .. } => None,
     };
-    Ok(Established { holder, namespaces, covers, _lock: lock, recording })
+    Ok(Established { holder, namespaces, covers, _lock: lock, recording, signals, mounted })
 }
 
 /// Root needs no user namespace, unless it is root in name only.
@@ -611,9 +661,8 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
     Ok(differences)
 }
 
-/// The terminal or pipe may be gone, which is no reason to end.
 pub(super) fn say(message: &str) {
-    let _ = writeln!(std::io::stderr(), "quell: {message}");
+    streams::say(message);
 }
 
 impl Cover {
@@ -663,14 +712,6 @@ impl Cover {
             ));
         }
     }
-
-    /// Whether the mount is still where it was put.
-    fn is_mounted(&self) -> bool {
-        if self.sessions.iter().any(Session::is_over) {
-            return false;
-        }
-        mounts::is_ours_at(&self.path)
-    }
 }
 
 impl Established {
@@ -682,12 +723,28 @@ impl Established {
         let interval = Duration::from_secs_f64(interval.min(if at_mountpoint { 1.0 } else { 3600.0 }));
         let covers = std::cell::RefCell::new(self.covers);
         let mountpoint = plan.place.mountpoint();
+        let messages = message_log(plan);
+        let (mut signals, mut mounted) = (self.signals, self.mounted);
         let mut report = || {
             let trees = covers.borrow().iter().map(Cover::report).collect();
-            let report = Report { pid: std::process::id(), mountpoint: mountpoint.clone(), trees, log: None };
+            let (pid, mountpoint, messages) = (std::process::id(), mountpoint.clone(), messages.clone());
+            let report = Report { pid, mountpoint, trees, messages, ..Report::default() };
             serde_json::to_string(&report).unwrap_or_default()
         };
-        let mut still_needed = || !at_mountpoint || covers.borrow().iter().any(Cover::is_mounted);
+        let mut need = || {
+            let requests = signals.requests();
+            let covers = covers.borrow();
+            let mut sessions = covers.iter().flat_map(|cover| &cover.sessions).peekable();
+            // The kernel alone serves a view without sessions.
+            let is_served = sessions.peek().is_some();
+            let is_over = sessions.any(Session::is_over);
+            match &mut mounted {
+                Some(_) if is_over => Need::Over,
+                Some(mounted) => mounted.need(requests, is_served),
+                None if requests == 0 || requests == 1 && is_served => Need::Listed,
+                None => Need::Over,
+            }
+        };
         let mut turn = 0;
         // The tree was looked at a moment ago: short runs need no second look.
         let mut rest = if plan.check == Check::None { 0 } else { INTERVALS_BEFORE_LOOKS };
@@ -703,7 +760,17 @@ impl Established {
                 covers[turn].look();
             }
         };
-        self.holder.serve(self.namespaces.as_ref(), interval, &mut report, &mut still_needed, &mut tick)?;
+        let mut creator_ended = || release_error_of(plan);
+        let namespaces = self.namespaces.as_ref();
+        self.holder.serve(namespaces, interval, &mut report, &mut need, &mut tick, &mut creator_ended)?;
         Ok(self.recording)
+    }
+
+    /// Takes the mount away at once: the command that asked for it has been killed.
+    fn abandon(mut self) {
+        if let Some(mounted) = &mut self.mounted {
+            mounted.abandon();
+        }
+        self.holder.abandon();
     }
 }

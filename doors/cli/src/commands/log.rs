@@ -1,21 +1,21 @@
 //! Log mounts: what `quell mount --log` asks, checked, and the process that serves it. What is written there goes to stores
 //! as logs; docs/techniques/log.md.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
 use quell_log::{Choices, LogFs};
-use quell_overlay::Holder;
+use quell_overlay::{Holder, Need};
 use rustix::fs::{Access, AtFlags, CWD};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::arguments::{IndexWay, LogArgs};
-use crate::commands::holder::{answer, say};
+use crate::commands::holder::{answer, answer_ready, end_messages, message_log, say};
+use crate::ending::{MountedAt, Signals};
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::mounts;
@@ -24,6 +24,9 @@ use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
 /// How often the process looks whether its mount is still there.
 const LOOKS: Duration = Duration::from_millis(250);
 const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
+/// How long the kernel may take to end a session whose mount is gone. It sends what is left of requests meanwhile: files that
+/// were closed just before, among them removed ones, of which the store would keep a rest.
+const SESSION_ENDS_FOR: Duration = Duration::from_secs(1);
 /// How long an unmount waits for what is flattened in the background: less than `quell umount` waits for the process.
 const FLATTENS_FOR: Duration = Duration::from_secs(8);
 
@@ -109,13 +112,18 @@ fn choices(plan: &LogPlan) -> Choices {
 }
 
 /// The process that serves: answers, serves until somebody takes the mount away, ends what is still open.
-pub fn hold(plan: &Plan) -> Result<ExitCode, Failure> {
+pub fn hold(plan: &Plan, lock: File) -> Result<ExitCode, Failure> {
     match establish(plan) {
         Ok(served) => {
-            // Nobody who asks for a mount and goes before it is there finds it later.
-            let wanted = answer(&Answer { refused: None });
+            if !answer_ready(plan) {
+                served.abandon();
+                return Ok(ExitCode::SUCCESS);
+            }
+            drop(lock);
             quell_overlay::sweep(&plan.directory);
-            served.serve(wanted)?;
+            let served = served.serve(plan);
+            end_messages(plan);
+            served?;
         }
         Err(failure) => {
             answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
@@ -130,8 +138,8 @@ struct Served {
     fs: Arc<LogFs>,
     path: PathBuf,
     plan: LogPlan,
-    /// Somebody asked this process to end.
-    ending: Arc<AtomicBool>,
+    signals: Signals,
+    mounted: MountedAt,
 }
 
 fn establish(plan: &Plan) -> Result<Served, Failure> {
@@ -139,11 +147,7 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
     let Place::Mountpoint { path, allow_other } = &plan.place else {
         return Err(Failure::wrong_input("stores are mounted, not run in"));
     };
-    let ending = Arc::default();
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ending))
-            .map_err(|e| Failure::cannot(format!("cannot wait for signals: {e}")))?;
-    }
+    let signals = Signals::listen()?;
     let fs = Arc::new(quell_stack::open_log_at(&log.stores, choices(log), path)?);
     let options = quell_fuse::Options {
         threads: plan.threads.into(),
@@ -152,11 +156,14 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         ..quell_fuse::Options::default()
     };
     let session = quell_fuse::at(Arc::clone(&fs) as _, path, &options)?;
-    let holder = Holder::bind(&plan.directory, &plan.key)?;
+    let mounted = MountedAt::of(path);
+    let mut holder = Holder::bind(&plan.directory, &plan.key)?;
+    signals.wake(&mut holder)?;
+    mounted.wake(&mut holder)?;
     if !plan.quiet {
         say(&format!("what is written to {} goes to {}", shown(path), joined(&log.stores)));
     }
-    Ok(Served { holder, session, fs, path: path.clone(), plan: log.clone(), ending })
+    Ok(Served { holder, session, fs, path: path.clone(), plan: log.clone(), signals, mounted })
 }
 
 /// Stores as people read them.
@@ -165,8 +172,15 @@ pub fn joined(stores: &[PathBuf]) -> String {
 }
 
 impl Served {
-    fn serve(self, wanted: bool) -> Result<(), Failure> {
-        let Served { holder, session, fs, path, plan, ending } = self;
+    /// Takes the mount away at once: the command that asked for it has been killed.
+    fn abandon(self) {
+        self.session.stop();
+        self.holder.abandon();
+    }
+
+    fn serve(self, held: &Plan) -> Result<(), Failure> {
+        let Served { holder, session, fs, path, plan, mut signals, mounted } = self;
+        let messages = message_log(held);
         let mut report = || {
             let pairs = session.counters().snapshot().pairs();
             let log = LogReport {
@@ -177,24 +191,33 @@ impl Served {
                 counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
             };
             let (pid, mountpoint) = (std::process::id(), Some(path.clone()));
-            let report = Report { pid, mountpoint, trees: Vec::new(), log: Some(log) };
+            let messages = messages.clone();
+            let report = Report { pid, mountpoint, trees: Vec::new(), log: Some(log), messages };
             serde_json::to_string(&report).unwrap_or_default()
         };
         let mut unmounted = None;
-        let mut still_needed = || {
-            if !wanted || ending.load(Ordering::Relaxed) {
-                return false;
+        let mut is_signalled = false;
+        let mut need = || {
+            if signals.requests() > 0 {
+                is_signalled = true;
+                return Need::Over;
             }
-            let is_over = session.is_over();
-            if !is_over && mounts::is_ours_at(&path) {
-                return true;
+            if !session.is_over() && mounted.is_there() {
+                return Need::Listed;
             }
-            // `quell umount` waits as long as this process answers. A mount that was taken away by force is not over, as one is that
-            // nobody uses; that it is shows a moment later.
+            // `quell umount` waits as long as this process lives. The session of a mount that was taken away by force is over only
+            // when the last program has closed its files; any other is over when the kernel has ended it, a moment later.
             let since: &Instant = unmounted.get_or_insert_with(Instant::now);
-            fs.is_flattening() && since.elapsed() < if is_over { FLATTENS_FOR } else { LOOKS }
+            while !session.is_over() && since.elapsed() < SESSION_ENDS_FOR {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_needed = session.is_over() && fs.is_flattening() && since.elapsed() < FLATTENS_FOR;
+            if is_needed { Need::Listed } else { Need::Over }
         };
-        let served = holder.serve(None, LOOKS, &mut report, &mut still_needed, &mut || ());
+        let served = holder.serve(None, LOOKS, &mut report, &mut need, &mut || (), &mut || ());
+        if is_signalled {
+            write_back(&path);
+        }
         // Programs that use it all the same get errors from here on; what they have written is kept.
         session.stop();
         if let Err(e) = fs.end() {
@@ -202,6 +225,14 @@ impl Served {
         }
         served?;
         Ok(())
+    }
+}
+
+/// Has the kernel hand over what programs wrote to mappings of files.
+fn write_back(mountpoint: &Path) {
+    let synced = File::open(mountpoint).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
+    if let Err(e) = synced {
+        say(&format!("{}: what programs wrote to mapped files may not be kept: {e}", shown(mountpoint)));
     }
 }
 

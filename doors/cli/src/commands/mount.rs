@@ -1,13 +1,16 @@
 //! `quell mount`: a view, or the files of stores, at a mount point, served by a process in the background.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use crate::arguments::{LogArgs, MountArgs};
 use crate::commands::{disks, holder, log, umount};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
+use crate::mounts;
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
 use crate::runtime;
 
@@ -88,11 +91,13 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
 fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
     let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
     let (is_dir, path) = found.map_err(|e| {
-        let advice = match e.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
-            Some(rustix::io::Errno::NOTCONN) => {
-                format!("; who served it has gone: quell umount {}", shown(mountpoint))
-            }
-            _ => String::new(),
+        // A view whose process was killed answers nothing, and neither does one that another user keeps for itself.
+        let advice = match umount::path_of(mountpoint).ok().and_then(|path| mounts::ours_at(&path)) {
+            Some(_) => format!(
+                "; it has a view already, of another user or of a process that has ended: quell umount {} takes it away",
+                shown(mountpoint)
+            ),
+            None => String::new(),
         };
         Failure::wrong_input(format!("{}: {e}{advice}", shown(mountpoint)))
     })?;
@@ -107,11 +112,45 @@ fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failur
 fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
     plan.directory = runtime::directory()?;
     plan.key = runtime::mount_key(mountpoint);
-    if quell_overlay::ask(&plan.directory, &plan.key)?.is_some() {
-        return Err(Failure::wrong_input(format!("{} has a view already", shown(mountpoint))));
-    }
-    match holder::start(&plan, &[])?.refused {
+    let lock = lock_free(&plan, mountpoint)?;
+    match holder::start(&plan, &[], &lock)?.refused {
         None => Ok(()),
-        Some(refusal) => Err(Failure::of_code(refusal.code, refusal.message)),
+        Some(refusal) => {
+            runtime::remove_lock(&plan);
+            Err(Failure::of_code(refusal.code, refusal.message))
+        }
+    }
+}
+
+/// The lock of a mount point that has no view and no process that served one. Such a process is waited for.
+fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
+    let until = Instant::now() + umount::END_TIMEOUT;
+    loop {
+        let lock = quell_overlay::lock_key(&plan.directory, &plan.key)?;
+        let process = quell_overlay::process_of(&plan.directory, &plan.key)?;
+        let point = shown(mountpoint);
+        if let Some(mount) = mounts::ours_at(mountpoint) {
+            let by = match process {
+                Some(process) => format!("served by process {}", process.pid),
+                None => {
+                    runtime::remove_lock(plan);
+                    "not served by a process of yours: it is another user's, or its process was killed".into()
+                }
+            };
+            return Err(Failure::wrong_input(format!(
+                "{point} has a view already, {} ({by}); quell umount {point} takes it away",
+                shown(&mount.source)
+            )));
+        }
+        let Some(process) = process else { return Ok(lock) };
+        // It needs the lock to end.
+        drop(lock);
+        if !process.wait(until.saturating_duration_since(Instant::now())) {
+            return Err(Failure::cannot(format!(
+                "{point} was unmounted, and process {}, which served it, has not ended after {} s; try again later",
+                process.pid,
+                umount::END_TIMEOUT.as_secs()
+            )));
+        }
     }
 }

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::inputs::{Named, real_path, shown};
 use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures};
 use crate::runtime;
+use crate::working_directory::WorkingDirectory;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
@@ -25,19 +26,12 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some([out, err]) => Some([runtime::open_pipe(out)?, runtime::open_pipe(err)?]),
         None => None,
     };
-    // Entering a namespace loses the working directory: it is found again by its name, which may now
-    // lead into a covered tree.
-    let working_directory = std::env::current_dir();
     match enter(plan, &files, &args) {
-        Ok(()) => {
-            if let Ok(directory) = &working_directory
-                && let Err(e) = std::env::set_current_dir(directory)
-            {
-                eprintln!("quell: {}: {e}; the program starts in /", shown(directory));
-            }
-        }
-        Err(failure) if strict => return Err(failure),
-        Err(failure) => {
+        Ok(()) => {}
+        Err(NotEntered { failure, .. }) if strict => return Err(failure),
+        Err(NotEntered { failure, is_irrevocable: true, .. }) => return Err(failure),
+        Err(NotEntered { was_said: true, .. }) => {}
+        Err(NotEntered { failure, .. }) => {
             eprintln!("quell: {failure}");
             eprintln!("quell: running on the original {original}");
         }
@@ -136,31 +130,65 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
     Named::open(file)
 }
 
-/// Moves this process into the view.
-fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), Failure> {
+/// Why this process is not in the view.
+struct NotEntered {
+    failure: Failure,
+    /// Another process of the job has said it on this node.
+    was_said: bool,
+    /// This process is in a namespace that it cannot leave.
+    is_irrevocable: bool,
+}
+
+impl<E: Into<Failure>> From<E> for NotEntered {
+    fn from(failure: E) -> NotEntered {
+        NotEntered { failure: failure.into(), was_said: false, is_irrevocable: false }
+    }
+}
+
+/// Moves this process into the view, at its working directory.
+fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), NotEntered> {
+    let working_directory = WorkingDirectory::of_caller()?;
     plan.directory = runtime::directory()?;
     let job = args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job);
     // Machines are started one by one and share what is in memory all the same.
     let job = job.or_else(|| plan.disk.is_some().then(|| "machines".into()));
     plan.key = runtime::key(&plan, files, job.as_deref())?;
     let mut refused = None;
-    let joined = quell_overlay::join(&plan.directory, &plan.key, || {
-        refused = match holder::start(&plan, files) {
+    let joined = quell_overlay::join(&plan.directory, &plan.key, &working_directory.path, |lock| {
+        refused = match holder::start(&plan, files, lock) {
             Ok(answer) => answer.refused,
             Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
         };
         match &refused {
             None => Ok(()),
-            Some(_) => Err(quell_fs::Error::new(quell_fs::ErrorKind::Unsupported, "cover", &plan.key)),
+            Some(_) => {
+                // The refused holder left nothing; nor should its name stay.
+                runtime::remove_lock(&plan);
+                Err(quell_fs::Error::new(quell_fs::ErrorKind::Unsupported, "cover", &plan.key))
+            }
         }
     });
     if let Some(refusal) = refused {
-        // The refused holder left nothing; nor should its name stay.
-        let _ = std::fs::remove_file(plan.directory.join(format!("{}.lock", plan.key)));
-        return Err(Failure::of_code(refusal.code, refusal.message));
+        return Err(Failure::of_code(refusal.code, refusal.message).into());
     }
-    joined?.namespaces.enter()?;
-    Ok(())
+    let admission = match joined {
+        Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
+            let failure = Failure::cannot(format!(
+                "the process that serves the view does not answer within {} s: {e}; kill -KILL ends it, and the next run \
+                 starts another",
+                quell_overlay::ANSWER_TIMEOUT.as_secs()
+            ));
+            let was_said = !quell_overlay::is_first_to_say_stuck(&plan.directory, &plan.key);
+            return Err(NotEntered { was_said, ..failure.into() });
+        }
+        joined => joined?,
+    };
+    let directory = working_directory.in_view(admission.directory)?;
+    admission.namespaces.enter()?;
+    rustix::process::fchdir(&directory).map_err(|e| {
+        let message = format!("cannot enter {} in the view: {e}", shown(&working_directory.path));
+        NotEntered { is_irrevocable: true, ..Failure::cannot(message).into() }
+    })
 }
 
 /// Never returns where the program can be started: exit code, signals and terminal are its own.

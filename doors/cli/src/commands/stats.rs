@@ -76,6 +76,9 @@ fn print(report: &Report) {
             }
         }
     }
+    if let Some(messages) = &report.messages {
+        println!("  messages            {}", shown(messages));
+    }
 }
 
 fn print_log(log: &LogReport, pid: u32) {

@@ -1,8 +1,8 @@
 //! `quell umount`: takes away a mount of ours, and nobody else's.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::mount::UnmountFlags;
 
@@ -11,18 +11,13 @@ use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::mounts::{self, Mount};
 use crate::runtime;
+use crate::streams::say;
 
-/// How long the serving process may take to notice.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the process that served a mount may take to end after it.
+pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
-    // Not `canonicalize`: a view whose process died answers nothing, not even this.
-    let path = std::path::absolute(&args.mountpoint)
-        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.mountpoint))))?;
-    let path = match path.parent().and_then(|parent| parent.canonicalize().ok()) {
-        Some(parent) => parent.join(path.file_name().unwrap_or_default()),
-        None => path,
-    };
+    let path = path_of(&args.mountpoint)?;
     if !is_ours(&path) {
         return Err(Failure::wrong_input(format!("{} is no mount of quell's", shown(&path))));
     }
@@ -30,11 +25,37 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Unmounts and waits until nothing of it runs any more.
+/// The mount point without symbolic links above it. Not `canonicalize`: a view whose process died answers nothing, not even this.
+pub fn path_of(mountpoint: &Path) -> Result<PathBuf, Failure> {
+    let path = std::path::absolute(mountpoint)
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(mountpoint))))?;
+    Ok(match path.parent().and_then(|parent| parent.canonicalize().ok()) {
+        Some(parent) => parent.join(path.file_name().unwrap_or_default()),
+        None => path,
+    })
+}
+
+/// Unmounts and waits for the end of the process that served it.
 pub fn take_away(path: &Path, force: bool) -> Result<(), Failure> {
+    let directory = runtime::directory();
+    // Of another user, or killed: there is no process of this user's to wait for.
+    let process = directory.ok().and_then(|directory| {
+        quell_overlay::process_of(&directory, &runtime::mount_key(path)).ok().flatten()
+    });
     unmount(path, force)?;
-    wait_for_end(path);
-    Ok(())
+    match process {
+        Some(process) if !process.wait(END_TIMEOUT) => {
+            // It may be stopped, or write to a store that does not answer.
+            say(&format!(
+                "{} is unmounted; process {}, which served it, has not ended after {} s",
+                shown(path),
+                process.pid,
+                END_TIMEOUT.as_secs()
+            ));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn is_ours(path: &Path) -> bool {
@@ -42,7 +63,8 @@ fn is_ours(path: &Path) -> bool {
     table.iter().rfind(|mount| mount.point == path).is_some_and(Mount::is_ours)
 }
 
-fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
+/// `force`: also while it is in use.
+pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
     let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => return Ok(()),
@@ -62,17 +84,5 @@ fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => Err(Failure::cannot(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
         Err(e) => Err(Failure::cannot(format!("fusermount3: {e}"))),
-    }
-}
-
-/// When this command ends, nothing of the view runs any more.
-fn wait_for_end(path: &Path) {
-    let Ok(directory) = runtime::directory() else { return };
-    let begun = Instant::now();
-    while begun.elapsed() < END_TIMEOUT {
-        match quell_overlay::ask(&directory, &runtime::mount_key(path)) {
-            Ok(Some(_)) => std::thread::sleep(Duration::from_millis(20)),
-            _ => return,
-        }
     }
 }

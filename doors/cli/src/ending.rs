@@ -1,0 +1,159 @@
+//! When a process that serves a view ends: signals that ask for it, and mounts that are taken away.
+//!
+//! SIGTERM, SIGINT and SIGHUP ask for the end. A view at a mount point is unmounted; while programs use it, it is detached, which
+//! removes its name, and served until the last of them has ended. A view of `quell run` is served until the last program has
+//! ended. A second SIGTERM or SIGINT ends both at once.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use quell_overlay::{Holder, Need};
+use rustix::event::PollFlags;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::commands::umount;
+use crate::failure::Failure;
+use crate::inputs::shown;
+use crate::mounts::{self, Mount};
+use crate::streams::say;
+
+/// How often this process was asked to end.
+#[derive(Debug)]
+pub struct Signals {
+    /// A byte for each SIGTERM and SIGINT.
+    ends: UnixStream,
+    /// The same for SIGHUP, which asks once: systemd sends it beside SIGTERM.
+    hang_ups: UnixStream,
+    requests: u32,
+}
+
+impl Signals {
+    /// From here on the signals do not end the process by themselves.
+    pub fn listen() -> Result<Signals, Failure> {
+        let cannot = |e: std::io::Error| Failure::cannot(format!("cannot wait for signals: {e}"));
+        let pipe = |signals: &[i32]| {
+            let (reader, writer) = UnixStream::pair()?;
+            for signal in signals {
+                signal_hook::low_level::pipe::register(*signal, writer.try_clone()?)?;
+            }
+            reader.set_nonblocking(true)?;
+            Ok(reader)
+        };
+        let (ends, hang_ups) = (pipe(&[SIGTERM, SIGINT]).map_err(cannot)?, pipe(&[SIGHUP]).map_err(cannot)?);
+        Ok(Signals { ends, hang_ups, requests: 0 })
+    }
+
+    /// Has the holder look here as soon as a signal comes.
+    pub fn wake(&self, holder: &mut Holder) -> Result<(), Failure> {
+        for stream in [&self.ends, &self.hang_ups] {
+            let stream =
+                stream.try_clone().map_err(|e| Failure::cannot(format!("cannot wait for signals: {e}")))?;
+            holder.wake_on(OwnedFd::from(stream), PollFlags::IN);
+        }
+        Ok(())
+    }
+
+    /// Requests so far; several that came since the last call count as one.
+    pub fn requests(&mut self) -> u32 {
+        let came = |mut stream: &UnixStream| {
+            let mut any = false;
+            while stream.read(&mut [0; 64]).is_ok_and(|count| count > 0) {
+                any = true;
+            }
+            any
+        };
+        let (ends, hang_ups) = (came(&self.ends), came(&self.hang_ups));
+        if ends || hang_ups && self.requests == 0 {
+            self.requests += 1;
+        }
+        self.requests
+    }
+}
+
+/// A mount of this process at a mount point.
+#[derive(Debug)]
+pub struct MountedAt {
+    mount: Option<Mount>,
+    is_detached: bool,
+}
+
+impl MountedAt {
+    /// The one that was just made at `path`.
+    pub fn of(path: &Path) -> MountedAt {
+        MountedAt { mount: mounts::topmost_at(path), is_detached: false }
+    }
+
+    /// Has the holder look here as soon as the table of mounts changes.
+    pub fn wake(&self, holder: &mut Holder) -> Result<(), Failure> {
+        let table =
+            File::open(mounts::TABLE).map_err(|e| Failure::cannot(format!("{}: {e}", mounts::TABLE)))?;
+        holder.wake_on(table.into(), PollFlags::PRI);
+        Ok(())
+    }
+
+    /// Where it is now. A mount moves with the directories above it.
+    fn now(&self) -> Option<Mount> {
+        let mount = self.mount.as_ref()?;
+        match mounts::table() {
+            Ok(table) => table.into_iter().find(|other| other.is_same(mount)),
+            // Where the table cannot be read, the mount is taken to be there.
+            Err(_) => Some(mount.clone()),
+        }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.now().is_some()
+    }
+
+    /// Whether the holder is needed. `is_served`: programs may still ask this process for something.
+    pub fn need(&mut self, requests: u32, is_served: bool) -> Need {
+        if self.is_detached {
+            return if is_served && requests < 2 { Need::Unlisted } else { Need::Over };
+        }
+        let Some(mount) = self.now() else { return Need::Over };
+        if requests == 0 {
+            return Need::Listed;
+        }
+        if let Err(failure) = self.take_away(&mount, requests > 1) {
+            say(&format!("{failure}; it is served until it is unmounted, or until a second SIGTERM"));
+            return if requests > 1 { Need::Over } else { Need::Listed };
+        }
+        match self.is_detached && is_served && requests < 2 {
+            true => Need::Unlisted,
+            false => Need::Over,
+        }
+    }
+
+    /// Takes the mount away at once: the command that asked for it has been killed.
+    pub fn abandon(&mut self) {
+        if let Some(mount) = self.now()
+            && let Err(failure) = self.take_away(&mount, true)
+        {
+            say(&failure.to_string());
+        }
+    }
+
+    /// Unmounts; a mount that is in use is detached.
+    fn take_away(&mut self, mount: &Mount, by_force: bool) -> Result<(), Failure> {
+        let path = &mount.point;
+        if !mounts::topmost_at(path).is_some_and(|top| top.is_same(mount)) {
+            return Err(Failure::cannot(format!("{}: another mount covers the view", shown(path))));
+        }
+        if !by_force && umount::unmount(path, false).is_ok() {
+            return Ok(());
+        }
+        umount::unmount(path, true)?;
+        self.is_detached = true;
+        if !by_force {
+            say(&format!(
+                "{} was in use when this process was asked to end: it is detached, and served until the last \
+                 program has closed its files",
+                shown(path)
+            ));
+        }
+        Ok(())
+    }
+}

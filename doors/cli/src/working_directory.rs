@@ -1,0 +1,86 @@
+//! The working directory of a program that is to run in a view. A program must start where its user started it, so a view in
+//! which that directory does not exist, or in which another directory has its path, is not entered.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use quell_overlay::ViewDirectory;
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, fstat, stat, statx};
+
+use crate::failure::Failure;
+use crate::inputs::shown;
+
+/// The link that leads to the working directory without a look at the names above it, or at permission to search it.
+const LINK: &str = "/proc/self/cwd";
+
+#[derive(Debug)]
+pub struct WorkingDirectory {
+    /// Without symbolic links.
+    pub path: PathBuf,
+}
+
+impl WorkingDirectory {
+    pub fn of_caller() -> Result<WorkingDirectory, Failure> {
+        match std::env::current_dir() {
+            // The kernel marks a directory that the root directory does not lead to.
+            Ok(path) if path.is_absolute() => Ok(WorkingDirectory { path }),
+            Ok(path) => Err(Failure::cannot(format!(
+                "the working directory {} cannot be reached from /: it is not in the view",
+                shown(&path)
+            ))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Failure::cannot(
+                "the working directory has been removed: it is not in the view; start in one that exists",
+            )),
+            Err(e) => Err(Failure::cannot(format!("the working directory has no path: {e}"))),
+        }
+    }
+
+    /// The same directory in the view, to be entered.
+    pub fn in_view(&self, found: ViewDirectory) -> Result<OwnedFd, Failure> {
+        let path = shown(&self.path);
+        let ViewDirectory { opened, tree } = found;
+        let tree_name = tree.as_ref().map(|tree| shown(&tree.path));
+        let directory = opened.map_err(|e| match &tree_name {
+            Some(tree) => Failure::cannot(format!(
+                "the working directory {path} is not in the view of {tree} ({e}); start in a directory that was indexed, \
+                 or bring the index up to date: quell index --update"
+            )),
+            None => Failure::cannot(format!("the working directory {path} cannot be entered in the view ({e})")),
+        })?;
+        let is_same = match &tree {
+            // The view has its own directories: the one of this path is meant, unless another file system is mounted over it,
+            // of which the view shows the mount point alone.
+            Some(tree) => tree.crosses_mounts || is_on_one_mount(&tree.path),
+            None => is_same_directory(&directory),
+        };
+        match (is_same, tree_name) {
+            (true, _) => Ok(directory),
+            (false, Some(tree)) => Err(Failure::cannot(format!(
+                "the working directory {path} lies on a file system that is mounted below {tree}, and is not in the view"
+            ))),
+            (false, None) => Err(Failure::cannot(format!(
+                "the view has another directory at {path}, the working directory"
+            ))),
+        }
+    }
+}
+
+/// Whether the working directory and `tree` lie on the same mount. Where the kernel does not tell (before Linux 5.8), the
+/// devices are compared.
+fn is_on_one_mount(tree: &Path) -> bool {
+    let ask = |path: &Path| -> Option<Statx> {
+        let flags = AtFlags::STATX_DONT_SYNC;
+        statx(CWD, path, flags, StatxFlags::MNT_ID | StatxFlags::BASIC_STATS).ok()
+    };
+    let (Some(here), Some(tree)) = (ask(Path::new(LINK)), ask(tree)) else { return false };
+    let knows = |found: &Statx| found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    if knows(&here) && knows(&tree) {
+        return here.stx_mnt_id == tree.stx_mnt_id;
+    }
+    (here.stx_dev_major, here.stx_dev_minor) == (tree.stx_dev_major, tree.stx_dev_minor)
+}
+
+fn is_same_directory(directory: &OwnedFd) -> bool {
+    let (Ok(here), Ok(there)) = (stat(LINK), fstat(directory)) else { return false };
+    (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+}

@@ -1,0 +1,666 @@
+//! The process that serves a view, as others find it: where programs start, what it keeps open, how it ends, and what happens when it
+//! does not answer.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::log_scene;
+use crate::skip;
+use crate::stage::{
+    Mounted, PATIENCE, Stage, Way, eventually, has, is_mounted, is_root, mount_points, send, views, ways,
+};
+use crate::trees;
+
+/// How long a process waits for a holder's answer (docs/semantics.md).
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A small covered tree.
+struct Scene {
+    stage: Stage,
+    tree: PathBuf,
+    index: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let stage = Stage::new();
+        let tree = trees::small(&stage, "tree");
+        let index = stage.index(&tree);
+        Scene { stage, tree, index }
+    }
+
+    /// `quell mount`, to be completed by a view and a mount point.
+    fn mount_command(&self, view: &str, point: &Path) -> Command {
+        let mut command = self.stage.quell();
+        command.args(["mount", "--view", view]).arg(&self.index).arg(point);
+        command
+    }
+}
+
+/// The views that this user can mount.
+fn mountable() -> Vec<&'static str> {
+    let view = |way: Way| matches!(way, Way::Mount(_)).then(|| way.view());
+    ways().into_iter().filter_map(view).collect()
+}
+
+// --- where programs start ----------------------------------------------------------------------
+
+/// Prints the identity of the working directory and whether the tree is the original, in which `later` exists.
+const WHERE: &str =
+    "stat -Lc %d:%i /proc/self/cwd; if test -e \"$1/later\"; then echo original; else echo view; fi";
+
+fn identity(directory: &Path) -> String {
+    let found = fs::metadata(directory).unwrap();
+    format!("{}:{}", found.dev(), found.ino())
+}
+
+/// `prepare` runs in `directory` before Quell is started there.
+fn start_in(scene: &Scene, view: &str, options: &[&str], directory: &Path, prepare: &str) -> Command {
+    let mut command = scene.stage.command("sh");
+    let script = format!("cd \"$1\" && shift && {prepare} exec \"$@\"");
+    command.args(["-c", &script, "sh"]).arg(directory).arg(crate::stage::quell());
+    command.args(["run", "--check", "none", "--view", view, "-i"]).arg(&scene.index).args(options);
+    command.args(["--", "sh", "-c", WHERE, "sh"]).arg(&scene.tree);
+    command
+}
+
+/// The program runs on the original tree, in its own working directory; with `--strict` it does not run.
+#[track_caller]
+fn expect_original(scene: &Scene, options: &[&str], directory: &Path, prepare: &str, says: &str) {
+    let identity = identity(directory);
+    let again = |directory: &Path| {
+        // The script may have removed it.
+        fs::create_dir_all(directory).unwrap();
+    };
+    for view in views() {
+        let ended = scene.stage.run(&mut start_in(scene, view, options, directory, prepare)).expect(0);
+        let expected = format!("{identity}\noriginal\n");
+        if prepare.is_empty() {
+            assert_eq!(ended.text(), expected, "{view}, {}: {}", directory.display(), ended.err);
+        } else {
+            assert!(ended.text().ends_with("original\n"), "{view}: {} {}", ended.text(), ended.err);
+        }
+        let ended = ended.says("working directory").says("running on the original directory").says(says);
+        assert!(!ended.err.contains("starts in /"), "{}", ended.err);
+        again(directory);
+        let strict = [options, &["--strict"]].concat();
+        let ended = scene.stage.run(&mut start_in(scene, view, &strict, directory, prepare)).expect(3);
+        assert_eq!(ended.says("working directory").says(says).text(), "", "{view}");
+        again(directory);
+    }
+    assert!(eventually(|| scene.stage.processes().is_empty()));
+}
+
+/// The program runs in the view, in the directory of the same path.
+#[track_caller]
+fn expect_view(scene: &Scene, options: &[&str], directory: &Path) -> Vec<String> {
+    let strict = [options, &["--strict"]].concat();
+    let run = |view: &&str| {
+        let ended = scene.stage.run(&mut start_in(scene, view, &strict, directory, "")).expect(0);
+        let text = ended.text();
+        let (identity, rest) = text.split_once('\n').unwrap();
+        assert_eq!(rest, "view\n", "{view}: {}", ended.err);
+        identity.to_owned()
+    };
+    views().iter().map(run).collect()
+}
+
+#[test]
+fn a_program_starts_in_its_working_directory_or_not_in_the_view() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    fs::create_dir_all(tree.join("left out")).unwrap();
+    fs::create_dir_all(tree.join("gone")).unwrap();
+    symlink("lib", tree.join("was a link")).unwrap();
+    let index = stage.path("index.quell");
+    let mut command = stage.quell();
+    command.args(["index", "--quiet", "--exclude", "left out"]).arg(&tree).arg("-o").arg(&index);
+    stage.run(&mut command).expect(0);
+    let scene = Scene { stage, tree, index };
+    fs::write(scene.tree.join("later"), "").unwrap();
+    let created = scene.tree.join("lib/created later");
+    fs::create_dir(&created).unwrap();
+    fs::remove_file(scene.tree.join("was a link")).unwrap();
+    fs::create_dir_all(scene.tree.join("was a link/deep")).unwrap();
+    symlink(&created, scene.stage.path("alias")).unwrap();
+    symlink(scene.tree.join("lib"), scene.stage.path("good alias")).unwrap();
+    let outside = scene.stage.dir("out side");
+
+    expect_original(&scene, &[], &created, "", "created later");
+    expect_original(&scene, &[], &scene.stage.path("alias"), "", "created later");
+    expect_original(&scene, &[], &scene.tree.join("left out"), "", "left out");
+    // The view has a link of this name, which leads to another directory.
+    expect_original(&scene, &[], &scene.tree.join("was a link"), "", "was a link");
+    expect_original(&scene, &[], &scene.tree.join("was a link/deep"), "", "was a link");
+    // The view still has it, and the path leads nowhere.
+    let gone = scene.tree.join("gone");
+    expect_original(&scene, &[], &gone, "rmdir \"$PWD\" &&", "removed");
+    expect_original(&scene, &[], &outside, "rmdir \"$PWD\" &&", "removed");
+
+    for directory in [scene.tree.join("lib/deep"), scene.stage.path("good alias"), scene.tree.clone()] {
+        expect_view(&scene, &[], &directory);
+    }
+    let outside_identity = identity(&outside);
+    for seen in expect_view(&scene, &[], &outside) {
+        assert_eq!(seen, outside_identity);
+    }
+    expect_view(&scene, &[], Path::new("/"));
+    scene.stage.expect_nothing_left();
+}
+
+#[test]
+fn a_working_directory_below_a_mount_point_is_not_in_the_view() {
+    if !is_root() {
+        skip!("an ordinary user cannot mount below a tree");
+    }
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let point = tree.join("lib/point");
+    fs::create_dir(&point).unwrap();
+    stage.sh("mount -t tmpfs quell-test \"$1\" && mkdir \"$1/below\"", &[&point]).expect(0);
+    let index = stage.index(&tree);
+    let scene = Scene { stage, tree, index };
+    fs::write(scene.tree.join("later"), "").unwrap();
+    expect_original(&scene, &[], &point, "", "mounted below");
+    expect_original(&scene, &[], &point.join("below"), "", "below");
+    // A part of the same file system, mounted later, is not what was indexed either.
+    let bound = scene.tree.join("bin");
+    scene.stage.sh("mount --bind \"$1\" \"$2\"", &[&scene.stage.dir("other"), &bound]).expect(0);
+    expect_original(&scene, &[], &bound, "", "mounted below");
+    scene.stage.sh("umount \"$1\" \"$2\"", &[&bound, &point]).expect(0);
+    // The tree itself may be a mount of its own.
+    scene.stage.sh("mount --bind \"$1\" \"$1\"", &[&scene.tree]).expect(0);
+    expect_view(&scene, &[], &scene.tree.join("lib"));
+    scene.stage.sh("umount \"$1\"", &[&scene.tree]).expect(0);
+}
+
+#[test]
+fn a_working_directory_where_another_tree_is_shown_must_exist_in_that_tree() {
+    let stage = Stage::new();
+    let source = trees::small(&stage, "source");
+    let index = stage.index(&source);
+    let tree = trees::small(&stage, "shown-at");
+    fs::create_dir(tree.join("only here")).unwrap();
+    fs::write(tree.join("later"), "").unwrap();
+    let at = tree.to_str().unwrap().to_owned();
+    let scene = Scene { stage, tree, index };
+    expect_original(&scene, &["--at", &at], &scene.tree.join("only here"), "", "only here");
+    expect_view(&scene, &["--at", &at], &scene.tree.join("lib"));
+    // The original itself is not covered.
+    let seen = expect_view(&scene, &["--at", &at], &source.join("lib"));
+    assert!(seen.iter().all(|seen| *seen == identity(&source.join("lib"))), "{seen:?}");
+}
+
+#[test]
+fn a_working_directory_that_cannot_be_searched_is_kept() {
+    let scene = Scene::new();
+    fs::write(scene.tree.join("later"), "").unwrap();
+    let closed = scene.stage.dir("closed");
+    let expected = identity(&closed);
+    for view in views() {
+        let mut command = start_in(&scene, view, &[], &closed, "chmod 0 . &&");
+        let text = scene.stage.run(&mut command).expect(0).text();
+        trees::set_mode(&closed, 0o700);
+        assert_eq!(text.lines().next(), Some(&*expected), "{view}: {text}");
+    }
+}
+
+// --- what it keeps open ------------------------------------------------------------------------
+
+/// Scripts in which a caller would wait for ever for a process that keeps its streams or its lock. `$1` is a file; the command
+/// follows.
+const CAPTURES: [&str; 4] = [
+    "shift; out=$(\"$@\" 2>&1); echo \"ended $?\"",
+    "shift; \"$@\" 2>&1 | cat >/dev/null; echo \"ended 0\"",
+    "shift; \"$@\" 3>&1 4>&1 5>&2 2>&1 | cat >/dev/null; echo \"ended 0\"",
+    "exec 9>\"$1\"; lock=$1; shift; flock 9; \"$@\" >/dev/null 2>&1; code=$?; exec 9>&-; flock -n \"$lock\" true || exit 1; \
+     echo \"ended $code\"",
+];
+
+/// Runs the command in each of the scripts, and `after` each.
+#[track_caller]
+fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn FnMut()) {
+    let lock = stage.path("lock");
+    for script in CAPTURES {
+        let inner = command();
+        let mut outer = stage.command("timeout");
+        outer
+            .args(["60", "sh", "-c", script, "sh"])
+            .arg(&lock)
+            .arg(inner.get_program())
+            .args(inner.get_args());
+        let ended = stage.run(&mut outer);
+        assert_eq!((ended.code(), &*ended.text()), (Some(0), "ended 0\n"), "{script}: {}", ended.err);
+        after();
+    }
+    // As sshd and job managers have it.
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let stream = || Stdio::from(OwnedFd::from(theirs.try_clone().unwrap()));
+    let status = command().stdin(stream()).stdout(stream()).stderr(stream()).status().unwrap();
+    drop(theirs);
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut text = String::new();
+    ours.read_to_string(&mut text).expect("the stream has no end");
+    assert_eq!(status.code(), Some(0), "{text}");
+    after();
+}
+
+/// Nothing of the caller's is open in the process.
+#[track_caller]
+fn expect_apart(pid: i32, stage: &Stage) {
+    let link = |name: &str| fs::read_link(format!("/proc/{pid}/{name}")).unwrap();
+    assert_eq!(link("cwd"), Path::new("/"));
+    assert_eq!((link("fd/0"), link("fd/1")), ("/dev/null".into(), "/dev/null".into()));
+    let log = link("fd/2");
+    assert!(
+        log.starts_with(stage.runtime()) && log.extension().is_some_and(|e| e == "log"),
+        "{}",
+        log.display()
+    );
+    assert_eq!(fs::metadata(&log).unwrap().mode() & 0o777, 0o600);
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name: state, parent, process group, session, terminal.
+    let fields: Vec<&str> = status.rsplit_once(") ").unwrap().1.split(' ').collect();
+    assert_eq!((fields[2], fields[4]), (fields[3], "0"), "{status}");
+}
+
+#[test]
+fn a_mount_keeps_no_stream_and_no_lock_of_its_caller() {
+    let scene = Scene::new();
+    let point = scene.stage.dir("point");
+    let mounted = Mounted::at(&scene.stage, point.clone());
+    for view in mountable() {
+        expect_captured(&scene.stage, &|| scene.mount_command(view, &point), &mut || {
+            assert!(is_mounted(&point));
+            expect_apart(scene.stage.holder(), &scene.stage);
+            scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+            scene.stage.expect_nothing_left();
+        });
+    }
+    drop(mounted);
+}
+
+#[test]
+fn a_log_mount_keeps_no_stream_and_no_lock_of_its_caller() {
+    let scene = log_scene!();
+    let point = scene.point();
+    let mounted = Mounted::at(&scene.stage, point.clone());
+    expect_captured(&scene.stage, &|| scene.command(&[&scene.store], &[], &point), &mut || {
+        assert!(is_mounted(&point));
+        expect_apart(scene.stage.holder(), &scene.stage);
+        scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+        scene.stage.expect_nothing_left();
+    });
+    drop(mounted);
+}
+
+#[test]
+fn a_mount_of_a_disk_image_keeps_no_stream_and_no_lock_of_its_caller() {
+    if !is_root() && !has("fusermount3") {
+        skip!("an ordinary user mounts through fusermount3, which is not there");
+    }
+    let stage = Stage::new();
+    let disk = stage.file("disk.raw", trees::noise(1 << 20, 3));
+    let image = stage.path("disk.boot");
+    let mut record = stage.quell();
+    record.args(["record", "-q", "--image-format", "raw", "--image"]).arg(&disk).arg("-o").arg(&image);
+    stage.run(record.args(["--", "head", "-c", "9000"]).arg(&disk)).expect(0);
+    let point = stage.dir("point");
+    let mounted = Mounted::at(&stage, point.clone());
+    let command = || {
+        let mut command = stage.quell();
+        command.args(["mount", "--image-format", "raw", "--image", "-b"]).arg(&image).arg(&disk).arg(&point);
+        command
+    };
+    expect_captured(&stage, &command, &mut || {
+        assert!(is_mounted(&point));
+        expect_apart(stage.holder(), &stage);
+        stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+        stage.expect_nothing_left();
+    });
+    drop(mounted);
+}
+
+#[test]
+fn a_run_keeps_no_stream_and_no_lock_of_a_program_that_has_ended() {
+    let scene = Scene::new();
+    let pid_file = scene.stage.path("pid");
+    // A process that stays in the view, and with it the holder, has nothing of the program's open.
+    let program = "setsid sh -c 'echo $$ >\"$1.new\"; mv \"$1.new\" \"$1\"; exec sleep 600' sh \"$1\" </dev/null >/dev/null \
+                   2>&1 3>&- 4>&- 5>&- 9>&- & while ! test -e \"$1\"; do sleep 0.01; done";
+    for view in views() {
+        let command = || {
+            let mut command = scene.stage.quell_run(&scene.index, view);
+            command.args(["--strict", "--", "sh", "-c", program, "sh"]).arg(&pid_file);
+            command
+        };
+        expect_captured(&scene.stage, &command, &mut || {
+            assert_eq!(scene.stage.holders().len(), 1, "{view}");
+            let pid = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+            send(pid, Signal::KILL);
+            fs::remove_file(&pid_file).unwrap();
+            scene.stage.expect_nothing_left();
+        });
+    }
+}
+
+#[test]
+fn messages_of_a_mount_are_in_a_log_that_stats_names() {
+    let scene = Scene::new();
+    for view in mountable() {
+        let mounted = scene.stage.mount(&scene.index, view, &["--quiet", "--recheck", "100"]);
+        let stats = scene.stage.run(scene.stage.quell().arg("stats").arg(&mounted.point)).expect(0).text();
+        let line = stats.lines().find_map(|line| line.trim().strip_prefix("messages"));
+        let log = PathBuf::from(line.expect(&stats).trim());
+        fs::write(scene.tree.join("readme"), format!("changed by {view}")).unwrap();
+        let said = || fs::read_to_string(&log).unwrap();
+        assert!(eventually(|| said().contains("readme")), "{view}: {}", said());
+        mounted.umount();
+        // It is there to be read until the next mount at the same place.
+        assert!(said().contains("changed while it is covered"), "{view}");
+        fs::remove_file(&log).unwrap();
+        fs::write(scene.tree.join("readme"), "hello\n").unwrap();
+        scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
+    }
+}
+
+// --- a holder that does not answer -------------------------------------------------------------
+
+/// Connections to sockets of the stage, accepted or not, and the sockets themselves.
+fn sockets(stage: &Stage) -> usize {
+    let table = fs::read_to_string("/proc/net/unix").unwrap();
+    let runtime = stage.runtime();
+    table.lines().filter(|line| line.contains(runtime.to_str().unwrap())).count()
+}
+
+#[test]
+fn ranks_wait_together_for_a_holder_that_does_not_answer() {
+    const RANKS: usize = 4;
+    let scene = Scene::new();
+    let view = views()[0];
+    let rank = |options: &[&str]| {
+        let mut command = scene.stage.quell_run(&scene.index, view);
+        command.args(["--share", "x"]).args(options).args([
+            "--",
+            "sh",
+            "-c",
+            "echo ready; read line; exit 0",
+        ]);
+        command.stdin(Stdio::piped());
+        command
+    };
+    for options in [&[][..], &["--strict"]] {
+        let mut first = scene.stage.start(&mut rank(options));
+        first.wait_for_output("ready");
+        let holder = scene.stage.holder();
+        send(holder, Signal::STOP);
+        let begun = Instant::now();
+        let mut ranks: Vec<_> = (0..RANKS).map(|_| scene.stage.start(&mut rank(options))).collect();
+        // One socket listens, and the others are connections that wait for their answer.
+        let (mut all_at_once, mut lasted) = (false, Vec::new());
+        eventually(|| {
+            all_at_once |= sockets(&scene.stage) > RANKS;
+            // Programs that run, uncovered, wait for a line; the others have ended.
+            let is_over =
+                |rank: &mut crate::stage::Running| rank.out().contains("ready") || !rank.is_running();
+            let over = ranks.iter_mut().map(is_over).filter(|over| *over).count();
+            lasted.resize_with(over.max(lasted.len()), || begun.elapsed());
+            over == RANKS
+        });
+        assert_eq!(lasted.len(), RANKS, "a rank waits still");
+        // One after the other they would take four times the limit.
+        assert!(all_at_once || lasted[RANKS - 1] < 2 * ANSWER_TIMEOUT, "{lasted:?}");
+        assert_eq!(scene.stage.holders(), [holder], "another holder was started");
+        let is_strict = !options.is_empty();
+        let mut said = 0;
+        for mut rank in ranks {
+            if !is_strict {
+                std::io::Write::write_all(&mut rank.stdin(), b"\n").unwrap();
+            }
+            let ended = rank.wait().expect(if is_strict { 3 } else { 0 });
+            said += ended.err.matches("does not answer").count();
+            assert_eq!(ended.out.is_empty(), is_strict);
+        }
+        // A rank that runs says nothing if another has said it; one that does not run says why.
+        assert_eq!(said, if is_strict { RANKS } else { 1 });
+        send(holder, Signal::CONT);
+        // The holder has only slept.
+        let mut later = scene.stage.start(&mut rank(options));
+        later.wait_for_output("ready");
+        assert_eq!(scene.stage.holders(), [holder]);
+        for mut rank in [first, later] {
+            std::io::Write::write_all(&mut rank.stdin(), b"\n").unwrap();
+            rank.wait().expect(0);
+        }
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_rank_that_connects_and_says_nothing_delays_no_other() {
+    let scene = Scene::new();
+    let view = views()[0];
+    let rank = |script: &str| {
+        let mut command = scene.stage.quell_run(&scene.index, view);
+        command.args(["--strict", "--quiet", "--share", "x", "--", "sh", "-c", script]).stdin(Stdio::piped());
+        command
+    };
+    let mut first = scene.stage.start(&mut rank("echo ready; read line; exit 0"));
+    first.wait_for_output("ready");
+    let is_socket = |path: &PathBuf| path.extension().is_some_and(|e| e == "sock");
+    let entries = fs::read_dir(scene.stage.runtime()).unwrap().map(|entry| entry.unwrap().path());
+    let socket = entries.into_iter().find(is_socket).unwrap();
+    // As many that a holder which waits for each in turn would not answer a rank within its time.
+    let silent: Vec<UnixStream> = (0..4).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    scene.stage.run(&mut rank("exit 7")).expect(7);
+    drop(silent);
+    std::io::Write::write_all(&mut first.stdin(), b"\n").unwrap();
+    first.wait().expect(0);
+    scene.stage.expect_nothing_left();
+}
+
+// --- how it ends -------------------------------------------------------------------------------
+
+#[test]
+fn a_signal_takes_a_mounted_view_away() {
+    let scene = Scene::new();
+    for view in mountable() {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+            assert_eq!(fs::read_to_string(mounted.point.join("readme")).unwrap(), "hello\n");
+            send(scene.stage.holder(), signal);
+            assert!(eventually(|| scene.stage.processes().is_empty()), "{view}, {signal:?}");
+            assert!(!is_mounted(&mounted.point), "{view}, {signal:?}");
+            scene.stage.expect_nothing_left();
+        }
+    }
+}
+
+#[test]
+fn a_mounted_view_in_use_is_detached_by_a_signal_and_served_to_its_last_user() {
+    let scene = Scene::new();
+    for view in mountable() {
+        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+        let mut user = fs::File::open(mounted.point.join("lib/data")).unwrap();
+        let holder = scene.stage.holder();
+        send(holder, Signal::TERM);
+        assert!(eventually(|| !is_mounted(&mounted.point)), "{view}");
+        // The place is free for another.
+        scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(0);
+        assert_eq!(fs::read_to_string(mounted.point.join("readme")).unwrap(), "hello\n");
+        let mut bytes = Vec::new();
+        user.read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes, trees::noise(10_000, 7), "{view}");
+        let is_served = scene.stage.holders().contains(&holder);
+        assert_eq!(is_served, view != "overlay", "the kernel alone serves an overlay view");
+        drop(user);
+        assert!(eventually(|| !scene.stage.holders().contains(&holder)), "{view}");
+        mounted.umount();
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_second_signal_ends_a_mounted_view_in_use() {
+    let scene = Scene::new();
+    for view in mountable() {
+        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+        let user = fs::File::open(mounted.point.join("lib/data")).unwrap();
+        let holder = scene.stage.holder();
+        send(holder, Signal::TERM);
+        assert!(eventually(|| !is_mounted(&mounted.point)), "{view}");
+        send(holder, Signal::TERM);
+        assert!(eventually(|| scene.stage.processes().is_empty()), "{view}");
+        drop(user);
+        drop(mounted);
+        // It was in use, which the log says.
+        let _ = fs::remove_dir_all(scene.stage.runtime());
+    }
+}
+
+#[test]
+fn a_signal_to_the_holder_of_a_run_leaves_its_programs_their_view() {
+    let scene = Scene::new();
+    for view in views() {
+        let script = "echo ready; read line; cat \"$1/lib/deep/leaf\"; ls \"$1\"";
+        let mut command = scene.stage.quell_run(&scene.index, view);
+        command.args(["--strict", "--quiet", "--", "sh", "-c", script, "sh"]).arg(&scene.tree);
+        let mut running = scene.stage.start(command.stdin(Stdio::piped()));
+        running.wait_for_output("ready");
+        send(scene.stage.holder(), Signal::TERM);
+        std::io::Write::write_all(&mut running.stdin(), b"\n").unwrap();
+        assert_eq!(running.wait().expect(0).text(), "ready\nleaf\nbin\nlib\nlink\nreadme\n", "{view}");
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_mount_point_with_a_view_takes_no_second_one() {
+    let scene = Scene::new();
+    for view in mountable() {
+        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+        let again = || scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(2);
+        let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
+        again().says("has a view already").says("quell umount");
+        if is_root() {
+            let own = scene.stage.path(format!("nobody-{view}"));
+            fs::create_dir(&own).unwrap();
+            std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
+            trees::set_mode(&own, 0o700);
+            let mut other = scene.stage.command("setpriv");
+            other.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
+            other.args(["mount", "--view", "fuse"]).arg(&scene.index).arg(&mounted.point);
+            let ended = scene.stage.run(other.env("QUELL_RUNTIME_DIR", &own)).expect(2);
+            ended.says("has a view already").says("quell umount");
+        }
+        let holder = scene.stage.holder();
+        send(holder, Signal::KILL);
+        assert!(eventually(|| scene.stage.holders().is_empty()));
+        again().says("has a view already").says("quell umount");
+        assert_eq!(count(), 1, "{view}");
+        scene.stage.run(scene.stage.quell().arg("umount").arg(&mounted.point)).expect(0);
+        scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(0);
+        assert_eq!(count(), 1, "{view}");
+        mounted.umount();
+        scene.stage.expect_nothing_left();
+    }
+}
+
+// --- one mount after another -------------------------------------------------------------------
+
+/// Unmounts with each program that a user may take, and mounts again at once, several times.
+#[track_caller]
+fn expect_mounted_again(stage: &Stage, mount: &dyn Fn() -> Command, point: &Path) {
+    let quell = crate::stage::quell();
+    let plain = if is_root() { "umount \"$0\"" } else { "fusermount3 -u -- \"$0\"" };
+    for unmount in [plain, "\"$1\" umount \"$0\""] {
+        stage.run(&mut mount()).expect(0);
+        for turn in 0..8 {
+            let mut command = stage.command("sh");
+            // A program that another test starts may hold what is open in the mount, until it is that program.
+            let script = format!("until {unmount}; do sleep 0.05; done; shift; exec \"$@\"");
+            let again = mount();
+            command.args(["-c", &script]).arg(point).arg(&quell).arg(again.get_program());
+            let ended = stage.run(command.args(again.get_args()));
+            assert_eq!(ended.code(), Some(0), "{unmount}, turn {turn}: {}", ended.err);
+        }
+        stage.run(stage.quell().arg("umount").arg(point)).expect(0);
+        assert!(!is_mounted(point));
+        stage.expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_view_is_mounted_again_right_after_it_was_unmounted() {
+    let scene = Scene::new();
+    for view in mountable() {
+        let point = scene.stage.dir(&format!("point-{view}"));
+        expect_mounted_again(&scene.stage, &|| scene.mount_command(view, &point), &point);
+    }
+}
+
+#[test]
+fn a_log_is_mounted_again_right_after_it_was_unmounted() {
+    let scene = log_scene!();
+    let point = scene.point();
+    expect_mounted_again(&scene.stage, &|| scene.command(&[&scene.store], &[], &point), &point);
+}
+
+/// Whether the process waits for a lock of a file.
+fn waits_for_lock(pid: i32) -> bool {
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    let mut lines = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.any(|words| words.contains(&"->") && words.contains(&"FLOCK") && words.contains(&&*pid.to_string()))
+}
+
+#[test]
+fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing() {
+    let scene = log_scene!();
+    let point = scene.point();
+    let mounted = Mounted::at(&scene.stage, point.clone());
+    for _ in 0..20 {
+        let first = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+        let is_serving = |pid: &i32| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|b| *b == 0).skip(1).collect::<Vec<_>>() == [&b"holder"[..], b""]
+        };
+        let mut serving = None;
+        eventually(|| {
+            serving = scene.stage.holders().into_iter().find(is_serving);
+            serving.is_some()
+        });
+        let serving = serving.unwrap();
+        send(serving, Signal::STOP);
+        first.signal(Signal::KILL);
+        let was_killed = first.wait().code().is_none();
+        // It may have been too late: then the mount is there, or there was nothing to be made of the plan.
+        let is_too_late = !was_killed || is_mounted(&point);
+        let mut second = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+        let is_waiting = eventually(|| waits_for_lock(second.pid()) || !second.is_running());
+        assert!(is_waiting, "{}", second.err());
+        let waited = second.is_running();
+        send(serving, Signal::CONT);
+        let ended = second.wait();
+        if is_too_late || !waited {
+            let _ = scene.stage.run(scene.stage.quell().arg("umount").arg(&point));
+            eventually(|| scene.stage.processes().is_empty());
+            assert!(is_too_late, "the second mount did not wait: {}", ended.err);
+            continue;
+        }
+        assert_eq!(ended.code(), Some(0), "{}", ended.err);
+        assert!(eventually(|| !scene.stage.holders().contains(&serving)));
+        assert_eq!(mount_points().iter().filter(|other| **other == point).count(), 1);
+        mounted.umount();
+        scene.stage.expect_nothing_left();
+        return;
+    }
+    panic!("the command could not be killed in time");
+}
