@@ -102,38 +102,81 @@ const char *quell_last_error(void);
 
 // Opens the directories `paths` as one tree of files, and makes what each of them keeps for itself where it is missing. The
 // directories themselves must be there, and everybody who opens the tree names the same ones. `choices` may be NULL.
+//
+// # Safety
+//
+// `paths` has `count` pointers, each NULL or a string that ends with a zero; `choices` is NULL or
+// filled; `store` is NULL or a variable to write the handle to.
 int quell_store_open(const char *const *paths,
                      size_t count,
                      const struct quell_choices *choices,
                      struct quell_store **store);
 
 // Closes the store; files that were opened in it stay open. NULL is nothing to close.
+//
+// # Safety
+//
+// `store` is NULL or an open handle that no other thread uses and nothing uses afterwards.
 int quell_store_close(struct quell_store *store);
 
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `stat` is NULL or
+// a variable to write to.
 int quell_stat(const struct quell_store *store, const char *path, struct quell_attributes *stat);
 
 // Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
 int quell_truncate(const struct quell_store *store, const char *path, uint64_t size_bytes);
 
 // Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of the
 // time. What is written afterwards is found beside it. Returns how many bytes the index has.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
 int64_t quell_flatten(const struct quell_store *store,
                       const char *path);
 
 // Removes a file or symbolic link. Who has the file open in this process keeps it until it is closed.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
 int quell_remove(const struct quell_store *store, const char *path);
 
 // Gives `from` the name `to`, which is replaced if it is there.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `from` is NULL or a string that ends with a zero; `to` is NULL or a
+// string that ends with a zero.
 int quell_rename(const struct quell_store *store, const char *from, const char *to);
 
 // Makes a directory; the umask is taken away from `permissions`.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
 int quell_mkdir(const struct quell_store *store, const char *path, uint32_t permissions);
 
 // Removes an empty directory.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
 int quell_rmdir(const struct quell_store *store, const char *path);
 
 // Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL,
 // O_TRUNC and O_CLOEXEC; no others (quell_append appends). A file that is made has `permissions` without the umask.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `file` is NULL or
+// a variable to write the handle to.
 int quell_open(const struct quell_store *store,
                const char *path,
                int flags,
@@ -141,53 +184,110 @@ int quell_open(const struct quell_store *store,
                struct quell_file **file);
 
 // Publishes what was written, and closes the file; it is closed also if that fails. NULL is nothing to close.
+//
+// # Safety
+//
+// `file` is NULL or an open handle that no other thread uses and nothing uses afterwards.
 int quell_close(struct quell_file *file);
 
 // Reads up to `length` bytes from `offset` on, and returns how many there were: fewer only where the file ends.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `into` is NULL or has room for `length` bytes that nothing else uses
+// during the call.
 int64_t quell_pread(const struct quell_file *file,
                     void *into,
                     size_t length,
                     uint64_t offset);
 
 // Writes all `length` bytes at `offset`, and returns `length`. After an error any part of them may have been written.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
+// call.
 int64_t quell_pwrite(const struct quell_file *file,
                      const void *from,
                      size_t length,
                      uint64_t offset);
 
 // Writes all `length` bytes where the file ends as this process knows it, and returns where that was.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
+// call.
 int64_t quell_append(const struct quell_file *file, const void *from, size_t length);
 
 // Reads all pieces in one call, says in each how many bytes it received, and returns how many that were together.
 // The pieces' memory must not overlap.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `pieces` has `count` pieces, each `into` has room for `length` bytes,
+// and no two of these overlap or are used by another thread.
 int64_t quell_read_pieces(const struct quell_file *file,
                           struct quell_read_piece *pieces,
                           size_t count);
 
 // Writes all pieces in one call, in order: a later one wins where two overlap. Returns how many bytes that were.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `pieces` has `count` pieces, and each `from` has `length` bytes that
+// nothing changes during the call.
 int64_t quell_write_pieces(const struct quell_file *file,
                            const struct quell_write_piece *pieces,
                            size_t count);
 
 // What was written so far is there for everybody who opens the file from now on.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
 int quell_publish(const struct quell_file *file);
 
 // As quell_publish, it survives a loss of power, and what others have published is seen from now on.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
 int quell_sync(const struct quell_file *file);
 
+// # Safety
+//
+// `file` is NULL or an open file; `stat` is NULL or a variable to write to.
 int quell_file_stat(const struct quell_file *file, struct quell_attributes *stat);
 
 // Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
 int quell_file_truncate(const struct quell_file *file, uint64_t size_bytes);
 
 // Opens the directory at `path` to list what is in it now.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `dir` is NULL or a
+// variable to write the handle to.
 int quell_dir_open(const struct quell_store *store, const char *path, struct quell_dir **dir);
 
 // Fills `entry` with the next one and returns 1, or 0 when there are no more. There is no `.` and no `..`, and no order.
+//
+// # Safety
+//
+// `dir` is NULL or an open directory; `entry` is NULL or a variable to write to.
 int quell_dir_next(const struct quell_dir *dir,
                    struct quell_entry *entry);
 
 // NULL is nothing to close.
+//
+// # Safety
+//
+// `dir` is NULL or an open handle that no other thread uses and nothing uses afterwards.
 int quell_dir_close(struct quell_dir *dir);
 
 #ifdef __cplusplus

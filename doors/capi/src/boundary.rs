@@ -1,5 +1,8 @@
-//! The line between C and us: pointers become references or are refused, errors become numbers, and no panic gets
-//! across.
+//! The boundary with C: pointers become references or are refused, errors become numbers, and no panic crosses.
+//!
+//! Every function that dereferences a pointer of the caller is an `unsafe fn`. What can be checked is checked: NULL, alignment, and
+//! lengths that no object can have. The rest is a condition of the function's `# Safety` section, which the exported functions
+//! pass on to the C program.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::ManuallyDrop;
@@ -41,80 +44,131 @@ pub fn invalid(operation: &'static str, why: &'static str) -> Error {
     Error { source: Some(why.into()), ..Error::new(ErrorKind::InvalidInput, operation, "") }
 }
 
-/// What a pointer points to, unless it is NULL.
-pub fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
-    // SAFETY: the caller of every function here passes NULL or what one of them gave it and is not closed yet.
-    unsafe { pointer.as_ref() }.ok_or_else(|| Error {
-        source: Some("the pointer is NULL".into()),
+/// The value behind a pointer; NULL and a pointer that is not aligned are refused.
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points to a `T` that stays valid, and is changed by nobody, as long as the result is used: a handle from
+/// `give` that `take` has not got back.
+// SAFETY: the section above states the conditions.
+pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
+    let refused = |why: &'static str| Error {
+        source: Some(why.into()),
         ..Error::new(ErrorKind::InvalidInput, "use", what)
-    })
+    };
+    if !pointer.is_aligned() {
+        return Err(refused("the pointer is not aligned"));
+    }
+    // SAFETY: it is aligned, and by the caller's promise NULL or a `T`.
+    unsafe { pointer.as_ref() }.ok_or_else(|| refused("the pointer is NULL"))
 }
 
-/// Takes back what `give` gave out.
-pub fn take<T>(pointer: *mut T) -> Option<Box<T>> {
-    // SAFETY: the caller passes NULL, or what `give` gave it and has not been taken back yet.
+/// Takes back what `give` gave out; nothing for NULL.
+///
+/// # Safety
+///
+/// `pointer` is NULL or came from `give`, was not taken back before, and is used by no other thread during the call.
+// SAFETY: the section above states the conditions.
+pub unsafe fn take<T>(pointer: *mut T) -> Option<Box<T>> {
+    // SAFETY: it came from `Box::into_raw` in `give`, and this is the only call that takes it back.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
 }
 
-/// Puts a value where the caller wants it. Before the call it is checked with `place_for`.
-pub fn give<T>(place: *mut *mut T, value: T) {
-    // SAFETY: `place_for` found it not NULL; the caller says that a pointer can be written there.
+/// Puts a value into the caller's variable, which `place_for` has checked.
+///
+/// # Safety
+///
+/// `place_for` has accepted `place`, and a pointer can still be written there.
+// SAFETY: the section above states the conditions.
+pub unsafe fn give<T>(place: *mut *mut T, value: T) {
+    // SAFETY: `place_for` found it neither NULL nor misaligned, and the caller promises the rest.
     unsafe { place.write(Box::into_raw(Box::new(value))) };
 }
 
-/// Refuses NULL, and says NULL to who does not look at what a function returns.
-pub fn place_for<T>(place: *mut *mut T) -> Result<()> {
-    if place.is_null() {
-        return Err(invalid("open", "there is no place for the handle: the pointer is NULL"));
-    }
-    // SAFETY: it is not NULL, and the caller says that a pointer can be written there.
-    unsafe { place.write(std::ptr::null_mut()) };
-    Ok(())
+/// Refuses NULL, and sets the caller's variable to NULL, so that a caller who ignores the error finds no old handle there.
+///
+/// # Safety
+///
+/// `place` is NULL, or a pointer can be written there.
+// SAFETY: the section above states the conditions.
+pub unsafe fn place_for<T>(place: *mut *mut T) -> Result<()> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { put(place, std::ptr::null_mut()) }
 }
 
-/// Writes what the caller asked for.
-pub fn put<T>(place: *mut T, value: T) -> Result<()> {
-    if place.is_null() {
-        return Err(invalid("answer", "there is no place for the answer: the pointer is NULL"));
+/// Writes an answer into the caller's variable.
+///
+/// # Safety
+///
+/// `place` is NULL, or a `T` can be written there.
+// SAFETY: the section above states the conditions.
+pub unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
+    if place.is_null() || !place.is_aligned() {
+        return Err(invalid(
+            "answer",
+            "there is no place for the answer: the pointer is NULL, or not aligned",
+        ));
     }
-    // SAFETY: it is not NULL, and the caller says that a `T` can be written there.
+    // SAFETY: it is neither NULL nor misaligned, and the caller promises that a `T` can be written there.
     unsafe { place.write(value) };
     Ok(())
 }
 
 /// A path or name, without the zero at its end.
-pub fn text<'a>(pointer: *const c_char) -> Result<&'a [u8]> {
+///
+/// # Safety
+///
+/// `pointer` is NULL, or points to bytes that end with a zero and stay unchanged as long as the result is used.
+// SAFETY: the section above states the conditions.
+pub unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a [u8]> {
     if pointer.is_null() {
         return Err(invalid("read a path", "the pointer is NULL"));
     }
-    // SAFETY: it is not NULL, and the caller says that bytes lie there up to a zero, for the time of the call.
+    // SAFETY: it is not NULL, and the caller promises the zero.
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
 /// As `text`, as a path of the system's own.
-pub fn path<'a>(pointer: *const c_char) -> Result<&'a Path> {
-    Ok(Path::new(OsStr::from_bytes(text(pointer)?)))
+///
+/// # Safety
+///
+/// As for `text`.
+// SAFETY: the section above states the conditions.
+pub unsafe fn path<'a>(pointer: *const c_char) -> Result<&'a Path> {
+    // SAFETY: the caller's promise is the same.
+    Ok(Path::new(OsStr::from_bytes(unsafe { text(pointer) }?)))
 }
 
 /// `count` values that lie one after another. Without any the pointer may be NULL.
-pub fn many<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
+///
+/// # Safety
+///
+/// If `count` is not 0 and `pointer` not NULL, it points to `count` initialized values that nobody changes as long as the result
+/// is used.
+// SAFETY: the section above states the conditions.
+pub unsafe fn many<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
     match check(pointer, count)? {
-        // SAFETY: it is not NULL and no longer than an object can be; the caller says that so many lie there.
+        // SAFETY: `check` found it aligned, not NULL and no longer than `isize::MAX` bytes; the caller promises the values.
         true => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
         false => Ok(&[]),
     }
 }
 
 /// As `many`, to be changed.
-pub fn many_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T]> {
+///
+/// # Safety
+///
+/// As for `many`; besides, nobody else reads the values as long as the result is used.
+// SAFETY: the section above states the conditions.
+pub unsafe fn many_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T]> {
     match check(pointer, count)? {
-        // SAFETY: as in `many`, and nobody else uses them during the call.
+        // SAFETY: as in `many`, and the caller promises that nobody else uses them.
         true => Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) }),
         false => Ok(&mut []),
     }
 }
 
-/// Whether there is something to point to.
+/// Whether there is a value at all. Refuses NULL, a pointer that is not aligned, and more bytes than an object can have.
 fn check<T>(pointer: *const T, count: usize) -> Result<bool> {
     if count == 0 {
         return Ok(false);
@@ -122,9 +176,11 @@ fn check<T>(pointer: *const T, count: usize) -> Result<bool> {
     if pointer.is_null() || !pointer.is_aligned() {
         return Err(invalid("use a buffer", "the pointer is NULL, or not aligned"));
     }
-    match count.checked_mul(size_of::<T>()) {
-        Some(bytes) if bytes <= isize::MAX as usize => Ok(true),
-        _ => Err(invalid("use a buffer", "nothing can be as long as that")),
+    let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
+    // Nor can an object reach over the end of the address space.
+    match bytes.and_then(|bytes| pointer.addr().checked_add(bytes)) {
+        Some(_) => Ok(true),
+        None => Err(invalid("use a buffer", "no object is as long as that")),
     }
 }
 
@@ -133,7 +189,8 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        path(errors::quell_last_error()).unwrap().display().to_string()
+        // SAFETY: the pointer is to a string of this thread, which stays until the thread's next error.
+        unsafe { path(errors::quell_last_error()) }.unwrap().display().to_string()
     }
 
     #[test]
@@ -154,10 +211,36 @@ mod tests {
 
     #[test]
     fn what_points_nowhere_is_refused() {
-        assert!(handle::<u8>(std::ptr::null(), "a file").is_err());
-        assert!(many::<u8>(std::ptr::null(), 1).is_err());
-        assert!(many::<u64>(std::ptr::dangling(), usize::MAX).is_err());
-        assert!(many_mut::<u8>(std::ptr::null_mut(), 0).unwrap().is_empty());
-        assert!(text(std::ptr::null()).is_err());
+        // SAFETY: each is NULL, has no element, or is refused for its alignment or length before it is dereferenced.
+        unsafe {
+            assert!(handle::<u8>(std::ptr::null(), "a file").is_err());
+            assert!(handle::<u64>(std::ptr::without_provenance(9), "a file").is_err());
+            assert!(take::<u8>(std::ptr::null_mut()).is_none());
+            assert!(place_for::<u8>(std::ptr::null_mut()).is_err());
+            assert!(put::<u64>(std::ptr::null_mut(), 1).is_err());
+            assert!(put::<u64>(std::ptr::without_provenance_mut(9), 1).is_err());
+            assert!(many::<u8>(std::ptr::null(), 1).is_err());
+            assert!(many::<u64>(std::ptr::without_provenance(9), 1).is_err());
+            assert!(many::<u64>(std::ptr::dangling(), usize::MAX).is_err());
+            assert!(many::<u8>(std::ptr::dangling(), isize::MAX as usize + 1).is_err());
+            assert!(many::<u64>(std::ptr::dangling(), isize::MAX as usize / 8 + 1).is_err());
+            assert!(many_mut::<u8>(std::ptr::without_provenance_mut(usize::MAX - 9), 100).is_err());
+            assert!(many_mut::<u8>(std::ptr::null_mut(), 0).unwrap().is_empty());
+            assert!(text(std::ptr::null()).is_err());
+            assert!(path(std::ptr::null()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_place_is_null_until_a_handle_is_put_there() {
+        let mut place = std::ptr::without_provenance_mut(9);
+        // SAFETY: the place is a variable, and what is given is taken back once.
+        unsafe {
+            place_for::<u32>(&mut place).unwrap();
+            assert!(place.is_null());
+            give(&mut place, 7);
+            assert_eq!(*handle(place, "a number").unwrap(), 7);
+            assert_eq!(take(place).as_deref(), Some(&7));
+        }
     }
 }

@@ -40,7 +40,12 @@ pub struct WritePiece {
 
 /// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL,
 /// O_TRUNC and O_CLOEXEC; no others (quell_append appends). A file that is made has `permissions` without the umask.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `file` is NULL or
+/// a variable to write the handle to.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_open(
     store: *const StoreHandle,
@@ -50,11 +55,24 @@ pub unsafe extern "C" fn quell_open(
     file: *mut *mut FileHandle,
 ) -> c_int {
     done(|| {
-        place_for(file)?;
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe {
+            place_for(file)?;
+            (handle(store, "a store")?, text(path)?)
+        };
         let how = How { permissions, ..how(flags)? };
-        give(file, FileHandle(handle(store, "a store")?.0.open_file(text(path)?, how)?));
+        let opened = FileHandle(store.0.open_file(path, how)?);
+        // SAFETY: the caller keeps to the conditions above.
+        unsafe { give(file, opened) };
         Ok(())
     })
+}
+
+/// Refuses pieces that are together longer than what a function can return.
+fn bound(lengths: impl Iterator<Item = usize>) -> Result<()> {
+    let total =
+        lengths.into_iter().try_fold(0_i64, |total, length| total.checked_add(length.try_into().ok()?));
+    total.map(drop).ok_or_else(|| invalid("use pieces", "together they are longer than a file can be"))
 }
 
 fn how(flags: c_int) -> Result<How> {
@@ -73,14 +91,27 @@ fn how(flags: c_int) -> Result<How> {
 }
 
 /// Publishes what was written, and closes the file; it is closed also if that fails. NULL is nothing to close.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open handle that no other thread uses and nothing uses afterwards.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_close(file: *mut FileHandle) -> c_int {
-    done(|| take(file).map_or(Ok(()), |file| file.0.close()))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let file = unsafe { take(file) };
+        file.map_or(Ok(()), |file| file.0.close())
+    })
 }
 
 /// Reads up to `length` bytes from `offset` on, and returns how many there were: fewer only where the file ends.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file; `into` is NULL or has room for `length` bytes that nothing else uses
+/// during the call.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_pread(
     file: *const FileHandle,
@@ -89,13 +120,19 @@ pub unsafe extern "C" fn quell_pread(
     offset: u64,
 ) -> i64 {
     number(|| {
-        let into = many_mut(into.cast::<u8>(), length)?;
-        Ok(handle(file, "a file")?.0.read_at(into, offset)? as i64)
+        // SAFETY: the caller keeps to the conditions above.
+        let (file, into) = unsafe { (handle(file, "a file")?, many_mut(into.cast::<u8>(), length)?) };
+        Ok(file.0.read_at(into, offset)? as i64)
     })
 }
 
 /// Writes all `length` bytes at `offset`, and returns `length`. After an error any part of them may have been written.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
+/// call.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_pwrite(
     file: *const FileHandle,
@@ -104,21 +141,37 @@ pub unsafe extern "C" fn quell_pwrite(
     offset: u64,
 ) -> i64 {
     number(|| {
-        handle(file, "a file")?.0.write_at(many(from.cast::<u8>(), length)?, offset)?;
+        // SAFETY: the caller keeps to the conditions above.
+        let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
+        file.0.write_at(from, offset)?;
         Ok(length as i64)
     })
 }
 
 /// Writes all `length` bytes where the file ends as this process knows it, and returns where that was.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
+/// call.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_append(file: *const FileHandle, from: *const c_void, length: usize) -> i64 {
-    number(|| Ok(handle(file, "a file")?.0.append(many(from.cast::<u8>(), length)?)? as i64))
+    number(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
+        Ok(file.0.append(from)? as i64)
+    })
 }
 
 /// Reads all pieces in one call, says in each how many bytes it received, and returns how many that were together.
 /// The pieces' memory must not overlap.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file; `pieces` has `count` pieces, each `into` has room for `length` bytes,
+/// and no two of these overlap or are used by another thread.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_read_pieces(
     file: *const FileHandle,
@@ -126,13 +179,19 @@ pub unsafe extern "C" fn quell_read_pieces(
     count: usize,
 ) -> i64 {
     number(|| {
-        let pieces = many_mut(pieces, count)?;
-        let mut wanted = Vec::with_capacity(count);
+        // SAFETY: the caller keeps to the conditions above.
+        let (file, pieces) = unsafe { (handle(file, "a file")?, many_mut(pieces, count)?) };
         for piece in &mut *pieces {
             piece.received = 0;
-            wanted.push((piece.offset, many_mut(piece.into.cast::<u8>(), piece.length)?));
         }
-        let received = handle(file, "a file")?.0.read_pieces(&mut wanted)?;
+        bound(pieces.iter().map(|piece| piece.length))?;
+        let mut wanted = Vec::with_capacity(count);
+        for piece in &*pieces {
+            // SAFETY: the caller promises room, and that no two pieces overlap.
+            let into = unsafe { many_mut(piece.into.cast::<u8>(), piece.length)? };
+            wanted.push((piece.offset, into));
+        }
+        let received = file.0.read_pieces(&mut wanted)?;
         for (piece, received) in pieces.iter_mut().zip(&received) {
             piece.received = *received;
         }
@@ -141,7 +200,12 @@ pub unsafe extern "C" fn quell_read_pieces(
 }
 
 /// Writes all pieces in one call, in order: a later one wins where two overlap. Returns how many bytes that were.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file; `pieces` has `count` pieces, and each `from` has `length` bytes that
+/// nothing changes during the call.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_write_pieces(
     file: *const FileHandle,
@@ -149,45 +213,91 @@ pub unsafe extern "C" fn quell_write_pieces(
     count: usize,
 ) -> i64 {
     number(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (file, pieces) = unsafe { (handle(file, "a file")?, many(pieces, count)?) };
+        bound(pieces.iter().map(|piece| piece.length))?;
         let mut given = Vec::with_capacity(count);
-        for piece in many(pieces, count)? {
-            given.push((piece.offset, many(piece.from.cast::<u8>(), piece.length)?));
+        for piece in pieces {
+            // SAFETY: the caller promises the bytes.
+            let from = unsafe { many(piece.from.cast::<u8>(), piece.length)? };
+            given.push((piece.offset, from));
         }
-        handle(file, "a file")?.0.write_pieces(&given)?;
+        file.0.write_pieces(&given)?;
         Ok(given.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() as i64)
     })
 }
 
 /// What was written so far is there for everybody who opens the file from now on.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_publish(file: *const FileHandle) -> c_int {
-    done(|| handle(file, "a file")?.0.publish())
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let file = unsafe { handle(file, "a file")? };
+        file.0.publish()
+    })
 }
 
 /// As quell_publish, it survives a loss of power, and what others have published is seen from now on.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_sync(file: *const FileHandle) -> c_int {
-    done(|| handle(file, "a file")?.0.sync())
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let file = unsafe { handle(file, "a file")? };
+        file.0.sync()
+    })
 }
 
-// SAFETY: as the header says of pointers; nothing else has this name.
+/// # Safety
+///
+/// `file` is NULL or an open file; `stat` is NULL or a variable to write to.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_stat(file: *const FileHandle, stat: *mut StatC) -> c_int {
-    done(|| put(stat, StatC::of(&handle(file, "a file")?.0.stat()?)))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let file = unsafe { handle(file, "a file")? };
+        let found = StatC::of(&file.0.stat()?);
+        // SAFETY: the caller keeps to the conditions above.
+        unsafe { put(stat, found) }
+    })
 }
 
 /// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `file` is NULL or an open file.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_truncate(file: *const FileHandle, size_bytes: u64) -> c_int {
-    done(|| handle(file, "a file")?.0.truncate(size_bytes))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let file = unsafe { handle(file, "a file")? };
+        file.0.truncate(size_bytes)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_that_are_too_long_together_are_refused() {
+        let half = (i64::MAX / 2) as usize;
+        assert!(bound([half, half, 1].into_iter()).is_ok());
+        assert!(bound([half, half, 2].into_iter()).is_err());
+        assert!(bound([usize::MAX].into_iter()).is_err());
+    }
 
     #[test]
     fn flags_are_those_of_the_system_and_others_are_refused() {

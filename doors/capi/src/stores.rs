@@ -60,7 +60,12 @@ impl StatC {
 
 /// Opens the directories `paths` as one tree of files, and makes what each of them keeps for itself where it is missing. The
 /// directories themselves must be there, and everybody who opens the tree names the same ones. `choices` may be NULL.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `paths` has `count` pointers, each NULL or a string that ends with a zero; `choices` is NULL or
+/// filled; `store` is NULL or a variable to write the handle to.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_store_open(
     paths: *const *const c_char,
@@ -69,91 +74,161 @@ pub unsafe extern "C" fn quell_store_open(
     store: *mut *mut StoreHandle,
 ) -> c_int {
     done(|| {
-        place_for(store)?;
-        let paths = many(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
+        // SAFETY: the caller keeps to the conditions above.
+        let (paths, choices) = unsafe {
+            place_for(store)?;
+            let paths = many(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
+            (paths, if choices.is_null() { None } else { Some(handle(choices, "choices")?) })
+        };
         let mut chosen = Choices::default();
-        if let Ok(choices) = handle(choices, "choices") {
+        if let Some(choices) = choices {
             let usual = |value: usize, usual| if value == 0 { usual } else { value };
             chosen.buffer_bytes = usual(choices.buffer_bytes, chosen.buffer_bytes);
             chosen.index_threads = usual(choices.index_threads, chosen.index_threads);
             chosen.flatten_bytes = choices.flatten_bytes;
         }
-        give(store, StoreHandle(Store::open(&paths, chosen)?));
+        let opened = StoreHandle(Store::open(&paths, chosen)?);
+        // SAFETY: the caller keeps to the conditions above.
+        unsafe { give(store, opened) };
         Ok(())
     })
 }
 
 /// Closes the store; files that were opened in it stay open. NULL is nothing to close.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open handle that no other thread uses and nothing uses afterwards.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_store_close(store: *mut StoreHandle) -> c_int {
     done(|| {
-        drop(take(store));
+        // SAFETY: the caller keeps to the conditions above.
+        drop(unsafe { take(store) });
         Ok(())
     })
 }
 
-// SAFETY: as the header says of pointers; nothing else has this name.
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `stat` is NULL or
+/// a variable to write to.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_stat(
     store: *const StoreHandle,
     path: *const c_char,
     stat: *mut StatC,
 ) -> c_int {
-    done(|| put(stat, StatC::of(&handle(store, "a store")?.0.stat(text(path)?)?)))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        let found = StatC::of(&store.0.stat(path)?);
+        // SAFETY: the caller keeps to the conditions above.
+        unsafe { put(stat, found) }
+    })
 }
 
 /// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_truncate(
     store: *const StoreHandle,
     path: *const c_char,
     size_bytes: u64,
 ) -> c_int {
-    done(|| handle(store, "a store")?.0.truncate(text(path)?, size_bytes))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        store.0.truncate(path, size_bytes)
+    })
 }
 
 /// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of the
 /// time. What is written afterwards is found beside it. Returns how many bytes the index has.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_flatten(store: *const StoreHandle, path: *const c_char) -> i64 {
-    number(|| Ok(handle(store, "a store")?.0.flatten(text(path)?)?.bytes as i64))
+    number(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        Ok(store.0.flatten(path)?.bytes as i64)
+    })
 }
 
 /// Removes a file or symbolic link. Who has the file open in this process keeps it until it is closed.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_remove(store: *const StoreHandle, path: *const c_char) -> c_int {
-    done(|| handle(store, "a store")?.0.remove(text(path)?))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        store.0.remove(path)
+    })
 }
 
 /// Gives `from` the name `to`, which is replaced if it is there.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `from` is NULL or a string that ends with a zero; `to` is NULL or a
+/// string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_rename(
     store: *const StoreHandle,
     from: *const c_char,
     to: *const c_char,
 ) -> c_int {
-    done(|| handle(store, "a store")?.0.rename(text(from)?, text(to)?))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, from, to) = unsafe { (handle(store, "a store")?, text(from)?, text(to)?) };
+        store.0.rename(from, to)
+    })
 }
 
 /// Makes a directory; the umask is taken away from `permissions`.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_mkdir(
     store: *const StoreHandle,
     path: *const c_char,
     permissions: u32,
 ) -> c_int {
-    done(|| handle(store, "a store")?.0.make_dir(text(path)?, permissions))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        store.0.make_dir(path, permissions)
+    })
 }
 
 /// Removes an empty directory.
-// SAFETY: as the header says of pointers; nothing else has this name.
+///
+/// # Safety
+///
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
+// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_rmdir(store: *const StoreHandle, path: *const c_char) -> c_int {
-    done(|| handle(store, "a store")?.0.remove_dir(text(path)?))
+    done(|| {
+        // SAFETY: the caller keeps to the conditions above.
+        let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
+        store.0.remove_dir(path)
+    })
 }

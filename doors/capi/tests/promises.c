@@ -151,6 +151,12 @@ static void what_is_wrong_is_refused(quell_store *store, const char *path) {
     REFUSED(EINVAL, quell_pread(file, NULL, 1, 0));
     REFUSED(EINVAL, quell_pread(file, &byte, (size_t)-1, 0));
     REFUSED(EINVAL, quell_read_pieces(file, NULL, 1));
+    /* No object is as long as these, so nothing of them is touched. */
+    REFUSED(EINVAL, quell_pread(file, &byte, (size_t)PTRDIFF_MAX + 1, 0));
+    REFUSED(EINVAL, quell_pwrite(file, &byte, SIZE_MAX, 0));
+    REFUSED(EINVAL, quell_read_pieces(file, (quell_read_piece *)sizeof(void *), SIZE_MAX));
+    quell_write_piece long_together[] = {{0, &byte, PTRDIFF_MAX}, {0, &byte, PTRDIFF_MAX}};
+    REFUSED(EINVAL, quell_write_pieces(file, long_together, 2));
     CHECK(quell_close(file) == 0);
     file = open_file(store, "bytes", O_WRONLY);
     REFUSED(EBADF, quell_pread(file, &byte, 1, 0));
