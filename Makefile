@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test check fix bench install fuzz clean help build
+.PHONY: demo test check check-deep fix bench install fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -17,17 +17,22 @@ demo: ## run a real Python program directly, covered and with a boot image, and 
 test: ## run all tests; as root also the ones that need it
 	@scripts/test
 
-check: ## look for faults and change nothing: format, clippy, dependency map, scripts, aarch64
+check: ## look for faults and change nothing: format, clippy, dependency map, dependencies, scripts, aarch64
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --quiet --package xtask
 	@if command -v shellcheck >/dev/null; then echo shellcheck $(scripts); shellcheck $(scripts); \
-	else echo "shellcheck: SKIPPED: not installed"; fi
+	else echo "shellcheck: SKIPPED: not installed; run scripts/install-deps check"; fi
+	scripts/check-deny
 	scripts/check-aarch64
 
-fix: ## format, and apply what clippy can repair
+check-deep: ## run what decodes bytes under miri; needs a nightly toolchain with miri
+	@scripts/check-deep
+
+fix: ## format, apply what clippy can repair, and write what is made from other files (quell.h, the list in deny.toml)
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
+	BLESS=1 cargo test --quiet --package xtask
 
 bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes (root); results in docs/benchmarks
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
@@ -75,4 +80,4 @@ clean: ## delete everything that was built here
 	rm -rf fuzz/target fuzz/artifacts
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

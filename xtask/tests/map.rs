@@ -150,6 +150,73 @@ fn every_library_is_linked_where_the_map_says() {
     assert!(wrong.is_empty(), "not as the map in ARCHITECTURE.md has it:\n  {}", wrong.join("\n  "));
 }
 
+/// Why a library is kept to the rooms of its row: the third cell of the table of libraries, where there is one.
+fn reasons() -> Vec<(String, String)> {
+    let text = read("ARCHITECTURE.md");
+    let below = text.split_once("### What we take from others\n").expect("the heading is there").1;
+    let rows = below.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
+    let cells = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>());
+    let kept = cells.filter_map(|cells| match cells[..] {
+        [library, _, reason] if !reason.is_empty() => {
+            Some((library.trim_matches('`').to_owned(), reason.into()))
+        }
+        [_, _, _] => None,
+        _ => panic!("a row of the table of libraries has not three cells: {cells:?}"),
+    });
+    kept.collect()
+}
+
+/// The packages of others that depend on this one, by the lock file.
+fn dependents_among_others(package: &str, members: &[Member]) -> BTreeSet<String> {
+    let lock = manifest("Cargo.lock");
+    let packages = lock["package"].as_array().expect("a list");
+    let name = |package: &toml::Value| package["name"].as_str().expect("a name").to_owned();
+    let depends = |on: &&toml::Value| {
+        let dependencies = on.get("dependencies").and_then(|d| d.as_array()).into_iter().flatten();
+        dependencies.filter_map(|d| d.as_str()?.split(' ').next()).any(|d| d == package)
+    };
+    packages.iter().filter(depends).map(name).filter(|name| !is_ours(name, members)).collect()
+}
+
+/// The lines of deny.toml between `BEGIN` and `END` are made from the map: who alone may link which library.
+fn denials() -> String {
+    let members = members();
+    let rooms = table_below("### What we take from others");
+    let mut kept = reasons();
+    for package in FOR_TESTS_ALONE.into_iter().chain(["quell-testkit"]) {
+        kept.push((package.into(), "for tests and benchmarks; linked into no release".into()));
+    }
+    let mut lines = String::new();
+    for (package, reason) in kept {
+        let mut wrappers = rooms.get(&package).map_or_else(BTreeSet::new, |rooms| rooms[0].clone());
+        wrappers.extend(members.iter().filter(|m| m.for_tests.contains(&package)).map(|m| m.name.clone()));
+        wrappers.extend(dependents_among_others(&package, &members));
+        let wrappers: Vec<String> = wrappers.iter().map(|name| format!("{name:?}")).collect();
+        let wrappers = wrappers.join(", ");
+        lines += &format!("    {{ crate = {package:?}, wrappers = [{wrappers}], reason = {reason:?} }},\n");
+    }
+    lines
+}
+
+/// With `BLESS=1` in the environment the lines are written instead.
+#[test]
+fn deny_toml_repeats_the_map() {
+    let (begin, end) = ("    # BEGIN: made from ARCHITECTURE.md by `make fix`\n", "    # END\n");
+    let text = read("deny.toml");
+    let (before, rest) = text.split_once(begin).expect("deny.toml has the line BEGIN");
+    let (found, after) = rest.split_once(end).expect("deny.toml has the line END");
+    let made = denials();
+    if std::env::var_os("BLESS").is_some() {
+        fs::write(root().join("deny.toml"), [before, begin, &made, end, after].concat())
+            .expect("it can be written");
+    } else {
+        assert!(
+            found == made,
+            "deny.toml differs from ARCHITECTURE.md; `make fix` writes, between BEGIN and END:\n{made}"
+        );
+    }
+}
+
 #[test]
 fn libraries_are_pinned_in_one_place() {
     let workspace = manifest("Cargo.toml");
