@@ -730,13 +730,13 @@ fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>
 }
 
 /// Which names are left out.
-struct Exclude {
+pub(crate) struct Exclude {
     names: GlobSet,
     paths: GlobSet,
 }
 
 impl Exclude {
-    fn of(patterns: &[String]) -> Result<Exclude> {
+    pub(crate) fn of(patterns: &[String]) -> Result<Exclude> {
         let mut names = GlobSetBuilder::new();
         let mut paths = GlobSetBuilder::new();
         for pattern in patterns {
@@ -765,7 +765,7 @@ impl Exclude {
         Ok(Exclude { names: build(names)?, paths: build(paths)? })
     }
 
-    fn matches(&self, directory: &[u8], name: &[u8]) -> bool {
+    pub(crate) fn matches(&self, directory: &[u8], name: &[u8]) -> bool {
         let path = |bytes: &[u8]| Path::new(OsStr::from_bytes(bytes)).to_owned();
         (!self.names.is_empty() && self.names.is_match(path(name)))
             || (!self.paths.is_empty() && self.paths.is_match(path(&join(directory, name))))

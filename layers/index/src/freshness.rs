@@ -11,7 +11,7 @@ use crate::image::{EntryId, Image, ROOT};
 
 /// What the kernel shows in place of an owner that the caller's user namespace does not know: such an
 /// answer tells nothing of the real one.
-const OVERFLOW_ID: u32 = 65534;
+pub(crate) const OVERFLOW_ID: u32 = 65534;
 
 /// Looks at entries of a tree one at a time, each with one metadata operation.
 ///
@@ -137,7 +137,7 @@ fn fullest_directory(image: &Image) -> EntryId {
     directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
 }
 
-fn attributes_of(stat: &quell_backing::Stat) -> Attributes {
+pub(crate) fn attributes_of(stat: &quell_backing::Stat) -> Attributes {
     Attributes {
         node: NodeId(0),
         kind: Kind::from_mode(stat.mode).unwrap_or(Kind::File),

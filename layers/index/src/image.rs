@@ -535,6 +535,12 @@ impl Image {
         self.extra(entry, Field::Node).map_or(entry, |node| node as EntryId)
     }
 
+    /// Mode, user and group of every kind of entry that the index has, each once.
+    pub fn classes(&self) -> impl Iterator<Item = (u32, u32, u32)> {
+        let rows = self.section(Section::Classes).chunks_exact(format::CLASS_ROW_BYTES);
+        rows.map(|row| (u32_at(row, 0), u32_at(row, 4), u32_at(row, 8)))
+    }
+
     fn directory_number(&self, entry: EntryId) -> Option<u32> {
         let d = Image::first_not(self.directories, |d| self.dir_row(d).1 < entry);
         (d < self.directories && self.dir_row(d).1 == entry).then_some(d)

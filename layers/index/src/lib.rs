@@ -5,6 +5,7 @@
 //! The file is drawn in docs/formats/index.md.
 
 mod builder;
+mod check;
 mod compare;
 mod encode;
 mod file_system;
@@ -14,6 +15,7 @@ mod image;
 mod tree;
 
 pub use builder::{BuildOptions, Progress, Trust, Xattrs, build};
+pub use check::{Checked, check};
 pub use compare::{Change, Difference, changed_attributes, compare};
 pub use encode::encode;
 #[doc(hidden)]

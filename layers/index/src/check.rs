@@ -1,0 +1,285 @@
+//! Compares a whole tree with its index: every directory is listed and every entry is asked for its metadata, with
+//! several requests in flight. There is no shortcut: a file that is edited in place changes its own times and none of
+//! its directory's.
+//!
+//! Only metadata is asked, never data, link targets or extended attributes. A directory is listed before its entries
+//! are asked, as file systems that send attributes with names (NFS, CephFS, MooseFS, Lustre's statahead) then answer
+//! from what they have.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use quell_backing::{Dir, Stat};
+use quell_fs::{Attributes, Error, ErrorKind, Kind, Result};
+
+use crate::builder::{BuildOptions, Exclude};
+use crate::compare::{Change, Difference, changed_attributes};
+use crate::format::Field;
+use crate::freshness::{OVERFLOW_ID, attributes_of};
+use crate::image::{EntryId, Image, ROOT};
+
+/// Names of one directory that a thread takes at a time.
+const CHUNK_NAMES: usize = 256;
+
+/// The result of [`check`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// Sorted by path; at most as many as were asked for.
+    pub differences: Vec<Difference>,
+    /// Entries that were asked.
+    pub entries: u64,
+    /// Whether everything was compared: not stopped, and no difference was left out.
+    pub complete: bool,
+}
+
+/// Compares the tree below `root` with its index. Ends early after `differences_max` differences or when `stop` is set.
+///
+/// A directory or file that the caller may not ask about counts as unchanged: an index may be made by a user who may
+/// read more than the caller. An error of the root itself is returned.
+pub fn check(
+    image: &Image,
+    root: Arc<dyn Dir>,
+    threads: usize,
+    differences_max: usize,
+    stop: &AtomicBool,
+) -> Result<Checked> {
+    let options = BuildOptions::of(image)?;
+    let stat = root.stat_self()?;
+    let indexed = image.attributes(ROOT);
+    let checker = Checker {
+        image,
+        exclude: Exclude::of(&options.exclude)?,
+        problems: image.problems().map(|problem| problem.path).collect(),
+        compares_ctime: stat.changed == indexed.changed && stat.modified == indexed.modified,
+        differences_max,
+        stop,
+        full: AtomicBool::new(false),
+        entries: AtomicU64::new(1),
+        queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 0 }),
+        wake: Condvar::new(),
+        found: Mutex::new(Found::default()),
+    };
+    checker.compare(ROOT, &stat);
+    checker.push([Job::List(Source::Open(root), ROOT)]);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| checker.work());
+        }
+    });
+    let entries = checker.entries.load(Ordering::Relaxed);
+    let is_full = checker.full.load(Ordering::Relaxed);
+    let Found { mut differences, failure } =
+        checker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
+    differences.sort_by(|a, b| a.path.cmp(&b.path));
+    let complete = !is_full && !stop.load(Ordering::Relaxed);
+    Ok(Checked { differences, entries, complete })
+}
+
+enum Source {
+    Open(Arc<dyn Dir>),
+    Child(Arc<dyn Dir>, EntryId),
+}
+
+enum Job {
+    List(Source, EntryId),
+    /// Some children of an open directory.
+    Ask(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
+}
+
+struct Queue {
+    /// Last in, first out: few directories stay open, however wide the tree.
+    jobs: Vec<Job>,
+    /// Jobs queued or at work. At zero all is done.
+    unfinished: usize,
+}
+
+#[derive(Default)]
+struct Found {
+    differences: Vec<Difference>,
+    failure: Option<Error>,
+}
+
+struct Checker<'a> {
+    image: &'a Image,
+    exclude: Exclude,
+    /// Paths that could not be read when the index was made: they are in the tree and not in the index.
+    problems: HashSet<Vec<u8>>,
+    /// On the file system that was indexed an edit that puts size and modification time back still changes the status
+    /// change time. A copy of the tree has other ones: its root tells.
+    compares_ctime: bool,
+    differences_max: usize,
+    stop: &'a AtomicBool,
+    /// `differences_max` differences were found.
+    full: AtomicBool,
+    entries: AtomicU64,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    found: Mutex<Found>,
+}
+
+/// A poisoned lock means that another thread panicked; the scope reports that panic, so go on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Checker<'_> {
+    fn work(&self) {
+        while let Some(job) = self.next_job() {
+            // After the end is decided the queue is emptied without work.
+            if !self.is_over() {
+                match job {
+                    Job::List(source, directory) => self.list(source, directory),
+                    Job::Ask(dir, children, range) => self.ask(&dir, &children[range]),
+                }
+            }
+            let mut queue = lock(&self.queue);
+            queue.unfinished -= 1;
+            if queue.unfinished == 0 {
+                self.wake.notify_all();
+            }
+        }
+    }
+
+    fn next_job(&self) -> Option<Job> {
+        let mut queue = lock(&self.queue);
+        loop {
+            if let Some(job) = queue.jobs.pop() {
+                return Some(job);
+            }
+            if queue.unfinished == 0 {
+                return None;
+            }
+            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut queue = lock(&self.queue);
+        let before = queue.jobs.len();
+        queue.jobs.extend(jobs);
+        queue.unfinished += queue.jobs.len() - before;
+        drop(queue);
+        self.wake.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.full.load(Ordering::Relaxed)
+    }
+
+    fn report(&self, path: Vec<u8>, what: Change) {
+        let mut found = lock(&self.found);
+        if found.differences.len() < self.differences_max {
+            found.differences.push(Difference { path, what });
+        }
+        if found.differences.len() >= self.differences_max {
+            self.full.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn list(&self, source: Source, directory: EntryId) {
+        let opened = match source {
+            Source::Open(dir) => Ok(dir),
+            Source::Child(parent, entry) => parent.open_dir(self.image.name(entry)),
+        };
+        let (dir, names) = match opened.and_then(|dir| Ok((dir.clone(), dir.names()?))) {
+            Ok(listed) => listed,
+            // Its metadata was asked a moment ago; another answer now means that the tree is being changed.
+            Err(e) if is_gone(&e) => return self.report(self.image.path(directory), Change::Removed),
+            Err(e) => {
+                if directory == ROOT {
+                    lock(&self.found).failure = Some(e);
+                }
+                return;
+            }
+        };
+        let path = self.image.path(directory);
+        // In the order of the listing: that is the order in which servers send attributes ahead.
+        let mut children = Vec::with_capacity(names.len());
+        for name in &names {
+            match self.image.lookup(directory, name) {
+                Some(entry) => children.push(entry),
+                None if self.exclude.matches(&path, name) => {}
+                None => {
+                    let path = join(&path, name);
+                    if !self.problems.contains(&path) {
+                        self.report(path, Change::Added);
+                    }
+                }
+            }
+        }
+        let expected = self.image.children(directory).unwrap_or(0..0);
+        if children.len() < expected.len() {
+            let seen: HashSet<EntryId> = children.iter().copied().collect();
+            for entry in expected.filter(|entry| !seen.contains(entry)) {
+                self.report(self.image.path(entry), Change::Removed);
+            }
+        }
+        let children = Arc::new(children);
+        let first = children.len().min(CHUNK_NAMES);
+        // The other threads take the rest of a long directory while this one begins.
+        self.push((first..children.len()).step_by(CHUNK_NAMES).map(|start| {
+            let range = start..(start + CHUNK_NAMES).min(children.len());
+            Job::Ask(dir.clone(), children.clone(), range)
+        }));
+        self.ask(&dir, &children[..first]);
+    }
+
+    fn ask(&self, dir: &Arc<dyn Dir>, children: &[EntryId]) {
+        for &entry in children {
+            if self.is_over() {
+                return;
+            }
+            self.entries.fetch_add(1, Ordering::Relaxed);
+            match dir.stat(self.image.name(entry)) {
+                Ok(stat) => {
+                    let is_dir = self.compare(entry, &stat);
+                    let closed = |field| self.image.extra(entry, field).is_some();
+                    if is_dir && !closed(Field::Unknown) && !closed(Field::Boundary) {
+                        self.push([Job::List(Source::Child(dir.clone(), entry), entry)]);
+                    }
+                }
+                Err(e) if is_gone(&e) => self.report(self.image.path(entry), Change::Removed),
+                // The file system's other errors say nothing about the tree.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether the entry is a directory, in the index and in the tree.
+    fn compare(&self, entry: EntryId, stat: &Stat) -> bool {
+        let indexed = self.image.attributes(entry);
+        let now = attributes_of(stat);
+        let changed = changed(&indexed, &now, self.compares_ctime);
+        if !changed.is_empty() {
+            self.report(self.image.path(entry), Change::Changed(changed));
+        }
+        indexed.kind == Kind::Dir && now.kind == Kind::Dir
+    }
+}
+
+/// Which attributes differ, where owners may be shown as the overflow user and `compares_ctime` says whether status
+/// change times are those of the indexed file system.
+fn changed(indexed: &Attributes, now: &Attributes, compares_ctime: bool) -> Vec<&'static str> {
+    let mut changed = changed_attributes(indexed, now);
+    if now.uid == OVERFLOW_ID || now.gid == OVERFLOW_ID {
+        changed.retain(|what| *what != "owner");
+    }
+    // A directory's follows its entries, which are compared themselves.
+    if changed.is_empty() && compares_ctime && now.kind != Kind::Dir && indexed.changed != now.changed {
+        changed.push("ctime");
+    }
+    changed
+}
+
+fn is_gone(error: &Error) -> bool {
+    matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
+}
