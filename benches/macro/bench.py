@@ -76,10 +76,12 @@ class Bench:
         self.rows.append(Row(*row, **more))
         print("  " + line_of(self.rows[-1]), flush=True)
 
-    def covered(self, node, name, *command):
+    def covered(self, node, name, *command, check="sample"):
+        """As every node of a job runs it but the first, which also checks the whole tree."""
         view = ["--view", self.view] if self.view else []
         source = ["--source", self.bed.path(node, name)]
-        return [self.quell, "run", "--quiet", "--strict", *view, "-i", self.bed.path(node, f"{name}.quell"), *source, "--", *command]
+        options = ["--quiet", "--strict", "--check", check, *view]
+        return [self.quell, "run", *options, "-i", self.bed.path(node, f"{name}.quell"), *source, "--", *command]
 
     def cold(self, node, command, **options):
         """Run a command on a node without caches: (seconds, messages to the master, changed counters)."""
@@ -145,6 +147,10 @@ class Bench:
         before = text_of(command)
         same = before == text_of(covered)
         self.add("output of the program", "", None, None, "identical", same)
+        got = [self.cold(1, self.covered(1, "env", "true", check=check))[:2] for check in ("sample", "auto")]
+        self.add("check of the whole environment by the first node of a job, cold: operations", "ops", None, got[1][1] - got[0][1],
+                 note="beyond those of a sample")
+        self.add("check of the whole environment by the first node of a job, cold: wall", "s", None, got[1][0] - got[0][0])
         self.all_nodes_at_once()
 
     def all_nodes_at_once(self):
@@ -199,10 +205,10 @@ class Bench:
         return sorted(run(words, output=subprocess.PIPE).stdout.splitlines())
 
     # --- starting a command -------------------------------------------------------------------------
-    def launch(self, index, source, paths, repeats=5, own=None, share=()):
+    def launch(self, index, source, paths, repeats=5, own=None, share=(), check="sample"):
         """Seconds from spawning `quell run` to the first instruction of its command: the median."""
         view = ["--view", self.view] if self.view else []
-        command = own or [self.quell, "run", "--quiet", "--strict", *view, *share, "-i", index, "--source", source, "--", paths, "now"]
+        command = own or [self.quell, "run", "--quiet", "--strict", "--check", check, *view, *share, "-i", index, "--source", source, "--", paths, "now"]
         times = []
         for _ in range(repeats + 1):
             started = time.monotonic_ns()
@@ -218,6 +224,9 @@ class Bench:
             seconds = self.launch(index, source, paths)
             self.add(f"quell run to the command's first instruction, {self.options.entries[name]:,} entries", "s", None, seconds,
                      f"at most {limit} s", seconds <= limit, note="median of 5, warm")
+            seconds = self.launch(index, source, paths, check="auto")
+            self.add(f"the same on the first node of a job, which checks all {self.options.entries[name]:,} entries", "s", None, seconds,
+                     note="median of 5, warm")
         # A holder that is there already: somebody else on this node has the tree covered.
         share = ("--share", "bench")
         with self.holder(cases[0][2], cases[0][1], share):
@@ -225,9 +234,9 @@ class Bench:
         self.add("the same, joining a view that is in use", "s", None, seconds, "at most 0.03 s", seconds <= 0.03,
                  note="median of 5")
 
-    def holder(self, index, source, share=()):
+    def holder(self, index, source, share=(), check="sample"):
         view = ["--view", self.view] if self.view else []
-        return Running([self.quell, "run", "--quiet", "--strict", *view, *share, "-i", index, "--source", source, "--",
+        return Running([self.quell, "run", "--quiet", "--strict", "--check", check, *view, *share, "-i", index, "--source", source, "--",
                         "sh", "-c", "echo ready; exec sleep 600"])
 
     def million(self, paths):

@@ -6,7 +6,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use crate::stage::{Running, Stage, eventually, views};
+use crate::skip;
+use crate::stage::{Ended, Running, Stage, eventually, has, is_root, views};
 use crate::trees;
 
 /// A stage, a small tree, its index.
@@ -27,14 +28,20 @@ fn a_tree_that_was_checked_just_now_is_looked_at_less() {
     let index = stage.index(&tree);
     let run = || {
         stage
-            .run(stage.quell().args(["run", "--recheck", "0", "-i"]).arg(&index).args(["--", "true"]))
+            .run(
+                stage
+                    .quell()
+                    .args(["run", "--check", "sample", "--recheck", "0", "-i"])
+                    .arg(&index)
+                    .args(["--", "true"]),
+            )
             .expect(0)
     };
     let stamps = || -> Vec<PathBuf> {
         let entries = fs::read_dir(stage.runtime()).unwrap().flatten().map(|entry| entry.path());
         entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("checked-")).collect()
     };
-    assert!(!run().err.contains("is not as"));
+    assert!(!run().err.contains("is out of date"));
     let [stamp] = &stamps()[..] else { panic!("{:?}", stamps()) };
     let age = || {
         let old = std::time::SystemTime::now() - std::time::Duration::from_secs(61);
@@ -43,11 +50,11 @@ fn a_tree_that_was_checked_just_now_is_looked_at_less() {
     };
     // A fresh stamp: the root, and then a or d, which are as they were.
     fs::write(tree.join("a/b/new"), "").unwrap();
-    assert!(!run().err.contains("is not as"));
+    assert!(!run().err.contains("is out of date"));
     // An old one: five looks, of which four are drawn by chance.
     let noticed = (0..40).any(|_| {
         age();
-        run().err.contains("is not as")
+        run().err.contains("is out of date")
     });
     assert!(noticed && stamps().is_empty(), "seven of eight times it is seen at once");
     // Something in the root is seen at once, stamp or not.
@@ -55,10 +62,10 @@ fn a_tree_that_was_checked_just_now_is_looked_at_less() {
     stage.run(stage.quell().args(["index", "-q", "--update"]).arg(&index)).expect(0);
     // The stamp of a generation that is gone is cleared away by those that come.
     age();
-    assert!(!run().err.contains("is not as"));
+    assert!(!run().err.contains("is out of date"));
     assert!(stamps().len() == 1 && stamps()[0] != *stamp, "{:?}", stamps());
     fs::write(tree.join("new"), "").unwrap();
-    run().says("is not as").says("~ . (mtime)");
+    run().says("is out of date").says("~ . (mtime)");
 }
 
 #[test]
@@ -68,7 +75,7 @@ fn a_stale_index_is_reported_and_the_original_is_used() {
     for view in views() {
         let ended = stage.run(stage.quell_run(&index, view).args(["--", "ls"]).arg(&tree)).expect(0);
         assert_eq!(ended.text(), "added\nbin\nlib\nlink\nreadme\n", "{view}");
-        ended.says("is not as").says("~ . (mtime)").says("quell index --update").says("original");
+        ended.says("is out of date").says("~ . (mtime)").says("quell index --update").says("original");
     }
 }
 
@@ -80,10 +87,10 @@ fn strict_refuses_a_stale_index() {
         let ended =
             stage.run(stage.quell_run(&index, view).args(["--strict", "--", "echo", "ran"])).expect(3);
         assert_eq!(ended.text(), "", "{view}");
-        ended.says("is not as");
+        ended.says("is out of date");
     }
     let point = stage.dir("point");
-    stage.run(stage.quell().arg("mount").arg(&index).arg(&point)).expect(3).says("is not as");
+    stage.run(stage.quell().arg("mount").arg(&index).arg(&point)).expect(3).says("is out of date");
 }
 
 #[test]
@@ -237,4 +244,249 @@ fn a_copy_with_other_owners_times_is_the_same_tree() {
     stage.sh("cp -a \"$1\" \"$2\"", &[&tree, &copy]).expect(0);
     stage.run(stage.quell().args(["verify", "--source"]).arg(&copy).arg(&index)).expect(0);
     assert!(eventually(|| stage.processes().is_empty()));
+}
+
+/// Python modules among 5,000 entries; `mod.value` is what a program prints.
+struct Modules {
+    stage: Stage,
+    lib: PathBuf,
+    index: PathBuf,
+}
+
+impl Modules {
+    /// `None` without Python.
+    fn new() -> Option<Modules> {
+        if !has("python3") {
+            return None;
+        }
+        let stage = Stage::new();
+        let lib = stage.dir("tree/lib");
+        for package in 0..50 {
+            let directory = lib.join(format!("package{package}"));
+            fs::create_dir(&directory).unwrap();
+            (0..100).for_each(|number| fs::write(directory.join(format!("m{number}.py")), "").unwrap());
+        }
+        // A sample is unlikely to draw it.
+        fs::write(lib.join("package7/mod.py"), "value = 100\n").unwrap();
+        let modules = Modules { index: PathBuf::new(), stage, lib };
+        // Its bytecode is in the tree and in the index.
+        assert_eq!(modules.direct(), "100\n");
+        let index = modules.stage.index(modules.lib.parent().unwrap());
+        Some(Modules { index, ..modules })
+    }
+
+    fn module(&self) -> PathBuf {
+        self.lib.join("package7/mod.py")
+    }
+
+    fn python(&self, command: &mut std::process::Command) -> Ended {
+        command
+            .args(["python3", "-c", "import mod; print(mod.value)"])
+            .env("PYTHONPATH", self.lib.join("package7"));
+        self.stage.run(command)
+    }
+
+    fn direct(&self) -> String {
+        self.python(&mut self.stage.command("env")).expect(0).text()
+    }
+
+    /// With the default options but for those given.
+    fn covered(&self, options: &[&str]) -> Ended {
+        let mut command = self.stage.quell();
+        command.args(["run", "-q", "-i"]).arg(&self.index).args(options).arg("--");
+        self.python(&mut command)
+    }
+
+    fn update(&self) {
+        self.stage.run(self.stage.quell().args(["index", "-q", "--update"]).arg(&self.index)).expect(0);
+    }
+}
+
+/// Writes to a file in place and puts its modification time back.
+fn edit_with_old_time(path: &Path, content: &str) {
+    let before = fs::metadata(path).unwrap().modified().unwrap();
+    // Times have a granularity; an edit within it is seen by nobody.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    fs::write(path, content).unwrap();
+    fs::File::options().write(true).open(path).unwrap().set_modified(before).unwrap();
+}
+
+#[test]
+fn a_module_that_was_edited_in_place_never_runs_as_it_was() {
+    let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
+    assert_eq!(modules.covered(&["--strict"]).expect(0).text(), "100\n");
+    for round in 0..20 {
+        let value = 200 + round;
+        let line = format!("value = {value}\n");
+        let module = modules.module();
+        let package = modules.lib.join("package7/mod");
+        let _ = fs::remove_dir_all(&package);
+        modules.update();
+        match round % 5 {
+            0 => fs::write(&module, line).unwrap(),
+            1 => fs::write(&module, format!("# longer\n{line}")).unwrap(),
+            2 => {
+                let mut file = fs::File::options().append(true).open(&module).unwrap();
+                file.write_all(line.as_bytes()).unwrap();
+            }
+            3 => {
+                fs::create_dir(&package).unwrap();
+                fs::write(package.join("__init__.py"), line).unwrap();
+            }
+            _ => {
+                fs::remove_file(&module).unwrap();
+                fs::write(&module, line).unwrap();
+            }
+        }
+        modules.covered(&["--strict"]).expect(3).says("is out of date").says("quell index --update");
+        let ended = modules.covered(&[]).expect(0).says("is out of date").says("running on the original");
+        assert_eq!(ended.text(), format!("{value}\n"), "round {round}: {}", ended.err);
+    }
+    modules.stage.expect_nothing_left();
+}
+
+#[test]
+fn an_edit_that_puts_size_and_time_back_is_found_by_the_status_change_time() {
+    let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
+    for value in 200..203 {
+        edit_with_old_time(&modules.module(), &format!("value = {value}\n"));
+        modules.covered(&["--strict"]).expect(3).says("~ lib/package7/mod.py (ctime)");
+        modules.update();
+    }
+}
+
+/// One of two nodes of a Slurm job, with a runtime directory of its own.
+fn on_node(stage: &Stage, node: &str, step: &str, index: &Path, options: &[&str]) -> std::process::Command {
+    let runtime = stage.path(format!("runtime-{node}"));
+    // As root in a mount namespace of its own, too.
+    let mut command = if is_root() {
+        let mut command = stage.command("unshare");
+        command.arg("--mount").arg(crate::stage::quell());
+        command
+    } else {
+        stage.quell()
+    };
+    command.args(["run", "-q", "--recheck", "0", "-i"]).arg(index).args(options).arg("--");
+    command.env("QUELL_RUNTIME_DIR", runtime).env("SLURM_JOB_ID", "7").env("SLURM_STEP_ID", step);
+    command.env("SLURM_NODEID", node).stdin(Stdio::piped());
+    command
+}
+
+#[test]
+fn the_other_nodes_of_a_job_are_told_and_ended_if_they_are_strict() {
+    let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
+    let stage = &modules.stage;
+    fs::write(modules.module(), "value = 200\n").unwrap();
+    let wait = ["sh", "-c", "echo ready; read line; echo end"];
+    for (step, options) in [("0", &[][..]), ("1", &["--strict"])] {
+        // The second node has only the sample, which does not draw the module.
+        let mut second = stage.start(on_node(stage, "1", step, &modules.index, options).args(wait));
+        second.wait_for_output("ready");
+        assert!(!second.err().contains("is out of date"), "{}", second.err());
+        let first = stage.run(on_node(stage, "0", step, &modules.index, options).arg("true"));
+        let first = first.expect(if options.is_empty() { 0 } else { 3 });
+        first.says("is out of date (1 change)").says("~ lib/package7/mod.py");
+        second.wait_for_error("is out of date (1 change)");
+        if options.is_empty() {
+            assert!(second.is_running());
+            second.stdin().write_all(b"\n").unwrap();
+            assert_eq!(second.wait().expect(0).text(), "ready\nend\n");
+        } else {
+            use std::os::unix::process::ExitStatusExt;
+            let ended = second.wait().says("ending the program");
+            assert_eq!(ended.status.signal(), Some(15), "{ended:?}");
+        }
+    }
+    assert!(eventually(|| stage.processes().is_empty()));
+}
+
+#[test]
+fn the_first_node_of_a_job_passes_on_that_nothing_differs() {
+    let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
+    let stage = &modules.stage;
+    stage.run(on_node(stage, "0", "0", &modules.index, &["--strict"]).arg("true")).expect(0);
+    let results: Vec<_> = fs::read_dir(stage.state().join("quell")).unwrap().flatten().collect();
+    let is_result = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("check-");
+    let [result] = &results[..] else { panic!("{results:?}") };
+    assert!(is_result(&result.file_name()), "{results:?}");
+    assert_eq!(fs::read_to_string(result.path()).unwrap(), "null");
+    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(stage.state().join("quell")).unwrap());
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
+fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_while() {
+    if !is_root() {
+        skip!("giving files away needs root");
+    }
+    let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
+    let stage = &modules.stage;
+    let tree = modules.lib.parent().unwrap();
+    stage.sh("chown -R 1234:1234 \"$1\"", &[tree]).expect(0);
+    modules.update();
+    let start = |options: &[&str]| {
+        let mut command = stage.quell();
+        command.args(["run", "-q", "--recheck", "0", "-i"]).arg(&modules.index).args(options);
+        let mut running =
+            stage.start(command.args(["--", "sh", "-c", "echo ready; read line"]).stdin(Stdio::piped()));
+        running.wait_for_output("ready");
+        running
+    };
+    let clean = || -> Vec<PathBuf> {
+        let entries = fs::read_dir(stage.state().join("quell")).unwrap().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("check-")).collect()
+    };
+    let mut running = start(&[]);
+    let is_clean = || clean().iter().any(|path| fs::read(path).unwrap_or_default() == b"null");
+    assert!(eventually(is_clean), "no check was completed");
+    running.stdin().write_all(b"\n").unwrap();
+    assert_eq!(running.wait().expect(0).err, "");
+    // An old result does not count.
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(601);
+    fs::File::options().write(true).open(&clean()[0]).unwrap().set_modified(old).unwrap();
+    fs::write(modules.module(), "value = 200\n").unwrap();
+    let mut running = start(&[]);
+    running.wait_for_error("is out of date (1 change): the program sees");
+    assert!(running.is_running());
+    drop(running.stdin());
+    running.wait();
+    // What was found then is not believed: the tree may have been put right.
+    let mut running = start(&["--strict"]);
+    running.wait_for_error("ending the program");
+    let ended = running.wait();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(15), "{ended:?}");
+    stage.expect_nothing_left();
+}
+
+#[test]
+fn ranks_of_a_job_say_once_that_an_index_is_out_of_date() {
+    let (stage, tree, index) = scene();
+    fs::write(tree.join("added"), "").unwrap();
+    let rank = |job: Option<&str>, options: &[&str]| {
+        let mut command = stage.quell_run(&index, "auto");
+        command.args(options).args(["--", "ls"]).arg(&tree);
+        if let Some(job) = job {
+            command.env("PMIX_NAMESPACE", job);
+        }
+        stage.start(&mut command)
+    };
+    let lines = |job, options: &[&str], code| -> Vec<usize> {
+        let ranks: Vec<Running> = (0..8).map(|_| rank(job, options)).collect();
+        let ended = ranks.into_iter().map(|rank| rank.wait().expect(code));
+        let lines = ended.map(|ended| {
+            assert_eq!(ended.text().contains("added"), code == 0);
+            assert!(ended.err.is_empty() || ended.err.contains("is out of date"), "{}", ended.err);
+            ended.err.lines().count()
+        });
+        lines.filter(|lines| *lines > 0).collect()
+    };
+    assert_eq!(lines(Some("1"), &[], 0).len(), 1);
+    assert_eq!(lines(Some("2"), &["--strict"], 3).len(), 1);
+    assert_eq!(lines(None, &["--share", "x"], 0).len(), 1);
+    // Runs that share nothing each say it, in a few lines.
+    let single = lines(None, &[], 0);
+    assert!(single.len() == 8 && single.iter().all(|lines| *lines <= 5), "{single:?}");
+    // A job that comes later is told again.
+    assert_eq!(lines(Some("3"), &[], 0).len(), 1);
+    stage.expect_nothing_left();
 }

@@ -51,7 +51,7 @@ fn of_several_trees_only_the_stale_one_is_left_uncovered() {
         command.arg("-i").arg(&index_two).args(["--", "sh", "-c", "ls \"$1\"; touch \"$2/x\"", "sh"]);
         let ended = stage.run(command.arg(&one).arg(&two)).expect(1);
         assert!(ended.text().contains("added"), "{view}");
-        ended.says("one is not as").says("Read-only file system");
+        ended.says("is out of date").says("one is not covered").says("Read-only file system");
     }
 }
 

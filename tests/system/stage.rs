@@ -20,7 +20,7 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(10);
 
 /// What launchers of parallel jobs set; a test that runs inside such a job is not one of its ranks.
-const JOB_VARIABLES: [&str; 13] = [
+const JOB_VARIABLES: [&str; 24] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
     "SLURM_JOB_ID",
@@ -33,6 +33,17 @@ const JOB_VARIABLES: [&str; 13] = [
     "COBALT_JOBID",
     "JOB_ID",
     "SGE_TASK_ID",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PALS_RANKID",
+    "FLUX_TASK_RANK",
+    "JSM_NAMESPACE_RANK",
+    "SLURM_NODEID",
+    "PALS_NODEID",
+    "PBS_NODENUM",
+    "SLURM_NNODES",
     "XDG_RUNTIME_DIR",
 ];
 
@@ -336,6 +347,11 @@ impl Stage {
         self.path.join("runtime")
     }
 
+    /// Where the nodes of a job tell one another what a check found.
+    pub fn state(&self) -> PathBuf {
+        self.path.join("state")
+    }
+
     /// A new directory.
     pub fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
@@ -359,7 +375,8 @@ impl Stage {
         for variable in JOB_VARIABLES {
             command.env_remove(variable);
         }
-        command.env("QUELL_RUNTIME_DIR", self.runtime()).stdin(Stdio::null());
+        command.env("QUELL_RUNTIME_DIR", self.runtime()).env("XDG_STATE_HOME", self.state());
+        command.stdin(Stdio::null());
         command
     }
 
@@ -615,6 +632,10 @@ pub fn difference(left: &str, right: &str) -> String {
 /// What is in a runtime directory but for the stamps of checks, of which each tree has one.
 pub fn left_in(runtime: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(runtime).into_iter().flatten().flatten().map(|entry| entry.path());
-    let stamp = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("checked-");
-    paths.filter(|path| !stamp(path)).collect()
+    // What counts for a short time and is removed by a later run.
+    let is_short_lived = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.starts_with("checked-") || name.starts_with("said-") || name.ends_with(".refused")
+    };
+    paths.filter(|path| !is_short_lived(path)).collect()
 }

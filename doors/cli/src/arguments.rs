@@ -376,8 +376,8 @@ pub struct CoverArgs {
     /// Which view to take [default: the first that works here; see `quell doctor`].
     #[arg(long, value_enum, default_value = "auto")]
     pub view: ViewArg,
-    /// How to see first whether the tree is as indexed: not at all, with at most 8 metadata operations, or entry by entry.
-    #[arg(long, value_enum, default_value = "sample")]
+    /// How to check that the tree is as indexed.
+    #[arg(long, value_enum, default_value = "auto")]
     pub check: Check,
     /// Looks at the tree per second while it is covered, to notice changes (0 = none).
     #[arg(long, value_name = "N", default_value_t = 1.0)]
@@ -418,8 +418,14 @@ pub enum ViewArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Check {
+    /// A sample; and every entry, by one node of a job: before the program starts (for at most 5 s) if you may write to the
+    /// tree, otherwise beside it and not again for 10 minutes.
+    Auto,
+    /// Not at all.
     None,
+    /// At most 8 metadata operations.
     Sample,
+    /// Every entry and its extended attributes, before the program starts, on every node.
     Full,
 }
 

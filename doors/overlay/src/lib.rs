@@ -8,6 +8,7 @@
 mod descriptors;
 mod files;
 mod holder;
+mod members;
 mod metadata;
 mod mount;
 mod namespace;
@@ -19,6 +20,7 @@ pub use holder::{
     ANSWER_TIMEOUT, Admission, CoveredTree, Holder, HolderEnd, HolderProcess, Namespaces, Need,
     ViewDirectory, ask, is_first_to_say_stuck, join, lock_key, process_of, sweep,
 };
+pub use members::end_other_members;
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
 pub use namespace::{Isolation, isolate};

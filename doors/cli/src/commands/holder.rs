@@ -13,7 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject, Unreadable};
 use quell_fs::{ErrorKind, FileSystem, Result};
@@ -29,6 +29,7 @@ use rustix::net::{
 use crate::arguments::{Check, HolderArgs, ViewArg};
 use crate::ending::{MountedAt, Signals};
 use crate::failure::Failure;
+use crate::freshness::{self, Stale};
 use crate::inputs::{Named, Reading, image_of, root_of, shown, shown_bytes};
 use crate::memory::{self, Allowed};
 use crate::mounts;
@@ -38,6 +39,7 @@ use crate::plan::{
 use crate::runtime;
 use crate::streams;
 use crate::views::{self, Heat, Mounted, Surroundings, Taken};
+use crate::whole_check::{Planned, Watch, WholeTree};
 
 /// Metadata operations that the check before a run may cost.
 const SAMPLE_LOOKS: u32 = 8;
@@ -48,8 +50,10 @@ const CHECK_LASTS: Duration = Duration::from_secs(60);
 const INTERVALS_BEFORE_LOOKS: u32 = 5;
 /// Requests in flight for a full check.
 const CHECK_THREADS: u16 = 16;
-/// Differences that are printed before the rest is only counted.
-const DIFFERENCES_SHOWN: usize = 5;
+/// Changes found while a tree is covered that are printed before the rest is only counted.
+const CHANGES_SHOWN: u64 = 5;
+/// How long the programs of a view have to end themselves when --strict ends them.
+const END_GRACE: Duration = Duration::from_secs(5);
 const PLAN_BYTES_MAX: u64 = 1 << 20;
 /// Files that come opened with a plan; others are opened by their names.
 const OPENED_MAX: usize = 64;
@@ -222,6 +226,7 @@ struct Cover {
     sessions: Vec<Session>,
     heat: Option<Heat>,
     sampler: Sampler,
+    watch: Option<Watch>,
     looks: u64,
     changes: u64,
 }
@@ -242,14 +247,14 @@ struct Established {
 /// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
 fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, Failure> {
     let mut trees = Vec::new();
+    let mut stale = Vec::new();
     for tree in &plan.trees {
-        if let Some(ready) = open_tree(plan, tree, &mut files)? {
-            trees.push(ready);
+        match open_tree(plan, tree, &mut files)? {
+            (ready, None) => trees.push(ready),
+            (ready, Some(differences)) => stale.push((ready.index, ready.path, differences)),
         }
     }
-    if trees.is_empty() {
-        return Err(Failure::cannot("nothing is left to cover"));
-    }
+    leave_out(plan, stale, trees.is_empty())?;
     let lock = lock_writable(plan)?;
     heat(plan, &mut trees, &mut files)?;
     let recording = plan.recording.as_ref().map(|how| Unfinished::begin(how, &mut trees)).transpose()?;
@@ -267,18 +272,41 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     let signals = Signals::listen()?;
     // A tree inside another is covered after it; sources were all opened before anything is covered.
     trees.sort_by_key(|tree| tree.path.components().count());
+    let checks_end = begin_checks(plan, &mut trees);
+    if matches!(plan.place, Place::Mountpoint { .. }) {
+        // Every process sees a view at a mount point as soon as it is made.
+        let found = trees.iter().filter_map(|tree| Some((tree, tree.watch.as_ref()?.wait(checks_end)?)));
+        leave_out(
+            plan,
+            found.map(|(tree, stale)| (tree.index.clone(), tree.path.clone(), stale)).collect(),
+            true,
+        )?;
+    }
     let mut covers = Vec::new();
     let mut mounts = Vec::new();
     for tree in trees {
-        let ReadyTree { mut covered, index, path, sampler } = tree;
+        let ReadyTree { mut covered, index, path, sampler, watch, .. } = tree;
         let taken = mount(plan, &mut covered, &index, &path, squash.clone())?;
         // Decoded; its compressed frames are needed no more.
         covered.hot = None;
         let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
         mounts.push((mount, path.clone()));
         let (looks, changes) = (0, 0);
-        covers.push(Cover { covered, index, path, view, reason, sessions, heat, sampler, looks, changes });
+        let cover =
+            Cover { covered, index, path, view, reason, sessions, heat, sampler, watch, looks, changes };
+        covers.push(cover);
     }
+    let mut stale = Vec::new();
+    for (cover, mount) in std::mem::take(&mut covers).into_iter().zip(std::mem::take(&mut mounts)) {
+        match cover.watch.as_ref().and_then(|watch| watch.wait(checks_end)) {
+            None => {
+                covers.push(cover);
+                mounts.push(mount);
+            }
+            Some(differences) => stale.push((cover.index, cover.path, differences)),
+        }
+    }
+    leave_out(plan, stale, covers.is_empty())?;
     for (mount, path) in &mounts {
         if let Some(mount) = mount {
             quell_overlay::attach(mount, path)?;
@@ -373,6 +401,9 @@ struct ReadyTree {
     index: PathBuf,
     path: PathBuf,
     sampler: Sampler,
+    /// A check of the whole tree, before it is begun and then.
+    whole: Option<WholeTree>,
+    watch: Option<Watch>,
 }
 
 /// Gives each boot image to the tree whose index it belongs to. Without `--strict` an image that cannot be used is said
@@ -553,12 +584,12 @@ impl Unfinished {
     }
 }
 
-/// `None`: the tree is not covered, for a reason that was said.
+/// Opens a tree and compares it with its index as far as that is done before the namespace exists. With the differences.
 fn open_tree(
     plan: &Plan,
     tree: &TreePlan,
     files: &mut Files,
-) -> std::result::Result<Option<ReadyTree>, Failure> {
+) -> std::result::Result<(ReadyTree, Option<Stale>), Failure> {
     let image = Arc::new(match files.remove(&tree.index) {
         Some(file) => quell_stack::load_index_from(file, &tree.index)?,
         None => quell_stack::load_index(&tree.index)?,
@@ -572,27 +603,70 @@ fn open_tree(
     let seed = u64::from(std::process::id()) << 32
         | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
     let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
-    let differences = match plan.check {
-        Check::None => Vec::new(),
-        Check::Sample => sample(&runtime::stamp_of(plan, &image, &source), &image, &mut sampler),
-        Check::Full => full_check(plan, &image, &source)?,
+    let stale = match plan.check {
+        Check::None => None,
+        Check::Sample | Check::Auto => {
+            let differences = sample(&runtime::stamp_of(plan, &image, &source), &image, &mut sampler);
+            Stale::of(&differences, false)
+        }
+        Check::Full => Stale::of(&full_check(plan, &image, &source)?, true),
     };
-    if differences.is_empty() {
-        return Ok(Some(ReadyTree { covered, index: tree.index.clone(), path, sampler }));
+    let planned = match (plan.check, &stale) {
+        (Check::Auto, None) => WholeTree::plan(&image, &source, &plan.directory),
+        _ => Planned::default(),
+    };
+    let (whole, stale) = (planned.check, stale.or(planned.stale));
+    Ok((ReadyTree { covered, index: tree.index.clone(), path, sampler, whole, watch: None }, stale))
+}
+
+/// Trees that are not covered because their indexes are out of date: an error with --strict or if none is left.
+fn leave_out(
+    plan: &Plan,
+    stale: Vec<(PathBuf, PathBuf, Stale)>,
+    is_all: bool,
+) -> std::result::Result<(), Failure> {
+    if stale.is_empty() {
+        return Ok(());
     }
-    let mut message = format!("{} is not as {} has it:", shown(&source), shown(&tree.index));
-    for difference in differences.iter().take(DIFFERENCES_SHOWN) {
-        message += &format!("\n  {}", line_of(difference));
+    if plan.strict || is_all {
+        let messages: Vec<String> = stale.iter().map(|(index, _, stale)| stale.message(index, "")).collect();
+        return Err(Failure::cannot(messages.join("\n")));
     }
-    if differences.len() > DIFFERENCES_SHOWN {
-        message += &format!("\n  and {} more", differences.len() - DIFFERENCES_SHOWN);
+    for (index, path, stale) in &stale {
+        say(&stale.message(index, &format!(": {} is not covered", shown(path))));
     }
-    message += &format!("\n  bring it up to date: quell index --update {}", shown(&tree.index));
-    if plan.strict {
-        return Err(Failure::cannot(message));
+    Ok(())
+}
+
+/// Begins the checks of whole trees; views are made meanwhile. Until the time that is returned the start waits for those
+/// that it waits for.
+fn begin_checks(plan: &Plan, trees: &mut [ReadyTree]) -> Instant {
+    for tree in trees {
+        let report = late_report(plan, &tree.index, &tree.covered.source_path);
+        tree.watch = tree.whole.take().map(|whole| whole.begin(report));
     }
-    say(&message);
-    Ok(None)
+    Instant::now() + freshness::START_WAIT
+}
+
+/// Says what a check has found after the program's start, and with --strict ends the programs of the view.
+fn late_report(plan: &Plan, index: &Path, source: &Path) -> impl FnOnce(&Stale) + Send + 'static {
+    let (index, source) = (index.to_owned(), source.to_owned());
+    let ends = plan.strict && matches!(plan.place, Place::Namespace);
+    move |stale| {
+        let consequence = match ends {
+            true => ": ending the program, as --strict asks".into(),
+            false => format!(": the program sees {} as it was indexed", shown(source)),
+        };
+        say(&stale.message(&index, &consequence));
+        if !ends {
+            return;
+        }
+        loop {
+            // Also programs that join from now on; the holder ends after the last.
+            quell_overlay::end_other_members(END_GRACE);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// A difference as `verify` prints it.
@@ -676,7 +750,7 @@ impl Cover {
             reason: self.reason.clone(),
             entries: self.covered.image.entries().into(),
             looks: self.looks,
-            changes: self.changes,
+            changes: self.changes + self.watch.as_ref().map_or(0, Watch::changes),
             counters: self.counters(),
         }
     }
@@ -704,7 +778,7 @@ impl Cover {
         self.looks += 1;
         let Ok(Some(difference)) = self.sampler.step() else { return };
         self.changes += 1;
-        if self.changes <= DIFFERENCES_SHOWN as u64 {
+        if self.changes <= CHANGES_SHOWN {
             say(&format!(
                 "{} changed while it is covered: {}; programs see it as it was indexed",
                 shown(&self.covered.source_path),

@@ -11,7 +11,9 @@ use crate::commands::index::Voice;
 use crate::commands::{disks, holder, index};
 use crate::config::Config;
 use crate::failure::Failure;
+use crate::freshness::with_consequence;
 use crate::inputs::{Named, real_path, shown};
+use crate::notices;
 use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures};
 use crate::runtime;
 use crate::working_directory::WorkingDirectory;
@@ -26,17 +28,35 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
         Some([out, err]) => Some([runtime::open_pipe(out)?, runtime::open_pipe(err)?]),
         None => None,
     };
-    match enter(plan, &files, &args) {
+    let job = job_of(&args);
+    match enter(plan, &files, job.as_deref()) {
         Ok(()) => {}
-        Err(NotEntered { failure, .. }) if strict => return Err(failure),
-        Err(NotEntered { failure, is_irrevocable: true, .. }) => return Err(failure),
-        Err(NotEntered { was_said: true, .. }) => {}
-        Err(NotEntered { failure, .. }) => {
-            eprintln!("quell: {failure}");
-            eprintln!("quell: running on the original {original}");
+        Err(NotEntered { failure, was_said, is_irrevocable }) => {
+            let message = failure.to_string();
+            let directory = runtime::directory().ok();
+            let is_first = notices::is_first_to_say(directory.as_deref(), job.as_deref(), &message);
+            if strict || is_irrevocable {
+                return if is_first { Err(failure) } else { Ok(failure.exit_code()) };
+            }
+            if is_first && !was_said {
+                let consequence = format!(": running on the original {original}, without Quell");
+                eprintln!("quell: {}", with_consequence(&message, &consequence));
+            }
         }
     }
     become_program(&args.command, outputs)
+}
+
+/// What the runs have in common that share a view.
+fn job_of(args: &RunArgs) -> Option<String> {
+    args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job)
+}
+
+/// A message that all ranks of a job on a node would print.
+fn say_once(args: &RunArgs, message: &str) {
+    if notices::is_first_to_say(runtime::directory().ok().as_deref(), job_of(args).as_deref(), message) {
+        eprintln!("quell: {message}");
+    }
 }
 
 fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
@@ -81,7 +101,7 @@ fn finish_plan(mut plan: Plan, mut files: Vec<Named>, args: &RunArgs) -> Result<
                 files.push(file);
             }
             Err(failure) if plan.strict => return Err(failure),
-            Err(failure) => eprintln!("quell: {failure}; nothing is served from memory"),
+            Err(failure) => say_once(args, &format!("{failure}; nothing is served from memory")),
         }
     }
     if let Some(text) = &args.recording {
@@ -146,19 +166,29 @@ impl<E: Into<Failure>> From<E> for NotEntered {
 }
 
 /// Moves this process into the view, at its working directory.
-fn enter(mut plan: Plan, files: &[Named], args: &RunArgs) -> Result<(), NotEntered> {
+fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEntered> {
     let working_directory = WorkingDirectory::of_caller()?;
     plan.directory = runtime::directory()?;
-    let job = args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job);
     // Machines are started one by one and share what is in memory all the same.
-    let job = job.or_else(|| plan.disk.is_some().then(|| "machines".into()));
-    plan.key = runtime::key(&plan, files, job.as_deref())?;
+    let shared_by = job.or_else(|| plan.disk.is_some().then_some("machines"));
+    plan.key = runtime::key(&plan, files, shared_by)?;
+    // Another rank of the job was refused a moment ago: nothing is asked again.
+    let recall = || job.and_then(|_| notices::recall(&plan.directory, &plan.key));
+    if let Some(refusal) = recall() {
+        return Err(Failure::of_code(refusal.code, refusal.message).into());
+    }
     let mut refused = None;
     let joined = quell_overlay::join(&plan.directory, &plan.key, &working_directory.path, |lock| {
-        refused = match holder::start(&plan, files, lock) {
-            Ok(answer) => answer.refused,
-            Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
-        };
+        refused = recall().or_else(|| {
+            let refusal = match holder::start(&plan, files, lock) {
+                Ok(answer) => answer.refused,
+                Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
+            };
+            if let (Some(refusal), Some(_)) = (&refusal, job) {
+                notices::remember(&plan.directory, &plan.key, refusal);
+            }
+            refusal
+        });
         match &refused {
             None => Ok(()),
             Some(_) => {

@@ -1,0 +1,134 @@
+//! What all ranks of a job on a node would say or find out alike is said and found out once: by files in the runtime
+//! directory that are made with `O_EXCL` and count for a short time. Runs that share nothing are not affected.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::plan::Refusal;
+
+/// The ranks of a job start on a node within seconds of one another. A later run with the same job number, in the shell
+/// of an allocation for example, is told again.
+const LASTS: Duration = Duration::from_secs(30);
+const REFUSAL_BYTES_MAX: u64 = 1 << 20;
+const SAID: &str = "said-";
+const REFUSED: &str = ".refused";
+
+/// Whether this process is the one of the job on this node that says this. `job`: `None` for a run of its own.
+pub fn is_first_to_say(directory: Option<&Path>, job: Option<&str>, message: &str) -> bool {
+    let (Some(directory), Some(job)) = (directory, job) else { return true };
+    let name = format!("{SAID}{:016x}", xxh3_64(&[job.as_bytes(), b"\0", message.as_bytes()].concat()));
+    let path = directory.join(name);
+    remove_old(&path);
+    match create(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
+        // Rather twice than not at all.
+        _ => true,
+    }
+}
+
+/// Keeps for the other ranks of the job why the view of this key was refused.
+pub fn remember(directory: &Path, key: &str, refusal: &Refusal) {
+    sweep(directory);
+    let text = serde_json::to_vec(refusal).expect("a refusal is always JSON");
+    // One that cannot be kept is found out again by the next rank.
+    let _ = create(&refusal_path(directory, key)).and_then(|mut file| file.write_all(&text));
+}
+
+/// Why the view of this key was refused to another rank a moment ago.
+pub fn recall(directory: &Path, key: &str) -> Option<Refusal> {
+    let path = refusal_path(directory, key);
+    remove_old(&path);
+    let mut text = Vec::new();
+    File::open(path).ok()?.take(REFUSAL_BYTES_MAX).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn refusal_path(directory: &Path, key: &str) -> PathBuf {
+    directory.join(format!("{key}{REFUSED}"))
+}
+
+fn create(path: &Path) -> std::io::Result<File> {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    File::options().write(true).create_new(true).mode(0o600).custom_flags(flags).open(path)
+}
+
+fn remove_old(path: &Path) {
+    let Ok(modified) = std::fs::symlink_metadata(path).and_then(|found| found.modified()) else { return };
+    // A file from the future counts as old.
+    if modified.elapsed().map_or(true, |age| age >= LASTS) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn sweep(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with(SAID) || name.ends_with(REFUSED)) {
+            remove_old(&entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn directory(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("quell-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        path
+    }
+
+    fn age(path: &Path) {
+        let past = std::time::SystemTime::now() - LASTS;
+        File::options().write(true).open(path).unwrap().set_modified(past).unwrap();
+    }
+
+    #[test]
+    fn one_of_many_ranks_says_it_and_a_run_of_its_own_always() {
+        let directory = directory("said");
+        let first = || is_first_to_say(Some(&directory), Some("job"), "words");
+        let count = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..16).map(|_| scope.spawn(first)).collect();
+            threads
+                .into_iter()
+                .filter(|_| true)
+                .map(|thread| thread.join().unwrap())
+                .filter(|said| *said)
+                .count()
+        });
+        assert_eq!(count, 1);
+        assert!(is_first_to_say(Some(&directory), Some("job"), "other words"));
+        assert!(is_first_to_say(Some(&directory), Some("other job"), "words"));
+        for _ in 0..2 {
+            assert!(is_first_to_say(Some(&directory), None, "words"));
+            assert!(is_first_to_say(None, Some("job"), "words"));
+        }
+        for entry in std::fs::read_dir(&directory).unwrap().flatten() {
+            age(&entry.path());
+        }
+        assert!(first() && !first(), "said again later, once");
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+
+    #[test]
+    fn a_refusal_is_remembered_for_a_short_time_and_by_its_key_alone() {
+        let directory = directory("refused");
+        assert!(recall(&directory, "view-1").is_none());
+        remember(&directory, "view-1", &Refusal { code: 3, message: "old".into() });
+        let again = recall(&directory, "view-1").unwrap();
+        assert_eq!((again.code, again.message.as_str()), (3, "old"));
+        assert!(recall(&directory, "view-2").is_none());
+        age(&refusal_path(&directory, "view-1"));
+        assert!(recall(&directory, "view-1").is_none());
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}
