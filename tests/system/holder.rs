@@ -550,6 +550,10 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
         let again = || scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(2);
         let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
         again().says("has a view already").says("quell umount");
+        // Also if it does not answer what is asked of its files.
+        send(scene.stage.holder(), Signal::STOP);
+        again().says("has a view already").says("quell umount");
+        send(scene.stage.holder(), Signal::CONT);
         if is_root() {
             let own = scene.stage.path(format!("nobody-{view}"));
             fs::create_dir(&own).unwrap();

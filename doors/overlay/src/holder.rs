@@ -109,8 +109,17 @@ fn socket_path(directory: &Path, key: &str) -> PathBuf {
     directory.join(format!("{key}.sock"))
 }
 
-/// Waits for the lock of `key`. A holder of a mount point is made while it is held.
-pub fn lock_key(directory: &Path, key: &str) -> Result<File> {
+/// Waits for the lock of `key`; `None` after the timeout. A holder of a mount point is made while it is held. The process should
+/// end if it does not get the lock: a thread of it waits still.
+pub fn lock_key_within(directory: &Path, key: &str, timeout: Duration) -> Result<Option<File>> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let (directory, key) = (directory.to_owned(), key.to_owned());
+    // flock(2) knows no timeout.
+    std::thread::spawn(move || sender.send(lock_key(&directory, &key)));
+    receiver.recv_timeout(timeout).ok().transpose()
+}
+
+fn lock_key(directory: &Path, key: &str) -> Result<File> {
     loop {
         if let Some(file) = lock(directory, key, FlockOperation::LockExclusive)? {
             return Ok(file);
@@ -613,6 +622,8 @@ impl Holder {
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount.as_fd()];
         descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
         descriptors.extend(namespaces.user.as_ref().map(AsFd::as_fd));
+        // It answers again.
+        let _ = std::fs::remove_file(self.directory.join(format!("{}.stuck", self.key)));
         // A member before it can enter: the holder must not leave meanwhile.
         self.wait_for(peer.pid.as_raw_nonzero().get());
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
@@ -756,5 +767,56 @@ mod tests {
             dying.join().unwrap();
             assert!(made, "{:?}", joined.err());
         }
+    }
+
+    #[test]
+    fn callers_wait_for_an_answer_together_and_without_the_lock() {
+        const CALLERS: usize = 4;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let listener = UnixListener::bind(socket_path(path, "key")).unwrap();
+        std::thread::scope(|scope| {
+            let call = || join(path, "key", Path::new("/"), |_| panic!("there is a holder"));
+            let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();
+            let mut streams: Vec<UnixStream> = (0..CALLERS).map(|_| listener.accept().unwrap().0).collect();
+            drop(lock_key(path, "key").unwrap());
+            // All of them wait still, without the lock: an answer reaches each.
+            for stream in &mut streams {
+                let damaged = [8, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
+                std::io::Write::write_all(stream, &damaged).unwrap();
+            }
+            for caller in callers {
+                let error = caller.join().unwrap().unwrap_err();
+                assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_holder_that_does_not_answer_is_an_error_that_names_it_and_is_not_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let _listener = UnixListener::bind(socket_path(directory.path(), "key")).unwrap();
+        let make = |_: &File| panic!("there is a holder");
+        let error = join(directory.path(), "key", Path::new("/"), make).unwrap_err();
+        assert_eq!(error.errno(), rustix::io::Errno::TIMEDOUT.raw_os_error(), "{error}");
+        assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+        assert!(is_first_to_say_stuck(directory.path(), "key"));
+        assert!(!is_first_to_say_stuck(directory.path(), "key"));
+    }
+
+    #[test]
+    fn a_request_is_complete_with_its_last_byte_and_too_long_a_path_is_refused() {
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let mut caller = Caller { stream, request: Vec::new(), deadline: Instant::now() };
+        for byte in [&b"J"[..], &[4, 0, 0, 0], b"/ab"].concat() {
+            std::io::Write::write_all(&mut peer, &[byte]).unwrap();
+            assert!(caller.hear().unwrap().is_none());
+        }
+        std::io::Write::write_all(&mut peer, b"c").unwrap();
+        assert!(matches!(caller.hear().unwrap(), Some(Request::Join(path)) if path == Path::new("/abc")));
+        caller.request.clear();
+        std::io::Write::write_all(&mut peer, &[&b"J"[..], &u32::MAX.to_le_bytes()].concat()).unwrap();
+        assert!(caller.hear().is_err());
     }
 }

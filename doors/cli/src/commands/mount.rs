@@ -10,7 +10,7 @@ use crate::commands::{disks, holder, log, umount};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
-use crate::mounts;
+use crate::mounts::{self, Mount};
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
 use crate::runtime;
 
@@ -89,18 +89,14 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
 
 /// The mount point without symbolic links, and who is let in.
 fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
+    // Before anything else: a view whose process was killed or stopped does not answer, and one that another user keeps to itself
+    // refuses.
+    let named = umount::path_of(mountpoint)?;
+    if let Some(mount) = mounts::ours_at(&named) {
+        return Err(has_view(&named, &mount));
+    }
     let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
-    let (is_dir, path) = found.map_err(|e| {
-        // A view whose process was killed answers nothing, and neither does one that another user keeps for itself.
-        let advice = match umount::path_of(mountpoint).ok().and_then(|path| mounts::ours_at(&path)) {
-            Some(_) => format!(
-                "; it has a view already, of another user or of a process that has ended: quell umount {} takes it away",
-                shown(mountpoint)
-            ),
-            None => String::new(),
-        };
-        Failure::wrong_input(format!("{}: {e}{advice}", shown(mountpoint)))
-    })?;
+    let (is_dir, path) = found.map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(mountpoint))))?;
     if !is_dir {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
     }
@@ -125,32 +121,42 @@ fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
 /// The lock of a mount point that has no view and no process that served one. Such a process is waited for.
 fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
     let until = Instant::now() + umount::END_TIMEOUT;
+    let left = || until.saturating_duration_since(Instant::now());
+    let (point, seconds) = (shown(mountpoint), umount::END_TIMEOUT.as_secs());
     loop {
-        let lock = quell_overlay::lock_key(&plan.directory, &plan.key)?;
-        let process = quell_overlay::process_of(&plan.directory, &plan.key)?;
-        let point = shown(mountpoint);
-        if let Some(mount) = mounts::ours_at(mountpoint) {
-            let by = match process {
-                Some(process) => format!("served by process {}", process.pid),
-                None => {
-                    runtime::remove_lock(plan);
-                    "not served by a process of yours: it is another user's, or its process was killed".into()
-                }
-            };
-            return Err(Failure::wrong_input(format!(
-                "{point} has a view already, {} ({by}); quell umount {point} takes it away",
-                shown(&mount.source)
+        let Some(lock) = quell_overlay::lock_key_within(&plan.directory, &plan.key, left())? else {
+            return Err(Failure::cannot(format!(
+                "another quell mount of {point} has not ended after {seconds} s; try again later"
             )));
+        };
+        if let Some(mount) = mounts::ours_at(mountpoint) {
+            return Err(has_view(mountpoint, &mount));
         }
-        let Some(process) = process else { return Ok(lock) };
+        let Some(process) = quell_overlay::process_of(&plan.directory, &plan.key)? else { return Ok(lock) };
         // It needs the lock to end.
         drop(lock);
-        if !process.wait(until.saturating_duration_since(Instant::now())) {
+        if !process.wait(left()) {
             return Err(Failure::cannot(format!(
-                "{point} was unmounted, and process {}, which served it, has not ended after {} s; try again later",
-                process.pid,
-                umount::END_TIMEOUT.as_secs()
+                "{point} was unmounted, and process {}, which served it, has not ended after {seconds} s; try again later",
+                process.pid
             )));
         }
     }
+}
+
+/// `mountpoint`: without symbolic links.
+fn has_view(mountpoint: &Path, mount: &Mount) -> Failure {
+    let directory = runtime::directory().ok();
+    let process = directory.and_then(|directory| {
+        quell_overlay::process_of(&directory, &runtime::mount_key(mountpoint)).ok().flatten()
+    });
+    let by = match process {
+        Some(process) => format!("served by process {}", process.pid),
+        None => "not served by a process of yours: it is another user's, or its process has ended".into(),
+    };
+    let point = shown(mountpoint);
+    Failure::wrong_input(format!(
+        "{point} has a view already, {} ({by}); quell umount {point} takes it away",
+        shown(&mount.source)
+    ))
 }

@@ -46,8 +46,15 @@ fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
     let real = real_path(path)?;
     let mut reports = Vec::new();
     for key in runtime::keys(&directory) {
-        // A holder that just ended is no error.
-        let Ok(Some(text)) = quell_overlay::ask(&directory, &key) else { continue };
+        let text = match quell_overlay::ask(&directory, &key) {
+            Ok(Some(text)) => text,
+            Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
+                eprintln!("quell: no report of {key}: {e}");
+                continue;
+            }
+            // One that has just ended is no error.
+            Ok(None) | Err(_) => continue,
+        };
         let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
         let serves = |tree: &TreeReport| tree.index == real || tree.path == real;
         let stores = report.log.as_ref().is_some_and(|log| log.stores.contains(&real));
