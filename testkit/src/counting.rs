@@ -13,11 +13,25 @@ pub struct Operation {
     pub path: Vec<u8>,
 }
 
-type Log = Arc<Mutex<Vec<Operation>>>;
+/// Called before each operation, with its number; no lock is held.
+type Hook = Box<dyn Fn(usize, &Operation) + Send + Sync>;
+
+#[derive(Default)]
+struct Log {
+    operations: Mutex<Vec<Operation>>,
+    hook: Option<Hook>,
+}
 
 fn write_down(log: &Log, verb: &'static str, path: &[u8]) {
     let operation = Operation { verb, path: path.to_vec() };
-    log.lock().unwrap_or_else(PoisonError::into_inner).push(operation);
+    let number = {
+        let mut operations = log.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        operations.push(operation.clone());
+        operations.len() - 1
+    };
+    if let Some(hook) = &log.hook {
+        hook(number, &operation);
+    }
 }
 
 /// A directory that passes everything on to another and remembers it. Around a [`WritableDir`] it is one, too, and
@@ -25,7 +39,7 @@ fn write_down(log: &Log, verb: &'static str, path: &[u8]) {
 pub struct CountingDir<D: ?Sized = dyn Dir> {
     inner: Arc<D>,
     path: Vec<u8>,
-    log: Log,
+    log: Arc<Log>,
 }
 
 impl<D: ?Sized> Clone for CountingDir<D> {
@@ -42,12 +56,22 @@ impl<D: ?Sized> std::fmt::Debug for CountingDir<D> {
 
 impl<D: ?Sized> CountingDir<D> {
     pub fn new(inner: Arc<D>) -> CountingDir<D> {
-        CountingDir { inner, path: Vec::new(), log: Log::default() }
+        CountingDir { inner, path: Vec::new(), log: Arc::default() }
+    }
+
+    /// As `new`; `hook` is called before each operation reaches the file system, with the operation's number. It may use the
+    /// file system: so a test interleaves two users of it at every operation.
+    pub fn with_hook(
+        inner: Arc<D>,
+        hook: impl Fn(usize, &Operation) + Send + Sync + 'static,
+    ) -> CountingDir<D> {
+        let log = Log { operations: Mutex::default(), hook: Some(Box::new(hook)) };
+        CountingDir { inner, path: Vec::new(), log: Arc::new(log) }
     }
 
     /// All operations so far, below this directory and everywhere else in the tree, in their order.
     pub fn operations(&self) -> Vec<Operation> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.log.operations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The operations of which a client's cache answers none: entering a directory whose name was just
@@ -195,7 +219,7 @@ impl WritableDir for CountingDir<dyn WritableDir> {
 struct CountingFile {
     inner: Box<dyn WritableFile>,
     path: Vec<u8>,
-    log: Log,
+    log: Arc<Log>,
 }
 
 impl CountingFile {

@@ -355,6 +355,47 @@ fn one_of_many_that_make_a_file_exclusively_makes_it() {
     assert_eq!(scene.leftovers().len(), 0);
 }
 
+#[test]
+fn of_mounts_that_make_the_same_directory_at_once_one_makes_it_and_it_stays() {
+    let scene = log_scene!();
+    let second = scene.stage.dir("second");
+    let stores = [&*scene.store, &*second];
+    let mounts = [scene.mount_with(&stores, &[]), scene.mount_with(&stores, &[])];
+    let barrier = std::sync::Barrier::new(mounts.len());
+    let made: Vec<Vec<bool>> = std::thread::scope(|scope| {
+        let makers: Vec<_> = (mounts.iter())
+            .map(|mounted| {
+                let barrier = &barrier;
+                scope.spawn(move || {
+                    let one = |number: usize| {
+                        barrier.wait();
+                        let dir = mounted.point.join(format!("dir{number}"));
+                        let made = fs::create_dir(&dir);
+                        if let Err(e) = &made {
+                            assert_eq!(e.kind(), std::io::ErrorKind::AlreadyExists, "{number}");
+                        }
+                        made.is_ok()
+                    };
+                    (0..200).map(one).collect()
+                })
+            })
+            .collect();
+        makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+    });
+    for (number, (one, other)) in made[0].iter().zip(&made[1]).enumerate() {
+        assert!(one != other, "{number}: {one} {other}");
+        for mounted in &mounts {
+            let dir = mounted.point.join(format!("dir{number}"));
+            assert!(dir.is_dir(), "{number}");
+            fs::write(dir.join("file"), "text").unwrap();
+        }
+    }
+    for number in 0..200 {
+        fs::remove_dir_all(mounts[0].point.join(format!("dir{number}"))).unwrap();
+    }
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+}
+
 // --- random histories ---------------------------------------------------------------------------
 
 /// Marsaglia's xorshift.

@@ -553,6 +553,56 @@ impl Inner {
     }
 }
 
+/// Removes a directory that was found empty, from the first store first: a mount that fills it there at this moment keeps it
+/// untouched. One that fills it in a later store gets it back in the first one: as another directory, so that every mount that has
+/// it open enters it anew, in all stores.
+fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
+    let like = dirs[0].stat(stored)?;
+    for (store, dir) in dirs.iter().enumerate() {
+        match dir.remove_dir(stored) {
+            Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
+            Err(error) if store > 0 => {
+                // The first store last: the directory is there again when it is whole.
+                for removed in dirs[..store].iter().rev() {
+                    make_dir_like(&**removed, stored, &like)?;
+                }
+                return Err(error);
+            }
+            removed => removed?,
+        }
+    }
+    Ok(())
+}
+
+/// Makes a directory again that was removed, unless another mount has made it meanwhile.
+fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -> Result<()> {
+    match dir.make_dir(stored, like.mode & 0o7777) {
+        Err(error) if error.kind == ErrorKind::Exists => return Ok(()),
+        made => made?,
+    }
+    let made = dir.stat(stored)?;
+    if (made.uid, made.gid) != (like.uid, like.gid) {
+        dir.change(stored, &Change { uid: Some(like.uid), gid: Some(like.gid), ..Change::default() })?;
+    }
+    Ok(())
+}
+
+/// Renames; where the file system cannot refuse to replace a name in the same step, it replaces.
+fn rename_or_replace(
+    from_dir: &dyn WritableDir,
+    from: &[u8],
+    to_dir: &dyn WritableDir,
+    to: &[u8],
+    how: Rename,
+) -> Result<()> {
+    match from_dir.rename(from, to_dir, to, how) {
+        Err(error) if error.kind == ErrorKind::Unsupported && how == Rename::Keep => {
+            from_dir.rename(from, to_dir, to, Rename::Replace)
+        }
+        renamed => renamed,
+    }
+}
+
 /// Whether the directory `name` is empty in every store: asked before anything is changed in one of them.
 fn check_empty(dirs: &Dirs, name: &[u8]) -> Result<()> {
     let stored = other_name(name)?;
@@ -800,14 +850,21 @@ impl Writable for LogFs {
         let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, true)?;
+        // The first store decides between several mounts that make the same directory at once.
+        let mut made: Vec<&dyn WritableDir> = Vec::with_capacity(dirs.len());
         for (store, stored_dir) in dirs.iter().enumerate() {
-            let made = match stored_dir.make_dir(&stored, new.permissions) {
+            let done = match stored_dir.make_dir(&stored, new.permissions) {
+                // Another mount entered the directory and missed it here, or a removed directory left it.
                 Err(error) if error.kind == ErrorKind::Exists && store > 0 => Ok(()),
-                made => made,
+                Err(error) => Err(error),
+                Ok(()) => {
+                    made.push(&**stored_dir);
+                    Ok(())
+                }
             };
-            if let Err(error) = made.and_then(|()| inner.own(&**stored_dir, &stored, new)) {
-                // A directory that is not its maker's helps nobody, and is empty; the first store has none of that name before.
-                for begun in dirs[..=store].iter().rev() {
+            if let Err(error) = done.and_then(|()| inner.own(&**stored_dir, &stored, new)) {
+                // Only what this call made, and only if it is empty: the rest is another mount's.
+                for begun in made.iter().rev() {
                     let _ = begun.remove_dir(&stored);
                 }
                 return Err(error);
@@ -824,8 +881,11 @@ impl Writable for LogFs {
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, false)?;
         dirs[0].make_symlink(&stored, target)?;
-        inner.own(&*dirs[0], &stored, new).inspect_err(|_| {
-            let _ = dirs[0].remove(&stored);
+        inner.own(&*dirs[0], &stored, new).inspect_err(|error| {
+            // If it is gone, what has the name by now is another mount's.
+            if error.kind != ErrorKind::NotFound {
+                let _ = dirs[0].remove(&stored);
+            }
         })?;
         let stat = dirs[0].stat(&stored)?;
         let node = lock(&inner.nodes).refer(dir, name, Kind::Symlink);
@@ -878,12 +938,12 @@ impl Writable for LogFs {
         };
         let stored = other_name(name)?;
         let gone = inner.last_look(dir, &dirs, name)?;
-        // The first store last: as long as it has the directory it is there.
-        for (store, stored_dir) in dirs.iter().enumerate().rev() {
-            match stored_dir.remove_dir(&stored) {
-                Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
-                removed => removed?,
+        if let Err(error) = remove_everywhere(&dirs, &stored) {
+            // It may be another directory now.
+            if let Some(node) = lock(&inner.nodes).named(dir, name) {
+                lock(&inner.dirs).pop(&node);
             }
+            return Err(error);
         }
         inner.keep(gone);
         if let Some(node) = lock(&inner.nodes).removed(dir, name) {
@@ -955,15 +1015,38 @@ impl Writable for LogFs {
                 {
                     return self.rename(from_dir, from, to_dir, to, how);
                 }
+                // Another mount has made a file of that name since it was looked for: containers are never empty.
+                Err(error)
+                    if target.is_none()
+                        && matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty)
+                        && inner.look(to_dir, to)?.found.is_some() =>
+                {
+                    return self.rename(from_dir, from, to_dir, to, how);
+                }
                 renamed => renamed?,
             }
         } else {
             let (old, new) = (other_name(from)?, other_name(to)?);
-            let stores = if source.kind == Kind::Dir { 0..from_dirs.len() } else { 0..1 };
-            for store in stores {
-                match from_dirs[store].rename(&old, &*to_dirs[store], &new, Rename::Replace) {
+            let stores = if source.kind == Kind::Dir { from_dirs.len() } else { 1 };
+            let replaced_dir =
+                target.as_ref().filter(|target| target.kind == Kind::Dir).map(|target| target.stat);
+            for store in 0..stores {
+                // The first store decides whether the name is free; others may have the rest of a directory that was removed.
+                let how = if store == 0 { how } else { Rename::Replace };
+                match rename_or_replace(&*from_dirs[store], &old, &*to_dirs[store], &new, how) {
                     Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
-                    renamed => renamed?,
+                    Err(error) => {
+                        // Another mount has filled the target in this store: all is as it was.
+                        for store in (0..store).rev() {
+                            let (from_dir, to_dir) = (&*from_dirs[store], &*to_dirs[store]);
+                            missing(rename_or_replace(to_dir, &new, from_dir, &old, Rename::Keep))?;
+                            if let Some(like) = &replaced_dir {
+                                make_dir_like(to_dir, &new, like)?;
+                            }
+                        }
+                        return Err(error);
+                    }
+                    Ok(()) => {}
                 }
             }
             if source.kind == Kind::Dir && inner.stores.has_changed(&view)? {
