@@ -10,6 +10,7 @@
 pub mod crash;
 mod operation;
 mod side;
+pub mod truncation;
 
 use std::collections::BTreeSet;
 use std::fmt;

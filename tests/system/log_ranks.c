@@ -1,6 +1,6 @@
 /* Ranks that write one file, each its own records between those of the others, and read what the others wrote.
  *
- *   log_ranks plain|independent|collective|strided|sizes PATH PATH
+ *   log_ranks plain|independent|collective|strided|sizes|truncated PATH PATH
  *
  * Both paths are the same file, in two mounts: ranks with an even number use the first one, others the second. */
 #include <fcntl.h>
@@ -106,6 +106,22 @@ static MPI_File open_shared(int mode) {
     return file;
 }
 
+static void sync_all(MPI_File file);
+
+/* Every rank has written when every rank truncates the file, some of them twice: only what is written afterwards stays. */
+static void truncate_all(MPI_File file) {
+    for (int turn = 0; turn < 3; turn++) {
+        must(MPI_File_write_at(file, offset_of(place(ROUNDS + turn, rank)), records[turn], RECORD_BYTES, MPI_BYTE,
+                               MPI_STATUS_IGNORE),
+             "write_at");
+        sync_all(file);
+        must(MPI_File_set_size(file, 0), "MPI_File_set_size");
+        if (turn == 1 && truncate(path, 0))
+            fail("truncating %s", path);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 /* The records of one rank alone, as if there were no others between them. */
 static void look_at(MPI_File file, int of) {
     MPI_Datatype strided;
@@ -124,6 +140,8 @@ static void sync_all(MPI_File file) {
 
 static void write_shared(const char *how) {
     MPI_File file = open_shared(MPI_MODE_CREATE | MPI_MODE_RDWR);
+    if (!strcmp(how, "truncated"))
+        truncate_all(file);
     if (strcmp(how, "independent")) {
         look_at(file, rank);
         if (strcmp(how, "collective"))

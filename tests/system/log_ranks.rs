@@ -58,7 +58,7 @@ fn ranks_write_one_file_and_read_what_the_others_wrote() {
     }
     let (one, other) = (scene.mount(), scene.mount());
     for way in WAYS {
-        for how in ["plain", "independent", "collective", "strided", "sizes"] {
+        for how in ["plain", "independent", "collective", "strided", "sizes", "truncated"] {
             for (mounts, second) in [("one", &one), ("two", &other)] {
                 if how == "plain" && way != WAYS[0] {
                     continue; // it asks for no MPI-IO

@@ -356,6 +356,43 @@ fn one_of_many_that_make_a_file_exclusively_makes_it() {
 }
 
 #[test]
+fn what_is_written_after_a_truncation_stays_whichever_mount_truncates() {
+    let scene = log_scene!();
+    let mounts = [scene.mount(), scene.mount_with(&[&scene.store], &["--buffer", "4K"])];
+    let paths: Vec<PathBuf> = mounts.iter().map(|mounted| mounted.point.join("file")).collect();
+    File::create(&paths[0]).unwrap();
+    for round in 0..10usize {
+        let open = |path: &PathBuf| {
+            File::options().read(true).write(true).truncate(round % 2 == 0).open(path).unwrap()
+        };
+        let [a, b] = [open(&paths[0]), open(&paths[1])];
+        if round % 3 > 0 {
+            // Both have begun to write.
+            a.write_all_at(&noise(70_000, 1), 0).unwrap();
+            b.write_all_at(&noise(70_000, 2), 70_000).unwrap();
+            a.sync_all().unwrap();
+            b.sync_all().unwrap();
+        }
+        let (first, second) = if round % 4 < 2 { (&b, &a) } else { (&a, &b) };
+        first.set_len(0).unwrap();
+        second.set_len(0).unwrap();
+        b.write_all_at(&noise(50_000, 3 + round as u64), 50_000).unwrap();
+        b.sync_all().unwrap();
+        drop(b);
+        a.write_all_at(&noise(50_000, 4 + round as u64), 0).unwrap();
+        a.sync_all().unwrap();
+        drop(a);
+        let expected = [noise(50_000, 4 + round as u64), noise(50_000, 3 + round as u64)].concat();
+        for path in &paths {
+            assert!(fs::read(path).unwrap() == expected, "round {round}, {}", path.display());
+        }
+    }
+    fs::remove_file(&paths[0]).unwrap();
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+    assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0));
+}
+
+#[test]
 fn of_mounts_that_make_the_same_directory_at_once_one_makes_it_and_it_stays() {
     let scene = log_scene!();
     let second = scene.stage.dir("second");

@@ -23,7 +23,7 @@ use crate::frames::{Frames, Order};
 use crate::heads::{HEAD_BYTES, HeadKind};
 use crate::index_log;
 use crate::log_check::{self, LogFacts, Standing};
-use crate::meta::{Closed, Holder, MetaName, Summary, limit};
+use crate::meta::{Closed, Holder, MetaName, Summary};
 use crate::missing::missing;
 use crate::naming::{OWN, is_own};
 use crate::report;
@@ -695,7 +695,7 @@ impl Work<'_> {
                 return Ok(false);
             }
             let order = Order { epoch: head.epoch, sequence: head.sequence, writer };
-            let limit = limit(&summary.cuts, order);
+            let limit = summary.cuts.limit(order, place + head.bytes());
             end = runs.iter().map(|run| run.end().min(limit)).fold(end, u64::max);
             Ok(true)
         })?;
@@ -866,6 +866,8 @@ fn flats(
     let view = report::view_of(container, summary, 1)?;
     for name in names {
         let sound = match container.open_flat(&name) {
+            // Readers pass over it.
+            Ok(flat) if !flat.is_usable(&summary.cuts) => Ok(true),
             Ok(flat) => says_the_same(&flat, &view, summary),
             Err(error) => Err(error),
         };
@@ -888,14 +890,16 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
         let log = &known[extent.log as usize];
         let frame = log.frames.frame(extent.position);
         let order = Order { epoch: frame.epoch, sequence: frame.sequence, writer: log.writer };
+        let limit = summary.cuts.limit(order, frame.payload_place);
         let pieces = view.pieces(extent.start, extent.end(), &mut |piece| match piece {
             Piece::Data(now) => {
                 let holder = &logs[now.log as usize];
-                is_same &= holder.order(now.position) > order
+                is_same &= now.start >= limit
+                    || holder.order(now.position) > order
                     || holder.writer == log.writer
                         && now.position == extent.position + (now.start - extent.start);
             }
-            Piece::Hole(start, _) => is_same &= limit(&summary.cuts, order) <= start,
+            Piece::Hole(start, _) => is_same &= limit <= start,
         });
         asked = std::mem::replace(&mut asked, Ok(())).and(pieces);
     })?;

@@ -336,7 +336,7 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
                 let first = crate::extents::Extent { start: 5, position: 0, length: 1000, log: 0 };
                 builder.push(first).unwrap();
                 let logs: Vec<_> = view.logs().iter().map(|log| log.to_flat()).collect();
-                let bytes = builder.finish(&logs, 800_000).unwrap();
+                let bytes = builder.finish(&logs, &[], 800_000).unwrap();
                 flat.set_size(bytes).unwrap();
             }
         }

@@ -265,6 +265,23 @@ impl Container {
     /// A loss of power must not give them away again: what was written in them could be there.
     pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
         let (epochs, _) = self.epochs_and_flats()?;
+        self.take_after(epochs, seen, count)
+    }
+
+    /// The epoch for a writer whose name in `meta` is new: `known`, the last one that this node took (0: none), if no other node has
+    /// taken a larger one; otherwise a new one that is larger than all, and than `seen`.
+    ///
+    /// A truncation takes its epoch before it lists `meta`, and a writer calls this after its name is there: so either the
+    /// writer's epoch is later than the truncation, or the truncation finds the name.
+    pub fn epoch_of_new_writer(&self, known: u64, seen: u64) -> Result<u64> {
+        let (epochs, _) = self.epochs_and_flats()?;
+        if known > 0 && epochs.last().is_none_or(|last| *last <= known) {
+            return Ok(known);
+        }
+        self.take_after(epochs, seen.max(known), 1)
+    }
+
+    fn take_after(&self, epochs: Vec<u64>, seen: u64, count: u64) -> Result<u64> {
         let last = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen);
         // No node counts so far: somebody has made up a name.
         let epoch = last.checked_add(count).ok_or_else(|| Error {

@@ -13,6 +13,7 @@ use crate::damage::Damage;
 use crate::extents::Extent;
 use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
 use crate::heads::{HEAD_BYTES, Head, HeadKind};
+use crate::meta::Truncations;
 use crate::runs::FILE_END_MAX;
 
 const TAIL_BYTES: usize = 64;
@@ -39,6 +40,19 @@ pub struct FlatLog {
     pub frames: Frames,
 }
 
+impl FlatLog {
+    /// An entry that says that a truncation is taken into account.
+    fn of_truncation(number: u64, block_bytes: u64) -> FlatLog {
+        let frames = Frames::new(block_bytes, HEAD_BYTES as u64);
+        FlatLog { writer: number, index_place: 0, indexed: (0, HEAD_BYTES as u64), synced: 0, frames }
+    }
+
+    /// Nothing of the log was known, or it is the entry of a truncation.
+    fn is_empty(&self) -> bool {
+        self.index_place == 0 && self.frames.groups().is_empty()
+    }
+}
+
 /// Writes a flat index: extents as they come, which are sorted and do not overlap, then the tables. What is written goes to
 /// `put` with its place, each piece behind the one before.
 pub struct Builder<P> {
@@ -47,13 +61,22 @@ pub struct Builder<P> {
     page: Vec<Extent>,
     table: Vec<u8>,
     pages: u64,
+    block_bytes: u64,
 }
 
 impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
     /// Begins a flat index of the container with this record.
     pub fn new(mut put: P, container: &Head) -> Result<Builder<P>> {
         put(&[&container.of(HeadKind::Flat, 0).encode()], 0)?;
-        Ok(Builder { put, place: HEAD_BYTES as u64, page: Vec::new(), table: Vec::new(), pages: 0 })
+        let block_bytes = container.block_bytes.into();
+        Ok(Builder {
+            put,
+            place: HEAD_BYTES as u64,
+            page: Vec::new(),
+            table: Vec::new(),
+            pages: 0,
+            block_bytes,
+        })
     }
 
     pub fn push(&mut self, extent: Extent) -> Result<()> {
@@ -77,12 +100,15 @@ impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
         Ok(())
     }
 
-    /// Writes the tables. `size` is that of the logged file. Returns the bytes of the flat index.
-    pub fn finish(mut self, logs: &[FlatLog], size: u64) -> Result<u64> {
+    /// Writes the tables. `cuts`: the numbers of the truncations that are taken into account. `size` is that of the logged
+    /// file. Returns the bytes of the flat index.
+    pub fn finish(mut self, logs: &[FlatLog], cuts: &[u64], size: u64) -> Result<u64> {
         self.end_page()?;
         let logs_place = self.place + self.table.len() as u64;
         let mut tables = self.table;
-        for log in logs {
+        let cuts: Vec<FlatLog> =
+            cuts.iter().map(|number| FlatLog::of_truncation(*number, self.block_bytes)).collect();
+        for log in logs.iter().chain(&cuts) {
             tables.extend(log.writer.to_le_bytes());
             let groups = log.frames.groups();
             for number in [log.index_place, log.indexed.0, log.indexed.1, log.synced, groups.len() as u64] {
@@ -92,7 +118,8 @@ impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
         }
         let mut tail = [0; TAIL_BYTES];
         tail[..8].copy_from_slice(TAIL_MAGIC);
-        let numbers = [self.place, logs_place, self.pages, logs.len() as u64, size, xxh3_64(&tables)];
+        let count = (logs.len() + cuts.len()) as u64;
+        let numbers = [self.place, logs_place, self.pages, count, size, xxh3_64(&tables)];
         for (at, number) in (8..).step_by(8).zip(numbers) {
             tail[at..at + 8].copy_from_slice(&u64::to_le_bytes(number));
         }
@@ -201,6 +228,8 @@ pub struct Flat {
     file: Box<dyn File>,
     pages: Vec<Page>,
     logs: Vec<FlatLog>,
+    /// Numbers of the truncations that are taken into account, and of logs of which nothing is known.
+    cuts: Vec<u64>,
     size: u64,
     latest: Order,
     kept: Mutex<LruCache<usize, Arc<Vec<Extent>>>>,
@@ -260,19 +289,40 @@ impl Flat {
             return Err(damage(pages_place, "its pages do not fit together"));
         }
         let mut bytes = Bytes::new(log_table, "the table of logs");
-        let logs =
+        let mut logs =
             decode_logs(&mut bytes, logs, container.block_bytes.into()).map_err(|wrong| wrong.of(name))?;
+        let cuts = logs.iter().filter(|log| log.is_empty()).map(|log| log.writer).collect();
+        while logs.last().is_some_and(FlatLog::is_empty) {
+            logs.pop();
+        }
         let latest = logs.iter().filter_map(|log| {
             let last = log.frames.frame(log.frames.position().checked_sub(1)?);
             Some(Order { epoch: last.epoch, sequence: last.sequence, writer: log.writer })
         });
         let latest = latest.max().unwrap_or_default();
         let kept = Mutex::new(LruCache::new(PAGES_KEPT));
-        Ok(Flat { file, pages, logs, size: file_size, latest, kept })
+        Ok(Flat { file, pages, logs, cuts, size: file_size, latest, kept })
     }
 
     pub fn logs(&self) -> &[FlatLog] {
         &self.logs
+    }
+
+    /// The numbers of the truncations that it takes into account, among others.
+    pub fn cuts(&self) -> &[u64] {
+        &self.cuts
+    }
+
+    /// Whether what the logs have beyond it, and truncations, can be applied to it: a truncation that it does not take into account
+    /// covers all that it has. Otherwise it may lack bytes that were hidden by others when it was made, which the truncation took.
+    pub fn is_usable(&self, truncations: &Truncations) -> bool {
+        truncations.other_than(&self.cuts).all(|(cut, mut partly)| {
+            cut.order > self.latest
+                && partly.all(|(writer, bytes)| {
+                    let log = self.logs.iter().find(|log| log.writer == *writer);
+                    log.is_none_or(|log| log.frames.begins_within(*bytes))
+                })
+        })
     }
 
     /// The size of the logged file when this was made.
@@ -431,7 +481,7 @@ mod tests {
         let put = |pieces: &[&[u8]], place| file.write_pieces_at(pieces, place);
         let mut builder = Builder::new(put, &RECORD).unwrap();
         extents.iter().for_each(|extent| builder.push(*extent).unwrap());
-        let bytes = builder.finish(logs, 12345).unwrap();
+        let bytes = builder.finish(logs, &[], 12345).unwrap();
         (store, bytes)
     }
 

@@ -56,7 +56,7 @@ pub(crate) fn write(
     })?;
     pushed?;
     let logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
-    let bytes = builder.finish(&logs, view.size().min(FILE_END_MAX))?;
+    let bytes = builder.finish(&logs, &view.truncations().numbers(), view.size().min(FILE_END_MAX))?;
     Ok(Flattened { logs: logs.len() as u64, extents, bytes })
 }
 

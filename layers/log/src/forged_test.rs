@@ -87,7 +87,9 @@ fn where_no_epoch_is_left_nobody_writes() {
         assert_eq!(container.take_epochs(seen, 1).unwrap_err().kind, ErrorKind::Damaged);
     }
     let fs = mount(std::slice::from_ref(&store), 2, 1);
-    let written: Result<()> = again(&fs, "f", 1).write_at(b"x", 0);
+    let file = again(&fs, "f", 1);
+    let written: Result<()> = file.write_at(b"x", 0).and_then(|()| file.publish());
     assert_eq!(written.unwrap_err().kind, ErrorKind::Damaged);
+    drop(file);
     fs.remove(fs.root(), b"f").unwrap();
 }

@@ -186,6 +186,12 @@ impl Frames {
         }
     }
 
+    /// Whether the payload of every frame begins within the first `bytes` of the data log.
+    pub fn begins_within(&self, bytes: u64) -> bool {
+        let last = self.position().checked_sub(1).map(|last| self.frame(last));
+        last.is_none_or(|last| last.payload_place < bytes)
+    }
+
     /// Every frame, with the bytes of its head and runs.
     pub fn iter(&self) -> impl Iterator<Item = (Frame, u64)> {
         self.groups.iter().flat_map(|group| {

@@ -171,8 +171,8 @@ pub fn look(
         match facts.standing {
             Standing::Closed(closed) => {
                 // Who cuts a file to nothing removes logs first, then their names.
-                let cut = summary.last_cut();
-                facts.is_dead = cut.is_some_and(|cut| cut.size == 0 && closed.last_epoch < cut.order.epoch);
+                let is_empty = summary.last_cut().is_some_and(|cut| cut.size == 0);
+                facts.is_dead = is_empty && summary.cuts.last_covers(&closed);
                 if !facts.is_dead {
                     facts.troubles.push(Trouble::Short(writer, closed.data_bytes));
                 }
@@ -466,7 +466,7 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
     }
     facts.can_index = !is_inside && !walk.headless && !walk.lacks_synced;
     if walk.is_short {
-        let of = |order| crate::meta::limit(&summary.cuts, order);
+        let of = |order| summary.cuts.limit(order, walk.place);
         let order =
             crate::frames::Order { epoch: facts.epochs.map_or(0, |(first, _)| first), sequence: 0, writer };
         facts.lost_end = facts.lost.iter().map(|(.., end)| (*end).min(of(order))).max().unwrap_or(0);
@@ -476,7 +476,7 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
             facts.troubles.push(Trouble::Short(writer, closed.data_bytes - walk.place));
             facts.can_index = false;
         } else if facts.can_index {
-            let is_cut = !summary.cuts.is_empty();
+            let is_cut = summary.last_cut().is_some();
             facts.closed_is_wrong = facts.epochs != Some((closed.first_epoch, closed.last_epoch))
                 || closed.data_bytes != walk.place
                 // More than the log has is what was lost before it was synced.

@@ -18,7 +18,7 @@ use crate::data_log::{self, Block, Edges};
 use crate::descriptors::Descriptors;
 use crate::flatten::{self, Flattened};
 use crate::frames::Order;
-use crate::meta::{Cut, MetaName, Summary};
+use crate::meta::{COVERS_MAX, Covers, Cut, MetaName, Summary};
 use crate::missing::missing;
 use crate::runs::FILE_END_MAX;
 use crate::share::Share;
@@ -193,6 +193,7 @@ impl LogFile {
             let mut clock = self.clock();
             let others: Vec<Arc<Writer>> = clock.known.values().cloned().collect();
             clock.known.insert(id, Arc::clone(&writer));
+            clock.ours.insert(id);
             // From here on everybody says what they collect ...
             let were_several = clock.are_several;
             clock.are_several |= clock.known.len() > 1;
@@ -253,10 +254,11 @@ impl LogFile {
         ended
     }
 
-    /// Takes an epoch if there is none, or if what is written now must be later than what was synced or seen.
+    /// Takes a new epoch if what is written now must be later than what was synced or seen. The first one is taken with the first
+    /// frame.
     fn settle(&self) -> Result<()> {
         let mut clock = self.clock();
-        if clock.epoch != 0 && !clock.is_stale {
+        if clock.epoch == 0 || !clock.is_stale {
             return Ok(());
         }
         // Who opened after us took a larger epoch; who opened with us may have taken the same, and who still writes may
@@ -266,7 +268,7 @@ impl LogFile {
             summary.epoch_of(&foreign) < clock.epoch
                 && !summary.open.iter().any(|running| foreign(running.writer))
         };
-        if clock.epoch == 0 || clock.seen >= clock.epoch || !is_alone(&self.container.summary()?) {
+        if clock.seen >= clock.epoch || !is_alone(&self.container.summary()?) {
             clock.epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 1)?;
             clock.end_known = false;
         }
@@ -709,6 +711,7 @@ impl LogFile {
         }
         let order = self.moment()?;
         let name = |time| MetaName::Cut(Cut { order, size, time });
+        self.add_covers(order.writer)?;
         self.container.add_meta(&name(Time::default()))?;
         // By the clock of the file system below: the time of the name itself. Where another has cut the file to nothing since, and
         // removed this name, that is the later cut.
@@ -741,13 +744,40 @@ impl LogFile {
         self.follow_to(&summary)
     }
 
+    /// Says how much of the logs of other mounts' open writers the truncation `cut` covers: what it has not found there is later
+    /// than it, whatever its epoch. The epoch of the truncation was taken before, and its own name comes afterwards.
+    ///
+    /// These names need no sync: a writer's sync of what it wrote after the truncation syncs `meta`.
+    fn add_covers(&self, cut: u64) -> Result<()> {
+        let summary = self.container.summary()?;
+        let mut logs = Vec::new();
+        for running in summary.open.iter().filter(|running| !self.is_ours(running.writer)) {
+            let published = running.told.map_or(0, |told| told.data_bytes);
+            let stored = match self.container.stat_data(running.writer) {
+                Ok(stat) => stat.size_bytes,
+                // Not made yet, or in a directory of another user: what was published counts.
+                Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::PermissionDenied) => 0,
+                Err(error) => return Err(error),
+            };
+            logs.push((running.writer, published.max(stored)));
+        }
+        let names: Vec<MetaName> = (logs.chunks(COVERS_MAX))
+            .map(|logs| MetaName::Covers(Covers { cut, logs: logs.to_vec() }))
+            .collect();
+        let added = names.iter().try_for_each(|name| self.container.add_meta(name));
+        if added.is_err() {
+            // Without the name of the truncation they say nothing.
+            names.iter().for_each(|name| drop(self.container.remove_meta(name)));
+        }
+        added
+    }
+
     /// After a cut to nothing: logs whose writers ended before it hold nothing any more.
     fn drop_dead_logs(&self, summary: &Summary) -> Result<()> {
         let Some(cut) = summary.last_cut().filter(|cut| cut.size == 0 && summary.open.is_empty()) else {
             return Ok(());
         };
-        let dead: Vec<_> =
-            summary.closed.iter().filter(|closed| closed.last_epoch < cut.order.epoch).collect();
+        let dead: Vec<_> = summary.closed.iter().filter(|closed| summary.cuts.last_covers(closed)).collect();
         // Others may remove the same at the same time.
         for closed in &dead {
             self.descriptors.forget(&self.container, closed.writer);
@@ -756,7 +786,7 @@ impl LogFile {
         }
         self.container.remove_flats()?;
         if dead.len() == summary.closed.len() {
-            for earlier in summary.cuts.iter().filter(|earlier| earlier.order < cut.order) {
+            for earlier in summary.cuts.cuts().iter().filter(|earlier| earlier.order < cut.order) {
                 missing(self.container.remove_meta(&MetaName::Cut(*earlier)))?;
             }
         }
@@ -785,6 +815,21 @@ fn end_of(offset: u64, length: usize) -> Result<u64> {
 impl Site for LogFile {
     fn container(&self) -> &Container {
         &self.container
+    }
+
+    fn begin(&self) -> Result<()> {
+        let (known, seen) = {
+            let clock = self.clock();
+            (clock.epoch, clock.seen)
+        };
+        let epoch = self.container.epoch_of_new_writer(known, seen)?;
+        let mut clock = self.clock();
+        if epoch > clock.epoch {
+            clock.epoch = epoch;
+            clock.is_stale &= clock.seen >= epoch;
+            clock.end_known &= known == 0;
+        }
+        Ok(())
     }
 
     fn next_order(&self, writer: u64) -> Order {

@@ -1,6 +1,8 @@
 //! The names in a container's `meta` directory, which tell size and time of a file without a look into its logs
 //! (the metadir and openhosts of PLFS, figure 1). Drawn in docs/formats/log.md. Values to values, no I/O.
 
+use std::collections::HashMap;
+
 use quell_fs::Time;
 
 use crate::frames::Order;
@@ -61,12 +63,25 @@ pub struct Cut {
     pub time: Time,
 }
 
+/// How much of the data logs of other mounts' open writers a truncation covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Covers {
+    /// The number of the truncation: `writer` of its order.
+    pub cut: u64,
+    /// For each writer the covered bytes of its data log; at most [`COVERS_MAX`] writers.
+    pub logs: Vec<(u64, u64)>,
+}
+
+/// So many writers fit into one `covers` name, however many bytes they have written.
+pub const COVERS_MAX: usize = 6;
+
 /// One name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetaName {
     Open(Running),
     Closed(Closed),
     Cut(Cut),
+    Covers(Covers),
     /// The modification time was set.
     Time(Order, Time),
 }
@@ -98,6 +113,11 @@ impl MetaName {
             MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
                 format!("cut-{epoch:x}-{sequence:x}-{writer:016x}-{size:x}-{}", time(at))
             }
+            MetaName::Covers(Covers { cut, logs }) => {
+                let logs: String =
+                    logs.iter().map(|(writer, bytes)| format!("-{writer:016x}-{bytes:x}")).collect();
+                format!("covers-{cut:016x}{logs}")
+            }
             MetaName::Time(Order { epoch, sequence, writer }, at) => {
                 format!("time-{epoch:x}-{sequence:x}-{writer:016x}-{}", time(at))
             }
@@ -128,6 +148,16 @@ impl MetaName {
                 let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
                 MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: time(s, n)? })
             }
+            "covers" => {
+                let numbers: Vec<u64> = rest.split('-').map(hex).collect::<Option<_>>()?;
+                let (cut, logs) = numbers.split_first()?;
+                let (logs, rest) = logs.as_chunks::<2>();
+                if logs.is_empty() || logs.len() > COVERS_MAX || !rest.is_empty() {
+                    return None;
+                }
+                let logs = logs.iter().map(|[writer, bytes]| (*writer, *bytes)).collect();
+                MetaName::Covers(Covers { cut: *cut, logs })
+            }
             "time" => {
                 let [epoch, sequence, writer, s, n] = numbers(rest)?;
                 MetaName::Time(Order { epoch, sequence, writer }, time(s, n)?)
@@ -153,14 +183,113 @@ fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
     Some(Time { seconds: seconds as i64, nanoseconds })
 }
 
+/// All truncations of a file, and how much of each data log they cover.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Truncations {
+    /// In order.
+    cuts: Vec<Cut>,
+    covers: Vec<Covers>,
+    /// For each writer that was open in another mount during a truncation: the order of that truncation and the
+    /// bytes of the data log that it covers; in order.
+    partial: HashMap<u64, Vec<(Order, u64)>>,
+}
+
+impl Truncations {
+    fn new(mut cuts: Vec<Cut>, mut covers: Vec<Covers>) -> Truncations {
+        cuts.sort_by_key(|cut| (cut.order, cut.size, cut.time));
+        cuts.dedup();
+        covers.sort_unstable_by(|a, b| (a.cut, &a.logs).cmp(&(b.cut, &b.logs)));
+        covers.dedup();
+        let mut partial: HashMap<u64, Vec<(Order, u64)>> = HashMap::new();
+        for cut in &cuts {
+            for (writer, bytes) in covers_of(&covers, cut.order.writer).iter().flat_map(|covers| &covers.logs)
+            {
+                partial.entry(*writer).or_default().push((cut.order, *bytes));
+            }
+        }
+        Truncations { cuts, covers, partial }
+    }
+
+    /// In order.
+    pub fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    pub fn last(&self) -> Option<&Cut> {
+        self.cuts.last()
+    }
+
+    /// The order that a frame has towards truncations. A frame whose payload does not begin within the bytes that a
+    /// truncation covers was written after that truncation, and after all that are earlier than it, whatever its epoch.
+    fn order_of(&self, order: Order, payload_place: u64) -> Order {
+        let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
+        let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_place);
+        before.map_or(order, |(cut, _)| order.max(*cut))
+    }
+
+    /// Where the bytes end that truncations left of a frame.
+    pub fn limit(&self, order: Order, payload_place: u64) -> u64 {
+        if self.cuts.is_empty() {
+            return u64::MAX;
+        }
+        let order = self.order_of(order, payload_place);
+        self.cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
+    }
+
+    /// Where the bytes end that truncations other than those numbered in `known` left of something that ends at `end` and
+    /// that they all cover.
+    pub fn end_after(&self, end: u64, known: &[u64]) -> u64 {
+        self.cuts
+            .iter()
+            .filter(|cut| !known.contains(&cut.order.writer))
+            .fold(end, |end, cut| end.min(cut.size))
+    }
+
+    /// Truncations other than those numbered in `known`, each with the writers whose logs it covers in part.
+    pub fn other_than(
+        &self,
+        known: &[u64],
+    ) -> impl Iterator<Item = (&Cut, impl Iterator<Item = &(u64, u64)>)> {
+        let others = self.cuts.iter().filter(|cut| !known.contains(&cut.order.writer));
+        others.map(|cut| {
+            (cut, covers_of(&self.covers, cut.order.writer).iter().flat_map(|covers| &covers.logs))
+        })
+    }
+
+    /// The numbers of all of them.
+    pub fn numbers(&self) -> Vec<u64> {
+        self.cuts.iter().map(|cut| cut.order.writer).collect()
+    }
+
+    /// Whether the last truncation does not cover all of the first `bytes` of a writer's data log.
+    fn leaves_some(&self, writer: u64, bytes: u64) -> bool {
+        let last = self.partial.get(&writer).and_then(|partial| partial.last());
+        last.is_some_and(|(cut, covered)| {
+            *covered < bytes && self.last().is_some_and(|last| last.order == *cut)
+        })
+    }
+
+    /// Whether the last truncation covers all that a writer that has ended wrote.
+    pub fn last_covers(&self, closed: &Closed) -> bool {
+        self.last().is_some_and(|last| closed.last_epoch < last.order.epoch)
+            && !self.leaves_some(closed.writer, closed.data_bytes)
+    }
+}
+
+/// The names of one truncation among sorted ones.
+fn covers_of(covers: &[Covers], cut: u64) -> &[Covers] {
+    let from = covers.partition_point(|covers| covers.cut < cut);
+    let to = covers.partition_point(|covers| covers.cut <= cut);
+    &covers[from..to]
+}
+
 /// What all names of a container say together.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     /// Writers that have not ended.
     pub open: Vec<Running>,
     pub closed: Vec<Closed>,
-    /// In order.
-    pub cuts: Vec<Cut>,
+    pub cuts: Truncations,
     set_time: Option<(Order, Time)>,
     /// All times that were set, in order.
     set_times: Vec<(Order, Time)>,
@@ -170,11 +299,13 @@ impl Summary {
     /// Names that say nothing are passed over: fsck tells of them. A name may come twice.
     pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
         let mut summary = Summary::default();
+        let (mut cuts, mut covers) = (Vec::new(), Vec::new());
         for name in names {
             match MetaName::decode(&name) {
                 Some(MetaName::Open(running)) => summary.open.push(running),
                 Some(MetaName::Closed(closed)) => summary.closed.push(closed),
-                Some(MetaName::Cut(cut)) => summary.cuts.push(cut),
+                Some(MetaName::Cut(cut)) => cuts.push(cut),
+                Some(MetaName::Covers(covered)) => covers.push(covered),
                 Some(MetaName::Time(order, time)) => {
                     summary.set_time = summary.set_time.max(Some((order, time)));
                     summary.set_times.push((order, time));
@@ -183,7 +314,8 @@ impl Summary {
             }
         }
         // A name that was changed while they were read may be there as it was, too: what it says now is more.
-        let Summary { open, closed, cuts, set_times, .. } = &mut summary;
+        summary.cuts = Truncations::new(cuts, covers);
+        let Summary { open, closed, set_times, .. } = &mut summary;
         open.sort_by_key(|running| {
             (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
         });
@@ -191,8 +323,6 @@ impl Summary {
         closed.sort_by_key(|ended| (ended.writer, !ended.is_synced));
         closed.dedup_by_key(|ended| ended.writer);
         open.retain(|running| closed.binary_search_by_key(&running.writer, |ended| ended.writer).is_err());
-        cuts.sort_by_key(|cut| (cut.order, cut.size, cut.time));
-        cuts.dedup();
         set_times.sort_unstable();
         set_times.dedup();
         summary
@@ -219,16 +349,17 @@ impl Summary {
         let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
         let mut size = self.last_cut().map_or(0, |cut| cut.size);
         let closed = self.closed.iter().map(|closed| {
-            let Closed { writer, first_epoch, last_epoch, end, .. } = *closed;
-            (writer, first_epoch, last_epoch, end)
+            let Closed { writer, first_epoch, last_epoch, end, data_bytes, .. } = *closed;
+            (writer, first_epoch, last_epoch, end, data_bytes)
         });
         let open = self.open.iter().filter_map(|running| {
-            running.told.map(|told| (running.writer, running.first_epoch, told.last_epoch, told.end))
+            let Running { writer, first_epoch, told, .. } = *running;
+            told.map(|told| (writer, first_epoch, told.last_epoch, told.end, told.data_bytes))
         });
-        for (writer, first_epoch, last_epoch, end) in closed.chain(open) {
+        for (writer, first_epoch, last_epoch, end, data_bytes) in closed.chain(open) {
             if first_epoch > cut_epoch {
                 size = size.max(end);
-            } else if last_epoch >= cut_epoch {
+            } else if last_epoch >= cut_epoch || self.cuts.leaves_some(writer, data_bytes) {
                 ask.push(writer);
             }
         }
@@ -246,7 +377,7 @@ impl Summary {
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
         let told = self.open.iter().filter_map(|running| running.told);
         let told = told.filter(|told| told.last_epoch > set_epoch);
-        let cuts = self.cuts.iter().filter(|cut| cut.order.epoch > set_epoch);
+        let cuts = self.cuts.cuts().iter().filter(|cut| cut.order.epoch > set_epoch);
         let written = closed.map(|closed| closed.time).chain(told.map(|told| told.time));
         written.chain(cuts.map(|cut| cut.time)).max()
     }
@@ -256,7 +387,8 @@ impl Summary {
     /// Of times that were set the latest counts alone. An earlier cut that left at least as many bytes takes nothing that the
     /// new one does not take: what is earlier than it is earlier than the new one as well, and ends there or before (`limit` is
     /// the smallest of those that apply). The size is that of the last cut, which it is not, and the time of writing that of
-    /// the new one, which is later.
+    /// the new one, which is later. A cut that covers logs in part stays as long as an earlier one does: what it does not cover
+    /// is later than the earlier one, too.
     pub fn superseded(&self, new: &MetaName) -> Vec<MetaName> {
         match new {
             MetaName::Time(order, _) => {
@@ -264,10 +396,20 @@ impl Summary {
                 earlier.map(|(order, time)| MetaName::Time(*order, *time)).collect()
             }
             MetaName::Cut(new) => {
-                let earlier = self.cuts.iter().filter(|cut| cut.order < new.order && cut.size >= new.size);
-                earlier.map(|cut| MetaName::Cut(*cut)).collect()
+                let (mut names, mut is_any_left) = (Vec::new(), false);
+                for cut in self.cuts.cuts().iter().filter(|cut| cut.order < new.order) {
+                    let covers = covers_of(&self.cuts.covers, cut.order.writer);
+                    if cut.size < new.size || is_any_left && !covers.is_empty() {
+                        is_any_left = true;
+                        continue;
+                    }
+                    // The cut first: without its other names it would take more than it did.
+                    names.push(MetaName::Cut(*cut));
+                    names.extend(covers.iter().cloned().map(MetaName::Covers));
+                }
+                names
             }
-            MetaName::Open(_) | MetaName::Closed(_) => Vec::new(),
+            MetaName::Open(_) | MetaName::Closed(_) | MetaName::Covers(_) => Vec::new(),
         }
     }
 
@@ -301,15 +443,10 @@ impl Summary {
         let open = open.map(|running| running.told.map_or(running.first_epoch, |told| told.last_epoch));
         let closed =
             self.closed.iter().filter(|closed| counts(closed.writer)).map(|closed| closed.last_epoch);
-        let cuts = self.cuts.iter().map(|cut| cut.order.epoch);
+        let cuts = self.cuts.cuts().iter().map(|cut| cut.order.epoch);
         let set = self.set_time.iter().map(|(order, _)| order.epoch);
         open.chain(closed).chain(cuts).chain(set).max().unwrap_or(0)
     }
-}
-
-/// What `order` allows an extent to reach: bytes beyond a later cut are gone.
-pub fn limit(cuts: &[Cut], order: Order) -> u64 {
-    cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -354,6 +491,8 @@ mod tests {
             MetaName::Open(running),
             closed(17, 1, 2, u64::MAX, 12),
             MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
+            MetaName::Covers(Covers { cut: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
+            MetaName::Covers(Covers { cut: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
             MetaName::Time(order(1, 2), TIME),
         ] {
             let encoded = name.encode();
@@ -372,6 +511,9 @@ mod tests {
             "time-01-2-0000000000000007-0-0",
             "time-+1-2-0000000000000007-0-0",
             "cut-1-2-7-0-0-0",
+            "covers-0000000000000007",
+            "covers-0000000000000007-0000000000000001",
+            "covers-7-0000000000000001-40",
             "open-0000000000000007-1-0-5-0-0-0-1-1-node",
             "open-0000000000000007-1-1-5-0-0-0-1-1",
         ] {
@@ -391,6 +533,51 @@ mod tests {
         // Nobody can tell from the name whether it wrote before the cut or after.
         assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
         assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
+    }
+
+    #[test]
+    fn what_a_writer_of_another_mount_wrote_after_a_cut_is_left_by_it_and_by_earlier_ones() {
+        let cut = |epoch, writer, size| {
+            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+        };
+        let covers = |cut, writer, bytes| MetaName::Covers(Covers { cut, logs: vec![(writer, bytes)] });
+        // The first one had looked late, when the second had already looked: what came between was written after both.
+        let names = [cut(10, 1, 0), covers(1, 7, 900), cut(12, 2, 50), covers(2, 7, 500), covers(3, 7, 0)];
+        let cuts = summary(&names).cuts;
+        let frame = |epoch, place| cuts.limit(order(epoch, 0), place);
+        assert_eq!((frame(3, 100), frame(3, 499)), (0, 0));
+        assert_eq!((frame(3, 500), frame(3, 950)), (u64::MAX, u64::MAX));
+        assert_eq!((frame(11, 100), frame(13, 100)), (50, u64::MAX));
+        let of_another = Order { writer: 8, ..order(3, 0) };
+        assert_eq!(cuts.limit(of_another, 950), 0);
+        // Without its names a cut is as it was, as long as the later one is there.
+        let lost = summary(&[cut(10, 1, 0), cut(12, 2, 50), covers(2, 7, 500)]).cuts;
+        assert_eq!((lost.limit(order(3, 0), 499), lost.limit(order(3, 0), 500)), (0, u64::MAX));
+    }
+
+    #[test]
+    fn a_writer_that_wrote_after_a_cut_is_asked_for_the_size_and_not_dead() {
+        let cut =
+            MetaName::Cut(Cut { order: Order { epoch: 9, sequence: 0, writer: 1 }, size: 0, time: TIME });
+        let covers = |bytes| MetaName::Covers(Covers { cut: 1, logs: vec![(4, bytes)] });
+        let ended = Closed { data_bytes: 500, ..closed_of(4, 70) };
+        for (bytes, ask) in [(499, vec![4]), (500, vec![])] {
+            let all = summary(&[MetaName::Closed(ended), cut.clone(), covers(bytes)]);
+            assert_eq!(all.cuts.last_covers(&ended), ask.is_empty());
+            assert_eq!(all.size(), (0, ask));
+        }
+    }
+
+    #[test]
+    fn a_cut_that_covers_logs_in_part_goes_with_its_names_and_not_before_an_earlier_one() {
+        let cut = |epoch, writer, size| {
+            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+        };
+        let covers = |cut| MetaName::Covers(Covers { cut, logs: vec![(7, 100)] });
+        let all = [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15), cut(8, 4, 0)];
+        let gone = |new: usize| summary(&all[..=new]).superseded(&all[new]);
+        assert_eq!(gone(5), [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15)]);
+        assert_eq!(gone(4), []);
     }
 
     #[test]
@@ -444,13 +631,13 @@ mod tests {
             }
             let left = summary(&names);
             assert_eq!(left.set_times.len(), 1);
-            assert!(left.cuts.is_sorted_by(|a, b| a.size < b.size));
+            assert!(left.cuts.cuts().is_sorted_by(|a, b| a.size < b.size));
             assert_eq!((left.size(), left.epoch()), (all.size(), all.epoch()));
             assert_eq!((left.modified(), left.written()), (all.modified(), all.written()));
             for epoch in 0..8 {
                 for sequence in (0..1000).step_by(7) {
                     let at = Order { epoch, sequence, writer: 7 };
-                    assert_eq!(limit(&left.cuts, at), limit(&all.cuts, at));
+                    assert_eq!(left.cuts.limit(at, 0), all.cuts.limit(at, 0));
                 }
             }
         }
@@ -459,9 +646,9 @@ mod tests {
     #[test]
     fn what_is_earlier_than_a_cut_ends_there() {
         let cut = |epoch, size| Cut { order: order(epoch, 0), size, time: TIME };
-        let cuts = [cut(2, 10), cut(4, 100)];
-        assert_eq!(limit(&cuts, order(1, 0)), 10);
-        assert_eq!(limit(&cuts, order(3, 0)), 100);
-        assert_eq!(limit(&cuts, order(5, 0)), u64::MAX);
+        let cuts = Truncations::new(vec![cut(2, 10), cut(4, 100)], Vec::new());
+        assert_eq!(cuts.limit(order(1, 0), 0), 10);
+        assert_eq!(cuts.limit(order(3, 0), 0), 100);
+        assert_eq!(cuts.limit(order(5, 0), 0), u64::MAX);
     }
 }

@@ -278,6 +278,8 @@ fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
     }
     let temp = tempfile::tempdir().unwrap();
     std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // No two mounts give the same numbers.
+    let mounts = std::sync::atomic::AtomicU64::new(1000);
     // Capabilities go with the user; both are the thread's alone.
     let as_user = |uid: u32, work: &(dyn Fn(&LogFs) + Sync)| {
         std::thread::scope(|scope| {
@@ -286,7 +288,8 @@ fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
                 rustix::thread::set_thread_groups(&[]).unwrap();
                 rustix::thread::set_thread_res_gid(group, group, group).unwrap();
                 rustix::thread::set_thread_res_uid(id, id, id).unwrap();
-                let mut host = host(uid.into(), uid);
+                let seed = mounts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let mut host = host(seed, uid);
                 (host.uid, host.gid) = (uid, 100);
                 let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open(temp.path()).unwrap());
                 let choices = Choices { flatten_bytes: 1 << 20, ..Choices::default() };

@@ -7,7 +7,7 @@ use crate::bytes::{u32_at, u64_at};
 use crate::data_log;
 use crate::extents::Extent;
 use crate::flat::{Builder, FlatLog, reseal_flat};
-use crate::frames::{FRAME_HEAD_BYTES, Frames};
+use crate::frames::{FRAME_HEAD_BYTES, Frames, Order};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::index_log::{self, BATCH_HEAD_BYTES};
 use crate::meta::{MetaName, Summary};
@@ -111,7 +111,7 @@ const RECORD: Head = Head {
     directories: 32,
 };
 
-fn written(extents: &[Extent], logs: &[FlatLog], size: u64) -> Vec<u8> {
+fn written(extents: &[Extent], logs: &[FlatLog], cuts: &[u64], size: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let put = |pieces: &[&[u8]], _| {
         pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
@@ -119,7 +119,7 @@ fn written(extents: &[Extent], logs: &[FlatLog], size: u64) -> Vec<u8> {
     };
     let mut builder = Builder::new(put, &RECORD).expect("memory takes it");
     extents.iter().for_each(|extent| builder.push(*extent).expect("memory takes it"));
-    builder.finish(logs, size).expect("memory takes it");
+    builder.finish(logs, cuts, size).expect("memory takes it");
     bytes
 }
 
@@ -144,8 +144,10 @@ pub fn share(bytes: &[u8], is_sealed: bool) {
             assert!(frame.position <= at && at < frame.end());
         }
     }
-    let again = Share::decode(written(&extents, logs, 0), &RECORD).expect("what we encode we read");
+    let again =
+        Share::decode(written(&extents, logs, share.cuts(), 0), &RECORD).expect("what we encode we read");
     assert_eq!((extents_of(&again), again.logs()), (extents, logs));
+    assert!(share.cuts().iter().all(|cut| again.cuts().contains(cut)));
 }
 
 /// The placement map of several stores.
@@ -190,9 +192,14 @@ pub fn names(lines: &[u8]) {
     }
     let summary = Summary::of(names.iter().map(|name| name.to_vec()));
     let (size, ask) = summary.size();
-    assert!(summary.cuts.iter().rev().take(1).all(|cut| cut.size <= size));
+    assert!(summary.cuts.last().is_none_or(|cut| cut.size <= size));
     assert!(ask.len() <= names.len());
     let _ = (summary.modified(), summary.written(), summary.data_bytes(), summary.epoch());
+    for cut in summary.cuts.cuts() {
+        assert!(!summary.superseded(&MetaName::Cut(*cut)).contains(&MetaName::Cut(*cut)));
+        let order = Order { epoch: 0, ..cut.order };
+        assert!(summary.cuts.limit(order, 0) <= summary.cuts.limit(order, u64::MAX));
+    }
 }
 
 /// One of each, to begin with: the question, a name, and bytes.
@@ -221,7 +228,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let names = "open-0000000000000007-2-0-0-0-0-0-1f4-9c0-0123.node1\n\
         open-0000000000000007-2-3-f4240-f4a00-65f00000-3b9ac9ff-1f4-9c0-0123.node1\n\
         closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
-        cut-4-11-0000000000000009-1000-fffffffffffffffb-0\ntime-5-12-000000000000000a-65f00000-0\n\
+        cut-4-11-0000000000000009-1000-fffffffffffffffb-0\n\
+        covers-0000000000000009-0000000000000007-f4a00-0000000000000008-40\ntime-5-12-000000000000000a-65f00000-0\n\
         ckpt.container\ndir.container~\nmeta\nmap-1f";
     let member = |number, is_draining, path: &[u8]| Member { number, is_draining, path: path.to_vec() };
     let two = vec![member(7 << 100, false, b"/scratch/a"), member(5, true, b"/with a space/100%\n\xff")];
@@ -234,8 +242,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("log_frame", "strided", with(1, &data_log::encode_head(runs.finish(), 5 * 47_008, 2, 1, 0))),
         ("log_batch", "strided", with(0, &strided)),
         ("log_batch", "random", with(1, &random)),
-        ("log_share", "checkpoint", with(0, &written(&checkpoint, &both, 10 * 47_008))),
-        ("log_share", "shuffled", with(1, &written(&shuffled, &both, 500_000))),
+        ("log_share", "checkpoint", with(0, &written(&checkpoint, &both, &[11], 10 * 47_008))),
+        ("log_share", "shuffled", with(1, &written(&shuffled, &both, &[], 500_000))),
         ("log_map", "two", with(1, &map)),
         ("log_names", "all", names.as_bytes().to_vec()),
     ]

@@ -134,7 +134,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
         attributes,
         epoch: epochs.last().copied().unwrap_or(crate::container::FIRST_EPOCH).max(summary.epoch()),
         writers,
-        cuts: summary.cuts,
+        cuts: summary.cuts.cuts().to_vec(),
         flats,
         extents,
         held_bytes,

@@ -12,6 +12,7 @@ use crate::extents::Extent;
 use crate::flat::{Flat, FlatLog};
 use crate::flatten;
 use crate::heads::Head;
+use crate::meta::Truncations;
 use crate::report;
 
 /// Which of `count` logs share `number` of `shares` has: each log is in one share, and none has two more than another.
@@ -54,6 +55,16 @@ impl Share {
     /// What it knows of its logs.
     pub fn logs(&self) -> &[FlatLog] {
         self.flat.logs()
+    }
+
+    /// The numbers of the truncations that it takes into account, among others.
+    pub fn cuts(&self) -> &[u64] {
+        self.flat.cuts()
+    }
+
+    /// As [`Flat::is_usable`].
+    pub fn is_usable(&self, truncations: &Truncations) -> bool {
+        self.flat.is_usable(truncations)
     }
 
     /// All that it has, sorted, some at a time; the logs are numbered as in `logs`.

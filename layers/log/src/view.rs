@@ -13,7 +13,7 @@ use crate::flatten;
 use crate::frames::{Frame, Frames, Order};
 use crate::heads::HEAD_BYTES;
 use crate::index_log::Batch;
-use crate::meta::{Cut, Running, Summary, limit};
+use crate::meta::{Running, Summary, Truncations};
 use crate::missing::missing;
 use crate::runs::Run;
 use crate::scan::{self, IndexPlace};
@@ -88,6 +88,12 @@ impl Log {
     pub fn order(&self, position: u64) -> Order {
         let Frame { epoch, sequence, .. } = self.frames.frame(position);
         Order { epoch, sequence, writer: self.writer }
+    }
+
+    /// Where the bytes end that truncations left of the frame at `position`.
+    fn limit(&self, cuts: &Truncations, position: u64) -> u64 {
+        let Frame { epoch, sequence, payload_place, .. } = self.frames.frame(position);
+        cuts.limit(Order { epoch, sequence, writer: self.writer }, payload_place)
     }
 
     /// Takes in what the logs in the store have beyond what is known, until `visit` was called for `room` extents; each comes with its
@@ -293,21 +299,46 @@ pub struct View {
     by_writer: HashMap<u64, u32>,
     /// What was flattened, if anything was; its logs are the first ones.
     flat: Option<Flat>,
-    /// `flat` is a scratch file, which has all that did not fit into memory.
-    is_spilled: bool,
-    /// Size of the file when it was flattened last, and what is later than all in it.
-    flattened: Option<(u64, Order)>,
+    /// If `flat` is a scratch file, which has all that did not fit into memory: where it ends.
+    spilled: Option<Reach>,
+    /// Size of the file when it was flattened last.
+    flattened: Option<Reach>,
     /// All else: it hides what `flat` has in the same place.
     extents: Extents,
-    cuts: Vec<Cut>,
+    cuts: Truncations,
     block_bytes: u64,
     torn: Torn,
     /// What the names in `meta` say of the size, and where what was lost ended: bytes that were lost are holes.
     told: u64,
 }
 
+/// Where a flat index ends, and the numbers of the truncations that it takes into account; others cover all of it.
+#[derive(Debug)]
+struct Reach {
+    end: u64,
+    cuts: Vec<u64>,
+}
+
+impl Reach {
+    /// The size of the file when `flat` was made, if it is of use.
+    fn of_file(flat: &Flat, cuts: &Truncations) -> Option<Reach> {
+        flat.is_usable(cuts).then(|| Reach { end: flat.size(), cuts: flat.cuts().to_vec() })
+    }
+
+    /// Where what is left of it ends.
+    fn end_after(reach: &Option<Reach>, cuts: &Truncations) -> u64 {
+        reach.as_ref().map_or(0, |Reach { end, cuts: known }| cuts.end_after(*end, known))
+    }
+}
+
 /// Logs one after another, of which the first has this number.
 struct Logs<'a>(&'a [Log], u32);
+
+impl Logs<'_> {
+    fn limit(&self, cuts: &Truncations, extent: &Extent) -> u64 {
+        self.0[(extent.log - self.1) as usize].limit(cuts, extent.position)
+    }
+}
 
 impl Orders for Logs<'_> {
     fn order(&self, extent: &Extent) -> Order {
@@ -323,10 +354,10 @@ impl View {
             logs: Vec::new(),
             by_writer: HashMap::new(),
             flat: None,
-            is_spilled: false,
+            spilled: None,
             flattened: None,
             extents,
-            cuts: Vec::new(),
+            cuts: Truncations::default(),
             block_bytes,
             torn: HashMap::new(),
             told: 0,
@@ -340,13 +371,13 @@ impl View {
         ours: &dyn Fn(u64) -> bool,
         threads: usize,
     ) -> Result<View> {
-        match newest_flat(container)? {
+        match newest_flat(container)?.filter(|flat| flat.is_usable(&summary.cuts)) {
             Some(flat) => {
                 let mut view = View::new(container.head().block_bytes.into());
                 for known in flat.logs() {
                     view.learn(known);
                 }
-                view.flattened = Some((flat.size(), flat.latest()));
+                view.flattened = Reach::of_file(&flat, &summary.cuts);
                 view.flat = Some(flat);
                 view.fill(container, summary, ours, threads, Vec::new())
             }
@@ -364,6 +395,9 @@ impl View {
         threads: usize,
         shares: &[Share],
     ) -> Result<View> {
+        if !shares.iter().all(|share| share.is_usable(&summary.cuts)) {
+            return View::open(container, summary, ours, threads);
+        }
         let mut view = View::new(container.head().block_bytes.into());
         view.cuts = summary.cuts.clone();
         let mut found = Vec::new();
@@ -398,7 +432,7 @@ impl View {
         let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
         if !view.torn.is_empty() {
             // What was lost was there when it was flattened, and the file is as long as it was.
-            view.flattened = newest_flat(container)?.map(|flat| (flat.size(), flat.latest()));
+            view.flattened = newest_flat(container)?.and_then(|flat| Reach::of_file(&flat, &summary.cuts));
         }
         view.fill(container, summary, ours, threads, Vec::new())
     }
@@ -445,12 +479,13 @@ impl View {
         let (count, mut rest) = (self.logs.len(), &mut self.logs[..]);
         let threads = threads.clamp(1, count.max(1));
         let room = room.div_ceil(threads).max(1);
+        let cuts = &self.cuts;
         let shares: Vec<Result<(Vec<Extent>, bool)>> = std::thread::scope(|scope| {
             let mut shares = (0..threads).map(|number| {
                 let part = part(count, number, threads);
                 let (logs, others) = std::mem::take(&mut rest).split_at_mut(part.len());
                 rest = others;
-                move || read_share(container, logs, part.start as u32, room)
+                move || read_share(container, logs, part.start as u32, cuts, room)
             });
             let own = shares.next();
             let others: Vec<_> = shares.map(|share| scope.spawn(share)).collect();
@@ -481,7 +516,7 @@ impl View {
         clip(&mut extents, &logs, &self.cuts);
         extents = resolve(extents, &logs);
         if let Some(flat) = &self.flat {
-            extents = over_flat(flat, extents, &logs)?;
+            extents = over_flat(flat, extents, &logs, &self.cuts)?;
         }
         let last =
             self.logs.iter().filter_map(|log| log.frames.position().checked_sub(1).map(|p| log.order(p)));
@@ -501,7 +536,8 @@ impl View {
         let bytes = flatten::write(self, container.head(), put)?.bytes;
         let flat = Flat::open(file, bytes, container.head(), b"a scratch file")?;
         self.extents = Extents::new(Vec::new(), flat.latest());
-        (self.flat, self.is_spilled) = (Some(flat), true);
+        self.spilled = Some(Reach { end: flat.end(), cuts: self.cuts.numbers() });
+        self.flat = Some(flat);
         Ok(())
     }
 
@@ -529,8 +565,7 @@ impl View {
         ours: &dyn Fn(u64) -> bool,
     ) -> Result<()> {
         let extents_max = container.host().scratch.extents_max;
-        if self.has_later_in_file(&summary.cuts) {
-            // Nobody can tell where what is in the file ends now.
+        if self.is_outdated_by(&summary.cuts) {
             *self = View::build(container, summary, ours, 1, std::mem::take(&mut self.torn))?;
             return Ok(());
         }
@@ -541,9 +576,8 @@ impl View {
             let mut is_all = false;
             while !is_all {
                 let log = std::slice::from_mut(&mut self.logs[number as usize]);
-                let (mut found, is_end) = read_share(container, log, number, extents_max)?;
+                let (found, is_end) = read_share(container, log, number, &self.cuts, extents_max)?;
                 is_all = is_end;
-                clip(&mut found, &Logs(&self.logs, 0), &self.cuts);
                 self.insert(found)?;
                 self.shrink(container)?;
             }
@@ -555,8 +589,7 @@ impl View {
     /// How long the file is whatever can be read of it.
     fn tell(&mut self, summary: &Summary) {
         let lost = self.logs.iter().flat_map(|log| {
-            let limit = |position| limit(&self.cuts, log.order(position));
-            log.lost.iter().map(move |(end, position)| (*end).min(limit(*position)))
+            log.lost.iter().map(|(end, position)| (*end).min(log.limit(&self.cuts, *position)))
         });
         self.told = lost.max().unwrap_or(0).max(summary.size().0);
     }
@@ -564,7 +597,7 @@ impl View {
     fn insert(&mut self, found: Vec<Extent>) -> Result<()> {
         let logs = Logs(&self.logs, 0);
         let found = match &self.flat {
-            Some(flat) => over_flat(flat, found, &logs)?,
+            Some(flat) => over_flat(flat, found, &logs, &self.cuts)?,
             None => found,
         };
         for extent in found {
@@ -597,45 +630,45 @@ impl View {
             }
             at += run.bytes();
         }
+        clip(&mut found, &Logs(&self.logs, 0), &self.cuts);
         self.insert(found)
     }
 
-    /// Takes in cuts: bytes that are earlier and beyond are gone.
-    pub fn cut(&mut self, cuts: &[Cut]) {
-        if cuts.iter().map(|cut| cut.order).eq(self.cuts.iter().map(|cut| cut.order)) {
+    /// Takes in truncations: bytes that are earlier and beyond are gone.
+    pub fn cut(&mut self, cuts: &Truncations) {
+        if *cuts == self.cuts {
             return;
         }
-        self.cuts = cuts.to_vec();
+        self.cuts = cuts.clone();
         let logs = Logs(&self.logs, 0);
         let cuts = &self.cuts;
-        self.extents.clip(&|extent| limit(cuts, logs.order(extent)));
+        self.extents.clip(&|extent| logs.limit(cuts, extent));
     }
 
-    /// Whether something that a scratch file has is later than a cut that is not known yet.
-    fn has_later_in_file(&self, cuts: &[Cut]) -> bool {
-        let latest = self.flat.as_ref().filter(|_| self.is_spilled).map(Flat::latest);
-        let mut new = cuts.iter().filter(|cut| self.cuts.iter().all(|known| known.order != cut.order));
-        latest.is_some_and(|latest| new.any(|cut| cut.order < latest))
+    pub fn truncations(&self) -> &Truncations {
+        &self.cuts
     }
 
-    /// Where what a scratch file has ends, as far as cuts since then leave it.
-    fn spilled_end(&self) -> u64 {
-        let flat = self.flat.as_ref().filter(|_| self.is_spilled);
-        flat.map_or(0, |flat| flat.end().min(limit(&self.cuts, flat.latest())))
+    /// Whether a truncation that is not known yet leaves some of what is known. It may then leave what the view has dropped,
+    /// because something hid it that the truncation takes; and nobody can tell where what a flat index has ends.
+    fn is_outdated_by(&self, cuts: &Truncations) -> bool {
+        let latest = self.flat.as_ref().map(Flat::latest);
+        cuts.other_than(&self.cuts.numbers()).any(|(cut, mut partly)| {
+            latest.is_some_and(|latest| cut.order < latest)
+                || partly.any(|(writer, bytes)| {
+                    let log = self.by_writer.get(writer).map(|number| &self.logs[*number as usize]);
+                    log.is_some_and(|log| !log.frames.begins_within(*bytes))
+                })
+        })
     }
 
     /// Where the file ends.
     pub fn size(&self) -> u64 {
-        self.flat_end()
-            .max(self.spilled_end())
+        Reach::end_after(&self.flattened, &self.cuts)
+            .max(Reach::end_after(&self.spilled, &self.cuts))
             .max(self.extents.end())
             .max(self.cuts.last().map_or(0, |cut| cut.size))
             .max(self.told)
-    }
-
-    /// Where what was flattened ends, as far as cuts since then leave it.
-    fn flat_end(&self) -> u64 {
-        self.flattened.map_or(0, |(size, latest)| size.min(limit(&self.cuts, latest)))
     }
 
     /// The largest epoch of a log that `counts`.
@@ -669,7 +702,7 @@ impl View {
     fn flat_pieces(&self, flat: &Flat, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) -> Result<()> {
         let mut at = start;
         flat.extents(start, end, &mut |extent| {
-            let limit = limit(&self.cuts, self.logs[extent.log as usize].order(extent.position));
+            let limit = self.logs[extent.log as usize].limit(&self.cuts, extent.position);
             if limit <= extent.start {
                 return;
             }
@@ -723,8 +756,8 @@ fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     Ok(None)
 }
 
-/// What of `found` is later than what the flat index has in the same place.
-fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>) -> Result<Vec<Extent>> {
+/// What of `found` is later than what `cuts` left of the flat index in the same place.
+fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>, cuts: &Truncations) -> Result<Vec<Extent>> {
     let mut over = Vec::with_capacity(found.len());
     for extent in found {
         let order = logs.order(&extent);
@@ -735,9 +768,10 @@ fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>) -> Result<Vec<Ext
         let mut at = extent.start;
         let mut parts = Vec::new();
         flat.extents(extent.start, extent.end(), &mut |known| {
-            if logs.order(&known) > order {
+            let known_end = known.end().min(logs.limit(cuts, &known));
+            if known_end > known.start && logs.order(&known) > order {
                 parts.push((at, known.start));
-                at = known.end();
+                at = known_end;
             }
         })?;
         parts.push((at, extent.end()));
@@ -759,12 +793,13 @@ fn writers<'a>(
     closed.chain(open)
 }
 
-/// What the logs of one share have beyond what is known of them, resolved among themselves, no more than `room` extents;
-/// and whether that was all. `first` is the number of the first log.
+/// What the logs of one share have beyond what is known of them and `cuts` left, resolved among themselves, no more than `room`
+/// extents; and whether that was all. `first` is the number of the first log.
 fn read_share(
     container: &Container,
     logs: &mut [Log],
     first: u32,
+    cuts: &Truncations,
     room: usize,
 ) -> Result<(Vec<Extent>, bool)> {
     let (mut found, mut is_all) = (Vec::new(), true);
@@ -778,16 +813,19 @@ fn read_share(
             found.push(Extent { start, position, length: length as u32, log: number });
         })?;
     }
-    Ok((resolve(found, &Logs(logs, first)), is_all))
+    // What a truncation took hides nothing: it may be later than what the truncation left.
+    let logs = Logs(logs, first);
+    clip(&mut found, &logs, cuts);
+    Ok((resolve(found, &logs), is_all))
 }
 
 /// Drops what a later cut took.
-fn clip(extents: &mut Vec<Extent>, logs: &Logs<'_>, cuts: &[Cut]) {
-    if cuts.is_empty() {
+fn clip(extents: &mut Vec<Extent>, logs: &Logs<'_>, cuts: &Truncations) {
+    if cuts.cuts().is_empty() {
         return;
     }
     extents.retain_mut(|extent| {
-        let end = limit(cuts, logs.order(extent)).min(extent.end());
+        let end = logs.limit(cuts, extent).min(extent.end());
         let is_left = end > extent.start;
         if is_left {
             extent.length = (end - extent.start) as u32;

@@ -100,6 +100,9 @@ impl Writer {
 /// What a writer needs from the file that it belongs to.
 pub trait Site {
     fn container(&self) -> &Container;
+    /// A writer has its name in `meta` and no frame yet: from here on frames have an epoch that no truncation precedes which
+    /// has not found that name.
+    fn begin(&self) -> Result<()>;
     /// The place in order of a frame that is cut now.
     fn next_order(&self, writer: u64) -> Order;
     /// A frame is in the data log.
@@ -178,11 +181,14 @@ impl State {
     }
 
     fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
-        let order = site.next_order(id);
         let container = site.container();
         let block_bytes = container.head().block_bytes.into();
-        if self.logs.is_none() {
-            self.logs = Some(Logs::create(container, id, order.epoch)?);
+        let is_first = self.logs.is_none();
+        if is_first {
+            self.logs = Some(Logs::create(site, id)?);
+        }
+        let order = site.next_order(id);
+        if is_first {
             self.first_epoch = order.epoch;
         }
         let logs = self.logs.as_mut().expect("they were made");
@@ -250,7 +256,7 @@ impl State {
         if logs.running.told == Some(told) {
             return Ok(());
         }
-        let running = Running { told: Some(told), ..logs.running.clone() };
+        let running = Running { first_epoch: self.first_epoch, told: Some(told), ..logs.running.clone() };
         site.container()
             .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))?;
         (logs.running, logs.is_named) = (running, false);
@@ -294,14 +300,17 @@ impl State {
 }
 
 impl Logs {
-    fn create(container: &Container, id: u64, epoch: u64) -> Result<Logs> {
+    fn create(site: &dyn Site, id: u64) -> Result<Logs> {
+        let container = site.container();
         let holder = container.host().holder.clone();
-        let running = Running { writer: id, first_epoch: epoch, holder, told: None };
+        // The name comes before the epoch.
+        let running = Running { writer: id, first_epoch: 0, holder, told: None };
         match container.add_meta(&MetaName::Open(running.clone())) {
             // Of a try before this, which then found no room.
             Err(error) if error.kind == ErrorKind::Exists => {}
             added => added?,
         }
+        site.begin()?;
         let data = container.create_data(id)?;
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();

@@ -1,4 +1,5 @@
-//! Several mounts of the same stores that work on the same name at once: directories that are made, removed, renamed and filled. Two mounts are interleaved at every operation on the store.
+//! Several mounts of the same stores that work on the same file or name at once: truncations while others write, and directories
+//! that are made, removed, renamed and filled. Two mounts are interleaved at every operation on the store.
 
 // `own` is for mounts of real directories.
 #[allow(dead_code)]
@@ -9,8 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use mounted::MEMORY;
 use quell_backing::WritableDir;
-use quell_fs::{ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable};
+use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable, WritableFile};
 use quell_log::{Choices, LogFs};
+use quell_testkit::histories::crash::CrashWorld;
+use quell_testkit::histories::truncation;
 use quell_testkit::{CountingDir, MemoryStore};
 
 const NEW: New = New { permissions: 0o755, uid: MEMORY.0, gid: MEMORY.1 };
@@ -37,6 +40,124 @@ fn by(process: u32) -> Open {
 
 fn node(fs: &LogFs, name: &[u8]) -> NodeId {
     fs.lookup(fs.root(), name).unwrap().expect("it is there").node
+}
+
+fn open(fs: &LogFs, how: Open) -> Box<dyn WritableFile> {
+    fs.open_as(node(fs, b"f"), how).unwrap()
+}
+
+fn create(fs: &LogFs) -> Box<dyn WritableFile> {
+    fs.create(fs.root(), b"f", NEW, by(1)).unwrap().1
+}
+
+fn truncate(fs: &LogFs, size: u64) {
+    fs.change(node(fs, b"f"), &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+}
+
+fn put(file: &dyn WritableFile, bytes: &[u8], offset: u64) {
+    file.write_at(bytes, offset).unwrap();
+    file.sync().unwrap();
+}
+
+/// All of `f`, as a mount reads it that knows nothing yet.
+fn content(stores: &[MemoryStore]) -> Vec<u8> {
+    let fs = mount(stores);
+    let file = open(&fs, Open::READ);
+    let mut bytes = vec![0xAA; 1 << 20];
+    let n = file.read_at(&mut bytes, 0).unwrap();
+    bytes.truncate(n);
+    assert_eq!(fs.attributes(node(&fs, b"f")).unwrap().size_bytes, n as u64);
+    bytes
+}
+
+// --- truncation ---------------------------------------------------------------------------------
+
+#[test]
+fn what_is_written_after_a_truncation_stays_whoever_else_truncates() {
+    for with_open_truncate in [false, true] {
+        let stores = stores(1);
+        let (a, b) = (mount(&stores), mount(&stores));
+        drop(create(&a));
+        let how = |process| Open { truncate: with_open_truncate, ..by(process) };
+        let (of_a, of_b) = (open(&a, how(1)), open(&b, how(2)));
+        if !with_open_truncate {
+            truncate(&b, 0);
+            truncate(&a, 0);
+        }
+        put(&*of_b, b"bbbb", 4);
+        drop(of_b);
+        put(&*of_a, b"aaaa", 0);
+        drop(of_a);
+        assert_eq!(content(&stores), b"aaaabbbb", "truncated at open: {with_open_truncate}");
+    }
+}
+
+#[test]
+fn a_writer_that_has_begun_keeps_what_it_writes_after_another_mounts_truncation() {
+    let stores = stores(1);
+    let mounts = [mount(&stores), mount(&stores), mount(&stores)];
+    let files = [create(&mounts[0]), open(&mounts[1], by(2)), open(&mounts[2], by(3))];
+    for round in 0..6u64 {
+        for (number, file) in (0..).zip(&files) {
+            put(&**file, &[b'0'; 30], number * 30 + 200);
+        }
+        for fs in &mounts {
+            truncate(fs, 10 * round);
+        }
+        let mut expected = vec![0; 10 * round as usize];
+        for (number, file) in (0..).zip(&files) {
+            put(&**file, &[number as u8 + b'a'; 20], number * 20);
+            let end = 20 * (number as usize + 1);
+            expected.resize(expected.len().max(end), 0);
+            expected[end - 20..end].fill(number as u8 + b'a');
+        }
+        assert_eq!(content(&stores), expected, "round {round}");
+        // Each mount has the same in view once it has looked.
+        for file in &files {
+            file.sync().unwrap();
+            let mut bytes = vec![0; 1000];
+            let n = file.read_at(&mut bytes, 0).unwrap();
+            assert_eq!(bytes[..n], expected, "round {round}");
+        }
+        truncate(&mounts[1], 0);
+    }
+}
+
+#[test]
+fn a_second_process_of_a_mount_keeps_what_it_writes_after_another_mounts_truncation() {
+    let stores = stores(1);
+    let (a, b) = (mount(&stores), mount(&stores));
+    let first = create(&a);
+    put(&*first, b"first", 0);
+    let second = open(&a, by(7));
+    truncate(&b, 0);
+    put(&*second, b"second", 0);
+    drop(second);
+    assert_eq!(content(&stores), b"second");
+    put(&*first, b"first", 10);
+    drop(first);
+    assert_eq!(content(&stores), b"second\0\0\0\0first");
+}
+
+#[test]
+fn a_flat_index_that_was_made_between_shows_what_came_after_a_truncation() {
+    let stores = stores(1);
+    let (a, b) = (mount(&stores), mount(&stores));
+    let of_a = create(&a);
+    put(&*of_a, b"AAAAAAAA", 0);
+    let of_b = open(&b, by(2));
+    put(&*of_b, b"BBBBBBBB", 4);
+    drop(of_b);
+    b.flatten(node(&b, b"f")).unwrap();
+    truncate(&b, 6);
+    b.flatten(node(&b, b"f")).unwrap();
+    put(&*of_a, b"after", 10);
+    assert_eq!(content(&stores), b"AAAABB\0\0\0\0after");
+    b.flatten(node(&b, b"f")).unwrap();
+    assert_eq!(content(&stores), b"AAAABB\0\0\0\0after");
+    drop(of_a);
+    truncate(&b, 0);
+    assert_eq!(content(&stores), b"");
 }
 
 /// The mount of a process whose every operation on the stores is announced.
@@ -87,6 +208,104 @@ impl Between {
 fn at_every_operation(mut run: impl FnMut(Arc<Between>) -> bool) {
     let count = (0..1000).take_while(|at| run(Between::new(*at))).count();
     assert!((3..1000).contains(&count), "{count} operations");
+}
+
+#[test]
+fn a_write_during_a_truncation_and_one_after_it_are_told_apart() {
+    for had_begun in [false, true] {
+        for size in [0, 100] {
+            at_every_operation(|between| {
+                let stores = stores(1);
+                let passes = Arc::clone(&between);
+                let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
+                drop(create(&a));
+                let file: Arc<dyn WritableFile> = Arc::from(open(&b, by(2)));
+                if had_begun {
+                    put(&*file, &[b'0'; 300], 0);
+                }
+                let during = Arc::clone(&file);
+                between.arm(move || put(&*during, b"during", 200));
+                truncate(&a, size);
+                let was_done = between.disarm();
+                put(&*file, b"after", 300);
+                let found = content(&stores);
+                let at = between.at;
+                assert_eq!(found.len(), 305, "{had_begun} {size} {at}");
+                assert_eq!(&found[300..], b"after", "{had_begun} {size} {at}");
+                let kept = if had_begun { size as usize } else { 0 };
+                assert!(found[..kept].iter().all(|byte| *byte == b'0'), "{had_begun} {size} {at}");
+                assert!(found[kept..200].iter().all(|byte| *byte == 0), "{had_begun} {size} {at}");
+                let during = &found[200..206];
+                assert!(during == b"during" || during == [0; 6], "{had_begun} {size} {at}: {during:?}");
+                was_done
+            });
+        }
+    }
+}
+
+#[test]
+fn a_truncation_during_a_write_drops_it_or_not_and_never_what_follows() {
+    for had_begun in [false, true] {
+        at_every_operation(|between| {
+            let stores = stores(1);
+            let passes = Arc::clone(&between);
+            let (a, b) = (Arc::new(mount(&stores)), hooked(&stores, move || passes.pass()));
+            drop(create(&b));
+            let file = open(&b, by(2));
+            if had_begun {
+                put(&*file, b"before", 0);
+            }
+            let other = Arc::clone(&a);
+            between.arm(move || truncate(&other, 0));
+            put(&*file, b"during", 100);
+            let was_done = between.disarm();
+            put(&*file, b"after", 200);
+            let at = between.at;
+            let found = content(&stores);
+            assert_eq!((found.len(), &found[200..]), (205, &b"after"[..]), "{had_begun} {at}");
+            let before: &[u8] = if had_begun && !was_done { b"before" } else { &[0; 6] };
+            assert_eq!(&found[..6], before, "{had_begun} {at}");
+            let during = &found[100..106];
+            assert!(during == b"during" || was_done && during == [0; 6], "{had_begun} {at}: {during:?}");
+            was_done
+        });
+    }
+}
+
+#[test]
+fn two_truncations_at_once_keep_what_is_written_after_both() {
+    at_every_operation(|between| {
+        let stores = stores(1);
+        let passes = Arc::clone(&between);
+        let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
+        let c = mount(&stores);
+        let files = [create(&a), open(&b, by(2)), open(&c, by(3))];
+        files.iter().for_each(|file| put(&**file, &[b'0'; 300], 0));
+        let other = Arc::clone(&b);
+        between.arm(move || truncate(&other, 0));
+        truncate(&a, 0);
+        let was_done = between.disarm();
+        for (number, file) in (0..).zip(&files) {
+            put(&**file, &[b'1'; 10], number * 10);
+        }
+        assert_eq!(content(&stores), [b'1'; 30], "{}", between.at);
+        was_done
+    });
+}
+
+#[test]
+fn random_histories_of_mounts_that_truncate_what_others_write() {
+    for (stores, buffer_bytes, flatten_bytes) in [(1, 1 << 16, 0), (1, 100, 1 << 20), (2, 100, 0)] {
+        let make = |stores: &[MemoryStore]| -> Arc<dyn FileSystem> {
+            Arc::new(mounted::mount(roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
+        };
+        let (uid, gid) = MEMORY;
+        let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
+        let world = CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
+        for mounts in 1..=3 {
+            truncation::check(&world, mounts, 0..60);
+        }
+    }
 }
 
 // --- directories --------------------------------------------------------------------------------

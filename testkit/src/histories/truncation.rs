@@ -1,0 +1,272 @@
+//! Histories of a file that several mounts have open at once and truncate in turn, each while the others keep writing.
+//!
+//! Each mount writes to stripes of its own and syncs every write, so there is one right content after every operation, whatever
+//! the order that an implementation gives to writes that know nothing of each other: a truncation drops what was written
+//! before it, and nothing that is written after it has returned. Some operations are ended by a loss of power.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
+
+use super::crash::CrashWorld;
+use super::operation::bytes_of;
+use crate::{MemoryStore, Random};
+
+const NAME: &[u8] = b"file";
+const STRIPE_BYTES: usize = 64;
+const STRIPES: usize = 24;
+const OPERATIONS: usize = 60;
+
+/// Runs one history of so many mounts for each seed, and panics with a report where the content is not as it must be.
+pub fn check(world: &CrashWorld<'_>, mounts: usize, seeds: impl IntoIterator<Item = u64>) {
+    for seed in seeds {
+        let stores: Vec<MemoryStore> = (0..world.stores).map(|_| MemoryStore::new()).collect();
+        let mut history = History {
+            world,
+            mounts: Vec::new(),
+            stores,
+            random: Random::new(seed),
+            expected: Vec::new(),
+            number: 0,
+            said: String::new(),
+        };
+        let outcome = history.run(mounts);
+        if let Err(wrong) = outcome {
+            let History { number, said, .. } = &history;
+            panic!("{}: seed {seed}, {mounts} mounts: operation {number}: {wrong}\n{said}", world.name);
+        }
+    }
+}
+
+struct Mount {
+    // The file goes before its mount.
+    file: Option<Box<dyn WritableFile>>,
+    fs: Arc<dyn FileSystem>,
+}
+
+struct History<'a> {
+    world: &'a CrashWorld<'a>,
+    mounts: Vec<Mount>,
+    stores: Vec<MemoryStore>,
+    random: Random,
+    expected: Vec<u8>,
+    number: usize,
+    said: String,
+}
+
+/// What an operation makes of the file.
+enum What {
+    Write(usize, Vec<u8>),
+    Truncate(usize),
+    Nothing,
+}
+
+type Outcome<T> = Result<T, String>;
+
+fn told<T>(what: &str, result: quell_fs::Result<T>) -> Outcome<T> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+impl History<'_> {
+    fn run(&mut self, mounts: usize) -> Outcome<()> {
+        self.mount(mounts);
+        let CrashWorld { uid, gid, .. } = *self.world;
+        let fs = Arc::clone(&self.mounts[0].fs);
+        let verbs = fs.writable().expect("it may be changed");
+        let made = verbs.create(fs.root(), NAME, New { permissions: 0o644, uid, gid }, Open::READ_WRITE);
+        let (_, file) = told("create", made)?;
+        told("sync", file.sync())?;
+        told("sync the directory", verbs.sync_dir(fs.root()))?;
+        self.mounts[0].file = Some(file);
+        for _ in 0..OPERATIONS {
+            self.number += 1;
+            let (number, what) = (self.random.below(mounts), self.random.below(20));
+            if self.random.one_in(40) {
+                if !self.lose_power(number, what, mounts)? {
+                    return Ok(());
+                }
+            } else {
+                let what = self.step(number, what)?;
+                self.expected = applied(&self.expected, &what);
+            }
+            if self.random.one_in(3) {
+                let fresh = (self.world.make)(&self.stores);
+                let found = told("read through another mount", content(&*fresh))?;
+                self.same("another mount", &found)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mount(&mut self, mounts: usize) {
+        self.mounts =
+            (0..mounts).map(|_| Mount { file: None, fs: (self.world.make)(&self.stores) }).collect();
+    }
+
+    fn say(&mut self, what: std::fmt::Arguments<'_>) {
+        writeln!(self.said, "{:6}  {what}", self.number).expect("text grows");
+    }
+
+    fn same(&self, reader: &str, found: &[u8]) -> Outcome<()> {
+        if found == self.expected {
+            return Ok(());
+        }
+        let place = found.iter().zip(&self.expected).position(|(a, b)| a != b);
+        let (found, expected) = (found.len(), self.expected.len());
+        Err(format!("{reader} reads {found} bytes of {expected}; the first other one is at {place:?}"))
+    }
+
+    /// One operation of a mount, all of it synced, and what it makes of the file.
+    fn step(&mut self, mount: usize, what: usize) -> Outcome<What> {
+        let stripe = self.random.below(STRIPES) * self.mounts.len() + mount;
+        let from = self.random.below(STRIPE_BYTES);
+        let bytes = bytes_of(self.number, 1 + self.random.below(STRIPE_BYTES - from));
+        let size = if self.random.one_in(2) { 0 } else { self.random.below(STRIPES * STRIPE_BYTES) };
+        let process = self.random.below(2) as u32;
+        let fs = Arc::clone(&self.mounts[mount].fs);
+        if self.mounts[mount].file.is_none() {
+            let how = Open { process, truncate: what == 0, ..Open::READ_WRITE };
+            self.say(format_args!("mount {mount}: open, truncate: {}", how.truncate));
+            let node = told("find", node(&*fs))?;
+            let file = told("open", fs.writable().expect("it may be changed").open_as(node, how))?;
+            if how.truncate {
+                told("sync", file.sync())?;
+            }
+            self.mounts[mount].file = Some(file);
+            return Ok(if how.truncate { What::Truncate(0) } else { What::Nothing });
+        }
+        let file = self.mounts[mount].file.as_ref().expect("it is open");
+        match what {
+            0..10 => {
+                let offset = stripe * STRIPE_BYTES + from;
+                let written = file.write_at(&bytes, offset as u64).and_then(|()| file.sync());
+                self.say(format_args!("mount {mount}: write and sync {offset} .. {}", offset + bytes.len()));
+                told("write and sync", written)?;
+                Ok(What::Write(offset, bytes))
+            }
+            10..15 => {
+                let change = Change { size_bytes: Some(size as u64), ..Change::default() };
+                let verbs = fs.writable().expect("it may be changed");
+                let cut = node(&*fs).and_then(|node| verbs.change(node, &change)).and_then(|_| file.sync());
+                self.say(format_args!("mount {mount}: truncate to {size} and sync"));
+                told("truncate and sync", cut)?;
+                Ok(What::Truncate(size))
+            }
+            15..18 => {
+                let found = file.sync().and_then(|()| read(&**file));
+                self.say(format_args!("mount {mount}: sync and read"));
+                self.same(&format!("mount {mount}"), &told("sync and read", found)?)?;
+                Ok(What::Nothing)
+            }
+            _ => {
+                let closed = file.publish();
+                self.say(format_args!("mount {mount}: close"));
+                self.mounts[mount].file = None;
+                told("close", closed)?;
+                Ok(What::Nothing)
+            }
+        }
+    }
+
+    /// An operation during which power is lost; whether the file can be read afterwards.
+    fn lose_power(&mut self, mount: usize, what: usize, mounts: usize) -> Outcome<bool> {
+        // What is attempted does not depend on where it ends.
+        let left = Arc::new(AtomicU64::new(1 + self.random.below(25) as u64));
+        for store in &self.stores {
+            let left = Arc::clone(&left);
+            store.fail(move |_| {
+                let is_on = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+                is_on.is_err().then_some(errno::EIO)
+            });
+        }
+        let before = self.expected.clone();
+        let stripe_writes = self.stripe_writes(mount, what);
+        let attempted = self.step(mount, what);
+        self.say(format_args!("power is lost: {:?}", attempted.as_ref().map(|_| ())));
+        let seed = self.random.number();
+        let after =
+            self.stores.iter().enumerate().map(|(i, store)| store.crash(seed.wrapping_add(i as u64 * 8)));
+        let after: Vec<MemoryStore> = after.collect();
+        self.mounts.clear();
+        self.stores = after;
+        self.mount(mounts);
+        let found = match content(&*self.mounts[0].fs) {
+            Ok(found) => found,
+            // A block that was not synced may be damaged, as nobody has said that it is safe.
+            Err(error) if error.kind == ErrorKind::Damaged && stripe_writes && attempted.is_err() => {
+                return Ok(false);
+            }
+            Err(error) => return Err(format!("read after the loss of power: {error}")),
+        };
+        if let Ok(what) = attempted {
+            self.expected = applied(&before, &what);
+            self.same("after the loss of power, a mount", &found)?;
+            return Ok(true);
+        }
+        // The bytes that were being written may be there in part; a truncation has happened or not.
+        let may_be = |place: usize| {
+            let is_own = (place / STRIPE_BYTES) % mounts == mount;
+            found.get(place) == before.get(place)
+                || stripe_writes && (is_own || before.get(place).is_none() && found.get(place) == Some(&0))
+        };
+        let is_longer = !stripe_writes && found.len() > before.len() && found.starts_with(&before);
+        let is_cut = !stripe_writes && before.starts_with(&found);
+        let is_right = is_cut
+            || is_longer && found[before.len()..].iter().all(|byte| *byte == 0)
+            || found.len() >= before.len() && (0..found.len()).all(may_be);
+        self.expected = before;
+        if !is_right {
+            self.same("after the loss of power, a mount", &found)?;
+        }
+        self.expected = found;
+        // What was found is what counts from now on: it survives the next loss of power as well.
+        let fs = Arc::clone(&self.mounts[0].fs);
+        let node = told("find", node(&*fs))?;
+        let file = told("open", fs.writable().expect("it may be changed").open_as(node, Open::READ_WRITE))?;
+        told("sync", file.sync())?;
+        Ok(true)
+    }
+
+    /// Whether the operation writes bytes.
+    fn stripe_writes(&self, mount: usize, what: usize) -> bool {
+        self.mounts[mount].file.is_some() && what < 10
+    }
+}
+
+fn applied(before: &[u8], what: &What) -> Vec<u8> {
+    let mut after = before.to_vec();
+    match what {
+        What::Write(offset, bytes) => {
+            let end = offset + bytes.len();
+            after.resize(after.len().max(end), 0);
+            after[*offset..end].copy_from_slice(bytes);
+        }
+        What::Truncate(size) => after.resize(*size, 0),
+        What::Nothing => {}
+    }
+    after
+}
+
+fn node(fs: &dyn FileSystem) -> quell_fs::Result<NodeId> {
+    let found = fs.lookup(fs.root(), NAME)?;
+    found.map(|found| found.node).ok_or_else(|| quell_fs::Error::new(ErrorKind::NotFound, "find", NAME))
+}
+
+fn content(fs: &dyn FileSystem) -> quell_fs::Result<Vec<u8>> {
+    let node = node(fs)?;
+    let file = fs.writable().expect("it may be changed").open_as(node, Open::READ)?;
+    let found = read(&*file)?;
+    let size = fs.attributes(node)?.size_bytes;
+    assert_eq!(found.len() as u64, size, "bytes that can be read, and the size");
+    Ok(found)
+}
+
+/// All bytes of the file.
+fn read(file: &dyn WritableFile) -> quell_fs::Result<Vec<u8>> {
+    let mut bytes = vec![0xAA; 2 * STRIPES * STRIPE_BYTES * 4];
+    let n = file.read_at(&mut bytes, 0)?;
+    bytes.truncate(n);
+    Ok(bytes)
+}
