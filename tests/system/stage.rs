@@ -635,7 +635,10 @@ pub fn left_in(runtime: &Path) -> Vec<PathBuf> {
     // What counts for a short time and is removed by a later run.
     let is_short_lived = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy();
-        name.starts_with("checked-") || name.starts_with("said-") || name.ends_with(".refused")
+        name.starts_with("checked-")
+            || name.starts_with("check-")
+            || name.starts_with("said-")
+            || name.ends_with(".refused")
     };
     paths.filter(|path| !is_short_lived(path)).collect()
 }

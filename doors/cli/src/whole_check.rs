@@ -42,7 +42,8 @@ pub struct WholeTree {
     /// Open for listing from before anything is covered; absent where this node never checks.
     root: Option<Arc<dyn Dir>>,
     how: WholeCheck,
-    results: Results,
+    /// `None` if no other run asks for the result.
+    results: Option<Results>,
 }
 
 /// What is known before a check is begun.
@@ -68,13 +69,12 @@ impl WholeTree {
         let tree = [image.generation().to_string().as_bytes(), source.as_os_str().as_bytes()].concat();
         let key = match (is_writable, &job) {
             (true, Some(job)) => [&tree, &b"\0"[..], job.as_bytes()].concat(),
-            _ => tree,
+            (false, _) => tree,
+            // Outside of a job such a tree is checked each time, so no other run asks for the result.
+            (true, None) => return WholeTree::opened(image, source, WholeCheck::Before, None),
         };
-        // Nobody else asks for the result of a run outside of a job that checks each time.
-        let is_private = is_writable && job.is_none();
-        let directory = if is_private { None } else { state_directory() };
-        let results = Results::open(directory, runtime_directory, &key);
-        let known = if is_private { None } else { results.read() };
+        let results = Results::open(state_directory(), runtime_directory, &key);
+        let known = results.read();
         let how = match freshness::decide(role, is_writable, results.is_shared()) {
             WholeCheck::BeforeIfClaimed if results.claim() => WholeCheck::Before,
             WholeCheck::BeforeIfClaimed => WholeCheck::Await,
@@ -90,6 +90,10 @@ impl WholeTree {
             (WholeCheck::Await, None) if !results.is_state => return Planned::default(),
             (_, None) => {}
         }
+        WholeTree::opened(image, source, how, Some(results))
+    }
+
+    fn opened(image: &Arc<Image>, source: &Path, how: WholeCheck, results: Option<Results>) -> Planned {
         let root: Option<Arc<dyn Dir>> = match how {
             WholeCheck::Await => None,
             _ => match PosixDir::open(source) {
@@ -137,15 +141,16 @@ impl WholeTree {
         if self.how == WholeCheck::Before {
             return self.check(THREADS_BEFORE);
         }
+        let results = self.results.as_ref()?;
         std::thread::sleep(freshness::CHECK_DELAY);
         let begun = Instant::now();
         let time = std::time::UNIX_EPOCH.elapsed().map_or(1, |time| time.subsec_nanos());
         let random = xxh3_64(&[std::process::id().to_le_bytes(), time.to_le_bytes()].concat());
         for question in 0.. {
-            if let Some(result) = self.results.read() {
+            if let Some(result) = results.read() {
                 return result;
             }
-            if self.root.is_some() && self.results.claim() {
+            if self.root.is_some() && results.claim() {
                 // The threads of the check inherit it. Where it is not allowed the check competes with the program.
                 let _ = rustix::process::setpriority_process(None, NICE_BESIDE);
                 return self.check(THREADS_BESIDE);
@@ -164,7 +169,9 @@ impl WholeTree {
         // A file system that fails to answer says nothing about the tree; the program will see it.
         let checked = quell_index::check(&self.image, self.root.clone()?, threads, max, &never).ok()?;
         let stale = Stale::of(&checked.differences, checked.complete);
-        self.results.publish(&stale);
+        if let Some(results) = &self.results {
+            results.publish(&stale);
+        }
         stale
     }
 }
