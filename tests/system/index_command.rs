@@ -417,7 +417,7 @@ fn a_file_that_is_no_index_is_refused_by_every_command() {
         ("too-long", [&whole[..], b"x"].concat()),
     ];
     let mut newer = whole.clone();
-    newer[8] = 2;
+    newer[8] = 3;
     cases.push(("newer", newer));
     for place in [17, 33, 50, 200, 700, whole.len() - 9] {
         let mut flipped = whole.clone();

@@ -41,6 +41,11 @@ pub trait Dir: Send + Sync {
     /// The directory's own metadata, as it is now.
     fn stat_self(&self) -> Result<Stat>;
 
+    /// The same as this node last heard of it, without a request to a server of the file system.
+    fn stat_self_cached(&self) -> Result<Stat> {
+        self.stat_self()
+    }
+
     /// All names but `.` and `..`, in the file system's order.
     fn names(&self) -> Result<Vec<Vec<u8>>>;
 
@@ -67,6 +72,11 @@ pub trait Dir: Send + Sync {
 pub trait OpenFile: File {
     /// Its metadata as it is now.
     fn stat(&self) -> Result<Stat>;
+
+    /// Its POSIX access control list as `getxattr(2)` returns it; `None` where it has none.
+    fn acl(&self) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
 
     /// Bytes and size survive a loss of power, whoever wrote them: also of a file that is open for reading alone.
     fn sync(&self) -> Result<()>;

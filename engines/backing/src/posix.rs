@@ -117,6 +117,10 @@ impl Dir for PosixDir {
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
     }
 
+    fn stat_self_cached(&self) -> Result<Stat> {
+        stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC)
+    }
+
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         let _alone = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
@@ -219,6 +223,14 @@ impl File for PosixFile {
 impl OpenFile for PosixFile {
     fn stat(&self) -> Result<Stat> {
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
+    }
+
+    fn acl(&self) -> Result<Option<Vec<u8>>> {
+        match sized(|buffer| rustix::fs::fgetxattr(&self.fd, "system.posix_acl_access", buffer)) {
+            Ok(list) => Ok(Some(list)),
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+            Err(e) => Err(failed(e, "read the access control list", b"")),
+        }
     }
 
     fn sync(&self) -> Result<()> {

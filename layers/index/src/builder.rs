@@ -660,6 +660,7 @@ impl Trust<'_> {
         let Some(entry) = task.old else { return false };
         let old = self.image.attributes(entry);
         old.kind == Kind::Dir
+            && self.image.inode(entry) == Some(task.record.inode)
             && old.modified == task.record.modified
             && old.changed == task.record.changed
             && old.changed < self.before
@@ -692,7 +693,8 @@ fn from_index(image: &Image, entry: EntryId) -> (Stat, Vec<Special>) {
         changed: a.changed,
         // Only files with several names need one, and those are looked at.
         device: u64::MAX,
-        inode: entry.into(),
+        // `Trust::holds` takes nothing from an index without inode numbers.
+        inode: image.inode(entry).unwrap_or(0),
         mount_root: false,
     };
     let mut specials = Vec::new();
@@ -715,15 +717,21 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
+/// What gives a program the powers of a file.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
+/// Whether an attribute of this name is indexed, and shown.
+pub(crate) fn is_kept(name: &[u8]) -> bool {
+    name.starts_with(b"user.")
+        || name == b"system.posix_acl_access"
+        || name == b"system.posix_acl_default"
+        || name == CAPABILITY
+}
+
 /// The attributes that travel with a tree: users' own, access control lists, file capabilities. The rest
 /// belongs to the file system or the machine (layouts, labels) and would be wrong elsewhere.
 fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    set.retain(|(name, _)| {
-        name.starts_with(b"user.")
-            || name == b"system.posix_acl_access"
-            || name == b"system.posix_acl_default"
-            || name == b"security.capability"
-    });
+    set.retain(|(name, _)| is_kept(name));
     let total: usize = set.iter().map(|(name, value)| 6 + name.len() + value.len()).sum();
     let fits = total <= XATTR_SET_BYTES_MAX && set.iter().all(|(_, v)| v.len() <= XATTR_VALUE_BYTES_MAX);
     if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(errno::E2BIG), "keep attributes", b"")) }

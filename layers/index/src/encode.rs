@@ -249,6 +249,7 @@ pub fn encode(tree: &Tree) -> Result<Vec<u8>> {
             Section::Options,
             Body::plain(tree.options.iter().flat_map(|o| [o.as_bytes(), b"\n"].concat()).collect()),
         ),
+        (Section::Inode, column(&|e| order.record(e).inode as i64)),
     ];
 
     let mut header = vec![0; format::HEADER_BYTES];
@@ -319,16 +320,21 @@ fn assemble(mut bytes: Vec<u8>, bodies: Vec<(Section, Body)>, subject: &[u8]) ->
     Ok(bytes)
 }
 
+/// The length of header and section table, if all of it is there.
+fn preamble_of(bytes: &[u8]) -> Option<usize> {
+    let version = u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?);
+    let length = format::preamble_bytes(version).unwrap_or(format::PREAMBLE_BYTES);
+    (bytes.len() >= length).then_some(length)
+}
+
 /// Makes every checksum, the generation and the length right for whatever the bytes are now, so that tests
 /// and fuzzers get past them to the checks behind. Bytes too few for a header stay as they are.
 #[doc(hidden)]
 pub fn reseal(bytes: &mut [u8]) {
-    if bytes.len() < format::PREAMBLE_BYTES {
-        return;
-    }
+    let Some(preamble) = preamble_of(bytes) else { return };
     let length = bytes.len() as u64;
     bytes[40..48].copy_from_slice(&length.to_le_bytes());
-    for row in (format::HEADER_BYTES..format::PREAMBLE_BYTES).step_by(format::SECTION_ROW_BYTES) {
+    for row in (format::HEADER_BYTES..preamble).step_by(format::SECTION_ROW_BYTES) {
         let number =
             |at: usize| u64::from_le_bytes(bytes[row + at..row + at + 8].try_into().expect("eight bytes"));
         let end = number(16).checked_add(number(24)).filter(|end| *end <= length);

@@ -1,43 +1,111 @@
 //! An index as a file system: names and attributes from the image, data from the tree itself.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use quell_backing::Dir;
+use quell_backing::{Dir, OpenFile, Stat};
 use quell_fs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
     NodeId, Result, errno,
 };
 
+use crate::builder::{CAPABILITY, is_kept};
 use crate::format::{self, Field};
 use crate::image::{EntryId, Image, ROOT};
+use crate::opened::{Opened, is_indexed_root, same_access};
 
 /// Directories of the tree that stay entered, so that opening a neighbour is one look-up.
 const ENTERED_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
+
+/// A node is an entry, and from this bit on the number of changes of the file that were seen before.
+const VERSION_SHIFT: u32 = 32;
+
+const SET_ID: u32 = 0o6000;
+
+const ACL: &[u8] = b"system.posix_acl_access";
 
 /// What opening a name answers where no regular file is behind it (any more): nothing, a directory, a
 /// symbolic link, a fifo or socket; or the way to it is none.
 const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
-/// What an open does when the file is not the one that was indexed (its size or modification time
-/// differs, or it is gone).
+/// What an open does when the file is not the one that was indexed (see [`Opened`]), or is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
     /// The open fails with "stale" (ESTALE): never old metadata with new bytes.
     #[default]
     Refuse,
-    /// The file is opened as it is now.
+    /// The file is opened as it is now. A file that changed since it was opened first is another node from
+    /// then on: an open of the old node fails with "stale", and a look-up of the name finds the new one. So
+    /// the kernel never keeps bytes of both under one node.
     Serve,
+    /// The file is opened as it is now, and nothing tells one state of it from another.
+    Ignore,
+}
+
+/// Under which conditions an index is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Files are opened with more rights than the users have who are served. Then owners, permissions and
+    /// access control lists of a file, and of the directories that lead to it, are those of the index at every
+    /// open, whatever [`OnChange`] says: nobody reads through the index what the original does not allow.
+    pub serves_others: bool,
+    /// The index belongs to root. Set-id bits, devices and file capabilities of another index are not shown to
+    /// other users.
+    pub index_is_roots: bool,
+    /// The process is in a user namespace that gives users other numbers, or none: owners are compared only if
+    /// other users are served.
+    pub owners_unknown: bool,
+}
+
+impl Default for Rules {
+    /// A user's own view.
+    fn default() -> Rules {
+        Rules { serves_others: false, index_is_roots: true, owners_unknown: false }
+    }
 }
 
 /// A covered tree.
 pub struct IndexFs {
     image: Arc<Image>,
-    source: Arc<dyn Dir>,
+    root: Arc<Entered>,
     on_change: OnChange,
-    entered: Mutex<LruCache<EntryId, Arc<dyn Dir>>>,
+    rules: Rules,
+    /// Whether inode numbers tell files apart.
+    has_inodes: bool,
+    /// Whether the tree lies on the file system that it was indexed on.
+    at_home: bool,
+    entered: Mutex<LruCache<EntryId, Arc<Entered>>>,
+    /// The state of each file at its first open, where the index does not tell it.
+    versions: Mutex<HashMap<EntryId, Version>>,
+}
+
+/// A directory of the tree that was entered.
+struct Entered {
+    dir: Arc<dyn Dir>,
+    entry: EntryId,
+    /// As the index has it.
+    indexed: Attributes,
+    above: Option<Arc<Entered>>,
+}
+
+impl Drop for Entered {
+    /// One after another: a tree may be deeper than any stack.
+    fn drop(&mut self) {
+        let mut above = self.above.take();
+        while let Some(mut last) = above.and_then(Arc::into_inner) {
+            above = last.above.take();
+        }
+    }
+}
+
+/// A state of a file, and how many were seen before it.
+#[derive(Debug, Clone, Copy)]
+struct Version {
+    number: u32,
+    state: Opened,
 }
 
 impl fmt::Debug for IndexFs {
@@ -49,15 +117,54 @@ impl fmt::Debug for IndexFs {
 impl IndexFs {
     /// `source` is the root of the tree that the image describes, on this node.
     pub fn new(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange) -> IndexFs {
-        IndexFs { image, source, on_change, entered: Mutex::new(LruCache::new(ENTERED_MAX)) }
+        IndexFs::with_rules(image, source, on_change, Rules::default())
     }
 
+    /// The same under other rules than a user's own view has.
+    pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
+        let at_home = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
+        // A root with the number 1 is that of a file system of its own; those that make their inode numbers up as
+        // files are asked for (sshfs, for one) give it that number, too.
+        let has_inodes = image.inode(ROOT).is_some_and(|number| number > 1);
+        let indexed = image.attributes(ROOT);
+        let root = Arc::new(Entered { dir: source, entry: ROOT, indexed, above: None });
+        let entered = Mutex::new(LruCache::new(ENTERED_MAX));
+        let versions = Mutex::default();
+        IndexFs { image, root, on_change, rules, has_inodes, at_home, entered, versions }
+    }
+
+    /// The entry of a node, whatever its version.
     fn entry(&self, node: NodeId) -> Result<EntryId> {
-        match u32::try_from(node.0) {
-            Ok(entry) if entry < self.image.entries() => Ok(entry),
-            // A handle from another generation.
-            _ => Err(Error::new(ErrorKind::Stale, "node", node.0.to_string())),
+        let (entry, version) = (node.0 as u32, node.0 >> VERSION_SHIFT);
+        if entry < self.image.entries() && (version == 0 || self.on_change == OnChange::Serve) {
+            return Ok(entry);
         }
+        // A handle from another generation.
+        Err(Error::new(ErrorKind::Stale, "node", node.0.to_string()))
+    }
+
+    /// What is shown of an entry: without powers that an index of another user than root must not give.
+    fn shown(&self, entry: EntryId) -> Attributes {
+        let mut attributes = self.image.attributes(entry);
+        if self.rules.serves_others && !self.rules.index_is_roots {
+            if matches!(attributes.kind, Kind::CharDevice | Kind::BlockDevice) {
+                (attributes.kind, attributes.permissions, attributes.rdev) = (Kind::File, 0, 0);
+                (attributes.size_bytes, attributes.blocks) = (0, 0);
+            }
+            if attributes.kind != Kind::Dir {
+                attributes.permissions &= !SET_ID;
+            }
+        }
+        if self.on_change == OnChange::Serve && attributes.kind == Kind::File {
+            let version = self.versions().get(&(attributes.node.0 as u32)).map_or(0, |known| known.number);
+            attributes.node.0 |= u64::from(version) << VERSION_SHIFT;
+        }
+        attributes
+    }
+
+    /// Attributes that an index may give: a forged one may name any.
+    fn shows_xattr(&self, name: &[u8]) -> bool {
+        is_kept(name) && (name != CAPABILITY || !self.rules.serves_others || self.rules.index_is_roots)
     }
 
     /// A directory whose content is known.
@@ -72,30 +179,124 @@ impl IndexFs {
         Ok(entry)
     }
 
+    fn stale(&self, entry: EntryId) -> Error {
+        Error::new(ErrorKind::Stale, "open", self.image.path(entry))
+    }
+
+    /// For users with fewer rights: each directory on the way must let through those whom it let through when it
+    /// was indexed, now and not only when it was entered.
+    fn check_way(&self, last: &Entered) -> Result<()> {
+        let mut at = Some(last);
+        while let Some(Entered { dir, entry, indexed, above }) = at {
+            self.check_access(*entry, indexed, &dir.stat_self_cached()?)?;
+            at = above.as_deref();
+        }
+        Ok(())
+    }
+
+    /// Refuses what may be closed to a user to whom the index shows it as open.
+    fn check_access(&self, entry: EntryId, indexed: &Attributes, now: &Stat) -> Result<()> {
+        let everybody = if indexed.kind == Kind::Dir { 0o001 } else { 0o004 };
+        let open_to_all = self.on_change != OnChange::Refuse && now.mode & everybody != 0;
+        if open_to_all || same_access(indexed, now, true) {
+            return Ok(());
+        }
+        Err(self.stale(entry))
+    }
+
+    fn check_acl(&self, entry: EntryId, now: Option<&[u8]>) -> Result<()> {
+        let mut indexed = self.image.xattrs(entry);
+        let indexed = indexed.find(|(name, _)| *name == ACL).map(|(_, list)| list);
+        if indexed == now { Ok(()) } else { Err(self.stale(entry)) }
+    }
+
+    /// Whether the file that was opened is the one that the index has; what `node` is, where it may be another.
+    fn check(&self, node: NodeId, entry: EntryId, file: &dyn OpenFile) -> Result<()> {
+        let (indexed, now) = (self.image.attributes(entry), file.stat()?);
+        if now.kind() != Some(Kind::File) {
+            return Err(self.stale(entry));
+        }
+        if self.rules.serves_others {
+            self.check_access(entry, &indexed, &now)?;
+            // Root's own index says what the lists were; a change of one is a status change.
+            if !self.rules.index_is_roots {
+                self.check_acl(entry, file.acl()?.as_deref())?;
+            }
+        }
+        let state = Opened::of(&now);
+        let owners = self.rules.serves_others || !self.rules.owners_unknown;
+        let same = match self.on_change {
+            OnChange::Ignore => true,
+            OnChange::Serve => self.version_of(entry, state) as u64 == node.0 >> VERSION_SHIFT,
+            OnChange::Refuse => {
+                same_access(&indexed, &now, owners)
+                    && (now.size_bytes, now.modified) == (indexed.size_bytes, indexed.modified)
+                    && match self.indexed_state(entry, &indexed) {
+                        Some(before) => before.is(&state, self.has_inodes),
+                        None => self.version_of(entry, state) == 0,
+                    }
+            }
+        };
+        if same { Ok(()) } else { Err(self.stale(entry)) }
+    }
+
+    /// What the index knows of the file besides its attributes, where that holds on this file system.
+    fn indexed_state(&self, entry: EntryId, indexed: &Attributes) -> Option<Opened> {
+        let inode = self.image.inode(entry).filter(|_| self.at_home)?;
+        Some(Opened {
+            inode,
+            nlink: indexed.nlink,
+            size_bytes: indexed.size_bytes,
+            modified: indexed.modified,
+            changed: indexed.changed,
+        })
+    }
+
+    /// How many other states of the file were opened before this one.
+    fn version_of(&self, entry: EntryId, state: Opened) -> u32 {
+        let mut versions = self.versions();
+        let known = versions.entry(entry).or_insert(Version { number: 0, state });
+        if !known.state.is(&state, self.has_inodes) {
+            *known = Version { number: known.number.saturating_add(1), state };
+        }
+        known.number
+    }
+
+    fn versions(&self) -> MutexGuard<'_, HashMap<EntryId, Version>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The tree's own directory for an entry, from the nearest one above that is entered already. Not
     /// recursive: a tree may be deeper than any stack.
-    fn enter(&self, entry: EntryId) -> Result<Arc<dyn Dir>> {
+    fn enter(&self, entry: EntryId) -> Result<Arc<Entered>> {
         let mut way = Vec::new();
         let mut at = entry;
-        let mut dir = loop {
+        let mut last = loop {
             if at == ROOT {
-                break self.source.clone();
+                break self.root.clone();
             }
-            if let Some(dir) = self.entered().get(&at) {
-                break dir.clone();
+            if let Some(entered) = self.entered().get(&at) {
+                break entered.clone();
             }
             way.push(at);
             at = self.image.parent(at);
         };
-        while let Some(next) = way.pop() {
+        while let Some(entry) = way.pop() {
             // The lock is not held while the file system is asked.
-            dir = dir.enter(self.image.name(next))?;
-            self.entered().put(next, dir.clone());
+            let dir = last.dir.enter(self.image.name(entry))?;
+            if self.rules.serves_others && !self.rules.index_is_roots {
+                let set = dir.xattrs(b"")?;
+                let list = set.into_iter().find(|(name, _)| name == ACL).map(|(_, list)| list);
+                self.check_acl(entry, list.as_deref())?;
+            }
+            let indexed = self.image.attributes(entry);
+            last = Arc::new(Entered { dir, entry, indexed, above: Some(last) });
+            self.entered().put(entry, last.clone());
         }
-        Ok(dir)
+        Ok(last)
     }
 
-    fn entered(&self) -> MutexGuard<'_, LruCache<EntryId, Arc<dyn Dir>>> {
+    fn entered(&self) -> MutexGuard<'_, LruCache<EntryId, Arc<Entered>>> {
         self.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,11 +319,14 @@ impl FileSystem for IndexFs {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
         }
-        Ok(self.image.lookup(dir, name).map(|entry| self.image.attributes(entry)))
+        Ok(self.image.lookup(dir, name).map(|entry| self.shown(entry)))
     }
 
     fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        Ok(self.image.attributes(self.entry(node)?))
+        let shown = self.shown(self.entry(node)?);
+        // A node that was looked up before the file changed stays what it was.
+        let same = shown.node.0 as u32 == node.0 as u32;
+        Ok(Attributes { node: if same { node } else { shown.node }, ..shown })
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -140,7 +344,7 @@ impl FileSystem for IndexFs {
         let skip = u32::try_from(after.0).unwrap_or(u32::MAX);
         for entry in children.start.saturating_add(skip)..children.end {
             let next = Cursor(u64::from(entry - children.start) + 1);
-            let attributes = self.image.attributes(entry);
+            let attributes = self.shown(entry);
             if !visit(DirEntry { name: self.image.name(entry), next, attributes }) {
                 break;
             }
@@ -157,37 +361,39 @@ impl FileSystem for IndexFs {
     }
 
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        let mut set = self.image.xattrs(self.entry(node)?);
+        let entry = self.entry(node)?;
+        if !self.shows_xattr(name) {
+            return Ok(None);
+        }
+        let mut set = self.image.xattrs(entry);
         Ok(set.find(|(n, _)| *n == name).map(|(_, value)| value.to_vec()))
     }
 
     fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        Ok(self.image.xattrs(self.entry(node)?).map(|(name, _)| name.to_vec()).collect())
+        let names = self.image.xattrs(self.entry(node)?).map(|(name, _)| name);
+        Ok(names.filter(|name| self.shows_xattr(name)).map(<[u8]>::to_vec).collect())
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
         let entry = self.entry(node)?;
-        let indexed = self.image.attributes(entry);
-        match indexed.kind {
+        match self.image.kind(entry) {
             Kind::File => {}
             Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", self.image.path(entry))),
             _ => return Err(Error::new(ErrorKind::InvalidInput, "open", self.image.path(entry))),
         }
-        let stale = || Error::new(ErrorKind::Stale, "open", self.image.path(entry));
-        let opened =
-            self.enter(self.image.parent(entry)).and_then(|dir| dir.open_file(self.image.name(entry)));
+        let opened = self.enter(self.image.parent(entry)).and_then(|above| {
+            if self.rules.serves_others {
+                self.check_way(&above)?;
+            }
+            above.dir.open_file(self.image.name(entry))
+        });
         let file = match opened {
             Ok(file) => file,
             // There is nothing of that name, or something that is no file.
-            Err(e) if NO_FILE.contains(&e.errno()) => return Err(stale()),
+            Err(e) if NO_FILE.contains(&e.errno()) => return Err(self.stale(entry)),
             Err(e) => return Err(e),
         };
-        let now = file.stat()?;
-        let regular = Kind::from_mode(now.mode) == Some(Kind::File);
-        let same = now.size_bytes == indexed.size_bytes && now.modified == indexed.modified;
-        if !regular || (!same && self.on_change == OnChange::Refuse) {
-            return Err(stale());
-        }
+        self.check(node, entry, &*file)?;
         Ok(file)
     }
 }

@@ -4,11 +4,17 @@
 use quell_fs::{Kind, Time};
 
 pub const MAGIC: [u8; 8] = *b"QUELLIDX";
-pub const VERSION: u32 = 1;
+/// What is written. [`preamble_bytes`] knows the versions that are read.
+pub const VERSION: u32 = 2;
+/// The first version; it has no INODE.
+const VERSION_1: u32 = 1;
 
 pub const HEADER_BYTES: usize = 176;
 pub const SECTION_ROW_BYTES: usize = 40;
+/// Header and section table of a file of this version.
 pub const PREAMBLE_BYTES: usize = HEADER_BYTES + Section::ALL.len() * SECTION_ROW_BYTES;
+/// The smallest header and section table of any version.
+pub const PREAMBLE_BYTES_MIN: usize = HEADER_BYTES + Section::IN_VERSION_1 * SECTION_ROW_BYTES;
 /// The header checksum stands here and covers the preamble but for itself.
 pub const HEADER_CHECKSUM_AT: usize = 32;
 pub const HEADER_CHECKED_FROM: usize = 40;
@@ -31,7 +37,22 @@ pub const FLAG_PRIVILEGED_XATTRS: u64 = 1 << 3;
 pub const FLAG_XATTRS_SKIPPED: u64 = 1 << 4;
 pub const FLAGS_KNOWN: u64 = 0b1_1111;
 
-const _: () = assert!(PREAMBLE_BYTES == 696 && PREAMBLE_BYTES.is_multiple_of(8));
+const _: () = assert!(PREAMBLE_BYTES == 736 && PREAMBLE_BYTES.is_multiple_of(8));
+const _: () = assert!(PREAMBLE_BYTES_MIN == 696 && PREAMBLE_BYTES_MIN.is_multiple_of(8));
+
+/// The bytes of header and section table in a file of `version`; `None` for a version that is not known.
+pub fn preamble_bytes(version: u32) -> Option<usize> {
+    match version {
+        VERSION_1 => Some(PREAMBLE_BYTES_MIN),
+        VERSION => Some(PREAMBLE_BYTES),
+        _ => None,
+    }
+}
+
+/// The sections of a file of `version`, in the order of the file.
+pub fn sections(version: u32) -> &'static [Section] {
+    if version == VERSION_1 { &Section::ALL[..Section::IN_VERSION_1] } else { &Section::ALL }
+}
 
 /// The sections, in the order of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +70,14 @@ pub enum Section {
     Blob,
     Problems,
     Options,
+    Inode,
 }
 
 impl Section {
-    pub const ALL: [Section; 13] = [
+    /// Sections of version 1, the first of `ALL`.
+    const IN_VERSION_1: usize = 13;
+
+    pub const ALL: [Section; 14] = [
         Section::Root,
         Section::Dirs,
         Section::Names,
@@ -66,6 +91,7 @@ impl Section {
         Section::Blob,
         Section::Problems,
         Section::Options,
+        Section::Inode,
     ];
 
     /// The name that docs/formats/index.md and error messages use.
@@ -84,12 +110,21 @@ impl Section {
             Section::Blob => "BLOB",
             Section::Problems => "PROBLEMS",
             Section::Options => "OPTIONS",
+            Section::Inode => "INODE",
         }
     }
 
     /// Whether the section holds one value of a chosen width for each entry.
     pub fn is_column(self) -> bool {
-        matches!(self, Section::Name | Section::Class | Section::Size | Section::Modified | Section::Changed)
+        matches!(
+            self,
+            Section::Name
+                | Section::Class
+                | Section::Size
+                | Section::Modified
+                | Section::Changed
+                | Section::Inode
+        )
     }
 }
 

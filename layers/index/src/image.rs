@@ -98,7 +98,8 @@ pub(crate) fn generation_of(bytes: &[u8]) -> Generation {
 pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&bytes[..format::HEADER_CHECKSUM_AT]);
-    hash.update(&bytes[format::HEADER_CHECKED_FROM..format::PREAMBLE_BYTES]);
+    let end = format::preamble_bytes(u32_at(bytes, 8)).unwrap_or(format::PREAMBLE_BYTES);
+    hash.update(&bytes[format::HEADER_CHECKED_FROM..end]);
     hash.digest()
 }
 
@@ -123,15 +124,16 @@ impl Image {
             return damage("header", 0, "this is no index (it does not begin with QUELLIDX)");
         }
         let version = u32_at(&bytes, 8);
-        if version != format::VERSION {
+        let Some(preamble) = format::preamble_bytes(version) else {
+            let known = format::VERSION;
             return damage(
                 "header",
                 8,
-                format!("format version {version}, but this program reads version {}", format::VERSION),
+                format!("format version {version}, but this program reads versions 1 to {known}"),
             );
-        }
-        if bytes.len() < format::PREAMBLE_BYTES || u32_at(&bytes, 12) as usize != format::PREAMBLE_BYTES {
-            return damage("header", 12, format!("the header is not {} bytes long", format::PREAMBLE_BYTES));
+        };
+        if bytes.len() < preamble || u32_at(&bytes, 12) as usize != preamble {
+            return damage("header", 12, format!("the header is not {preamble} bytes long"));
         }
         if u64_at(&bytes, format::HEADER_CHECKSUM_AT) != header_checksum(&bytes) {
             return damage("header", format::HEADER_CHECKSUM_AT, "checksum does not match");
@@ -169,8 +171,8 @@ impl Image {
     }
 
     fn check_sections(&mut self) -> Result<(), Damage> {
-        let mut end_before = format::PREAMBLE_BYTES;
-        for (i, section) in Section::ALL.into_iter().enumerate() {
+        let mut end_before = u32_at(&self.bytes, 12) as usize;
+        for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
             let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
             let title = section.title();
             let width = u32_at(&self.bytes, row + 4) as usize;
@@ -454,6 +456,15 @@ impl Image {
         blob.get(at + 4..(at + 4).checked_add(length)?)
     }
 
+    pub fn format_version(&self) -> u32 {
+        u32_at(&self.bytes, 8)
+    }
+
+    /// The number that the file system gave to the entry's node; `None` in files of version 1, which have none.
+    pub fn inode(&self, entry: EntryId) -> Option<u64> {
+        (self.format_version() > 1).then(|| self.column(Section::Inode, entry) as u64)
+    }
+
     pub fn generation(&self) -> Generation {
         Generation(u128::from_le_bytes(self.bytes[16..32].try_into().expect("sixteen bytes")))
     }
@@ -483,7 +494,7 @@ impl Image {
 
     /// The size of each section, for `quell show`.
     pub fn section_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Section::ALL.into_iter().map(|s| (s.title(), self.section(s).len() as u64))
+        format::sections(self.format_version()).iter().map(|s| (s.title(), self.section(*s).len() as u64))
     }
 
     /// The flags of docs/formats/index.md.

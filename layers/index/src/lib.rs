@@ -12,6 +12,7 @@ mod file_system;
 pub mod format;
 mod freshness;
 mod image;
+mod opened;
 mod tree;
 
 pub use builder::{BuildOptions, Progress, Trust, Xattrs, build};
@@ -20,7 +21,7 @@ pub use compare::{Change, Difference, changed_attributes, compare};
 pub use encode::encode;
 #[doc(hidden)]
 pub use encode::reseal;
-pub use file_system::{IndexFs, OnChange};
+pub use file_system::{IndexFs, OnChange, Rules};
 pub use freshness::Sampler;
 pub use image::{Damage, EntryId, Generation, Image, Problem, ROOT, XattrSet};
 pub use tree::{Listing, Special, Tree};

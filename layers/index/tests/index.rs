@@ -243,9 +243,9 @@ fn bytes_that_are_not_an_index_are_refused_with_the_place() {
     assert_eq!(refuse(Vec::new()), "file at byte 0: the file is empty");
     assert!(refuse(b"PK\x03\x04 this is a zip file".to_vec()).contains("this is no index"));
     let mut newer = good.clone();
-    newer[8] = 2;
-    assert!(refuse(newer).contains("format version 2, but this program reads version 1"));
-    for cut in [10, 100, 695, 696, good.len() / 2, good.len() - 1] {
+    newer[8] = 3;
+    assert!(refuse(newer).contains("format version 3, but this program reads versions 1 to 2"));
+    for cut in [10, 100, 695, 696, 735, 736, good.len() / 2, good.len() - 1] {
         refuse(good[..cut].to_vec());
     }
     let mut longer = good.clone();

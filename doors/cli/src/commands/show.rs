@@ -64,7 +64,7 @@ fn summary(image: &Image, args: &ShowArgs) {
             "{}",
             json!({
                 "file": shown(&args.file), "root": shown_bytes(image.root_path()),
-                "format_version": format::VERSION, "generation": image.generation().to_string(),
+                "format_version": image.format_version(), "generation": image.generation().to_string(),
                 "entries": image.entries(), "directories": image.directories(), "nodes": image.nodes(),
                 "longest_path_bytes": image.longest_path_bytes(), "bytes": image.file_bytes(),
                 "sections": sections, "holds": flags(image), "options": options, "problems": problems,
@@ -72,7 +72,7 @@ fn summary(image: &Image, args: &ShowArgs) {
         );
         return;
     }
-    println!("index       {} (format {})", shown(&args.file), format::VERSION);
+    println!("index       {} (format {})", shown(&args.file), image.format_version());
     println!("tree        {}", shown_bytes(image.root_path()));
     println!("generation  {}", image.generation());
     println!(

@@ -1,0 +1,84 @@
+//! Whether a file that was opened is the one that was indexed. Pure: from what `fstat` says of it to an answer.
+
+use quell_backing::Stat;
+use quell_fs::{Attributes, Time};
+
+use crate::image::{Image, ROOT};
+
+/// The state of a file, as far as one file system can tell it from every other state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    pub inode: u64,
+    pub nlink: u32,
+    pub size_bytes: u64,
+    pub modified: Time,
+    pub changed: Time,
+}
+
+impl Opened {
+    pub fn of(now: &Stat) -> Opened {
+        Opened {
+            inode: now.inode,
+            nlink: now.nlink,
+            size_bytes: now.size_bytes,
+            modified: now.modified,
+            changed: now.changed,
+        }
+    }
+
+    /// Whether `later` has the same bytes. The status change time tells that: every write, and every renaming of
+    /// another file over this one, sets it, and no program can. It is also set by a hard link that is made or
+    /// removed, as environments that share files do all the time: where the link count is another and the inode
+    /// is the same, size and modification time decide. `inodes`: the file system's inode numbers last.
+    pub fn is(&self, later: &Opened, inodes: bool) -> bool {
+        let same_inode = self.inode == later.inode;
+        let linked = inodes && same_inode && self.nlink != later.nlink;
+        (same_inode || !inodes)
+            && (self.size_bytes, self.modified) == (later.size_bytes, later.modified)
+            && (self.changed == later.changed || linked)
+    }
+}
+
+/// Whether the directory is the very one that was indexed, and not a copy: only there inode numbers and status
+/// change times mean anything. A root that changed since then, too, is taken for a copy.
+pub fn is_indexed_root(image: &Image, root: &Stat) -> bool {
+    image.inode(ROOT) == Some(root.inode) && image.attributes(ROOT).changed == root.changed
+}
+
+/// Whether permissions, and owner and group if `owners`, are those of the index.
+pub fn same_access(indexed: &Attributes, now: &Stat, owners: bool) -> bool {
+    let same_owners = (indexed.uid, indexed.gid) == (now.uid, now.gid);
+    indexed.permissions == now.mode & 0o7777 && (same_owners || !owners)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Time = Time { seconds: 1, nanoseconds: 2 };
+    const LATER: Time = Time { seconds: 1, nanoseconds: 3 };
+
+    #[test]
+    fn a_file_is_another_by_its_inode_or_status_change_time_but_not_by_a_new_link() {
+        let file = Opened { inode: 7, nlink: 1, size_bytes: 10, modified: TIME, changed: TIME };
+        for (what, later, inodes, same) in [
+            ("itself", file, true, true),
+            ("replaced", Opened { inode: 8, changed: LATER, ..file }, true, false),
+            ("replaced within a tick of the clock", Opened { inode: 8, ..file }, true, false),
+            ("replaced, by a file with a used number", Opened { changed: LATER, ..file }, true, false),
+            ("written, and its time set back", Opened { changed: LATER, ..file }, true, false),
+            ("linked", Opened { nlink: 2, changed: LATER, ..file }, true, true),
+            ("linked and written", Opened { nlink: 2, changed: LATER, modified: LATER, ..file }, true, false),
+            ("replaced by a linked one", Opened { inode: 8, nlink: 2, ..file }, true, false),
+            ("numbered anew", Opened { inode: 8, ..file }, false, true),
+            (
+                "replaced, without numbers",
+                Opened { inode: 8, nlink: 2, changed: LATER, ..file },
+                false,
+                false,
+            ),
+        ] {
+            assert_eq!(file.is(&later, inodes), same, "{what}");
+        }
+    }
+}
