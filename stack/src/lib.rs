@@ -6,7 +6,7 @@ mod disks;
 mod index_file;
 mod log_stores;
 
-pub use assemble::{Covered, cover};
+pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
 pub use boot_file::BootPlace;
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
 pub use index_file::{

@@ -62,6 +62,9 @@ fn doctor_names_the_view_that_is_then_taken() {
     stage.run(command.args(["--strict", "--", "true"])).expect(0).says(&format!("covered by {view} "));
     let text = stage.run(stage.quell().arg("doctor").arg(&tree)).expect(0).text();
     assert!(text.contains(&format!("view: {view}: ")) && text.contains("lies on"), "{text}");
+    assert!(text.contains("groups and owners"), "{text}");
+    let advice = "quell mount --view fuse INDEX DIRECTORY";
+    assert_eq!(text.contains("65534") && text.contains(advice), !is_root(), "{text}");
     // It leaves nothing where it tried.
     assert!(stage.mounts().is_empty());
     stage.run(stage.quell().args(["doctor", "/no/such/directory"])).expect(2);

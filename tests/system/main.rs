@@ -41,3 +41,4 @@ mod profile_programs;
 mod readonly;
 mod several;
 mod sharing;
+mod view_security;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::probe::{Snapshot, differences};
-use crate::stage::{Stage, views, ways, words};
+use crate::stage::{Stage, views, ways_of_private_tree, words};
 use crate::trees;
 
 /// What every attempt to change something says.
@@ -42,7 +42,7 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
         "setfattr -n user.x -v y \"$1/readme\"",
         "chown $(id -u) \"$1/readme\"",
     ];
-    for way in ways() {
+    for way in ways_of_private_tree() {
         let script = attempts.map(|attempt| format!("({attempt}); echo \"ended $?\" >&2")).join("\n");
         let ended = stage.see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
         let mut answers = ended.err.split("ended ");
@@ -187,7 +187,7 @@ fn the_trees_access_times_are_the_only_thing_that_reading_may_change() {
     let tree = trees::varied(&stage);
     let index = stage.index(&tree);
     let before = state_of(&stage, &tree);
-    for way in ways() {
+    for way in ways_of_private_tree() {
         stage.snapshot(way, &index, &tree);
     }
     assert_eq!(before, state_of(&stage, &tree));

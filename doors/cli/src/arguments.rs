@@ -394,6 +394,14 @@ pub struct CoverArgs {
     /// What opening a file does that is no longer as indexed, where the view sees opens (fuse). With a boot image: refuse.
     #[arg(long, value_enum, default_value = "refuse")]
     pub on_change: OnChangeArg,
+    /// Let set-id bits and file capabilities count in the view, as `suid` of mount(8) does. For root, with an index that
+    /// belongs to root.
+    #[arg(long)]
+    pub suid: bool,
+    /// Let device nodes of the view lead to devices, as `dev` of mount(8) does. For root, with an index that belongs to
+    /// root.
+    #[arg(long)]
+    pub dev: bool,
     /// Memory that the metadata of one tree may take in the kernel, in MiB (1.3 kB an entry); a larger tree is served
     /// by FUSE, which starts at once whatever the size.
     #[arg(long, value_name = "MIB", default_value_t = 64)]
@@ -498,7 +506,7 @@ pub struct MountArgs {
 }
 
 /// What is for views of trees and disks, and not for stores.
-const FOR_VIEWS: [&str; 14] = [
+const FOR_VIEWS: [&str; 16] = [
     "image",
     "image_format",
     "boot",
@@ -512,6 +520,8 @@ const FOR_VIEWS: [&str; 14] = [
     "scratch",
     "writable",
     "on_change",
+    "suid",
+    "dev",
     "memory",
 ];
 

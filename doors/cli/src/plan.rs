@@ -35,6 +35,9 @@ pub struct Plan {
     pub strict: bool,
     pub writes: Writes,
     pub on_change: OnChangeArg,
+    /// What root asks for, as `--suid` and `--dev`.
+    pub suid: bool,
+    pub dev: bool,
     pub memory_mib: u64,
     pub threads: u16,
     pub quiet: bool,
@@ -157,6 +160,8 @@ impl Plan {
                 (None, false) => Writes::Refused,
             },
             on_change: cover.on_change,
+            suid: cover.suid,
+            dev: cover.dev,
             memory_mib: cover.memory,
             threads: cover.threads,
             quiet,
@@ -168,7 +173,8 @@ impl Plan {
     pub fn layer_on_change(&self) -> OnChange {
         match self.on_change {
             OnChangeArg::Refuse => OnChange::Refuse,
-            OnChangeArg::Serve | OnChangeArg::Ignore => OnChange::Serve,
+            OnChangeArg::Serve => OnChange::Serve,
+            OnChangeArg::Ignore => OnChange::Ignore,
         }
     }
 }
@@ -182,6 +188,20 @@ pub fn refuse_mixtures(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Failure
     Err(Failure::wrong_input(
         "a boot image is of files as they were indexed: it goes with --on-change refuse alone",
     ))
+}
+
+/// `--suid` and `--dev` are for root, and for trees.
+pub fn refuse_powers(cover: &CoverArgs, disk: bool) -> Result<(), Failure> {
+    if !cover.suid && !cover.dev {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::wrong_input("--suid and --dev are for root"));
+    }
+    if disk {
+        return Err(Failure::wrong_input("--suid and --dev go with an index, not with a disk image"));
+    }
+    Ok(())
 }
 
 /// The holder's answer, one line, once the view is there or cannot be.

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use quell_boot::{BootFile, BootFs, Hot, HotFiles, HotSet};
-use quell_fs::{Error, ErrorKind, FileSystem, Result};
+use quell_fs::{Error, ErrorKind, FileSystem, Kind, Result};
 use quell_fuse::Session;
-use quell_index::Image;
-use quell_overlay::{Ids, Layers, Redirected, Upper};
+use quell_index::{Image, ROOT, format};
+use quell_overlay::{Credentials, Ids, Layers, Powers, Redirected, Upper};
 use quell_stack::Covered;
 
 use crate::arguments::{OnChangeArg, ViewArg};
@@ -130,17 +130,38 @@ impl Heat {
     }
 }
 
+/// Who sees a view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Audience {
+    /// The user who asked for it, with no more rights than that user has.
+    Caller,
+    /// Programs that root starts in it.
+    RootsPrograms,
+    /// Every user of the machine, of a view that root mounts.
+    Everybody,
+}
+
 /// What the attempts need to know besides the tree.
 #[derive(Debug)]
 pub struct Surroundings<'a> {
     pub plan: &'a Plan,
     /// `Some` in a user namespace that maps one user.
     pub squash: Option<Ids>,
+    pub audience: Audience,
+    /// The index belongs to root.
+    pub index_is_roots: bool,
     /// Shown in the list of mounts.
     pub source_name: String,
     pub allow_other: bool,
     /// There is a boot image.
     pub hot: bool,
+}
+
+impl Surroundings<'_> {
+    /// What root asked for; the plan was checked.
+    fn powers(&self) -> Powers {
+        Powers { suid: self.plan.suid, dev: self.plan.dev }
+    }
 }
 
 /// Tries views in order until one works.
@@ -172,8 +193,67 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
     Err(Error::new(kind, "cover: no view works here:", reasons.join("; ")))
 }
 
+/// With whose rights the kernel may open originals for the users of the view. It compares nothing at an open, so a
+/// private file that was put in the place of a public one would be shown with the rights of root.
+fn credentials(covered: &Covered, around: &Surroundings<'_>) -> Result<Credentials> {
+    if around.audience == Audience::Caller {
+        return Ok(Credentials::Mounter);
+    }
+    let reason = match () {
+        () if around.plan.writes != Writes::Refused => {
+            "of a writable view the kernel opens them with the rights of root"
+        }
+        () if !is_public(&covered.image) => "not all of them are readable by every user",
+        () => match probe(Credentials::Nobody) {
+            Ok(()) => return Ok(Credentials::Nobody),
+            Err(_) => "that needs Linux 6.15 and a file system that lets every user in",
+        },
+    };
+    // Root's own programs may read everything.
+    if around.audience == Audience::RootsPrograms && around.index_is_roots {
+        return Ok(Credentials::Mounter);
+    }
+    Err(Error::new(ErrorKind::Unsupported, "open originals with no more rights than every user has:", reason))
+}
+
+/// Whether every user may read all files, list all directories and use all special files, by their modes.
+fn is_public(image: &Image) -> bool {
+    let open = |entry| {
+        let attributes = image.attributes(entry);
+        let needed = match attributes.kind {
+            Kind::File => 0o004,
+            Kind::Dir => 0o005,
+            Kind::Symlink => 0,
+            // A pipe may be written to although the view is read-only.
+            _ => 0o006,
+        };
+        attributes.permissions & needed == needed
+    };
+    !image.has_flag(format::FLAG_ACLS) && (ROOT..image.entries()).all(open)
+}
+
+/// The tree as a layer. It is opened again, as the kernel takes layers of the caller's own namespace alone.
+fn data_layer(covered: &Covered) -> Result<OwnedFd> {
+    use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+    let subject = covered.source_path.as_os_str().as_encoded_bytes();
+    let layer = quell_overlay::open_layer(&covered.source_path)?;
+    let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(&layer, "", local, StatxFlags::BASIC_STATS)
+        .map_err(|e| Error::from_io(e.into(), "stat", subject))?;
+    let identity = (makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino);
+    if identity != covered.source().stat_self_cached()?.identity() {
+        return Err(Error::new(
+            ErrorKind::Stale,
+            "cover a directory that was replaced at this moment:",
+            subject,
+        ));
+    }
+    Ok(layer)
+}
+
 fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
-    probe()?;
+    let credentials = credentials(covered, around)?;
+    probe(credentials)?;
     let tmpfs = quell_overlay::mount_tmpfs()?;
     let threads = runtime::processors().min(FILL_THREADS);
     let squash = around.squash.as_ref();
@@ -194,7 +274,7 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
         }
         _ => upper(covered, around)?,
     };
-    join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, around)
+    join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, around)
 }
 
 /// A data layer with the files whose blocks are in memory of this process.
@@ -228,15 +308,17 @@ impl HotLayer {
 
 /// Whether the kernel takes a user's data-only layers at all, before a tmpfs is filled for nothing. Both
 /// layers are empty and in memory: the shared file system is asked nothing.
-fn probe() -> Result<()> {
+fn probe(credentials: Credentials) -> Result<()> {
     let metadata = quell_overlay::mount_tmpfs()?;
     let data = [quell_overlay::mount_tmpfs()?];
-    let layers = Layers { metadata: metadata.as_fd(), data: &data, upper: None, source: "quell" };
+    let (metadata, powers) = (metadata.as_fd(), Powers::default());
+    let layers = Layers { metadata, data: &data, upper: None, credentials, powers, source: "quell" };
     quell_overlay::mount_overlay(&layers).map(drop)
 }
 
 fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
-    probe()?;
+    let credentials = credentials(covered, around)?;
+    probe(credentials)?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
     // The layer is used with the mounter's credentials and must not refuse anybody else's.
     let options = quell_fuse::Options { fills_cache: false, ..fuse_options(around, true) };
@@ -249,7 +331,7 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mou
         None => None,
     };
     let upper = upper(covered, around)?;
-    join_layers(covered, layer.as_fd(), hot, upper.as_ref(), Some(session), around)
+    join_layers(covered, layer.as_fd(), hot, upper.as_ref(), Some(session), credentials, around)
 }
 
 fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
@@ -263,8 +345,15 @@ fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
     let (mut mount, mut session) = quell_fuse::detached(layer, &options)?;
     let heat = hot.map(|hot| Heat::cached(hot, &mut session, &mount, covered));
     if let Some(upper) = &upper {
-        let layers =
-            Layers { metadata: mount.as_fd(), data: &[], upper: Some(upper), source: &around.source_name };
+        let layers = Layers {
+            metadata: mount.as_fd(),
+            data: &[],
+            upper: Some(upper),
+            // The FUSE view compares what it opens.
+            credentials: Credentials::Mounter,
+            powers: around.powers(),
+            source: &around.source_name,
+        };
         mount = quell_overlay::mount_overlay(&layers)?;
     }
     Ok(Mounted { mount: Some(mount), sessions: vec![session], heat })
@@ -298,14 +387,14 @@ fn join_layers(
     hot: Option<HotLayer>,
     upper: Option<&Upper>,
     session: Option<Session>,
+    credentials: Credentials,
     around: &Surroundings<'_>,
 ) -> Result<Mounted> {
     let (heat, hot) = hot.map_or((None, None), |hot| (Some(hot.heat), hot.mount));
     let (hot, hot_session) = hot.unzip();
-    let data: Vec<OwnedFd> =
-        hot.into_iter().chain([quell_overlay::open_layer(&covered.source_path)?]).collect();
-    let mount =
-        quell_overlay::mount_overlay(&Layers { metadata, data: &data, upper, source: &around.source_name })?;
+    let data: Vec<OwnedFd> = hot.into_iter().chain([data_layer(covered)?]).collect();
+    let (data, powers, source) = (&data[..], around.powers(), &*around.source_name);
+    let mount = quell_overlay::mount_overlay(&Layers { metadata, data, upper, credentials, powers, source })?;
     Ok(Mounted { mount: Some(mount), sessions: session.into_iter().chain(hot_session).collect(), heat })
 }
 
@@ -317,6 +406,8 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
         no_read_ahead: around.plan.recording.is_some(),
         fills_cache: around.hot,
         allow_other,
+        suid: around.plan.suid,
+        dev: around.plan.dev,
         direct: false,
         source: around.source_name.clone(),
     }

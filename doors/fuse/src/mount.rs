@@ -1,6 +1,7 @@
 //! Making mounts and taking them away: with the kernel's mount calls where the caller may (root, or
 //! inside a user name space of its own), with fusermount3 otherwise. Read-only unless the file system has
-//! verbs that write; always without set-user-id programs and devices, and with the kernel checking permissions.
+//! verbs that write; without set-user-id programs and devices unless root asks for them, and with the kernel
+//! checking permissions.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use quell_fs::{Error, ErrorKind, FileSystem, Result};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
@@ -45,8 +46,7 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
     match fs_context() {
         Ok(context) => {
             let (mount, session) = start_detached(fs, &context, options, Some(path.clone()))?;
-            move_mount(&mount, "", CWD, &path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-                .map_err(|errno| failed(errno, "mount on", path.as_os_str().as_bytes()))?;
+            attach(&mount, &path).map_err(|errno| failed(errno, "mount on", path.as_os_str().as_bytes()))?;
             Ok(session)
         }
         // An ordinary user; or a kernel before 5.2, for which fusermount3 knows the older call.
@@ -57,6 +57,15 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
         }
         Err(errno) => Err(failed(errno, "mount on", path.as_os_str().as_bytes())),
     }
+}
+
+/// Puts the mount on the directory `path`, no part of which may be a symbolic link: its owner could change where that
+/// leads at any time. Linux 5.6.
+fn attach(mount: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let target = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", &target, "", flags)
 }
 
 /// What a mount lets programs do.
@@ -127,7 +136,9 @@ fn configure(
     if options.allow_other {
         fsconfig_set_flag(context, "allow_other")?;
     }
-    let mut attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let mut attributes = MountAttrFlags::empty();
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.suid);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !options.dev);
     if access == Access::ReadOnly {
         fsconfig_set_flag(context, "ro")?;
         attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;

@@ -34,6 +34,10 @@ pub struct Options {
     /// Let users other than the one who mounts in; modes and owners decide what they may do. An
     /// ordinary user mounting with fusermount3 needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
+    /// Set-id bits count. The kernel obeys only root.
+    pub suid: bool,
+    /// Device nodes lead to devices. The kernel obeys only root.
+    pub dev: bool,
     /// The first word of the line in `/proc/mounts`: what is mounted, for people to read.
     pub source: String,
 }
@@ -47,6 +51,8 @@ impl Default for Options {
             fills_cache: false,
             direct: false,
             allow_other: false,
+            suid: false,
+            dev: false,
             source: SUBTYPE.to_owned(),
         }
     }

@@ -1,15 +1,14 @@
 //! Single files of a mount put over others, each at its own path.
 
-use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use quell_fs::{Error, Result};
-use rustix::fs::{CWD, Mode, OFlags};
-use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount};
+use rustix::fs::{CWD, OFlags};
+use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree, unmount};
 
-use crate::mount::attach;
+use crate::mount::{attach, attach_to};
 
 /// Puts the file of each name in the root of a detached mount over the file at the path beside it, in the caller's own
 /// mount namespace. The mount lies on the directory `aside` for a moment: before Linux 6.15 no part is taken of a
@@ -21,11 +20,7 @@ pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[(String, PathBuf)]) 
     unmount(aside, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
         .map_err(|e| Error::from_io(e.into(), "take the view away from", aside.as_os_str().as_bytes()))?;
     for (part, path) in parts? {
-        let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes());
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let target = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(failed)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        move_mount(part.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags).map_err(failed)?;
+        attach_to(&part, path, OFlags::empty())?;
     }
     Ok(())
 }

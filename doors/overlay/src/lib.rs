@@ -22,6 +22,6 @@ pub use holder::{
 };
 pub use members::end_other_members;
 pub use metadata::{Ids, Metadata, fill, finish_upper};
-pub use mount::{Layers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
+pub use mount::{Credentials, Layers, Powers, Upper, attach, mount_overlay, mount_tmpfs, open_layer};
 pub use namespace::{Isolation, isolate};
 pub use redirected::Redirected;

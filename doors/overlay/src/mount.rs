@@ -7,11 +7,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use quell_fs::{Error, Result};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
 };
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// A directory to be a layer. It must be opened in the namespace in which the overlay is mounted.
 pub fn open_layer(path: &Path) -> Result<OwnedFd> {
@@ -33,6 +34,35 @@ pub struct Upper {
     pub mount: Option<OwnedFd>,
 }
 
+/// With whose rights overlayfs reaches its layers. What a program may do with a file of the view is decided by the
+/// view's own attributes first, with the program's rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Credentials {
+    /// Those of the process that mounts.
+    Mounter,
+    /// Those of a user and group without any files (65534), and no capability that opens files: what is not
+    /// readable by everybody cannot be opened through the view by anybody. Linux 6.15; not with an upper layer.
+    Nobody,
+}
+
+/// What the files of a mount may do besides being read and run; nothing unless root asks for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Powers {
+    /// Set-id bits and file capabilities count.
+    pub suid: bool,
+    /// Device nodes lead to devices.
+    pub dev: bool,
+}
+
+impl Powers {
+    fn attributes(self) -> MountAttrFlags {
+        let mut attributes = MountAttrFlags::empty();
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !self.suid);
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NODEV, !self.dev);
+        attributes
+    }
+}
+
 /// What an overlay is made of.
 #[derive(Debug)]
 pub struct Layers<'a> {
@@ -41,6 +71,9 @@ pub struct Layers<'a> {
     /// Where the bytes are; the first that has the file is taken.
     pub data: &'a [OwnedFd],
     pub upper: Option<&'a Upper>,
+    /// With whose rights the kernel opens what the layers have.
+    pub credentials: Credentials,
+    pub powers: Powers,
     /// Shown as the source in the list of mounts.
     pub source: &'a str,
 }
@@ -54,7 +87,7 @@ pub fn mount_tmpfs() -> Result<OwnedFd> {
     }
     fsconfig_set_flag(fs.as_fd(), "inode64").map_err(failed)?;
     fsconfig_create(fs.as_fd()).map_err(failed)?;
-    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID;
+    let attributes = Powers::default().attributes();
     fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)
 }
 
@@ -63,10 +96,10 @@ pub fn mount_overlay(layers: &Layers<'_>) -> Result<OwnedFd> {
     let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)
         .map_err(|e| Error::from_io(e.into(), "mount", b"overlay"))?;
     configure(&fs, layers).map_err(|e| explained(&fs, e))?;
-    let attributes = match layers.upper {
-        Some(_) => MountAttrFlags::empty(),
-        None => MountAttrFlags::MOUNT_ATTR_RDONLY,
-    };
+    let mut attributes = layers.powers.attributes();
+    if layers.upper.is_none() {
+        attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
+    }
     fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
         .map_err(|e| Error::from_io(e.into(), "mount", b"overlay"))
 }
@@ -87,8 +120,39 @@ fn configure(fs: &OwnedFd, layers: &Layers<'_>) -> rustix::io::Result<()> {
             fsconfig_set_string(fs, "xino", "on")?;
         }
     }
+    if layers.credentials == Credentials::Nobody {
+        std::thread::scope(|scope| {
+            let override_credentials = || {
+                become_nobody()?;
+                for layer in layers.data {
+                    // A layer that this user may not search would show files that cannot be opened.
+                    rustix::fs::openat(layer, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                }
+                fsconfig_set_flag(fs, "override_creds")
+            };
+            let done = scope.spawn(override_credentials).join();
+            done.unwrap_or(Err(rustix::io::Errno::IO))
+        })?;
+    }
     fsconfig_create(fs)
 }
+
+/// Takes its rights from the calling thread, which should end soon. Overlayfs keeps a copy of what is left, and needs
+/// CAP_SYS_ADMIN in it to make its mounts; that capability opens no file.
+fn become_nobody() -> rustix::io::Result<()> {
+    use rustix::process::{Gid, Uid};
+    let (uid, gid) = (Uid::from_raw(NOBODY_ID), Gid::from_raw(NOBODY_ID));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    // The real user stays, so that the capability may be taken back into the effective set.
+    rustix::thread::set_thread_res_uid(None::<Uid>, uid, None::<Uid>)?;
+    let needed = CapabilitySet::SYS_ADMIN;
+    let sets = CapabilitySets { effective: needed, permitted: needed, inheritable: CapabilitySet::empty() };
+    rustix::thread::set_capabilities(None, sets)
+}
+
+/// The user and group that the kernel, NFS and distributions give to nobody's files.
+const NOBODY_ID: u32 = 65534;
 
 /// Overlayfs writes its reasons into a log of the configuration; the error number alone says little.
 fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
@@ -102,16 +166,45 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
     Error::from_io(errno.into(), "mount", subject)
 }
 
-/// Puts a detached mount over `path`. The directory must exist and not be a symbolic link.
+/// Puts a detached mount over the directory `path`. No part of the path may be a symbolic link: another user who owns one
+/// of its directories could put one there that leads anywhere. Linux 5.6.
 pub fn attach(mount: &OwnedFd, path: &Path) -> Result<()> {
-    let target = rustix::fs::openat(
-        CWD,
-        path,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-    .map_err(|e| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes()))?;
+    attach_to(mount, path, OFlags::DIRECTORY)
+}
+
+/// `kind`: the flag that says what `path` must be.
+pub(crate) fn attach_to(mount: &OwnedFd, path: &Path, kind: OFlags) -> Result<()> {
+    let flags = kind | OFlags::PATH | OFlags::CLOEXEC;
+    let target = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        .map_err(|e| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes()))?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags)
         .map_err(|e| Error::from_io(e.into(), "attach the view to", path.as_os_str().as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Isolation, isolate};
+
+    #[test]
+    fn no_part_of_a_mount_point_is_a_symbolic_link() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIPPED: only root mounts outside of a user namespace");
+        }
+        // Of this thread alone.
+        isolate(Isolation::Mount).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().canonicalize().unwrap();
+        std::fs::create_dir_all(base.join("real/tree")).unwrap();
+        std::os::unix::fs::symlink("real", base.join("link")).unwrap();
+        std::os::unix::fs::symlink("tree", base.join("real/last")).unwrap();
+        let mount = mount_tmpfs().unwrap();
+        for path in ["link/tree", "real/last"] {
+            let refused = attach(&mount, &base.join(path)).unwrap_err();
+            assert_eq!(refused.errno(), rustix::io::Errno::LOOP.raw_os_error(), "{path}: {refused}");
+        }
+        attach(&mount, &base.join("real/tree")).unwrap();
+        rustix::mount::unmount(base.join("real/tree"), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
 }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use indicatif::HumanBytes;
 use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, disk_place};
 use quell_fs::{Attributes, FileSystem, resolve};
-use quell_index::OnChange;
+use quell_index::{OnChange, Rules};
 use serde_json::json;
 
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
@@ -128,7 +128,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(NO));
     }
     let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
-    let covered = quell_stack::cover(tree, &real_path(&source)?, OnChange::Refuse)?;
+    let covered = quell_stack::cover(tree, &real_path(&source)?, OnChange::Refuse, Rules::default())?;
     let mut differences = 0u64;
     for number in 0..image.files() {
         let name = shown_bytes(image.file(number).name);

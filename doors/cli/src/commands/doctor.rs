@@ -25,7 +25,7 @@ struct Finding {
 pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let directory = args.directory.as_deref().map(real_path).transpose()?;
     let kind = directory.as_deref().and_then(file_system_of);
-    let mut findings = vec![kernel(), user_namespaces(), fuse_device(), fusermount()];
+    let mut findings = vec![kernel(), user_namespaces(), groups_and_owners(), fuse_device(), fusermount()];
     let trial = Trial::new()?;
     let mut chosen = None;
     for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
@@ -167,6 +167,36 @@ fn user_namespaces() -> Finding {
         detail,
         advice: "ask for: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (older Debian), \
                  kernel.apparmor_restrict_unprivileged_userns=0 or a profile for quell (Ubuntu)",
+    }
+}
+
+/// What the user namespace of `quell run` cannot keep; docs/semantics.md has the whole list.
+fn groups_and_owners() -> Finding {
+    let own = rustix::process::getegid();
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let others: Vec<String> =
+        groups.iter().filter(|group| **group != own).map(|group| group.as_raw().to_string()).collect();
+    let without_namespace = super::holder::isolation() == quell_overlay::Isolation::Mount;
+    let detail = if without_namespace {
+        "all are kept: root's views need no user namespace".into()
+    } else {
+        let lost = match others.len() {
+            0 => String::new(),
+            _ => format!(
+                "chgrp to your groups {} fails, and cp -p, tar -xp and rsync -a lose them; ",
+                others.join(", ")
+            ),
+        };
+        format!(
+            "in the user namespace of `quell run`, {lost}files of other users show as 65534 (nobody), and ssh refuses \
+             such files in /etc/ssh/ssh_config.d"
+        )
+    };
+    Finding {
+        name: "groups and owners".into(),
+        works: without_namespace,
+        detail,
+        advice: "where that matters, mount without a user namespace: quell mount --view fuse INDEX DIRECTORY",
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use quell_boot::{BLOCK_BYTES, BootImage, Choice, Kind, Recorder, Subject, Unreadable};
 use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
-use quell_index::{BuildOptions, Change, Difference, Image, Sampler, compare};
+use quell_index::{BuildOptions, Change, Difference, Image, Rules, Sampler, compare};
 use quell_overlay::{CoveredTree, Holder, Ids, Isolation, Namespaces, Need};
 use quell_stack::Covered;
 use rustix::net::{
@@ -38,7 +38,7 @@ use crate::plan::{
 };
 use crate::runtime;
 use crate::streams;
-use crate::views::{self, Heat, Mounted, Surroundings, Taken};
+use crate::views::{self, Audience, Heat, Mounted, Surroundings, Taken};
 use crate::whole_check::{Planned, Watch, WholeTree};
 
 /// Metadata operations that the check before a run may cost.
@@ -285,8 +285,8 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     let mut covers = Vec::new();
     let mut mounts = Vec::new();
     for tree in trees {
-        let ReadyTree { mut covered, index, path, sampler, watch, .. } = tree;
-        let taken = mount(plan, &mut covered, &index, &path, squash.clone())?;
+        let ReadyTree { mut covered, index, index_is_roots, path, sampler, watch, .. } = tree;
+        let taken = mount(plan, &mut covered, &index, index_is_roots, &path, squash.clone())?;
         // Decoded; its compressed frames are needed no more.
         covered.hot = None;
         let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
@@ -344,6 +344,35 @@ pub(super) fn isolation() -> Isolation {
     if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
 }
 
+/// Who will see the view.
+fn audience_of(plan: &Plan) -> Audience {
+    match (isolation(), &plan.place) {
+        (Isolation::Mount, Place::Mountpoint { .. }) => Audience::Everybody,
+        (Isolation::Mount, Place::Namespace) => Audience::RootsPrograms,
+        // fusermount3 mounts FUSE views alone, whose rules say what others see.
+        (Isolation::UserAndMount, _) => Audience::Caller,
+    }
+}
+
+fn rules(plan: &Plan, index_is_roots: bool) -> std::result::Result<Rules, Failure> {
+    let hidden = quell_stack::owners_are_hidden();
+    if plan.suid || plan.dev {
+        if isolation() != Isolation::Mount || hidden {
+            return Err(Failure::wrong_input("--suid and --dev are for root, outside of user namespaces"));
+        }
+        if !index_is_roots {
+            let message =
+                "--suid and --dev need an index that belongs to root and that no other user can write to";
+            return Err(Failure::wrong_input(message));
+        }
+    }
+    let namespace = matches!(plan.place, Place::Namespace);
+    let owners_unknown = hidden || (namespace && isolation() == Isolation::UserAndMount);
+    let lets_others_in = matches!(plan.place, Place::Mountpoint { allow_other: true, .. });
+    let serves_others = audience_of(plan) != Audience::Caller || lets_others_in;
+    Ok(Rules { serves_others, index_is_roots, owners_unknown })
+}
+
 fn lock_writable(plan: &Plan) -> std::result::Result<Option<std::fs::File>, Failure> {
     let Writes::Kept(directory) = &plan.writes else { return Ok(None) };
     let cannot = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(directory)));
@@ -360,6 +389,7 @@ fn mount(
     plan: &Plan,
     covered: &mut Covered,
     index: &Path,
+    index_is_roots: bool,
     path: &Path,
     squash: Option<Ids>,
 ) -> std::result::Result<Taken, Failure> {
@@ -377,7 +407,9 @@ fn mount(
         return Err(Failure::cannot(message));
     }
     let source_name = mounts::source_of(index);
-    let mut around = Surroundings { plan, squash, source_name, allow_other, hot: covered.hot.is_some() };
+    let audience = audience_of(plan);
+    let hot = covered.hot.is_some();
+    let mut around = Surroundings { plan, squash, audience, index_is_roots, source_name, allow_other, hot };
     let facts = views::facts(&covered.image, &covered.source_path, plan);
     let take = |covered: &Covered, around: &Surroundings<'_>| match by_fusermount {
         true => views::fuse_at(covered, path, around),
@@ -399,6 +431,7 @@ fn mount(
 struct ReadyTree {
     covered: Covered,
     index: PathBuf,
+    index_is_roots: bool,
     path: PathBuf,
     sampler: Sampler,
     /// A check of the whole tree, before it is begun and then.
@@ -590,16 +623,20 @@ fn open_tree(
     tree: &TreePlan,
     files: &mut Files,
 ) -> std::result::Result<(ReadyTree, Option<Stale>), Failure> {
-    let image = Arc::new(match files.remove(&tree.index) {
-        Some(file) => quell_stack::load_index_from(file, &tree.index)?,
-        None => quell_stack::load_index(&tree.index)?,
-    });
+    let file = match files.remove(&tree.index) {
+        Some(file) => file,
+        None => File::open(&tree.index)
+            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&tree.index))))?,
+    };
+    let index_is_roots = quell_stack::belongs_to_root(&file);
+    let rules = rules(plan, index_is_roots)?;
+    let image = Arc::new(quell_stack::load_index_from(file, &tree.index)?);
     let source = tree.source.clone().unwrap_or_else(|| root_of(&image));
+    let covered = quell_stack::cover(image.clone(), &source, plan.layer_on_change(), rules)?;
     let path = match &plan.place {
         Place::Mountpoint { path, .. } => path.clone(),
-        Place::Namespace => tree.at.clone().unwrap_or_else(|| source.clone()),
+        Place::Namespace => tree.at.clone().unwrap_or_else(|| covered.source_path.clone()),
     };
-    let covered = quell_stack::cover(image.clone(), &source, plan.layer_on_change())?;
     let seed = u64::from(std::process::id()) << 32
         | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
     let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
@@ -616,7 +653,9 @@ fn open_tree(
         _ => Planned::default(),
     };
     let (whole, stale) = (planned.check, stale.or(planned.stale));
-    Ok((ReadyTree { covered, index: tree.index.clone(), path, sampler, whole, watch: None }, stale))
+    let index = tree.index.clone();
+    let ready = ReadyTree { covered, index, index_is_roots, path, sampler, whole, watch: None };
+    Ok((ready, stale))
 }
 
 /// Trees that are not covered because their indexes are out of date: an error with --strict or if none is left.

@@ -11,7 +11,7 @@ use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::mounts::{self, Mount};
-use crate::plan::{Place, Plan, TreePlan, refuse_mixtures};
+use crate::plan::{Place, Plan, TreePlan, refuse_mixtures, refuse_powers};
 use crate::runtime;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -43,6 +43,7 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
     }
     refuse_mixtures(&args.boot, &args.cover)?;
+    refuse_powers(&args.cover, args.image)?;
     let (mountpoint, place) = place(args, mountpoint)?;
     let mut plan = if args.image {
         disks::check_boots(args.boot.boot.len(), false)?;

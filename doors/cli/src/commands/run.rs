@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::freshness::with_consequence;
 use crate::inputs::{Named, real_path, shown};
 use crate::notices;
-use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures};
+use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures, refuse_powers};
 use crate::runtime;
 use crate::working_directory::WorkingDirectory;
 
@@ -65,6 +65,7 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
         return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
     }
     refuse_mixtures(&args.boot, cover)?;
+    refuse_powers(cover, args.image.is_some())?;
     if let Some(disk) = &args.image {
         disks::check_boots(args.boot.boot.len(), args.recording.is_some())?;
         let disk = disks::plan_of(disk, args.image_format, cover)?;

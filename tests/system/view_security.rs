@@ -1,0 +1,323 @@
+//! A view gives a user no power that the original does not give, whoever made the index, and no bytes of two versions
+//! of one file: see docs/security.md.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::{CWD, FileType, Mode, Timestamps, XattrFlags};
+
+use crate::skip;
+use crate::stage::{Stage, Way, is_root, views, ways, words};
+
+/// Users without an account: an owner of trees, and one who looks at views.
+const OWNER: u32 = 41_001;
+const READER: u32 = 41_002;
+
+/// The mount options of the view at `point`, as programs in it see them.
+fn mount_options(stage: &Stage, way: Way, index: &Path, tree: &Path) -> String {
+    let script = "exec awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
+    stage.see(way, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0).text()
+}
+
+/// A file with set-id bits, one with a capability, and a device that leads to the system's null device.
+fn powers(tree: &Path) {
+    fs::write(tree.join("set-id"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(tree.join("set-id"), fs::Permissions::from_mode(0o6755)).unwrap();
+    fs::write(tree.join("capable"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(tree.join("capable"), fs::Permissions::from_mode(0o755)).unwrap();
+    // Revision 2, effective, CAP_SETUID.
+    let capability = [0x0200_0001u32, 0x80, 0, 0, 0].map(u32::to_le_bytes).concat();
+    rustix::fs::setxattr(tree.join("capable"), "security.capability", &capability, XattrFlags::empty())
+        .unwrap();
+    let null = rustix::fs::makedev(1, 3);
+    rustix::fs::mknodat(CWD, tree.join("null"), FileType::CharacterDevice, Mode::from_raw_mode(0o666), null)
+        .unwrap();
+    fs::set_permissions(tree.join("null"), fs::Permissions::from_mode(0o666)).unwrap();
+}
+
+const LOOK: &str = "cd \"$1\" && stat -c '%n %a %F %s' set-id null && \
+                    getfattr -h -m - --absolute-names capable 2>/dev/null | grep -c security.capability";
+
+#[test]
+fn every_view_is_nosuid_and_nodev_unless_root_asks_otherwise() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::write(tree.join("file"), "x").unwrap();
+    let index = stage.index(&tree);
+    for way in ways() {
+        let options = mount_options(&stage, way, &index, &tree);
+        assert!(options.contains("nosuid") && options.contains("nodev"), "{way:?}: {options}");
+    }
+    for view in views() {
+        let script = "awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
+        let mut command = stage.quell_run(&index, view);
+        command.args(["-q", "--strict", "--suid", "--dev", "--", "sh", "-c", script, "sh"]).arg(&tree);
+        if !is_root() {
+            stage.run(&mut command).expect(2).says("for root");
+            continue;
+        }
+        let options = stage.run(&mut command).expect(0).text();
+        assert!(!options.contains("nosuid") && !options.contains("nodev"), "{view}: {options}");
+        let mut command = stage.quell_run(&index, view);
+        command.args(["-q", "--strict", "--scratch", "--", "sh", "-c", script, "sh"]).arg(&tree);
+        let options = stage.run(&mut command).expect(0).text();
+        assert!(options.contains("nosuid") && options.contains("nodev"), "{view} --scratch: {options}");
+    }
+}
+
+#[test]
+fn an_index_that_is_not_roots_shows_no_set_id_bits_capabilities_and_devices() {
+    if !is_root() {
+        skip!("only root makes devices and gives files to other users");
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    powers(&tree);
+    chown(&tree, Some(OWNER), Some(OWNER)).unwrap();
+    let of_root = stage.index(&tree);
+    let of_owner = stage.index(&tree);
+    chown(&of_owner, Some(OWNER), Some(OWNER)).unwrap();
+    for way in ways() {
+        let look =
+            |index| stage.see(way, index, &tree, |root| words(&[&"sh", &"-c", &LOOK, &"sh", &root])).text();
+        let seen = look(&of_root);
+        assert_eq!(seen, "set-id 6755 regular file 10\nnull 666 character special file 0\n1\n", "{way:?}");
+        let seen = look(&of_owner);
+        assert_eq!(seen, "set-id 755 regular file 10\nnull 0 regular empty file 0\n0\n", "{way:?}");
+    }
+    for view in views() {
+        for option in ["--suid", "--dev"] {
+            let mut command = stage.quell_run(&of_owner, view);
+            stage.run(command.args(["--strict", option, "--", "true"])).expect(2).says("belongs to root");
+        }
+    }
+}
+
+/// A file of the same size and modification time takes the place of another, as `mv` does it.
+fn replace(from: &Path, to: &Path) {
+    let time = fs::metadata(to).unwrap();
+    let time = rustix::fs::Timespec { tv_sec: time.mtime(), tv_nsec: time.mtime_nsec() };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, from, &times, rustix::fs::AtFlags::empty()).unwrap();
+    fs::rename(from, to).unwrap();
+}
+
+#[test]
+fn a_private_file_in_the_place_of_a_public_one_is_not_shown() {
+    if !is_root() {
+        skip!("a user's own view reads with that user's rights");
+    }
+    let stage = Stage::new();
+    for view in views() {
+        for on_change in ["refuse", "serve", "ignore"] {
+            let tree = stage.dir(&format!("{view}-{on_change}"));
+            fs::create_dir(tree.join("open")).unwrap();
+            for name in ["file", "closed", "open/file", "kept"] {
+                fs::write(tree.join(name), "public\n").unwrap();
+            }
+            chown(tree.join("kept"), Some(OWNER), Some(OWNER)).unwrap();
+            let index = stage.index(&tree);
+            let mounted = stage.mount(&index, view, &["-q", "--on-change", on_change, "--recheck", "0"]);
+            for (name, owner, mode) in [("file", 0, 0o600), ("closed", OWNER, 0o640)] {
+                let secret = stage.file("secret", "secret\n");
+                fs::set_permissions(&secret, fs::Permissions::from_mode(mode)).unwrap();
+                chown(&secret, Some(owner), Some(owner)).unwrap();
+                replace(&secret, &tree.join(name));
+            }
+            // What is readable to all may be behind a directory that is not.
+            fs::set_permissions(tree.join("open"), fs::Permissions::from_mode(0o700)).unwrap();
+            for name in ["file", "closed", "open/file"] {
+                let mut command = Command::new("setpriv");
+                let ids = [format!("--reuid={READER}"), format!("--regid={READER}")];
+                command.args(ids).args(["--clear-groups", "cat"]).arg(mounted.point.join(name));
+                let ended = stage.run(&mut command);
+                assert_eq!(
+                    (ended.text(), ended.code()),
+                    (String::new(), Some(1)),
+                    "{view} {on_change} {name}"
+                );
+            }
+            assert_eq!(fs::read_to_string(mounted.point.join("kept")).unwrap(), "public\n");
+            mounted.umount();
+        }
+    }
+}
+
+#[test]
+fn root_mounts_a_tree_with_private_files_by_fuse() {
+    if !is_root() {
+        skip!("a user's own view reads with that user's rights");
+    }
+    if !views().contains(&"overlay") {
+        skip!("no overlay view");
+    }
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::write(tree.join("file"), "x").unwrap();
+    let public = stage.index(&tree);
+    fs::set_permissions(tree.join("file"), fs::Permissions::from_mode(0o640)).unwrap();
+    let private = stage.index(&tree);
+    let point = stage.dir("point");
+    let mut command = stage.quell();
+    let refused = stage.run(command.args(["mount", "--view", "overlay"]).args([&private, &point])).expect(3);
+    refused.says("not all of them are readable by every user");
+    let view = |index: &PathBuf| {
+        let mounted = stage.mount(index, "auto", &["-q", "--check", "none"]);
+        let said = stage.run(stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0).json();
+        mounted.umount();
+        said[0]["trees"][0]["view"].clone()
+    };
+    assert_eq!(view(&private), "fuse");
+    fs::set_permissions(tree.join("file"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert_eq!(view(&public), "overlay");
+}
+
+#[test]
+fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
+    const BYTES: usize = 1 << 20;
+    let stage = Stage::new();
+    for way in ways().into_iter().filter(|way| *way == Way::Mount("fuse")) {
+        // A copy is compared with what was opened first: the index tells nothing of its inodes.
+        for (place, on_change) in
+            [("home", "refuse"), ("home", "serve"), ("copy", "refuse"), ("copy", "serve")]
+        {
+            let name = format!("{place}-{on_change}");
+            let tree = stage.dir(&name);
+            let file = tree.join("file");
+            fs::write(&file, vec![b'1'; BYTES]).unwrap();
+            let index = stage.index(&tree);
+            let (mut tree, mut options) = (tree, vec!["-q", "--on-change", on_change, "--recheck", "0"]);
+            let copy = stage.path(format!("{name}-elsewhere"));
+            if place == "copy" {
+                stage.sh("cp -a \"$1\" \"$2\"", &[&tree, &copy]).expect(0);
+                tree = copy.clone();
+                options.extend(["--source", copy.to_str().unwrap()]);
+            }
+            let file = tree.join("file");
+            let mounted = stage.mount(&index, way.view(), &options);
+            let shown = mounted.point.join("file");
+            let old = File::open(&shown).unwrap();
+            let mut first = [0; 4096];
+            old.read_exact_at(&mut first, 0).unwrap();
+            replace(&stage.file("another", vec![b'2'; BYTES]), &file);
+            let all_is = |bytes: &[u8], what: u8, when: &str| {
+                let wrong = bytes.iter().position(|b| *b != what);
+                assert_eq!((wrong, bytes.len()), (None, BYTES), "{name}: {when}");
+            };
+            let read = |mut file: &File| {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes).unwrap();
+                bytes
+            };
+            if on_change == "refuse" {
+                let refused = File::open(&shown).unwrap_err();
+                assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::STALE.raw_os_error()), "{name}");
+                all_is(&read(&old), b'1', "the old one");
+                drop(old);
+                mounted.umount();
+                continue;
+            }
+            let new = File::open(&shown).unwrap();
+            let mapped_new = map(&new, BYTES);
+            let mapped_old = map(&old, BYTES);
+            // Page by page, from both ends.
+            for page in (0..BYTES).step_by(4096) {
+                let back = BYTES - 4096 - page;
+                assert_eq!((mapped_old[back], mapped_new[page]), (b'1', b'2'), "{name}: page {page}");
+                let mut byte = [0];
+                old.read_exact_at(&mut byte, page as u64).unwrap();
+                assert_eq!(byte, *b"1", "{name}: page {page}");
+            }
+            all_is(&read(&new), b'2', "the new one");
+            all_is(&read(&old), b'1', "the old one");
+            all_is(&fs::read(&shown).unwrap(), b'2', "a later open");
+            // And once more, with a number of the file system that was used before, perhaps.
+            replace(&stage.file("another", vec![b'3'; BYTES]), &file);
+            all_is(&fs::read(&shown).unwrap(), b'3', "the third");
+            drop((mapped_old, mapped_new));
+            drop((old, new));
+            mounted.umount();
+        }
+    }
+}
+
+#[test]
+fn a_new_link_to_a_file_leaves_it_what_it_is_and_a_written_one_is_another() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    let file = tree.join("file");
+    fs::write(&file, "1").unwrap();
+    let index = stage.index(&tree);
+    if !ways().contains(&Way::Mount("fuse")) {
+        skip!("no fuse mount");
+    }
+    let mounted = stage.mount(&index, "fuse", &["-q", "--recheck", "0"]);
+    let shown = mounted.point.join("file");
+    fs::hard_link(&file, stage.path("link")).unwrap();
+    assert_eq!(fs::read_to_string(&shown).unwrap(), "1");
+    fs::remove_file(stage.path("link")).unwrap();
+    // Written in place, with the time set back.
+    let time = fs::metadata(&file).unwrap().modified().unwrap();
+    fs::write(&file, "2").unwrap();
+    File::options().write(true).open(&file).unwrap().set_modified(time).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().modified().unwrap(), time);
+    let refused = File::open(&shown).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::STALE.raw_os_error()));
+    mounted.umount();
+    stage.run(stage.quell().args(["index", "-q", "--update"]).arg(&index)).expect(0);
+    let mounted = stage.mount(&index, "fuse", &["-q", "--recheck", "0"]);
+    assert_eq!(fs::read_to_string(mounted.point.join("file")).unwrap(), "2");
+    mounted.umount();
+}
+
+#[test]
+fn a_recorded_path_with_a_symbolic_link_is_covered_where_it_leads() {
+    let stage = Stage::new();
+    let tree = stage.dir("real/tree");
+    fs::write(tree.join("file"), "x").unwrap();
+    let index = stage.index(&tree);
+    fs::rename(stage.path("real"), stage.path("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", stage.path("real")).unwrap();
+    for view in views() {
+        let mut command = stage.quell_run(&index, view);
+        command.args(["-q", "--strict", "--", "awk", "{ print $5 }", "/proc/self/mountinfo"]);
+        let text = stage.run(&mut command).expect(0).text();
+        let place = stage.path("moved/tree");
+        assert!(text.lines().any(|line| Path::new(line) == place), "{view}: {text}");
+    }
+}
+
+/// A private mapping of a file, for as long as the test runs.
+struct Mapping(&'static [u8]);
+
+impl std::ops::Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.0
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        #[allow(unsafe_code)]
+        // SAFETY: the mapping was made by `map` with this length, and its bytes are used through `self` alone.
+        unsafe {
+            rustix::mm::munmap(self.0.as_ptr().cast_mut().cast(), self.0.len()).unwrap()
+        };
+    }
+}
+
+fn map(file: &File, length: usize) -> Mapping {
+    use rustix::mm::{MapFlags, ProtFlags};
+    #[allow(unsafe_code)]
+    // SAFETY: a new mapping at a place that the kernel chooses; the file is as long as the mapping and is not cut.
+    unsafe {
+        let at = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
+            .unwrap();
+        Mapping(std::slice::from_raw_parts(at.cast(), length))
+    }
+}
