@@ -344,7 +344,7 @@ pub(super) fn isolation() -> Isolation {
     if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
 }
 
-/// Who will see the view.
+/// Who will see the view. To be asked before this process enters a user namespace.
 fn audience_of(plan: &Plan) -> Audience {
     match (isolation(), &plan.place) {
         (Isolation::Mount, Place::Mountpoint { .. }) => Audience::Everybody,
@@ -407,7 +407,8 @@ fn mount(
         return Err(Failure::cannot(message));
     }
     let source_name = mounts::source_of(index);
-    let audience = audience_of(plan);
+    // In a user namespace of its own this process may mount, and yet has no more rights than the caller.
+    let audience = if squash.is_some() { Audience::Caller } else { audience_of(plan) };
     let hot = covered.hot.is_some();
     let mut around = Surroundings { plan, squash, audience, index_is_roots, source_name, allow_other, hot };
     let facts = views::facts(&covered.image, &covered.source_path, plan);
