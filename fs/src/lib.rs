@@ -35,4 +35,4 @@ pub use error::{Error, ErrorKind, Result, errno};
 pub use file::File;
 pub use file_system::{Cursor, DirEntry, FileSystem, resolve};
 pub use name::{NAME_BYTES_MAX, check_name};
-pub use writable::{Change, New, Open, Rename, Space, Writable, WritableFile};
+pub use writable::{Caller, Change, New, Open, Rename, Space, Writable, WritableFile};

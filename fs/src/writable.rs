@@ -1,7 +1,18 @@
 //! The contract for a tree that may be changed: what [`FileSystem`] says, and the verbs that write. An
 //! implementation that is read-only does not have them, so there is nothing to refuse.
 
+use std::any::Any;
+
 use crate::{Attributes, File, FileSystem, NodeId, Result, Time};
+
+/// The user on whose behalf something is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+}
 
 /// How a regular file is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -111,6 +122,13 @@ pub trait Writable: FileSystem {
     /// need nothing for it has nothing to say.
     fn sync_dir(&self, _dir: NodeId) -> Result<()> {
         Ok(())
+    }
+
+    /// Everything that this thread asks for until the answer is dropped is done with the rights of `caller`, and what it opens
+    /// keeps them. For a process that serves several users. An implementation that has no rights of its own, as it keeps its
+    /// files in memory, has nothing to do.
+    fn act_for(&self, _caller: Caller) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
     }
 
     /// Gives back `references` to a node.

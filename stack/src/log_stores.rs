@@ -2,12 +2,15 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use quell_backing::{PosixDir, WritableDir, WritableFile};
 use quell_fs::{Error, ErrorKind, Result, errno};
 use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Stores};
+use rustix::io::Errno;
+use rustix::process::Pid;
 
 /// Log directories of a container that is made here: what PLFS has by default.
 const DIRECTORIES: u32 = 32;
@@ -44,7 +47,7 @@ fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
     if way.iter().chain([last]).any(|name| matches!(*name, b"" | b"." | b"..")) {
         return Err(Error::new(ErrorKind::InvalidInput, "open", path));
     }
-    let root: Arc<dyn WritableDir> = Arc::new(PosixDir::start(Path::new("/"))?);
+    let root: Arc<dyn WritableDir> = Arc::new(PosixDir::start_shared(Path::new("/"))?);
     way.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
 }
 
@@ -87,25 +90,26 @@ fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
 /// The path is kept in the stores' map, without links, for those who look for the others.
 fn root(path: &Path) -> Result<Root> {
     let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    Ok(Root { dir: Arc::new(PosixDir::open(path)?), path: full.into_os_string().into_encoded_bytes() })
+    Ok(Root { dir: Arc::new(PosixDir::open_shared(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 
 /// This process on this node.
 fn this_host() -> Result<Host> {
     let pid = std::process::id();
-    let node = node_name()?;
-    let start =
-        start_of(pid).ok_or_else(|| Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat"))?;
-    let own_node = node.clone();
+    // Also where `/proc` belongs to another namespace of processes, and this one has another number there.
+    let start = match begin_of("self") {
+        Begin::At(start) => start,
+        _ => return Err(Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat")),
+    };
+    let node = Node::this()?;
+    let holder = Holder::new(pid, start, &node.text);
+    let own = holder.clone();
     Ok(Host {
-        holder: Holder { pid, start, node },
+        holder,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         random: Box::new(random),
-        // Numbers of processes are used again, but never with the same start.
-        is_gone: Box::new(move |holder| {
-            holder.node == own_node && start_of(holder.pid) != Some(holder.start)
-        }),
+        is_gone: Box::new(move |holder| holder.node == own.node && node.lacks(holder)),
         scratch: Scratch::new(scratch_file),
     })
 }
@@ -119,27 +123,84 @@ fn scratch_file() -> Result<Box<dyn WritableFile>> {
     Ok(file)
 }
 
-/// The boot and the name of the node: after a restart it is another one, and so is one with the same name elsewhere.
-fn node_name() -> Result<String> {
-    let path = "/proc/sys/kernel/random/boot_id";
-    let boot = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
-    let name = rustix::system::uname();
-    Ok(format!("{}.{}", boot.trim().replace('-', ""), name.nodename().to_string_lossy()))
+/// Where the number and the start of a process mean one process: on one boot of one kernel, in one namespace of processes, and
+/// where one namespace of time says how long ago the boot was.
+struct Node {
+    /// As the names of writers have it: `BOOT-PIDS-TIME.NAME`. The boot id and the numbers of the two namespaces are hexadecimal; a
+    /// namespace that the system does not tell has the number 0. A number is used again only when no process is left in its
+    /// namespace.
+    text: String,
+    /// Both namespaces are known.
+    is_known: bool,
+    /// `/proc` shows the processes of this namespace.
+    has_own_proc: bool,
 }
 
-/// When the process began, in clock ticks after the node did. `None` for one that is gone, also if nobody has asked yet how
-/// it ended.
-fn start_of(pid: u32) -> Option<u64> {
-    start_in(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+impl Node {
+    fn this() -> Result<Node> {
+        let path = "/proc/sys/kernel/random/boot_id";
+        let boot = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
+        let name = rustix::system::uname();
+        let namespace =
+            |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |found| found.ino());
+        let (pids, mut time) = (namespace("pid"), namespace("time"));
+        // Before Linux 5.6 there was one time for all.
+        let has_time = time != 0 || !Path::new("/proc/self/timens_offsets").exists();
+        time = if has_time { time } else { 0 };
+        let boot = boot.trim().replace('-', "");
+        let text = format!("{boot}-{pids:x}-{time:x}.{}", name.nodename().to_string_lossy());
+        let own = std::fs::read_link("/proc/self").ok();
+        let has_own_proc = own.is_some_and(|link| link.as_os_str() == &*std::process::id().to_string());
+        Ok(Node { text, is_known: pids != 0 && has_time, has_own_proc })
+    }
+
+    /// Whether the process of `holder`, whose node is this one, has ended for sure. What cannot be found out counts as alive.
+    fn lacks(&self, holder: &Holder) -> bool {
+        let Some(pid) = i32::try_from(holder.pid).ok().and_then(Pid::from_raw) else { return false };
+        if !self.is_known {
+            return false;
+        }
+        // Asked of the kernel: `/proc` may belong to another namespace, or hide processes of other users.
+        match rustix::process::test_kill_process(pid) {
+            Err(Errno::SRCH) => true,
+            _ if !self.has_own_proc => false,
+            _ => match begin_of(&pid.as_raw_nonzero().to_string()) {
+                // Numbers of processes are used again, but never with the same start.
+                Begin::At(start) => start != holder.start,
+                Begin::Ended => true,
+                Begin::Unknown => false,
+            },
+        }
+    }
 }
 
-fn start_in(stat: &str) -> Option<u64> {
+/// When a process began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// In clock ticks after the node did.
+    At(u64),
+    /// It has ended, and its parent has not yet asked how.
+    Ended,
+    Unknown,
+}
+
+fn begin_of(process: &str) -> Begin {
+    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(Begin::Unknown, |stat| begin_in(&stat))
+}
+
+fn begin_in(stat: &str) -> Begin {
     // The second field is a name in parentheses, of any characters. Behind it the first is the state, the eighteenth the
     // number of threads, the twentieth the start.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().take(20).collect();
+    let Some((_, rest)) = stat.rsplit_once(')') else { return Begin::Unknown };
+    let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
+    let [state, .., threads, _, start] = fields[..] else { return Begin::Unknown };
     // Of a process whose first thread has ended the others may be at work.
-    let has_ended = matches!(fields.first()?, &"Z" | &"X") && matches!(fields.get(17)?, &"0" | &"1");
-    if has_ended { None } else { fields.get(19)?.parse().ok() }
+    match start.parse() {
+        _ if fields.len() < 20 => Begin::Unknown,
+        _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => Begin::Ended,
+        Ok(start) => Begin::At(start),
+        Err(_) => Begin::Unknown,
+    }
 }
 
 /// From the kernel, which has always enough of it once it has begun.
@@ -168,10 +229,10 @@ mod tests {
         let stat = |state, threads| {
             format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0")
         };
-        assert_eq!(start_in(&stat("S", 1)), Some(4711));
-        assert_eq!(start_in(&stat("Z", 3)), Some(4711));
-        assert_eq!(start_in(&stat("Z", 1)), None);
-        assert_eq!(start_in("7 (a) S"), None);
+        assert_eq!(begin_in(&stat("S", 1)), Begin::At(4711));
+        assert_eq!(begin_in(&stat("Z", 3)), Begin::At(4711));
+        assert_eq!(begin_in(&stat("Z", 1)), Begin::Ended);
+        assert_eq!(begin_in("7 (a) S"), Begin::Unknown);
     }
 
     #[test]
@@ -197,7 +258,33 @@ mod tests {
         let host = this_host().unwrap();
         assert!(!(host.is_gone)(&host.holder));
         assert!((host.is_gone)(&Holder { start: host.holder.start + 1, ..host.holder.clone() }));
-        assert!(!(host.is_gone)(&Holder { start: 1, node: "elsewhere".into(), ..host.holder.clone() }));
+        assert!(
+            (host.is_gone)(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }),
+            "no process has this number"
+        );
+        let (boot, rest) = host.holder.node.split_once('-').unwrap();
+        let (namespaces, name) = rest.split_once('.').unwrap();
+        assert_eq!(namespaces.split('-').count(), 2);
+        for node in [
+            "elsewhere".to_owned(),
+            format!("{boot}.{name}"), // as earlier versions named a node: the namespace is not known
+            format!("{boot}-1-{}.{name}", namespaces.split_once('-').unwrap().1),
+            format!("{boot}-{namespaces}.another-{name}"),
+            format!("0{}-{rest}", &boot[1..]),
+        ] {
+            for start in [1, host.holder.start + 1] {
+                assert!(
+                    !(host.is_gone)(&Holder { start, node: node.clone(), ..host.holder.clone() }),
+                    "{node}"
+                );
+            }
+        }
+        let node = Node { has_own_proc: false, ..Node::this().unwrap() };
+        assert!(
+            !node.lacks(&Holder { start: 1, ..host.holder.clone() }),
+            "another's /proc says nothing of a start"
+        );
+        assert!(node.lacks(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }));
         assert_ne!((host.random)(), (host.random)());
     }
 }

@@ -267,4 +267,9 @@ impl WritableFile for CountingFile {
         self.at("set size");
         self.inner.set_size(size_bytes)
     }
+
+    fn change(&self, change: &Change) -> Result<()> {
+        self.at("change open file");
+        self.inner.change(change)
+    }
 }

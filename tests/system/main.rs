@@ -26,6 +26,7 @@ mod holder;
 mod index_command;
 mod log;
 mod log_faults;
+mod log_owners;
 mod log_ranks;
 mod log_rebalance;
 mod log_sharing;

@@ -1,7 +1,10 @@
-//! Which process asks. The kernel tells the thread; what a file system keeps apart is what processes write.
+//! Which process asks, and with which groups. The kernel tells the thread; what a file system keeps apart is what processes write.
 
 use std::fs::File;
 use std::io::Read;
+
+use fuser::Request;
+use quell_fs::Caller;
 
 /// Enough for the lines up to that of the thread group: a name of 64 bytes, each written as four, comes before it.
 const HEAD_BYTES: usize = 512;
@@ -13,6 +16,33 @@ pub(crate) fn process_of(thread: u32) -> u32 {
     let mut head = [0; HEAD_BYTES];
     let read = File::open(format!("/proc/{thread}/status")).and_then(|mut status| status.read(&mut head));
     read.ok().and_then(|bytes| group_in(&head[..bytes])).unwrap_or(thread)
+}
+
+/// The most that is read of a `status`: the kernel's limit is 65,536 supplementary groups of up to 11 bytes each.
+const STATUS_BYTES_MAX: u64 = 1 << 20;
+
+/// The user who asks, with the supplementary groups of the thread. A thread of another namespace of processes, or one that has
+/// other users by now, is taken to have none: it then has fewer rights.
+pub(crate) fn caller_of(request: &Request) -> Caller {
+    let (uid, gid) = (request.uid(), request.gid());
+    let mut status = Vec::new();
+    let read = File::open(format!("/proc/{}/status", request.pid()))
+        .and_then(|file| file.take(STATUS_BYTES_MAX).read_to_end(&mut status));
+    let groups = read.ok().and_then(|_| groups_in(&status, uid, gid)).unwrap_or_default();
+    Caller { uid, gid, groups }
+}
+
+/// The supplementary groups that a `status` tells of a thread with these file-system users.
+fn groups_in(status: &[u8], uid: u32, gid: u32) -> Option<Vec<u32>> {
+    let numbers = |label: &[u8]| -> Option<Vec<u32>> {
+        let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(label))?;
+        std::str::from_utf8(line).ok()?.split_ascii_whitespace().map(|number| number.parse().ok()).collect()
+    };
+    // Real, effective, saved, file system.
+    match (numbers(b"Uid:")?.get(3), numbers(b"Gid:")?.get(3)) {
+        (Some(its_uid), Some(its_gid)) if (*its_uid, *its_gid) == (uid, gid) => numbers(b"Groups:"),
+        _ => None,
+    }
 }
 
 /// The thread group that the first lines of a `status` name. Names in it have no line ends: those are written as `\n`.
@@ -37,6 +67,17 @@ mod tests {
         for nobody in [0, u32::MAX] {
             assert_eq!(process_of(nobody), nobody);
         }
+    }
+
+    #[test]
+    fn groups_are_those_of_a_thread_with_the_same_users_alone() {
+        let status =
+            b"Name:\tGroups:\nUid:\t7\t7\t7\t8\nGid:\t1\t1\t1\t2\nFDSize:\t64\nGroups:\t3 4 5 \nNStgid:\t1\n";
+        assert_eq!(groups_in(status, 8, 2), Some(vec![3, 4, 5]));
+        assert_eq!(groups_in(status, 7, 2), None);
+        assert_eq!(groups_in(status, 8, 1), None);
+        assert_eq!(groups_in(b"Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t\n", 0, 0), Some(vec![]));
+        assert_eq!(groups_in(b"", 0, 0), None);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What all verbs share: the file system behind the door, the open files, the counters, and how answers and errors
 //! become the kernel's.
 
+use std::any::Any;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
@@ -9,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use fuser::{Errno, FileHandle, FopenFlags, INodeNo, ReplyXattr};
+use fuser::{Errno, FileHandle, FopenFlags, INodeNo, ReplyXattr, Request};
 use quell_fs::{
     Attributes, Capabilities, Cursor, Error, ErrorKind, File, FileSystem, NodeId, Result, Writable,
     WritableFile,
 };
 
+use crate::callers::caller_of;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
 use crate::nodes::node;
@@ -51,6 +53,8 @@ pub(crate) struct Door {
     pub(crate) no_open: bool,
     pub(crate) no_read_ahead: bool,
     pub(crate) direct: bool,
+    /// The process is root's, and serves other users.
+    is_root: bool,
     /// The kernel opens directories by itself once it is told that we do not.
     pub(crate) no_opendir: bool,
     pub(crate) keep: Duration,
@@ -84,6 +88,7 @@ impl Door {
             no_open,
             no_read_ahead,
             direct,
+            is_root: rustix::process::geteuid().is_root(),
             no_opendir: false,
             keep,
             handles,
@@ -97,6 +102,20 @@ impl Door {
     /// Every verb starts here, so that a panic in one of them ends the session.
     pub(crate) fn enter(&self) -> Worker<'_> {
         self.ending.enter()
+    }
+
+    /// As [`enter`](Self::enter) for verbs that open or change something, which are done with the caller's rights where root
+    /// serves others. Looking something up, its attributes and listings need no such rights, as the kernel has checked them
+    /// already and nothing is changed.
+    pub(crate) fn enter_for(&self, request: &Request) -> Result<(Worker<'_>, Option<Box<dyn Any>>), Errno> {
+        let worker = self.enter();
+        let acting = match self.fs.writable() {
+            Some(tree) if self.is_root && request.uid() != 0 => {
+                Some(tree.act_for(caller_of(request)).map_err(|error| self.refuse(&error))?)
+            }
+            _ => None,
+        };
+        Ok((worker, acting))
     }
 
     pub(crate) fn refuse(&self, error: &Error) -> Errno {

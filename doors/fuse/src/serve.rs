@@ -116,7 +116,7 @@ impl Filesystem for Door {
 
     fn setattr(
         &self,
-        _: &Request,
+        request: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -132,7 +132,10 @@ impl Filesystem for Door {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let permissions = mode.map(|mode| mode & PERMISSIONS);
         let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
         let changed = if change == Change::default() {
@@ -156,7 +159,10 @@ impl Filesystem for Door {
         _: u32,
         reply: ReplyEntry,
     ) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
             return reply.error(Errno::EPERM); // the contract makes no fifos, sockets and devices
         }
@@ -169,7 +175,10 @@ impl Filesystem for Door {
     }
 
     fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let new = new_entry(request, mode);
         let made = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
         match self.done(&self.counters.made, made) {
@@ -179,7 +188,10 @@ impl Filesystem for Door {
     }
 
     fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
         let made = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
         match self.done(&self.counters.made, made) {
@@ -193,21 +205,27 @@ impl Filesystem for Door {
         reply.error(Errno::EPERM); // as link(2) says it of a file system without hard links
     }
 
-    fn unlink(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _worker = self.enter();
+    fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
         answer(self.done(&self.counters.removed, removed), reply);
     }
 
-    fn rmdir(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let _worker = self.enter();
+    fn rmdir(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
         answer(self.done(&self.counters.removed, removed), reply);
     }
 
     fn rename(
         &self,
-        _: &Request,
+        request: &Request,
         from_dir: INodeNo,
         from: &OsStr,
         to_dir: INodeNo,
@@ -215,7 +233,10 @@ impl Filesystem for Door {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let Some(how) = rename_as(flags) else { return reply.error(Errno::EINVAL) };
         let (from_dir, to_dir) = (node(from_dir), node(to_dir));
         let renamed =
@@ -233,7 +254,10 @@ impl Filesystem for Door {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         let (new, how) = (new_entry(request, mode), open_as(request, OpenFlags(flags)));
         let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
         match self.done(&self.counters.made, made) {
@@ -252,7 +276,10 @@ impl Filesystem for Door {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let _worker = self.enter();
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
         if let Some(tree) = self.fs.writable() {
             let how = open_as(request, flags);
             return match self.opened(tree.open_as(node(ino), how)) {

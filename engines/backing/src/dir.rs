@@ -134,7 +134,8 @@ pub trait WritableDir: Dir {
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()>;
 
     /// Changes owners, permissions and time of a child, in this order, or of the directory itself where `name` is empty;
-    /// a symbolic link's permissions cannot be changed (EOPNOTSUPP). A size is `InvalidInput`: that is the open file's.
+    /// a symbolic link's permissions cannot be changed (EOPNOTSUPP). A size is `InvalidInput`: that is the open file's. Of a
+    /// file that was just made, [`WritableFile::change`] changes it for sure, and not what has its name by then.
     fn change(&self, name: &[u8], change: &Change) -> Result<()>;
 
     /// Names made, removed and renamed here survive a loss of power.
@@ -156,4 +157,7 @@ pub trait WritableFile: OpenFile {
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()>;
+
+    /// Changes owners, permissions and time of this file, whatever name it has by now: see [`WritableDir::change`].
+    fn change(&self, change: &Change) -> Result<()>;
 }

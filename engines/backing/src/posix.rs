@@ -28,35 +28,57 @@ pub struct PosixDir {
     fd: OwnedFd,
     /// A descriptor has one place in its listing, and any number of threads may ask for names.
     listing: Mutex<()>,
+    /// Opened with `open_shared` or `start_shared`, or below such a directory.
+    is_shared: bool,
 }
 
 impl PosixDir {
-    fn of(fd: OwnedFd) -> PosixDir {
-        PosixDir { fd, listing: Mutex::new(()) }
+    fn of(fd: OwnedFd, is_shared: bool) -> PosixDir {
+        PosixDir { fd, listing: Mutex::new(()), is_shared }
     }
 
     /// Opens the directory at `path`, following symbolic links on the way: the user named it.
     pub fn open(path: &Path) -> Result<PosixDir> {
-        PosixDir::named(path, OFlags::RDONLY)
+        PosixDir::named(path, OFlags::RDONLY, false)
+    }
+
+    /// The same for a directory in and below which other users may change names at any moment.
+    ///
+    /// Nothing is different for a process that is not root's, nor while a thread has assumed the credentials of a user
+    /// ([`assume`](crate::assume)): the kernel checks what that user may do. Root by itself has no more power there than the
+    /// users concerned:
+    ///
+    /// - It adds, removes and opens names for writing with the credentials of the owner of the directory or of the file.
+    /// - A file is changed, or opened for writing, only if it is a regular file with one name, on the file system of the
+    ///   directory, and belongs to the owner of the directory, or root owns the directory. All of this is checked on the
+    ///   descriptor that is used afterwards.
+    /// - A new owner is given, with root's power, only to what these checks allow, and to files that were just made.
+    pub fn open_shared(path: &Path) -> Result<PosixDir> {
+        PosixDir::named(path, OFlags::RDONLY, true)
     }
 
     /// The same as a starting point for names below it, which cannot be listed: see [`Dir::enter`].
     pub fn start(path: &Path) -> Result<PosixDir> {
-        PosixDir::named(path, OFlags::PATH)
+        PosixDir::named(path, OFlags::PATH, false)
     }
 
-    fn named(path: &Path, access: OFlags) -> Result<PosixDir> {
+    /// [`start`](PosixDir::start) with the rules of [`open_shared`](PosixDir::open_shared).
+    pub fn start_shared(path: &Path) -> Result<PosixDir> {
+        PosixDir::named(path, OFlags::PATH, true)
+    }
+
+    fn named(path: &Path, access: OFlags, is_shared: bool) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
             .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
-        Ok(PosixDir::of(fd))
+        Ok(PosixDir::of(fd, is_shared))
     }
 
     fn child(&self, name: &[u8], access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        Ok(PosixDir::of(fd))
+        Ok(PosixDir::of(fd, self.is_shared))
     }
 
     fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
@@ -69,7 +91,7 @@ impl PosixDir {
         let found =
             rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
         match FileType::from_raw_mode(found.stx_mode.into()) {
-            FileType::RegularFile => Ok(PosixFile { fd }),
+            FileType::RegularFile => Ok(PosixFile { fd, may_change: !self.is_shared }),
             FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
             // As the kernel says it of a socket.
             _ => Err(failed(Errno::NXIO, "open", name)),
@@ -203,6 +225,8 @@ fn sized(read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>) -> rustix::io
 #[derive(Debug)]
 struct PosixFile {
     fd: OwnedFd,
+    /// Root may give it to another user: it was made here, or lies where nobody else changes names.
+    may_change: bool,
 }
 
 impl File for PosixFile {

@@ -46,6 +46,8 @@ pub struct Checking<'a> {
     pub repair: bool,
     /// Nodes (or boots of nodes) that are known to be dead: their writers are gone.
     pub dead: &'a [String],
+    /// Writers that are to be ended though they may live: somebody knows better, and says so.
+    pub ended: &'a [u64],
     /// The time, and how old something must be that nobody needs any more.
     pub now: Time,
     pub old_seconds: i64,
@@ -441,7 +443,7 @@ impl Work<'_> {
         let mut writers: BTreeMap<u64, Standing> = BTreeMap::new();
         let mut open = 0;
         for running in &summary.open {
-            let is_gone = self.is_gone(&running.holder);
+            let is_gone = self.is_gone(&running.holder) || self.how.ended.contains(&running.writer);
             open += u64::from(!is_gone);
             writers.insert(running.writer, Standing::Open { running: running.clone(), is_gone });
         }
@@ -576,7 +578,7 @@ impl Work<'_> {
         let modified = log_modified(container, writer);
         if let Some(bytes) = log.torn_bytes {
             mend(Trouble::Torn(writer, bytes), &|| {
-                let data = container.logs_of(writer, false)?.open_writable_file(&data_name(writer))?;
+                let data = container.open_data_for_repair(writer)?;
                 data.set_size(log.good_place)?;
                 data.sync()
             });
@@ -625,11 +627,11 @@ impl Work<'_> {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
         // The new index says so.
-        dir.open_writable_file(&data_name(writer))?.sync()?;
+        container.open_data_for_repair(writer)?.sync()?;
         let temporary = [NEW.as_bytes(), &number_name(self.stores.random_number())[..]].concat();
         let index = dir.create_file(&temporary, LOG_PERMISSIONS)?;
         let write = || -> Result<()> {
-            container.give_to_owner(&*dir, &temporary)?;
+            container.give_to_owner(&*index)?;
             index.write_at(&container.head().of(HeadKind::Index, writer).encode(), 0)?;
             let block_bytes = container.head().block_bytes.into();
             let mut batch = NewBatch::new(block_bytes, 0, HEAD_BYTES as u64);
@@ -686,7 +688,7 @@ impl Work<'_> {
         let Some((data, _)) = scan::data(container, writer)? else {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
-        container.logs_of(writer, false)?.open_writable_file(&data_name(writer))?.sync()?;
+        container.open_data_for_repair(writer)?.sync()?;
         // What was lost and not synced is a hole: the file is as long as it was.
         let mut end = log.lost_end;
         let block_bytes = container.head().block_bytes.into();

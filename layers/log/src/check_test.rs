@@ -12,7 +12,7 @@ const DAY: i64 = 86_400;
 
 fn asked<'a>(repair: bool, now: i64, dead: &'a [String]) -> Checking<'a> {
     let now = Time { seconds: now, nanoseconds: 0 };
-    Checking { threads: 2, repair, dead, now, old_seconds: DAY, is_used: &|_, _| false }
+    Checking { threads: 2, repair, dead, ended: &[], now, old_seconds: DAY, is_used: &|_, _| false }
 }
 
 fn checked(stores: &[MemoryStore], how: &Checking<'_>) -> Checked {
@@ -284,7 +284,7 @@ fn a_writer_that_died_before_it_wrote_leaves_nothing() {
     container.add_meta(&begun(77)).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["writer-gone"], vec![]));
     container.add_meta(&begun(78)).unwrap();
-    container.create_data(78).unwrap().set_size(30).unwrap();
+    container.create_data(78, &mut None).unwrap().set_size(30).unwrap();
     assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
     assert!(container.summary().unwrap().open.is_empty());
 }
@@ -305,6 +305,32 @@ fn who_may_live_is_left_alone_until_the_user_says_that_the_node_is_dead() {
     assert_eq!(names(&checked(&stores, &asked(true, 0, &["node1".to_owned()]))), ["index", "writer-gone"]);
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3));
+}
+
+#[test]
+fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 100], 0).unwrap();
+    file.sync().unwrap();
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
+    assert_eq!(names(&checked(&stores, &asked(true, 0, &[]))), [""; 0], "it may live");
+    let another = [writer ^ 1];
+    let how = Checking { ended: &another, ..asked(true, 0, &[]) };
+    assert_eq!(names(&checked(&stores, &how)), [""; 0], "another was named");
+    let ended = [writer];
+    let done = checked(&stores, &Checking { ended: &ended, ..asked(true, 0, &[]) });
+    assert_eq!((names(&done), &done.findings[0].outcome), (vec!["writer-gone"], &Outcome::Repaired));
+    file.write_at(&[2; 100], 100).unwrap();
+    for _ in 0..2 {
+        let error = file.sync().unwrap_err();
+        assert_eq!(error.errno(), quell_fs::errno::EIO, "{error}");
+        assert!(error.to_string().contains("has ended writer"), "{error}");
+    }
+    assert_eq!(file.publish().unwrap_err().errno(), quell_fs::errno::EIO);
+    drop((file, fs));
+    assert_eq!(content(&stores, "f").unwrap(), [1; 100]);
 }
 
 #[test]
@@ -375,7 +401,7 @@ fn what_is_not_ours_is_told_and_left() {
     let container = container(&stores, "f");
     container.meta().unwrap().create_file(b"open-nonsense", 0o644).unwrap();
     container.dir().make_dir(b"logs-9999", 0o755).unwrap();
-    container.create_data(5).unwrap();
+    container.create_data(5, &mut None).unwrap();
     let (mut found, left) = found_and_left(&stores);
     assert_eq!(found, left);
     found.sort_unstable();

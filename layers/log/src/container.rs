@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quell_backing::{OpenFile, Stat, WritableDir, WritableFile};
+use quell_backing::{OpenFile, Stat, WritableDir, WritableFile, has_root_power};
 use quell_fs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
 use crate::flat::Flat;
@@ -22,6 +22,8 @@ const EPOCH: &str = "epoch-";
 const FLAT: &str = "flat-";
 /// Log files may be read by whoever gets to them: the container's directory decides who does.
 pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
+/// Of a file that is not yet what its name will say.
+const OWN_PERMISSIONS: u32 = 0o600;
 
 /// So many names that say nothing any more may lie in `meta`.
 const SUPERSEDED_KEPT: usize = 16;
@@ -114,14 +116,19 @@ impl Container {
     ) -> Result<Container> {
         let dir = making.open_writable_dir(temporary)?;
         dir.create_file(RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
-        dir.create_file(ACCESS, new.permissions)?;
+        let access = dir.create_file(ACCESS, new.permissions)?;
         dir.make_dir(META, dir_permissions(new.permissions))?;
+        // Root makes names with the rights of the user who owns the directory that they are made in.
         let host = stores.host();
-        if (host.uid, host.gid) != (new.uid, new.gid) {
+        let (uid, gid) = match host.uid {
+            0 => dir.stat_self().map(|made| (made.uid, made.gid))?,
+            _ => (host.uid, host.gid),
+        };
+        if (uid, gid) != (new.uid, new.gid) {
             let change = Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() };
-            for name in [ACCESS, META, b""] {
-                dir.change(name, &change)?;
-            }
+            access.change(&Change { permissions: Some(new.permissions), ..change })?;
+            dir.change(META, &change)?;
+            dir.change(b"", &change)?;
         }
         Container::new(dir, head, home, stores)
     }
@@ -310,8 +317,24 @@ impl Container {
 
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
         let file = self.dir.open_file(name)?;
-        let size = file.stat()?.size_bytes;
-        Flat::open(file, size, &self.head, name)
+        let found = file.stat()?;
+        self.check_maker_of_flat(&found, name)?;
+        Flat::open(file, found.size_bytes, &self.head, name)
+    }
+
+    /// A flat index stands for all logs, and may hide what is written later. A user who may write to the file, or once could,
+    /// may add one as any other name: one that is neither the file's owner's, nor root's, nor this process's own is as if it
+    /// were damaged, and readers go to the logs.
+    fn check_maker_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
+        let trusted = [0, self.stores.acting_uid()];
+        let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
+        match found.nlink == 1 && (trusted.contains(&found.uid) || is_owner()?) {
+            true => Ok(()),
+            false => Err(Error {
+                source: Some("it belongs to another user than the file".into()),
+                ..Error::new(ErrorKind::Damaged, "open", name)
+            }),
+        }
     }
 
     /// Makes a flat index of what is known up to `epoch`: it has its name when `write` has succeeded, and earlier
@@ -327,6 +350,7 @@ impl Container {
         let before = self.flats()?;
         let name = [format!("{FLAT}{epoch:x}-").as_bytes(), &id].concat();
         let written = write(&*file)
+            .and_then(|written| self.give_to_owner(&*file).map(|()| written))
             .and_then(|written| making.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written));
         if written.is_err() {
             let _ = making.remove(&id);
@@ -364,37 +388,66 @@ impl Container {
         Ok(self.dir.stat_self()?.mode & 0o7777)
     }
 
-    pub fn create_data(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
-        self.create_log(writer, &data_name(writer), HeadKind::Data)
+    /// Makes the data log of `writer`. `begun` keeps one that could not be made whole: the next try goes on with it. A log that
+    /// is there already is never taken for a new one.
+    pub fn create_data(
+        &self,
+        writer: u64,
+        begun: &mut Option<Box<dyn WritableFile>>,
+    ) -> Result<Box<dyn WritableFile>> {
+        self.create_log(writer, &data_name(writer), HeadKind::Data, begun)
     }
 
-    pub fn create_index(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
-        self.create_log(writer, &index_name(writer), HeadKind::Index)
+    /// The same for the index log.
+    pub fn create_index(
+        &self,
+        writer: u64,
+        begun: &mut Option<Box<dyn WritableFile>>,
+    ) -> Result<Box<dyn WritableFile>> {
+        self.create_log(writer, &index_name(writer), HeadKind::Index, begun)
     }
 
-    fn create_log(&self, writer: u64, name: &[u8], kind: HeadKind) -> Result<Box<dyn WritableFile>> {
-        let dir = self.logs_of(writer, true)?;
-        let file = match dir.create_file(name, LOG_PERMISSIONS) {
-            // Of a try before this, which then found no room: writers' numbers are never given twice.
-            Err(error) if error.kind == ErrorKind::Exists => dir.open_writable_file(name)?,
-            made => made?,
-        };
-        self.give_to_owner(&*dir, name)?;
-        file.write_at(&self.head.of(kind, writer).encode(), 0)?;
-        Ok(file)
+    fn create_log(
+        &self,
+        writer: u64,
+        name: &[u8],
+        kind: HeadKind,
+        begun: &mut Option<Box<dyn WritableFile>>,
+    ) -> Result<Box<dyn WritableFile>> {
+        let file =
+            match begun.take() {
+                Some(file) => file,
+                None => self.logs_of(writer, true)?.create_file(name, LOG_PERMISSIONS).map_err(|error| {
+                    match error.kind {
+                        ErrorKind::Exists => Error {
+                            source: Some("a file that another process made has the name of a new log".into()),
+                            ..Error::new(ErrorKind::Os(errno::EIO), "create", name)
+                        },
+                        _ => error,
+                    }
+                })?,
+            };
+        let head = self.head.of(kind, writer).encode();
+        let made = self.give_to_owner(&*file).and_then(|()| file.write_at(&head, 0));
+        match made {
+            Ok(()) => Ok(file),
+            Err(error) => {
+                *begun = Some(file);
+                Err(error)
+            }
+        }
     }
 
-    /// Root writes for others: what they wrote is theirs, also for quotas.
-    pub(crate) fn give_to_owner(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<()> {
-        let host = self.host();
-        if host.uid != 0 {
+    /// Root writes for others: what they wrote is theirs, also for quotas. `file` was just made.
+    pub(crate) fn give_to_owner(&self, file: &dyn WritableFile) -> Result<()> {
+        if !self.stores.has_root_power() {
             return Ok(());
         }
-        let owner = self.dir.stat(ACCESS)?;
-        if (owner.uid, owner.gid) == (host.uid, host.gid) {
+        let (owner, now) = (self.dir.stat(ACCESS)?, file.stat()?);
+        if (owner.uid, owner.gid) == (now.uid, now.gid) {
             return Ok(());
         }
-        dir.change(name, &Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() })
+        file.change(&Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() })
     }
 
     /// A log of `writer`. Log directories move to other stores: one that was there may be elsewhere now.
@@ -416,6 +469,15 @@ impl Container {
     /// The data log of `writer`, its head checked.
     pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         let file = self.open_log(writer, &data_name(writer))?;
+        let mut bytes = [0; HEAD_BYTES];
+        let length = file.read_at(&mut bytes, 0)?;
+        self.check_head(&bytes[..length], HeadKind::Data, writer)?;
+        Ok(file)
+    }
+
+    /// The data log of `writer` for a repair, its head checked on the descriptor that is written to.
+    pub(crate) fn open_data_for_repair(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
+        let file = self.logs_of(writer, false)?.open_writable_file(&data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
         let length = file.read_at(&mut bytes, 0)?;
         self.check_head(&bytes[..length], HeadKind::Data, writer)?;
@@ -498,7 +560,10 @@ impl Container {
     pub fn change(&self, change: &Change) -> Result<()> {
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
-            self.dir.change(ACCESS, &owners)?;
+            match self.stores.has_root_power() {
+                true => self.replace_access(&owners)?,
+                false => self.dir.change(ACCESS, &owners)?,
+            }
             self.change_below(&owners, &owners)?;
             // The container last: parts belong to it as long as they are its owner's, or that of `access`.
             self.change_gates(&owners)?;
@@ -516,6 +581,37 @@ impl Container {
             self.change_gates(&as_permissions(after))?;
         }
         Ok(())
+    }
+
+    /// Root gives a file to another user by a new `access`: the old one may be any file of the old owner, who may have it open
+    /// for writing, and could make a program of it that has the power of the new owner.
+    fn replace_access(&self, owners: &Change) -> Result<()> {
+        let now = self.dir.stat(ACCESS)?;
+        if now.kind() != Some(Kind::File) {
+            return Err(Error {
+                source: Some("it is no regular file".into()),
+                ..Error::new(ErrorKind::Damaged, "change", ACCESS)
+            });
+        }
+        let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
+        // As chown(2) leaves them.
+        let set_id = if now.mode & 0o010 != 0 { 0o6000 } else { 0o4000 };
+        let dressed = Change {
+            uid: Some(uid),
+            gid: Some(gid),
+            permissions: Some(now.mode & 0o7777 & !set_id),
+            size_bytes: None,
+            modified: Some(now.modified),
+        };
+        let (making, temporary) = (self.stores.making(self.home)?, number_name(self.stores.random_number()));
+        let file = making.create_file(&temporary, OWN_PERMISSIONS)?;
+        let changed = file
+            .change(&dressed)
+            .and_then(|()| making.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
+        if changed.is_err() {
+            let _ = making.remove(&temporary); // fsck finds it otherwise
+        }
+        changed
     }
 
     /// The directories that decide who gets into others.
@@ -597,25 +693,43 @@ const DEPTH_MAX: usize = 3;
 /// Removes the directory `name` with all that is in it, but for what lies deeper than this layer makes directories; no link is
 /// followed. Of what cannot be removed the first error is told when the rest is gone.
 pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
-    remove_down_to(parent, name, DEPTH_MAX)
+    remove_down_to(parent, name, DEPTH_MAX, true)
 }
 
 /// Removes `name`, whatever it is, with what is in it if that is no deeper than this layer makes what it leaves.
 pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
     match parent.stat(name)?.kind() {
-        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1),
+        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1, true),
         _ => parent.remove(name),
     }
 }
 
-fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
+/// Whether this layer makes names like this one in directories of a container or of `parts`.
+fn is_name_below(name: &[u8]) -> bool {
+    name == MOVED
+        || MetaName::decode(name).is_some()
+        || [&b".data"[..], b".index"].iter().any(|end| name.ends_with(end))
+        || [&b"logs-"[..], b".new-"].iter().any(|begin| name.starts_with(begin))
+}
+
+fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize, is_top: bool) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
+    // A user may have moved a directory of a third user to where this layer has one. Root, which works in it with the rights of
+    // its owner, removes only what this layer makes there.
+    let is_ours_alone = !is_top && has_root_power();
     let mut removed = Ok(());
     for child in dir.names()? {
+        if is_ours_alone && !is_name_below(&child) {
+            removed = removed.and(Err(Error {
+                source: Some("no log mount makes this name".into()),
+                ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
+            }));
+            continue;
+        }
         removed = removed.and(match dir.remove(&child) {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
-            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
+            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1, false).map_err(|_| error),
             removed => removed,
         });
     }

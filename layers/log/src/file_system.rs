@@ -1,6 +1,7 @@
 //! The file system of a log mount: directories and symbolic links as they are in the stores, and a container for each
 //! file.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::AtomicBool;
@@ -8,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lru::LruCache;
-use quell_backing::{Stat, WritableDir};
+use quell_backing::{Acting, Stat, WritableDir, assume, assumed};
 use quell_fs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
-    NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+    Attributes, Caller, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -103,6 +104,8 @@ impl Shared {
 
     fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = lock(&self.trash).take() else { return Ok(()) };
+        // The last one who closes it need not be the user who removed it.
+        let _process = assume(None)?;
         let container = self.file.container();
         self.stores.delete(container.home(), &name, container.number())
     }
@@ -498,9 +501,25 @@ impl Inner {
         })
     }
 
+    /// A user who is served makes files of this group from here on.
+    fn with_group(&self, gid: u32) -> Result<Option<Acting>> {
+        match assumed() {
+            Some(caller) if caller.gid != gid => {
+                let groups = caller.groups.iter().copied().chain([caller.gid]).collect();
+                assume(Some(Arc::new(Caller { gid, groups, uid: caller.uid }))).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives what was just made, as far as it is not, to the user and group that it is for.
     fn own(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
         let host = self.stores.host();
-        if (host.uid, host.gid) == (new.uid, new.gid) {
+        let (uid, gid) = match host.uid {
+            0 => dir.stat(stored).map(|made| (made.uid, made.gid))?,
+            _ => (host.uid, host.gid),
+        };
+        if (uid, gid) == (new.uid, new.gid) {
             return Ok(());
         }
         dir.change(stored, &Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() })
@@ -531,6 +550,7 @@ impl Inner {
         dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
         let Some(shared) = shared else {
             // The name is gone, and that is what was asked for: what cannot be deleted now is found by fsck.
+            let _process = assume(None)?;
             let _ = self.stores.delete(store, &name, number);
             return Ok(());
         };
@@ -549,7 +569,8 @@ impl Inner {
         if how.read {
             shared.file.follow()?;
         }
-        Ok(Handle { shared, writer, process: how.process, flattens_later: self.choices.flattens_later })
+        let (process, flattens_later) = (how.process, self.choices.flattens_later);
+        Ok(Handle { shared, writer, credentials: assumed(), process, flattens_later })
     }
 }
 
@@ -808,6 +829,9 @@ impl Writable for LogFs {
         let (container, dirs) = loop {
             let (dirs, view) = inner.free_name(dir, name)?;
             let new = inner.inherit(&*dirs[0], new, false)?;
+            // The kernel gives what is made in a directory the directory's group, also if the user does not belong to it; this
+            // is made elsewhere first.
+            let _group = inner.with_group(new.gid)?;
             let home = view.home(name);
             let Some(stored_dir) = dirs.get(home) else {
                 return Err(Error::new(ErrorKind::NotFound, "make", name)); // in a directory that was removed
@@ -1095,6 +1119,15 @@ impl Writable for LogFs {
         self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())
     }
 
+    fn act_for(&self, caller: Caller) -> Result<Box<dyn Any>> {
+        // A mount of a user's own has that user's rights, whoever is let in. Root itself works with the rights of the users whose
+        // directories it changes: see `PosixDir::open_shared`.
+        if self.inner.stores.host().uid != 0 || caller.uid == 0 {
+            return Ok(Box::new(()));
+        }
+        Ok(Box::new(assume(Some(Arc::new(caller)))?))
+    }
+
     fn forget(&self, node: NodeId, references: u64) {
         lock(&self.inner.nodes).forget(node, references);
         self.inner.forget_unused();
@@ -1193,6 +1226,8 @@ impl Inner {
 struct Handle {
     shared: Arc<Shared>,
     writer: Option<Arc<Writer>>,
+    /// The rights with which it was opened, and which it keeps.
+    credentials: Option<Arc<Caller>>,
     process: u32,
     flattens_later: bool,
 }
@@ -1208,20 +1243,24 @@ impl Handle {
 
 impl File for Handle {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let _acting = assume(self.credentials.clone())?;
         self.shared.file.read_at(into, offset)
     }
 }
 
 impl WritableFile for Handle {
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        let _acting = assume(self.credentials.clone())?;
         self.shared.file.write_at(self.writer()?, from, offset)
     }
 
     fn append(&self, from: &[u8]) -> Result<u64> {
+        let _acting = assume(self.credentials.clone())?;
         self.shared.file.append(self.writer()?, from)
     }
 
     fn publish(&self) -> Result<()> {
+        let _acting = assume(self.credentials.clone())?;
         match &self.writer {
             Some(writer) => self.shared.file.publish(writer),
             None => Ok(()),
@@ -1229,6 +1268,7 @@ impl WritableFile for Handle {
     }
 
     fn sync(&self) -> Result<()> {
+        let _acting = assume(self.credentials.clone())?;
         self.shared.file.sync()
     }
 }
@@ -1238,6 +1278,8 @@ impl Drop for Handle {
         if self.writer.take().is_none() {
             return;
         }
+        // A thread that is begun here keeps the rights that this one has.
+        let Ok(_process) = assume(None) else { return };
         // What could not be published was told by `publish`; what is left shows in `fsck`.
         if let Ok(true) = self.shared.file.release(self.process) {
             if self.flattens_later {
@@ -1248,3 +1290,7 @@ impl Drop for Handle {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "deputy_test.rs"]
+mod deputy;

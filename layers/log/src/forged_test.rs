@@ -63,6 +63,41 @@ fn an_index_log_that_tells_of_more_extents_than_the_data_log_takes_bytes_is_dama
 }
 
 #[test]
+fn a_file_that_has_the_name_of_a_new_log_is_never_taken_for_it() {
+    let store = MemoryStore::new();
+    let (container, ..) = written(&store);
+    let logs = container.logs_of(8, true).unwrap();
+    for name in [data_name(8), index_name(8)] {
+        logs.create_file(&name, 0o600).unwrap().write_at(b"another's", 0).unwrap();
+    }
+    for made in [container.create_data(8, &mut None), container.create_index(8, &mut None)] {
+        assert_eq!(made.err().unwrap().errno(), quell_fs::errno::EIO);
+    }
+    for name in [data_name(8), index_name(8)] {
+        let mut bytes = [0; 64];
+        let length = logs.open_file(&name).unwrap().read_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes[..length], b"another's");
+    }
+}
+
+#[test]
+fn a_flat_index_of_another_user_than_the_files_counts_for_nobody() {
+    let store = MemoryStore::new();
+    let (container, ..) = written(&store);
+    crate::flatten::flatten(&container, 1).unwrap();
+    let flat = container.flats().unwrap().remove(0);
+    // It stands for logs up to a place that they have not reached: what is written from here on would be hidden.
+    let later = [&b"flat-ffff-"[..], &[b'0'; 32]].concat();
+    container.dir().rename(&flat, container.dir(), &later, quell_fs::Rename::Replace).unwrap();
+    assert!(container.open_flat(&later).is_ok());
+    let of_another = quell_fs::Change { uid: Some(4321), ..Default::default() };
+    container.dir().change(&later, &of_another).unwrap();
+    let error = container.open_flat(&later).err().unwrap();
+    assert_eq!(error.kind, ErrorKind::Damaged);
+    assert_eq!(crate::test_stores::content(std::slice::from_ref(&store), "f").unwrap(), [7; 100]);
+}
+
+#[test]
 fn many_small_extents_are_read_where_their_bytes_are() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);

@@ -8,8 +8,8 @@ use quell_fs::Time;
 use crate::frames::Order;
 use crate::share::part;
 
-/// The longest node name that is kept.
-const NODE_BYTES_MAX: usize = 100;
+/// The longest node name that is kept: with it no name is longer than a file system allows.
+const NODE_BYTES_MAX: usize = 112;
 
 /// Who writes the logs of a writer that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,8 +17,20 @@ pub struct Holder {
     pub pid: u32,
     /// When that process started, in clock ticks after the node did: numbers of processes are used again.
     pub start: u64,
-    /// The node's boot id and name, of letters, digits, `.`, `_` and `-`.
+    /// The node's boot id, namespaces and name, of letters, digits, `.`, `_` and `-`.
     pub node: String,
+}
+
+impl Holder {
+    /// With the node's name as names in `meta` have it, so that both can be compared.
+    pub fn new(pid: u32, start: u64, node: &str) -> Holder {
+        Holder { pid, start, node: node_text(node) }
+    }
+}
+
+fn node_text(node: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    node.chars().map(plain).take(NODE_BYTES_MAX).collect()
 }
 
 /// A writer that has not ended.
@@ -91,10 +103,7 @@ impl MetaName {
         let time = |time: &Time| format!("{:x}-{:x}", time.seconds as u64, time.nanoseconds);
         match self {
             MetaName::Open(Running { writer, first_epoch, holder: Holder { pid, start, node }, told }) => {
-                let node: String = (node.chars())
-                    .map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' })
-                    .take(NODE_BYTES_MAX)
-                    .collect();
+                let node = node_text(node);
                 let told = match told {
                     Some(Told { last_epoch, end, data_bytes, time: at }) => {
                         format!("{last_epoch:x}-{end:x}-{data_bytes:x}-{}", time(at))
@@ -496,7 +505,7 @@ mod tests {
             MetaName::Time(order(1, 2), TIME),
         ] {
             let encoded = name.encode();
-            assert!(encoded.len() < 255);
+            assert!(encoded.len() <= 255, "{}", encoded.len());
             assert_eq!(MetaName::decode(encoded.as_bytes()), Some(name), "{encoded}");
         }
     }

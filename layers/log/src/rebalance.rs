@@ -526,9 +526,12 @@ impl Work<'_> {
             return Ok(());
         }
         let Some(file) = missing(from.open_file(name))? else { return Ok(()) };
+        // Owner and permissions of what is copied, and not of what had its name before.
+        let stat = file.stat()?;
         let making = self.stores.making(store)?;
         let temporary = number_name(self.stores.random_number());
-        let copy = making.create_file(&temporary, stat.mode & 0o7777)?;
+        // Other users reach it here, and not where it goes to.
+        let copy = making.create_file(&temporary, 0o600)?;
         let copied = (|| {
             let mut bytes = vec![0; PIECE_BYTES.min(stat.size_bytes as usize)];
             let mut place = 0;
@@ -545,7 +548,7 @@ impl Work<'_> {
                 self.tally.add_bytes(length as u64);
             }
             self.note(|done| done.bytes += place);
-            self.like(&*making, &temporary, &stat)?;
+            copy.change(&self.dress(name, &stat)?)?;
             if place > 0 {
                 copy.sync()?;
             }
@@ -558,7 +561,7 @@ impl Work<'_> {
     }
 
     /// Permissions, owners and time of what is copied.
-    fn like(&self, dir: &dyn WritableDir, name: &[u8], stat: &Stat) -> Result<()> {
+    fn dress(&self, name: &[u8], stat: &Stat) -> Result<Change> {
         let host = self.stores.host();
         if host.uid != 0 && host.uid != stat.uid {
             return Err(Error {
@@ -566,16 +569,13 @@ impl Work<'_> {
                 ..Error::new(ErrorKind::PermissionDenied, "copy", name)
             });
         }
-        dir.change(
-            name,
-            &Change {
-                uid: (host.uid == 0).then_some(stat.uid),
-                gid: (host.uid == 0 || host.gid != stat.gid).then_some(stat.gid),
-                permissions: Some(stat.mode & 0o7777),
-                size_bytes: None,
-                modified: Some(stat.modified),
-            },
-        )
+        Ok(Change {
+            uid: (host.uid == 0).then_some(stat.uid),
+            gid: (host.uid == 0 || host.gid != stat.gid).then_some(stat.gid),
+            permissions: Some(stat.mode & 0o7777),
+            size_bytes: None,
+            modified: Some(stat.modified),
+        })
     }
 
     fn make_like(&self, parent: &dyn WritableDir, name: &[u8], stat: &Stat) -> Result<Arc<dyn WritableDir>> {
@@ -583,7 +583,7 @@ impl Work<'_> {
             return Ok(dir);
         }
         let dir = enter_or_make(parent, name, stat.mode & 0o7777)?;
-        self.like(parent, name, stat)?;
+        parent.change(name, &self.dress(name, stat)?)?;
         Ok(dir)
     }
 

@@ -161,8 +161,11 @@ fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
                 let is_complete = ended.is_ok_and(|told| told.is_complete);
                 let what = format!("{roles:?}, store {failing}, operation {nth}");
                 if !is_complete {
-                    let again = with_roles(&killed, &roles, nth + 200).unwrap();
-                    assert!(again.is_complete, "{what}: {again:?}");
+                    match with_roles(&killed, &roles, nth + 200) {
+                        // All was done but to say so.
+                        Err(error) if error.to_string().contains("is drained already") => {}
+                        again => assert!(again.unwrap().is_complete, "{what}"),
+                    }
                 }
                 let left: Vec<_> = (killed.iter().zip(roles))
                     .filter(|(_, role)| *role != Role::Drain)

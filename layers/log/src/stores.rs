@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use quell_backing::WritableDir;
+use quell_backing::{WritableDir, assume, assumed};
 use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
 
 use crate::container::{ACCESS, Container, logs_permissions, remove_tree};
@@ -340,6 +340,8 @@ impl Stores {
         if !Arc::ptr_eq(seen, &now) {
             return Ok(true);
         }
+        // A store is opened for all users whom this process serves.
+        let _process = assume(None)?;
         let Some(newer) = newer_map::follow(&now, self.opener.as_ref(), self.host.uid)? else {
             return Ok(false);
         };
@@ -410,6 +412,16 @@ impl Stores {
 
     pub fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// Whether this thread works with root's power, and not with that of a user who is served.
+    pub(crate) fn has_root_power(&self) -> bool {
+        self.host.uid == 0 && assumed().is_none()
+    }
+
+    /// The user with whose power this thread works.
+    pub(crate) fn acting_uid(&self) -> u32 {
+        assumed().map_or(self.host.uid, |caller| caller.uid)
     }
 
     pub fn directories(&self) -> u32 {
@@ -592,9 +604,9 @@ impl Stores {
         let name = logs_name(number);
         let permissions = container.permissions()?;
         // Root makes them for others: they are the file's owner's.
-        let owner = match self.host.uid {
-            0 => Some(container.dir().stat(ACCESS)?),
-            _ => None,
+        let owner = match self.has_root_power() {
+            true => Some(container.dir().stat(ACCESS)?),
+            false => None,
         };
         let make = |parent: &dyn WritableDir, name: &[u8], permissions| {
             enter_or_make_for(parent, name, permissions, owner.map(|owner| (owner.uid, owner.gid)))
@@ -616,7 +628,7 @@ impl Stores {
         let own = make(&*self.parts(store)?, &number_name(container.number()), permissions)?;
         let maker = own.stat_self()?.uid;
         // Who makes the pointer is one of the owners from then on.
-        if maker != self.host.uid && !owners_of(container.dir())?.contains(&maker) {
+        if maker != self.acting_uid() && !owners_of(container.dir())?.contains(&maker) {
             return Err(of_another(&name));
         }
         let dir = make(&*own, &name, logs_permissions(permissions))?;
@@ -791,8 +803,12 @@ fn enter_or_make_for(
         Err(error) => return Err(error),
         Ok(()) => {
             if let Some((uid, gid)) = owner {
-                let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
-                parent.change(name, &owner)?;
+                // The parent's owner may exchange it: the engine gives away only what belongs to that owner.
+                let made = parent.stat(name)?;
+                if (made.uid, made.gid) != (uid, gid) {
+                    let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
+                    parent.change(name, &owner)?;
+                }
             }
         }
     }

@@ -97,3 +97,14 @@ pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> 
     assert_eq!(n, bytes.len());
     Ok(bytes)
 }
+
+/// Everything below a directory of the real file system.
+pub fn walk(dir: &std::path::Path, visit: &mut dyn FnMut(&std::path::Path)) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        visit(&path);
+        if path.is_dir() && !path.is_symlink() {
+            walk(&path, visit);
+        }
+    }
+}

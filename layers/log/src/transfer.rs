@@ -316,6 +316,14 @@ fn export_dir<'a>(
     }
     let path = joined(&parent.path, &entry.name);
     let into = parent.dir.open_writable_dir(&entry.name)?;
+    // Its permissions and owner are set in the end: not of a directory that another user has put there.
+    let (found, stat) = (into.stat_self()?, dir.stat()?);
+    if work.how.owners && ![0, stat.uid].contains(&found.uid) {
+        return Err(Error {
+            source: Some("a directory of another user has this name".into()),
+            ..Error::new(ErrorKind::PermissionDenied, "export", &entry.name)
+        });
+    }
     let out = Arc::new(OutDir { dir: into, path, change, work, _parent: Some(parent) });
     work.note(|moved| moved.dirs += 1);
     list_into(Arc::new(dir), &out, more)
@@ -335,9 +343,15 @@ fn export_link(
     }
     let temporary = work.temporary();
     out.dir.make_symlink(&temporary, &target)?;
-    let done = (out.dir)
-        .change(&temporary, &change_from(&work.how, &stat, true))
-        .and_then(|()| settle(&*out.dir, &temporary, name, work.how.resume));
+    // A link cannot be opened to be changed. Where another user may exchange it, it stays root's, which says nothing of what it
+    // leads to.
+    let place = out.dir.stat_self()?;
+    let is_safe = !work.how.owners || place.uid == 0 && (place.mode & 0o022 == 0 || place.mode & 0o1000 != 0);
+    let dressed = match is_safe {
+        true => out.dir.change(&temporary, &change_from(&work.how, &stat, true)),
+        false => Ok(()),
+    };
+    let done = dressed.and_then(|()| settle(&*out.dir, &temporary, name, work.how.resume));
     if done.is_err() {
         let _ = out.dir.remove(&temporary);
     }
@@ -464,7 +478,8 @@ fn finish_file(work: &Work<'_>, file: &OutFile<'_>) -> Result<()> {
     // What has its name is whole, whatever happens to the power.
     file.into.sync()?;
     let dir = &*file.dir.dir;
-    dir.change(&file.temporary, &change_of(&work.how, Some(permissions), uid, gid, modified))?;
+    // What was written, whatever has its name by now: others may change names where it is exported to.
+    file.into.change(&change_of(&work.how, Some(permissions), uid, gid, modified))?;
     settle(dir, &file.temporary, &file.name, work.how.resume)
 }
 
@@ -603,6 +618,12 @@ fn offer_all<'a>(dir: &Arc<InDir<'a>>, more: &mut Vec<InTask<'a>>) -> Result<()>
     Ok(())
 }
 
+/// Whose an entry of the stores becomes.
+fn owners_of(how: &How, stat: &Stat, stores: &Stores) -> (u32, u32) {
+    let host = stores.host();
+    if how.owners { (stat.uid, stat.gid) } else { (host.uid, host.gid) }
+}
+
 fn import_entry<'a>(
     work: &'a Work<'a>,
     dir: Arc<InDir<'a>>,
@@ -611,10 +632,12 @@ fn import_entry<'a>(
     more: &mut Vec<InTask<'a>>,
 ) -> Result<()> {
     let stat = dir.from.stat(name)?;
-    let host = dir.stores.host();
-    let (uid, gid) = if work.how.owners { (stat.uid, stat.gid) } else { (host.uid, host.gid) };
+    let (uid, gid) = owners_of(&work.how, &stat, dir.stores);
     match stat.kind() {
         Some(Kind::Dir) => {
+            let from = dir.from.open_dir(name)?;
+            let stat = from.stat_self()?;
+            let (uid, gid) = owners_of(&work.how, &stat, dir.stores);
             let node = match dir.into.make_dir(dir.node, &named, New { permissions: OWN_DIR, uid, gid }) {
                 Err(error) if error.kind == ErrorKind::Exists && work.how.resume => {
                     let there = dir.into.lookup(dir.node, &named)?;
@@ -628,7 +651,7 @@ fn import_entry<'a>(
             work.note(|moved| moved.dirs += 1);
             let inner = InDir {
                 node,
-                from: dir.from.open_dir(name)?,
+                from,
                 path: joined(&dir.path, &named),
                 change: Some(change_from(&work.how, &stat, false)),
                 into: dir.into,
@@ -657,7 +680,7 @@ fn import_entry<'a>(
             work.note(|moved| moved.links += 1);
             Ok(())
         }
-        Some(Kind::File) => import_file(work, dir, name, named, stat, (uid, gid), more),
+        Some(Kind::File) => import_file(work, dir, name, named, more),
         _ => {
             let path = joined(&dir.path, &named);
             work.note(|moved| moved.special.push(path));
@@ -671,10 +694,12 @@ fn import_file<'a>(
     dir: Arc<InDir<'a>>,
     name: &[u8],
     named: Vec<u8>,
-    stat: Stat,
-    (uid, gid): (u32, u32),
     more: &mut Vec<InTask<'a>>,
 ) -> Result<()> {
+    // What is imported gets owner and permissions of the file whose bytes it has: the name may lead to another one by now.
+    let from = dir.from.open_file(name)?;
+    let stat = from.stat()?;
+    let (uid, gid) = owners_of(&work.how, &stat, dir.stores);
     if let Some(there) = dir.into.lookup(dir.node, &named)? {
         dir.into.forget(there.node, 1);
         if !work.how.resume || there.kind != Kind::File {
@@ -685,7 +710,6 @@ fn import_file<'a>(
             return Ok(());
         }
     }
-    let from = dir.from.open_file(name)?;
     let stores = dir.stores;
     // The store that should have the file under its final name should have it from the beginning.
     let home = stores.home(&named);

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use quell_backing::{Stat, WritableDir};
+use quell_backing::{Stat, WritableDir, assume};
 use quell_fs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::container::Container;
@@ -78,6 +78,8 @@ pub(crate) fn enter_all(
     stored: &[u8],
     host: &Host,
 ) -> Result<Vec<Arc<dyn WritableDir>>> {
+    // What is missing is made for all users whom this process serves, as the first store has it.
+    let _process = assume(None)?;
     let mut entered: Vec<Arc<dyn WritableDir>> = Vec::with_capacity(dirs.len());
     for dir in dirs {
         let opened = match (dir.open_writable_dir(stored), entered.first()) {

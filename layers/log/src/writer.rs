@@ -1,12 +1,12 @@
 //! One writer: what a process writes to one file, collected into frames and appended to its pair of logs. It knows
 //! nothing of other writers; who may write where and when frames are cut is `log_file`'s.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_backing::WritableFile;
-use quell_fs::{ErrorKind, Result, Time};
+use quell_backing::{Acting, WritableFile, assume, assumed};
+use quell_fs::{Caller, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::Container;
+use crate::container::{Container, data_name};
 use crate::data_log;
 use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
 use crate::heads::HEAD_BYTES;
@@ -42,6 +42,10 @@ impl std::fmt::Debug for Writer {
 
 /// What a writer holds; whoever has it locked may write.
 pub struct State {
+    /// Whose rights the logs are made and written with: those of the process's user, where root serves several.
+    credentials: Option<Arc<Caller>>,
+    /// A data log that was made and is not yet whole, as there was no room.
+    begun: Option<Box<dyn WritableFile>>,
     /// Made with the first frame.
     logs: Option<Logs>,
     buffer: Vec<u8>,
@@ -61,6 +65,8 @@ pub struct State {
 struct Logs {
     data: Box<dyn WritableFile>,
     index: Option<Box<dyn WritableFile>>,
+    /// One that was made and is not yet whole.
+    index_begun: Option<Box<dyn WritableFile>>,
     index_place: u64,
     /// What the next batch will tell.
     frames: Frames,
@@ -75,9 +81,12 @@ struct Logs {
 }
 
 impl Writer {
+    /// A writer with the rights that this thread has now.
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
         let place = HEAD_BYTES as u64;
         let state = State {
+            credentials: assumed(),
+            begun: None,
             logs: None,
             buffer: Vec::new(),
             buffer_bytes,
@@ -110,6 +119,11 @@ pub trait Site {
 }
 
 impl State {
+    /// Other processes may have what this one wrote put into its logs.
+    fn act(&self) -> Result<Acting> {
+        assume(self.credentials.clone())
+    }
+
     /// Whether bytes of `start..end` are here and not yet in the log.
     pub fn holds(&self, start: u64, end: u64) -> bool {
         self.runs.overlaps(start, end)
@@ -181,11 +195,12 @@ impl State {
     }
 
     fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
+        let _acting = self.act()?;
         let container = site.container();
         let block_bytes = container.head().block_bytes.into();
         let is_first = self.logs.is_none();
         if is_first {
-            self.logs = Some(Logs::create(site, id)?);
+            self.logs = Some(Logs::create(site, id, &mut self.begun)?);
         }
         let order = site.next_order(id);
         if is_first {
@@ -215,6 +230,7 @@ impl State {
 
     /// What was written can be read by everybody.
     pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        let _acting = self.act()?;
         self.index(site, id)?;
         self.tell(site)
     }
@@ -231,6 +247,7 @@ impl State {
     /// As `publish`, and it survives a loss of power: the data log alone has all that the index log says, and the name in
     /// `meta` how much of it counts. Whether the container has names of this writer that were never synced.
     pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
+        let _acting = self.act()?;
         // The name first: a file system with a journal then syncs it together with the data.
         self.publish(site, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
@@ -258,7 +275,8 @@ impl State {
         }
         let running = Running { first_epoch: self.first_epoch, told: Some(told), ..logs.running.clone() };
         site.container()
-            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))?;
+            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))
+            .map_err(|error| unless_ended(site.container(), running.writer, error))?;
         (logs.running, logs.is_named) = (running, false);
         Ok(())
     }
@@ -283,6 +301,7 @@ impl State {
 
     /// Publishes, and says that nothing more will come.
     pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        let _acting = self.act()?;
         self.index(site, id)?;
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = self.logs.take() else { return Ok(()) };
@@ -295,12 +314,26 @@ impl State {
             time,
             is_synced: logs.synced == self.position,
         };
-        site.container().rename_meta(&MetaName::Open(logs.running), &MetaName::Closed(closed))
+        site.container()
+            .rename_meta(&MetaName::Open(logs.running), &MetaName::Closed(closed))
+            .map_err(|error| unless_ended(site.container(), id, error))
     }
 }
 
+/// A writer that has lost its name, though the file is there, was ended by a repair: what it writes is no part of the file.
+fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
+    if error.kind != ErrorKind::NotFound || !container.is_gone().is_ok_and(|gone| !gone) {
+        return error;
+    }
+    let reason = format!(
+        "a repair (`quell log fsck --repair`) has ended writer {id:016x}, which this process is: what it has written since is \
+         no part of the file; open the file again and write it once more"
+    );
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EIO), "publish", data_name(id)) }
+}
+
 impl Logs {
-    fn create(site: &dyn Site, id: u64) -> Result<Logs> {
+    fn create(site: &dyn Site, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
         let container = site.container();
         let holder = container.host().holder.clone();
         // The name comes before the epoch.
@@ -311,12 +344,13 @@ impl Logs {
             added => added?,
         }
         site.begin()?;
-        let data = container.create_data(id)?;
+        let data = container.create_data(id, begun)?;
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();
         Ok(Logs {
             data,
             index: None,
+            index_begun: None,
             index_place: 0,
             frames,
             runs,
@@ -336,7 +370,7 @@ impl Logs {
         let place = self.frames.first_place();
         let batch = index_log::encode(&self.frames, self.runs.finish(), first, place, is_synced);
         if self.index.is_none() {
-            self.index = Some(container.create_index(id)?);
+            self.index = Some(container.create_index(id, &mut self.index_begun)?);
             self.index_place = HEAD_BYTES as u64;
         }
         self.index.as_ref().expect("it was made").write_at(&batch, self.index_place)?;

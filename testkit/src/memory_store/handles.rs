@@ -235,4 +235,8 @@ impl WritableFile for StoreFile {
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         self.handle.begin("set size", b"", true)?.set_size(self.handle.number, size_bytes)
     }
+
+    fn change(&self, change: &Change) -> Result<()> {
+        self.handle.begin("change open file", b"", true)?.change(self.handle.number, change)
+    }
 }

@@ -161,6 +161,13 @@ pub struct LogFsckArgs {
     /// given again.
     #[arg(long, value_name = "NODE")]
     pub retire: Vec<String>,
+    /// End this writer, of which it cannot be told whether its process lives: `quell log stat` shows the numbers of writers.
+    /// If it does live, its next fsync or close fails. May be given again.
+    #[arg(long, value_name = "WRITER", requires_all = ["force", "repair"], value_parser = writer_number)]
+    pub writer: Vec<u64>,
+    /// With --writer: end it, whatever is known of its process.
+    #[arg(long, requires = "writer")]
+    pub force: bool,
     /// What is left over must be as old as this to be told and removed.
     #[arg(long, value_name = "DAYS", default_value_t = 7)]
     pub older_than: u32,
@@ -280,4 +287,12 @@ pub struct LogRebalanceArgs {
     pub dry_run: bool,
     #[arg(long)]
     pub json: bool,
+}
+
+/// A writer's number, as `quell log stat` and `fsck` show it.
+fn writer_number(text: &str) -> Result<u64, String> {
+    match u64::from_str_radix(text, 16) {
+        Ok(number) if text.len() == 16 && number != 0 => Ok(number),
+        _ => Err("a writer's number has 16 hexadecimal digits".to_owned()),
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::HumanBytes;
 use quell_fs::Time;
-use quell_log::{Checking, Finding, Outcome};
+use quell_log::{Checking, Finding, Outcome, Trouble};
 use serde_json::{Value, json};
 
 use super::log_list::open;
@@ -32,6 +32,7 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         threads: args.threads.into(),
         repair: args.repair,
         dead: &args.retire,
+        ended: &args.writer,
         now: now(),
         old_seconds: i64::from(args.older_than) * DAY_SECONDS,
         is_used: &is_used,
@@ -64,7 +65,17 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
             );
         }
     }
-    Ok(ExitCode::from(if left == 0 { YES } else { NO }))
+    let mut is_left = left > 0;
+    for writer in &args.writer {
+        let is_it = |finding: &Finding| matches!(finding.trouble, Trouble::Gone(gone, _) if gone == *writer);
+        if !checked.findings.iter().any(is_it) {
+            is_left = true;
+            eprintln!(
+                "quell: no file that was checked has an open writer {writer:016x}; `quell log stat` shows a file's writers"
+            );
+        }
+    }
+    Ok(ExitCode::from(if is_left { NO } else { YES }))
 }
 
 fn now() -> Time {

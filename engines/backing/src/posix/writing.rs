@@ -8,16 +8,17 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use quell_fs::{Change, Error, ErrorKind, Rename, Result, Space, Time, check_name};
+use quell_fs::{Caller, Change, Error, ErrorKind, Rename, Result, Space, check_name};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
 };
 use rustix::io::Errno;
 
 use super::{PIECES_MAX, PosixDir, PosixFile, failed};
-use crate::{WritableDir, WritableFile};
+use crate::{Acting, WritableDir, WritableFile, assume};
 
 const SET_GROUP_ID: u32 = 0o2000;
+const SET_ID: u32 = 0o6000;
 
 /// The name for a system call.
 fn one(name: &[u8]) -> Result<&OsStr> {
@@ -37,6 +38,82 @@ fn path_of(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
+/// Owner, group, kind and permissions, link count and device of what a descriptor is.
+struct Identity {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+    nlink: u32,
+    device: (u32, u32),
+}
+
+impl Identity {
+    fn of(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::with(fd, AtFlags::empty())
+    }
+
+    /// As it was when the descriptor was opened: no file system is asked again.
+    fn known(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::with(fd, AtFlags::STATX_DONT_SYNC)
+    }
+
+    fn with(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<Identity> {
+        let wanted =
+            StatxFlags::UID | StatxFlags::GID | StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::NLINK;
+        let found = rustix::fs::statx(fd, "", flags | AtFlags::EMPTY_PATH, wanted)?;
+        Ok(Identity {
+            uid: found.stx_uid,
+            gid: found.stx_gid,
+            mode: found.stx_mode.into(),
+            nlink: found.stx_nlink,
+            device: (found.stx_dev_major, found.stx_dev_minor),
+        })
+    }
+
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+
+    /// Root goes on with this user's credentials; `None` for what is root's own.
+    fn act(&self) -> Result<Option<Acting>> {
+        match self.uid {
+            0 => Ok(None),
+            uid => {
+                let caller = Caller { uid, gid: self.gid, groups: Vec::new() };
+                assume(Some(Arc::new(caller))).map(Some)
+            }
+        }
+    }
+}
+
+fn refused(operation: &'static str, name: &[u8], why: &'static str) -> Error {
+    Error { source: Some(why.into()), ..failed(Errno::PERM, operation, name) }
+}
+
+/// Changes what a descriptor is, whatever it was opened for. In this order: new owners take the set-user-id bit away.
+fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rustix::io::Result<()> {
+    let Change { permissions, uid, gid, size_bytes: _, modified } = *change;
+    if uid.is_some() || gid.is_some() {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        rustix::fs::chownat(fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(permissions) = permissions {
+        if kind == FileType::Symlink {
+            return Err(Errno::OPNOTSUPP); // some file systems would do it and then say so
+        }
+        // `fchmodat2`, which takes a descriptor of any kind, came with Linux 6.6; this works on all.
+        rustix::fs::chmodat(CWD, path_of(fd), Mode::from_raw_mode(permissions), AtFlags::empty())?;
+    }
+    if let Some(modified) = modified {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() },
+        };
+        rustix::fs::utimensat(CWD, path_of(fd), &times, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
 impl PosixDir {
     /// A child, whatever it is, for a call that takes no name or would follow it.
     fn point_at(&self, name: &OsStr) -> rustix::io::Result<rustix::fd::OwnedFd> {
@@ -44,35 +121,57 @@ impl PosixDir {
         rustix::fs::openat(&self.fd, name, flags, Mode::empty())
     }
 
-    fn set_permissions(&self, name: &[u8], permissions: u32) -> rustix::io::Result<()> {
-        let mode = Mode::from_raw_mode(permissions);
-        // The call that would not follow a link came with Linux 6.6; this works on all.
-        let set = |fd: BorrowedFd<'_>| rustix::fs::chmodat(CWD, path_of(fd), mode, AtFlags::empty());
-        if name.is_empty() {
-            return set(self.fd.as_fd());
-        }
-        let child = self.point_at(OsStr::from_bytes(name))?;
-        if FileType::from_raw_mode(mode_of(child.as_fd())?) == FileType::Symlink {
-            return Err(Errno::OPNOTSUPP); // some file systems would do it and then say so
-        }
-        set(child.as_fd())
+    /// Whether this thread has root's power over what other users may exchange: see `PosixDir::open_shared`.
+    fn is_guarded(&self) -> bool {
+        self.is_shared && rustix::process::geteuid().is_root()
     }
 
-    fn set_owners(&self, name: &[u8], uid: Option<u32>, gid: Option<u32>) -> rustix::io::Result<()> {
-        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
-        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
-        rustix::fs::chownat(&self.fd, OsStr::from_bytes(name), uid, gid, flags)
+    /// Names in this directory are changed with its owner's credentials from here on, where root would change them.
+    fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
+        match self.is_guarded() {
+            true => Identity::known(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.act(),
+            false => Ok(None),
+        }
     }
 
-    fn set_modified(&self, name: &[u8], modified: Time) -> rustix::io::Result<()> {
-        let times = Timestamps {
-            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
-            last_modification: Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() },
-        };
-        if name.is_empty() {
-            return rustix::fs::utimensat(CWD, path_of(self.fd.as_fd()), &times, AtFlags::empty());
+    /// Checks that root may use the child `name`, which `child` is, for what the owner of this directory asks for.
+    fn check_child(&self, child: &Identity, operation: &'static str, name: &[u8]) -> Result<()> {
+        let dir = Identity::of(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
+        if child.kind() != FileType::Directory && child.nlink != 1 {
+            return Err(refused(operation, name, "it has another name, which may lie elsewhere"));
         }
-        rustix::fs::utimensat(&self.fd, OsStr::from_bytes(name), &times, AtFlags::SYMLINK_NOFOLLOW)
+        if child.device != dir.device {
+            return Err(refused(operation, name, "it lies on another file system"));
+        }
+        if dir.uid != 0 && child.uid != dir.uid {
+            return Err(refused(operation, name, "it belongs to another user than its directory"));
+        }
+        Ok(())
+    }
+
+    /// Changes a child, or with an empty name the directory itself, where other users may exchange it.
+    fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
+        let fail = |e| failed(e, "change", name);
+        let found = Identity::of(fd).map_err(fail)?;
+        if !name.is_empty() {
+            self.check_child(&found, "change", name)?;
+        }
+        let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
+        if owners != Change::default() {
+            // A file that its former owner has open must not become a program of the new owner.
+            if found.kind() == FileType::RegularFile
+                && change.permissions.is_some_and(|mode| mode & SET_ID != 0)
+            {
+                return Err(refused("change", name, "a file that gets another owner gets no set-id bits"));
+            }
+            change_descriptor(fd, found.kind(), &owners).map_err(fail)?;
+        }
+        let rest = Change { permissions: change.permissions, modified: change.modified, ..Change::default() };
+        if rest == Change::default() {
+            return Ok(());
+        }
+        let _owner = Identity::of(fd).map_err(fail)?.act()?;
+        change_descriptor(fd, found.kind(), &rest).map_err(fail)
     }
 }
 
@@ -89,44 +188,69 @@ impl WritableDir for PosixDir {
 
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
         check_name(name)?;
-        Ok(Box::new(self.regular_file(name, OFlags::RDWR)?))
+        if !self.is_guarded() {
+            return Ok(Box::new(self.regular_file(name, OFlags::RDWR)?));
+        }
+        let fail = |e| failed(e, "open", name);
+        let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+        let found = Identity::of(child.as_fd()).map_err(fail)?;
+        match found.kind() {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(fail(Errno::ISDIR)),
+            FileType::Symlink => return Err(fail(Errno::LOOP)),
+            _ => return Err(fail(Errno::NXIO)),
+        }
+        self.check_child(&found, "open", name)?;
+        let _owner = found.act()?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(CWD, path_of(child.as_fd()), flags, Mode::empty()).map_err(fail)?;
+        Ok(Box::new(PosixFile { fd, may_change: false }))
     }
 
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(permissions);
         let fail = |e| failed(e, "create", name);
+        let _owner = self.act_as_owner("create", name)?;
         let fd = rustix::fs::openat(&self.fd, one(name)?, flags, mode).map_err(fail)?;
         if mode_of(fd.as_fd()).map_err(fail)? & 0o7777 != permissions {
             rustix::fs::fchmod(&fd, mode).map_err(fail)?;
         }
-        Ok(Box::new(PosixFile { fd }))
+        Ok(Box::new(PosixFile { fd, may_change: true }))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
         let fail = |e| failed(e, "make directory", name);
         let mode = Mode::from_raw_mode(permissions);
+        let _owner = self.act_as_owner("make directory", name)?;
         rustix::fs::mkdirat(&self.fd, one(name)?, mode).map_err(fail)?;
-        let local = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-        let made =
-            rustix::fs::statx(&self.fd, OsStr::from_bytes(name), local, StatxFlags::MODE).map_err(fail)?;
-        let (has, inherited) = (u32::from(made.stx_mode) & 0o7777, u32::from(made.stx_mode) & SET_GROUP_ID);
-        if has != permissions | inherited {
-            self.set_permissions(name, permissions | inherited).map_err(fail)?;
+        let made = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+        let found = Identity::known(made.as_fd()).map_err(fail)?;
+        let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
+        if has == permissions | inherited {
+            return Ok(());
         }
-        Ok(())
+        // Another user may have exchanged it since it was made.
+        if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
+            return Err(refused("make directory", name, "another user has exchanged it"));
+        }
+        let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
+        change_descriptor(made.as_fd(), FileType::Directory, &exact).map_err(fail)
     }
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("make link", name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, one(name)?)
             .map_err(|e| failed(e, "make link", name))
     }
 
     fn remove(&self, name: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("remove", name)?;
         rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::empty()).map_err(|e| failed(e, "remove", name))
     }
 
     fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("remove directory", name)?;
         rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::REMOVEDIR)
             .map_err(|e| failed(e, "remove directory", name))
     }
@@ -140,6 +264,16 @@ impl WritableDir for PosixDir {
             Rename::Exchange => RenameFlags::EXCHANGE,
         };
         let (from_name, to_name) = (one(from)?, one(to)?);
+        // Between directories of two users neither has the right to rename; root then moves a directory entry and nothing else.
+        let _owner = match self.is_guarded() {
+            true => {
+                let owner =
+                    |dir: &PosixDir| Identity::known(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
+                let (source, target) = (owner(self)?, owner(to_dir)?);
+                if source.uid == target.uid { source.act()? } else { None }
+            }
+            false => None,
+        };
         let renamed = if flags.is_empty() {
             rustix::fs::renameat(&self.fd, from_name, &to_dir.fd, to_name)
         } else {
@@ -159,19 +293,17 @@ impl WritableDir for PosixDir {
         if !name.is_empty() {
             check_name(name)?;
         }
-        let Change { permissions, uid, gid, size_bytes: _, modified } = *change;
         let fail = |e| failed(e, "change", name);
-        // In this order: new owners take the set-user-id bit away.
-        if uid.is_some() || gid.is_some() {
-            self.set_owners(name, uid, gid).map_err(fail)?;
+        let child = match name.is_empty() {
+            true => None,
+            false => Some(self.point_at(OsStr::from_bytes(name)).map_err(fail)?),
+        };
+        let fd = child.as_ref().map_or(self.fd.as_fd(), |child| child.as_fd());
+        if self.is_guarded() {
+            return self.change_guarded(fd, name, change);
         }
-        if let Some(permissions) = permissions {
-            self.set_permissions(name, permissions).map_err(fail)?;
-        }
-        if let Some(modified) = modified {
-            self.set_modified(name, modified).map_err(fail)?;
-        }
-        Ok(())
+        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
+        change_descriptor(fd, kind, change).map_err(fail)
     }
 
     fn sync(&self) -> Result<()> {
@@ -232,6 +364,17 @@ impl WritableFile for PosixFile {
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
         rustix::fs::ftruncate(&self.fd, size_bytes).map_err(|e| failed(e, "set the size of", b""))
+    }
+
+    fn change(&self, change: &Change) -> Result<()> {
+        if change.size_bytes.is_some() {
+            return Err(Error::new(ErrorKind::InvalidInput, "change", b""));
+        }
+        if !self.may_change && rustix::process::geteuid().is_root() {
+            return Err(refused("change", b"", "it was not made here, and others may have exchanged it"));
+        }
+        change_descriptor(self.fd.as_fd(), FileType::RegularFile, change)
+            .map_err(|e| failed(e, "change", b""))
     }
 }
 

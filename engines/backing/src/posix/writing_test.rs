@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use super::*;
-use quell_fs::errno;
+use crate::Dir;
+use quell_fs::{Time, errno};
 
 /// A directory of the file system, and the same through the engine.
 fn world() -> (tempfile::TempDir, Arc<dyn WritableDir>) {
@@ -264,7 +265,110 @@ fn the_space_is_that_of_the_file_system() {
 #[test]
 fn a_full_file_system_says_so() {
     // Every write to this device fails as on a full disk; the engine itself opens no devices.
-    let full = PosixFile { fd: fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into() };
+    let full = PosixFile {
+        fd: fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into(),
+        may_change: true,
+    };
     assert_eq!(kind(full.write_at(b"x", 0)), ErrorKind::NoSpace);
     full.write_pieces_at(&[b"", b""], 0).unwrap();
+}
+
+/// A shared directory of user 1234 on a machine where the test is root: what root is led to by names in it.
+fn of_another_user() -> Option<(tempfile::TempDir, std::path::PathBuf, PosixDir)> {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can be two users");
+        return None;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let theirs = temp.path().join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::chown(&theirs, Some(1234), Some(1235)).unwrap();
+    let dir = PosixDir::open_shared(&theirs).unwrap();
+    Some((temp, theirs, dir))
+}
+
+fn owner_and_mode(path: &std::path::Path) -> (u32, u32) {
+    use std::os::unix::fs::MetadataExt;
+    let found = fs::symlink_metadata(path).unwrap();
+    (found.uid(), found.mode() & 0o7777)
+}
+
+#[test]
+fn root_changes_no_foreign_file_that_a_user_puts_under_a_name() {
+    let Some((temp, theirs, dir)) = of_another_user() else { return };
+    let secret = temp.path().join("secret");
+    fs::write(&secret, b"root's alone").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(&secret, theirs.join("link")).unwrap();
+    std::os::unix::fs::symlink(&secret, theirs.join("symlink")).unwrap();
+    fs::write(theirs.join("moved"), b"root's, moved here").unwrap();
+    fs::create_dir(theirs.join("dir")).unwrap();
+    let opened = Change { permissions: Some(0o4777), ..Change::default() };
+    let given = Change { uid: Some(1234), gid: Some(1235), ..Change::default() };
+    let untouched = owner_and_mode(&theirs.join("moved"));
+    for name in [&b"link"[..], b"symlink", b"moved", b"dir"] {
+        assert!(dir.change(name, &opened).is_err(), "{}", name.escape_ascii());
+        assert!(dir.change(name, &given).is_err(), "{}", name.escape_ascii());
+        assert!(dir.open_writable_file(name).is_err(), "{}", name.escape_ascii());
+    }
+    assert_eq!(owner_and_mode(&secret), (0, 0o600));
+    assert_eq!(owner_and_mode(&theirs.join("moved")), untouched);
+    assert_eq!(owner_and_mode(&theirs.join("symlink")).0, 0);
+    assert_eq!(owner_and_mode(&theirs.join("dir")), (0, 0o755));
+}
+
+#[test]
+fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
+    let Some((_temp, theirs, dir)) = of_another_user() else { return };
+    let file = dir.create_file(b"file", 0o640).unwrap();
+    dir.make_dir(b"dir", 0o2750).unwrap();
+    dir.make_symlink(b"link", b"anywhere").unwrap();
+    assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o640));
+    assert_eq!(owner_and_mode(&theirs.join("dir")), (1234, 0o2750));
+    assert_eq!(owner_and_mode(&theirs.join("link")).0, 1234);
+    dir.change(b"file", &Change { permissions: Some(0o4755), ..Change::default() }).unwrap();
+    assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o4755));
+    // A file of the user becomes no set-user-id program of another.
+    let change = Change { uid: Some(0), permissions: Some(0o4755), ..Change::default() };
+    assert!(dir.change(b"file", &change).is_err());
+    assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o4755));
+    for name in [&b"file"[..], b"dir", b"link"] {
+        let time = Some(Time { seconds: 7, nanoseconds: 5 });
+        dir.change(name, &Change { uid: Some(4321), gid: Some(4322), modified: time, ..Change::default() })
+            .unwrap();
+        assert_eq!((dir.stat(name).unwrap().uid, dir.stat(name).unwrap().modified), (4321, time.unwrap()));
+    }
+    file.change(&Change { uid: Some(0), permissions: Some(0o4711), ..Change::default() }).unwrap();
+    assert_eq!(owner_and_mode(&theirs.join("file")), (0, 0o4711));
+    // The directory's owner may not write to it now, and neither may root for that owner.
+    assert!(dir.open_writable_file(b"file").is_err());
+    dir.change(b"", &Change { uid: Some(0), permissions: Some(0o755), ..Change::default() }).unwrap();
+    let file = dir.open_writable_file(b"file").unwrap();
+    assert!(file.change(&Change { permissions: Some(0o666), ..Change::default() }).is_err());
+    dir.remove_dir(b"dir").unwrap();
+    assert_eq!(rustix::process::geteuid().as_raw(), 0);
+}
+
+#[test]
+fn a_user_who_is_served_by_root_has_that_users_power_alone() {
+    let Some((temp, theirs, dir)) = of_another_user() else { return };
+    let secret = temp.path().join("secret");
+    fs::write(&secret, b"root's alone").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(&secret, theirs.join("link")).unwrap();
+    let caller = |uid| Some(Arc::new(Caller { uid, gid: uid, groups: Vec::new() }));
+    {
+        let _caller = crate::assume(caller(1234)).unwrap();
+        assert!(dir.change(b"link", &Change { permissions: Some(0o666), ..Change::default() }).is_err());
+        assert!(dir.open_file(b"link").is_err());
+        dir.create_file(b"file", 0o600).unwrap().write_at(b"x", 0).unwrap();
+        dir.change(b"file", &Change { permissions: Some(0o640), ..Change::default() }).unwrap();
+    }
+    {
+        let _caller = crate::assume(caller(4321)).unwrap();
+        assert!(dir.create_file(b"other", 0o600).is_err());
+        assert!(dir.remove(b"file").is_err());
+    }
+    assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o640));
+    assert_eq!(owner_and_mode(&secret), (0, 0o600));
 }

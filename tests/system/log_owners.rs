@@ -1,0 +1,331 @@
+//! Log mounts between users and between namespaces of processes: root's mount and tools in a store of a user who exchanges
+//! names all the time, and repairs that cannot see the process that writes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::{Gid, Uid};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+
+use crate::log::{Scene, walk};
+use crate::stage::{Stage, is_root};
+use crate::{log_scene, skip};
+
+/// Any users who are not root.
+const USER: u32 = 4242;
+const OTHER: u32 = 4343;
+const ROUNDS: u32 = 60;
+const SECRET: &[u8] = b"of root alone, and longer than the head of a log, which has 64 bytes";
+
+/// This thread works as an ordinary user from here on; it is to end soon.
+fn become_user(uid: u32) {
+    set_thread_groups(&[]).unwrap();
+    set_thread_res_gid(Gid::from_raw(uid), Gid::from_raw(uid), Gid::from_raw(uid)).unwrap();
+    set_thread_res_uid(Uid::from_raw(uid), Uid::from_raw(uid), Uid::from_raw(uid)).unwrap();
+}
+
+fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let run = move || {
+        become_user(uid);
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+fn owner_and_mode(path: &Path) -> (u32, u32) {
+    let found = fs::symlink_metadata(path).unwrap();
+    (found.uid(), found.mode() & 0o7777)
+}
+
+/// Puts `secret`, which lies in a directory of the user, or links to it in the place of names of the container and of its logs, and
+/// takes it back, until it is told to end.
+fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: &AtomicU64) {
+    let container = store.join("f.container");
+    let exchange = |name: &Path| renameat_with(CWD, secret, CWD, name, RenameFlags::EXCHANGE);
+    while !is_over.load(Ordering::Relaxed) {
+        let mut names = vec![container.join("access")];
+        let Ok(entries) = fs::read_dir(&container) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with("flat-") || name.starts_with("epoch-") {
+                names.push(entry.path());
+            }
+        }
+        // Logs of writers that have just said that they begin.
+        for entry in fs::read_dir(container.join("meta")).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(writer) = name.strip_prefix("open-").and_then(|rest| rest.get(..16)) else { continue };
+            let Ok(number) = u64::from_str_radix(writer, 16) else { continue };
+            let logs = container.join(format!("logs-{:x}", number % 32));
+            let _ = fs::create_dir(&logs);
+            for kind in ["data", "index"] {
+                let log = logs.join(format!("{writer}.{kind}"));
+                let linked = fs::hard_link(secret, &log).or_else(|_| symlink(secret, &log));
+                exchanged.fetch_add(u64::from(linked.is_ok()), Ordering::Relaxed);
+            }
+        }
+        for name in names {
+            if exchange(&name).is_ok() {
+                exchanged.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+                let _ = exchange(&name);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
+    let scene = log_scene!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    // A user may move what lies in a directory of theirs, whoever owns it.
+    let theirs = scene.stage.dir("theirs");
+    let secret = theirs.join("secret");
+    fs::write(&secret, SECRET).unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    chown(&theirs, Some(USER), Some(USER)).unwrap();
+    let kept = File::open(&secret).unwrap();
+    chown(&scene.store, Some(USER), Some(USER)).unwrap();
+    let mounted = scene.mount();
+    let path = mounted.point.join("f");
+    as_user(USER, || fs::write(&path, "bytes")).unwrap();
+    let (is_over, exchanged) = (AtomicBool::new(false), AtomicU64::new(0));
+    let expect_secret = |what: &str| {
+        let mut bytes = vec![0; 2 * SECRET.len()];
+        let length = kept.read_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes[..length], SECRET, "{what}");
+        let found = kept.metadata().unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o7777), (0, 0o600), "{what}");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            become_user(USER);
+            exchange_names(&scene.store, &secret, &is_over, &exchanged);
+        });
+        let act = || {
+            for round in 0..ROUNDS {
+                // What comes of it for the file does not matter: its owner disturbs it.
+                let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o666));
+                let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o4755));
+                let _ = as_user(USER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o644)));
+                if let Ok(file) =
+                    File::options().write(true).create(true).truncate(round % 7 == 0).open(&path)
+                {
+                    let _ = file.write_all_at(&[round as u8; 5000], u64::from(round) * 4000);
+                    let _ = file.sync_all();
+                }
+                expect_secret("the mount");
+                let tool: &[&str] = match round % 10 {
+                    0 => &["fsck", "--repair", "--older-than", "0"],
+                    3 => &["flatten"],
+                    6 => &["rebalance"],
+                    _ => continue,
+                };
+                let mut command = scene.stage.quell();
+                command.arg("log").arg(tool[0]).arg(&scene.store).args(&tool[1..]);
+                drop(scene.stage.run(&mut command));
+                expect_secret(tool[0]);
+            }
+        };
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
+        // A new owner takes the file away from the user who disturbs it: last.
+        let _ = chown(&path, Some(OTHER), Some(OTHER));
+        is_over.store(true, Ordering::Relaxed);
+        done.unwrap();
+    });
+    assert!(exchanged.load(Ordering::Relaxed) > 0);
+    mounted.umount();
+    expect_secret("the end");
+    walk(&scene.store, &mut |path| {
+        let found = fs::symlink_metadata(path).unwrap();
+        let is_program = found.is_file() && found.mode() & 0o4000 != 0;
+        assert!(!(is_program && found.uid() == 0 && found.len() > 0), "{}", path.display());
+    });
+}
+
+#[test]
+fn roots_mount_gives_each_user_the_rights_of_that_user() {
+    let scene = log_scene!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let mounted = scene.mount();
+    let home = mounted.point.join("home");
+    fs::create_dir(&home).unwrap();
+    chown(&home, Some(USER), Some(USER)).unwrap();
+    let path = home.join("f");
+    as_user(USER, || {
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        file.write_all_at(b"bytes", 0).unwrap();
+        file.sync_all().unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        // An open file keeps the rights that it was opened with.
+        file.write_all_at(b"more", 5).unwrap();
+        let mut bytes = [0; 9];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"bytesmore");
+        fs::create_dir(home.join("dir")).unwrap();
+        symlink("f", home.join("link")).unwrap();
+        fs::rename(&path, home.join("g")).unwrap();
+        fs::rename(home.join("g"), &path).unwrap();
+    });
+    walk(&scene.store.join("home"), &mut |path| {
+        assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
+    });
+    // Attributes are everybody's who reaches the name, bytes are not.
+    as_user(OTHER, || {
+        assert_eq!(fs::metadata(&path).unwrap().len(), 9);
+        assert!(File::open(&path).is_err());
+        assert!(fs::write(home.join("theirs"), "x").is_err());
+        assert!(fs::remove_file(&path).is_err());
+        assert!(fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).is_err());
+    });
+    assert_eq!(fs::read(&path).unwrap(), b"bytesmore");
+    // Root's own writes are the file's owner's, and root may give the file away.
+    File::options().write(true).open(&path).unwrap().write_all_at(b"root", 9).unwrap();
+    chown(&path, Some(OTHER), Some(OTHER)).unwrap();
+    assert_eq!(owner_and_mode(&path), (OTHER, 0o600));
+    chown(&home, Some(OTHER), Some(OTHER)).unwrap();
+    assert_eq!(as_user(OTHER, || fs::read(&path)).unwrap(), b"bytesmoreroot");
+    as_user(OTHER, || fs::remove_file(&path)).unwrap();
+    mounted.umount();
+}
+
+#[test]
+fn a_group_is_inherited_and_supplementary_groups_count() {
+    let scene = log_scene!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let mounted = scene.mount();
+    let shared = mounted.point.join("shared");
+    fs::create_dir(&shared).unwrap();
+    chown(&shared, Some(OTHER), Some(777)).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o2770)).unwrap();
+    let path = shared.join("f");
+    std::thread::scope(|scope| {
+        let run = || {
+            set_thread_groups(&[Gid::from_raw(777)]).unwrap();
+            set_thread_res_gid(Gid::from_raw(USER), Gid::from_raw(USER), Gid::from_raw(USER)).unwrap();
+            set_thread_res_uid(Uid::from_raw(USER), Uid::from_raw(USER), Uid::from_raw(USER)).unwrap();
+            fs::write(&path, "of the group").unwrap();
+            fs::create_dir(shared.join("dir")).unwrap();
+        };
+        scope.spawn(run).join().unwrap();
+    });
+    let found = fs::metadata(&path).unwrap();
+    assert_eq!((found.uid(), found.gid()), (USER, 777));
+    let found = fs::metadata(shared.join("dir")).unwrap();
+    assert_eq!((found.uid(), found.gid(), found.mode() & 0o2000), (USER, 777, 0o2000));
+    mounted.umount();
+}
+
+// --- who has ended -------------------------------------------------------------------------------
+
+/// Runs `quell` where the processes of this one cannot be seen; `None` where this user cannot.
+fn apart(stage: &Stage, options: &[&str]) -> Option<Command> {
+    let mut command = stage.command("unshare");
+    if !is_root() {
+        command.args(["--user", "--map-current-user"]);
+    }
+    command.args(["--pid", "--fork"]).args(options).arg("--");
+    let mut probe = Command::new("unshare");
+    probe.args(command.get_args()).arg("true");
+    match probe.output() {
+        Ok(ended) if ended.status.success() => {
+            command.arg(crate::stage::quell());
+            Some(command)
+        }
+        _ => None,
+    }
+}
+
+fn logs_of(scene: &Scene) -> Vec<(PathBuf, u64)> {
+    let mut found = Vec::new();
+    walk(&scene.store, &mut |path| {
+        if path.extension().is_some_and(|kind| kind == "data") {
+            found.push((path.to_owned(), fs::metadata(path).unwrap().len()));
+        }
+    });
+    found
+}
+
+#[test]
+fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    let path = mounted.point.join("f");
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all_at(&[1; 100_000], 0).unwrap();
+    file.sync_all().unwrap();
+    let before = logs_of(&scene);
+    let record = scene.open_records().remove(0);
+    for options in [
+        &["--mount-proc"][..],
+        &[],
+        &["--mount-proc", "--uts"],
+        &["--mount-proc", "--time", "--boottime", "1000000"],
+    ] {
+        let Some(mut command) = apart(&scene.stage, options) else {
+            println!("SKIPPED: no unshare --pid {}", options.join(" "));
+            continue;
+        };
+        let ended = scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store)).expect(0);
+        assert!(ended.text().contains("1 writers at work"), "{}", ended.text());
+        assert_eq!(logs_of(&scene), before);
+        assert!(record.exists());
+    }
+    file.write_all_at(&[2; 100_000], 100_000).unwrap();
+    file.sync_all().unwrap();
+    // The number alone is not enough, and neither is the will.
+    let name = scene.open_records().remove(0);
+    let writer = name.file_name().unwrap().to_str().unwrap()["open-".len()..][..16].to_owned();
+    let fsck = |options: &[&str]| {
+        let mut command = scene.stage.quell();
+        scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store).args(options))
+    };
+    fsck(&["--writer", &writer]).expect(2).says("--force");
+    fsck(&["--force"]).expect(2).says("--writer");
+    fsck(&["--force", "--writer", "00000000000000ff"]).expect(1).says("no file that was checked");
+    assert!(scene.open_records().len() == 1);
+    fsck(&["--force", "--writer", &writer]).expect(0);
+    assert!(scene.open_records().is_empty());
+    file.write_all_at(&[3; 100_000], 200_000).unwrap();
+    for _ in 0..2 {
+        let error = file.sync_all().unwrap_err().raw_os_error();
+        assert!(matches!(error, Some(5 | 116)), "{error:?}");
+    }
+    drop(file);
+    mounted.umount();
+    let again = scene.mount();
+    let bytes = fs::read(again.point.join("f")).unwrap();
+    assert!(bytes == [vec![1; 100_000], vec![2; 100_000]].concat(), "{} bytes", bytes.len());
+    again.umount();
+}
+
+#[test]
+fn a_writer_that_names_no_namespace_counts_as_alive() {
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    fs::write(mounted.point.join("f"), "bytes").unwrap();
+    mounted.umount();
+    // As earlier versions wrote it, of this boot and node, by a process that is gone.
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().replace('-', "");
+    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let record = format!("open-00000000000000aa-1-0-0-0-0-0-3ffffff-1-{boot}.{name}");
+    fs::write(scene.store.join("f.container/meta").join(record), "").unwrap();
+    let fsck = |options: &[&str]| {
+        let mut command = scene.stage.quell();
+        scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store).args(options)).expect(0)
+    };
+    assert!(fsck(&[]).text().contains("1 writers at work"));
+    assert_eq!(scene.open_records().len(), 1);
+    fsck(&["--force", "--writer", "00000000000000aa"]);
+    assert_eq!(scene.open_records().len(), 0);
+}
