@@ -38,8 +38,17 @@ const OF_THE_SERVER: [&str; 19] = [
 ];
 /// The bar for what is foretold.
 const PER_CENT: u64 = 5;
-/// What few operations may differ by: loading an index takes one more or less, and so does another second.
+/// What few operations may differ by: loading an index takes one more or less.
 const FEW: u64 = 4;
+/// What each second may add by which a run is longer than the traced one, or shorter. A client keeps directories and attributes for a second
+/// and then asks for them again while they are in use: the five directories on the way to the library, that of a package and its cache
+/// of bytecode, and `bin`, each by a look-up and a request for attributes.
+const AGAIN_A_SECOND: u64 = 2 * 8;
+/// Where the tree is covered, the way to it and the look for changes are asked for again.
+const AGAIN_A_SECOND_COVERED: u64 = 4;
+/// How often a run is measured until it is near enough: where the machine is busy, the pauses are in other places in each run, and
+/// so are the directories that a client asks for again.
+const TRIES: usize = 3;
 /// The same where nearly all that remains is loading the index and the image.
 const FEW_OF_A_BOOT: u64 = 6;
 
@@ -137,19 +146,42 @@ fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measu
     Measured { ended: ended.unwrap(), operations, seconds, asked }
 }
 
-fn expect_near(what: &str, foretold: &serde_json::Value, foretold_s: f64, measured: &Measured, few: u64) {
+/// What a run may differ by from what is foretold for it.
+struct Bar {
+    few: u64,
+    again_a_second: u64,
+}
+
+const DIRECT: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND };
+const COVERED: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND_COVERED };
+const BOOTED: Bar = Bar { few: FEW_OF_A_BOOT, again_a_second: AGAIN_A_SECOND_COVERED };
+
+/// Measures until what is foretold is met, `TRIES` times at most. Returns the last run.
+#[track_caller]
+fn expect_near(
+    what: &str,
+    foretold: &serde_json::Value,
+    foretold_s: f64,
+    bar: &Bar,
+    mut measure: impl FnMut() -> Measured,
+) -> Measured {
     let foretold = foretold.as_u64().unwrap();
-    // A run that takes longer is looked after for longer, and a client keeps a directory for a second.
-    let time = (foretold_s - measured.seconds).abs();
-    let allowed = (measured.operations * PER_CENT / 100).max(few + (time * FEW as f64) as u64);
-    println!("{what}: {foretold} operations foretold, {} measured", measured.operations);
-    assert!(
-        foretold.abs_diff(measured.operations) <= allowed,
-        "{what}: {foretold} foretold for {foretold_s} s, {} measured in {} s: {:?}",
-        measured.operations,
-        measured.seconds,
-        measured.asked
-    );
+    let mut runs = Vec::new();
+    for _ in 0..TRIES {
+        let run = measure();
+        let difference_s = (foretold_s - run.seconds).abs();
+        // A listing tells of the directories in it for a second. Each that a program opens later is looked up: all that it opens
+        // in the time of the difference, if that is what takes the run over the second.
+        let opened_a_second = run.asked.get("opendir").map_or(0.0, |opened| *opened as f64 / run.seconds);
+        let by_time = (difference_s * (bar.again_a_second as f64 + opened_a_second)) as u64;
+        let allowed = (run.operations * PER_CENT / 100).max(bar.few + by_time);
+        println!("{what}: {foretold} operations foretold, {} measured", run.operations);
+        if foretold.abs_diff(run.operations) <= allowed {
+            return run;
+        }
+        runs.push(format!("{} in {} s: {:?}", run.operations, run.seconds, run.asked));
+    }
+    panic!("{what}: {foretold} operations foretold for {foretold_s} s, measured:\n{}", runs.join("\n"));
 }
 
 #[test]
@@ -191,37 +223,47 @@ fn what_remains_is_what_a_client_counts() {
         let compare =
             if sleeps { &["profile", "-q", "-o"][..] } else { &["profile", "-q", "--compare", "-o"] };
         let profile = || stage.run(&mut quell(compare, &output, &command)).expect(0).out;
-        let (profiled, direct) = if sleeps {
+        let measure_direct = || match sleeps {
+            true => measure(&bed, "1", &stage, &mut plainly(&elsewhere.command)),
+            false => measure(&bed, "2", &stage, &mut plainly(&command)),
+        };
+        let (profiled, mut first) = if sleeps {
             std::thread::scope(|scope| {
-                let direct = scope.spawn(|| measure(&bed, "1", &stage, &mut plainly(&elsewhere.command)));
-                (profile(), direct.join().unwrap())
+                let direct = scope.spawn(measure_direct);
+                (profile(), Some(direct.join().unwrap()))
             })
         } else {
-            (profile(), measure(&bed, "2", &stage, &mut plainly(&command)))
+            (profile(), None)
         };
-        let times = if sleeps { 1 } else { 2 };
-        assert!(profiled == direct.ended.out.repeat(times), "{name}: another output when traced");
         let report: serde_json::Value =
             serde_json::from_slice(&fs::read(output.join("report.json")).unwrap()).unwrap();
         let seconds = report["duration_s"].as_f64().unwrap();
         assert_eq!(report["trees"][0]["path"], environment.to_str().unwrap(), "{name}: {}", report["trees"]);
         assert_eq!(report["trees"].as_array().unwrap().len(), 1, "{name}");
         let remaining = &report["remaining"];
-        expect_near(&format!("{name}, direct"), &remaining["direct"]["metadata"], seconds, &direct, FEW);
+        let measure_again = || first.take().unwrap_or_else(measure_direct);
+        let foretold = &remaining["direct"]["metadata"];
+        let direct = expect_near(&format!("{name}, direct"), foretold, seconds, &DIRECT, measure_again);
+        let times = if sleeps { 1 } else { 2 };
+        assert!(profiled == direct.ended.out.repeat(times), "{name}: another output when traced");
 
         let config = output.join("quell.toml");
         let run = ["run", "-q", "--strict", "--config"];
         stage.run(&mut quell(&run, &config, &words(&[&"true"]))).expect(0);
         assert!(output.join("env.quell").is_file(), "the index is made where quell.toml says");
-        let covered = measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
+        let measure_covered = || measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
+        let covered = if views().contains(&"overlay") {
+            let foretold = &remaining["index"]["metadata"];
+            expect_near(&format!("{name}, index"), foretold, seconds, &COVERED, measure_covered)
+        } else {
+            measure_covered()
+        };
         // Directories have the sizes of another file system in a view.
         assert!(
             name.contains("ls") || name.contains("find") || covered.ended.out == direct.ended.out,
             "{name}"
         );
-        if views().contains(&"overlay") {
-            expect_near(&format!("{name}, index"), &remaining["index"]["metadata"], seconds, &covered, FEW);
-        } else {
+        if !views().contains(&"overlay") {
             println!("SKIPPED: what remains is foretold for the view overlay, which is not there");
             continue;
         }
@@ -238,9 +280,11 @@ fn what_remains_is_what_a_client_counts() {
         recorded.expect(0);
         let mut run = stage.quell();
         run.args(["run", "-q", "--strict", "-i"]).arg(&index).arg("-b").arg(&image).arg("--").args(&command);
-        let hot = measure(&bed, "2", &stage, run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/"));
+        run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
+        let measure_hot = || measure(&bed, "2", &stage, &mut run);
+        let foretold = &remaining["boot"]["metadata"];
+        let hot = expect_near(&format!("{name}, boot"), foretold, seconds, &BOOTED, measure_hot);
         assert!(hot.ended.out == covered.ended.out, "{name}: another output from the image");
-        expect_near(&format!("{name}, boot"), &remaining["boot"]["metadata"], seconds, &hot, FEW_OF_A_BOOT);
     }
     drop(bed);
     stage.expect_nothing_left();

@@ -645,7 +645,7 @@ fn unmounting_ends_the_session_and_a_busy_mount_stays() {
         match view.session.unmount() {
             Ok(()) => break,
             // The release of the file that was just closed may still be on its way.
-            Err(_) if start.elapsed() < Duration::from_secs(5) => std::thread::yield_now(),
+            Err(_) if start.elapsed() < Duration::from_secs(60) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
         }
     }
@@ -683,7 +683,7 @@ fn a_panic_ends_the_session_and_hangs_nobody() {
             (0..2 * threads).map(|n| errno(fs::metadata(view.path(format!("new{n}"))))).collect();
         assert!(numbers.iter().all(|number| dead(*number)), "{numbers:?}");
         assert_eq!(numbers.last(), Some(&ENOTCONN));
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(60), "a request hung for a while");
     }
 }
 

@@ -83,7 +83,7 @@ fn errno<T>(result: io::Result<T>) -> i32 {
 fn eventually(is_so: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {
-        if start.elapsed() > Duration::from_secs(20) {
+        if start.elapsed() > Duration::from_secs(60) {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));

@@ -13,7 +13,7 @@ use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Model, Node, Tree};
 
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
-const HANG: Duration = Duration::from_secs(30);
+const HANG: Duration = Duration::from_secs(60);
 
 /// A build over a broken twin, with the faults that it met.
 fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_fs::Result<Image> {

@@ -15,7 +15,7 @@ use crate::log_file::Choices;
 use crate::stores::Stores;
 use crate::test_stores::{again, container, content, host, make, mount};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn flattens() -> bool {
     std::thread::current().name() == Some("quell-flatten")
