@@ -509,6 +509,38 @@ fn a_mounted_view_in_use_is_detached_by_a_signal_and_served_to_its_last_user() {
 }
 
 #[test]
+fn a_writable_view_in_use_keeps_its_lock_after_a_signal() {
+    if !is_root() {
+        skip!("an ordinary user's mount is read-only");
+    }
+    let scene = Scene::new();
+    for view in mountable() {
+        let layer = scene.stage.dir(&format!("layer-{view}"));
+        let layer = layer.to_str().unwrap();
+        let mounted = scene.stage.mount(&scene.index, view, &["--quiet", "--writable", layer]);
+        let mut user = fs::File::create(mounted.point.join("new")).unwrap();
+        let holder = scene.stage.holder();
+        let log = fs::read_link(format!("/proc/{holder}/fd/2")).unwrap();
+        send(holder, Signal::TERM);
+        let said = || fs::read_to_string(&log).unwrap();
+        assert!(eventually(|| said().contains("in use")), "{view}");
+        assert!(is_mounted(&mounted.point), "{view}");
+        let mut other = scene.stage.quell_run(&scene.index, view);
+        other.args(["--strict", "--writable", layer, "--", "true"]);
+        scene.stage.run(&mut other).expect(3).says("in use by another view");
+        std::io::Write::write_all(&mut user, b"kept").unwrap();
+        drop(user);
+        // The request still holds when the last program has gone.
+        assert!(eventually(|| scene.stage.holders().is_empty()), "{view}");
+        assert!(!is_mounted(&mounted.point), "{view}");
+        assert_eq!(fs::read(Path::new(layer).join("upper/new")).unwrap(), b"kept", "{view}");
+        scene.stage.run(&mut other).expect(0);
+        fs::remove_file(&log).unwrap();
+        scene.stage.expect_nothing_left();
+    }
+}
+
+#[test]
 fn a_second_signal_ends_a_mounted_view_in_use() {
     let scene = Scene::new();
     for view in mountable() {

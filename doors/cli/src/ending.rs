@@ -2,7 +2,8 @@
 //!
 //! SIGTERM, SIGINT and SIGHUP ask for the end. A view at a mount point is unmounted; while programs use it, it is detached, which
 //! removes its name, and served until the last of them has ended. A view of `quell run` is served until the last program has
-//! ended. A second SIGTERM or SIGINT ends both at once.
+//! ended. A view that programs write to stays where it is while they use it: its process has the lock of what they write.
+//! A second SIGTERM or SIGINT ends all of them at once.
 
 use std::fs::File;
 use std::io::Read;
@@ -78,12 +79,24 @@ impl Signals {
 pub struct MountedAt {
     mount: Option<Mount>,
     is_detached: bool,
+    /// The requests to end after which it was said that it could not be unmounted.
+    requests_failed: u32,
+}
+
+/// What becomes of a mount that programs use when its process is asked to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// It stays.
+    Keep,
+    /// The kernel alone serves its programs on.
+    Detach,
+    DetachAndServe,
 }
 
 impl MountedAt {
     /// The one that was just made at `path`.
     pub fn of(path: &Path) -> MountedAt {
-        MountedAt { mount: mounts::topmost_at(path), is_detached: false }
+        MountedAt { mount: mounts::topmost_at(path), is_detached: false, requests_failed: 0 }
     }
 
     /// Has the holder look here as soon as the table of mounts changes.
@@ -108,8 +121,9 @@ impl MountedAt {
         self.now().is_some()
     }
 
-    /// Whether the holder is needed. `is_served`: programs may still ask this process for something.
-    pub fn need(&mut self, requests: u32, is_served: bool) -> Need {
+    /// Whether the holder is needed, after so many requests to end.
+    pub fn need(&mut self, requests: u32, in_use: InUse) -> Need {
+        let is_served = matches!(in_use, InUse::DetachAndServe);
         if self.is_detached {
             return if is_served && requests < 2 { Need::Unlisted } else { Need::Over };
         }
@@ -117,8 +131,11 @@ impl MountedAt {
         if requests == 0 {
             return Need::Listed;
         }
-        if let Err(failure) = self.take_away(&mount, requests > 1) {
-            say(&format!("{failure}; it is served until it is unmounted, or until a second SIGTERM"));
+        if let Err(failure) = self.take_away(&mount, requests > 1, in_use) {
+            if requests != self.requests_failed {
+                self.requests_failed = requests;
+                say(&format!("{failure}; it is served until it is unmounted, or until a second SIGTERM"));
+            }
             return if requests > 1 { Need::Over } else { Need::Listed };
         }
         match self.is_detached && is_served && requests < 2 {
@@ -130,20 +147,24 @@ impl MountedAt {
     /// Takes the mount away at once: the command that asked for it has been killed.
     pub fn abandon(&mut self) {
         if let Some(mount) = self.now()
-            && let Err(failure) = self.take_away(&mount, true)
+            && let Err(failure) = self.take_away(&mount, true, InUse::Detach)
         {
             say(&failure.to_string());
         }
     }
 
     /// Unmounts; a mount that is in use is detached.
-    fn take_away(&mut self, mount: &Mount, by_force: bool) -> Result<(), Failure> {
+    fn take_away(&mut self, mount: &Mount, by_force: bool, in_use: InUse) -> Result<(), Failure> {
         let path = &mount.point;
         if !mounts::topmost_at(path).is_some_and(|top| top.is_same(mount)) {
             return Err(Failure::cannot(format!("{}: another mount covers the view", shown(path))));
         }
-        if !by_force && umount::unmount(path, false).is_ok() {
-            return Ok(());
+        if !by_force {
+            match umount::unmount(path, false) {
+                Err(failure) if matches!(in_use, InUse::Keep) => return Err(failure),
+                Err(_) => {}
+                Ok(()) => return Ok(()),
+            }
         }
         umount::unmount(path, true)?;
         self.is_detached = true;

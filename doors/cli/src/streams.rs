@@ -7,8 +7,13 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 /// A log of messages that is longer begins anew.
 const LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// How long a message waits for its reader.
+const WRITE_TIMEOUT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Where messages go instead of the standard error of the program that started this process.
 static LOG: Mutex<Option<File>> = Mutex::new(None);
@@ -71,5 +76,11 @@ pub fn say(message: &str) {
         let _ = log.set_len(0);
     }
     drop(log);
+    // A terminal that was stopped, or a pipe that is full, must not stop the process that serves: the message is lost.
+    let stderr = std::io::stderr();
+    let mut watched = [PollFd::new(&stderr, PollFlags::OUT)];
+    if !rustix::event::poll(&mut watched, Some(&WRITE_TIMEOUT)).is_ok_and(|ready| ready > 0) {
+        return;
+    }
     let _ = writeln!(std::io::stderr(), "quell: {message}");
 }

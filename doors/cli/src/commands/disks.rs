@@ -19,7 +19,7 @@ use crate::arguments::{Check, CoverArgs, ImageFormatArg, ImageFormatArgs, ViewAr
 use crate::commands::holder::{
     Files, Unfinished, answer, answer_ready, end_messages, isolation, message_log, release_error_of, say,
 };
-use crate::ending::{MountedAt, Signals};
+use crate::ending::{InUse, MountedAt, Signals};
 use crate::failure::Failure;
 use crate::inputs::{shown, shown_bytes};
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
@@ -170,6 +170,10 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
         fs = Arc::new(RecorderFs::new(fs, recorder));
     }
     let signals = Signals::listen()?;
+    if let Some(path) = plan.place.mountpoint() {
+        // Another user may have mounted there since the command looked.
+        super::mount::refuse_taken(&path)?;
+    }
     let (session, path) = mount(plan, disk, fs, &files, isolation)?;
     // No thread before the namespace is made.
     if let Some(coming) = coming {
@@ -434,7 +438,7 @@ impl Served {
             let requests = signals.requests();
             match &mut mounted {
                 Some(_) if session.is_over() => Need::Over,
-                Some(mounted) => mounted.need(requests, true),
+                Some(mounted) => mounted.need(requests, InUse::DetachAndServe),
                 None if requests < 2 => Need::Listed,
                 None => Need::Over,
             }

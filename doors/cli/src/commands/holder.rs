@@ -27,7 +27,7 @@ use rustix::net::{
 };
 
 use crate::arguments::{Check, HolderArgs, ViewArg};
-use crate::ending::{MountedAt, Signals};
+use crate::ending::{InUse, MountedAt, Signals};
 use crate::failure::Failure;
 use crate::freshness::{self, Stale};
 use crate::inputs::{Named, Reading, image_of, root_of, shown, shown_bytes};
@@ -270,6 +270,10 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     let squash = if in_user_namespace { Some(Ids::of_caller()?) } else { None };
     // Until here a signal ends this process, and nothing is mounted yet.
     let signals = Signals::listen()?;
+    if let Some(path) = plan.place.mountpoint() {
+        // Another user may have mounted there since the command looked.
+        super::mount::refuse_taken(&path)?;
+    }
     // A tree inside another is covered after it; sources were all opened before anything is covered.
     trees.sort_by_key(|tree| tree.path.components().count());
     let checks_end = begin_checks(plan, &mut trees);
@@ -852,10 +856,14 @@ impl Established {
             // The kernel alone serves a view without sessions.
             let is_served = sessions.peek().is_some();
             let is_over = sessions.any(Session::is_over);
+            // Programs that still write need the lock of the layer, which this process has.
+            let is_written = plan.writes != Writes::Refused;
             match &mut mounted {
                 Some(_) if is_over => Need::Over,
-                Some(mounted) => mounted.need(requests, is_served),
-                None if requests == 0 || requests == 1 && is_served => Need::Listed,
+                Some(mounted) if is_written => mounted.need(requests, InUse::Keep),
+                Some(mounted) if is_served => mounted.need(requests, InUse::DetachAndServe),
+                Some(mounted) => mounted.need(requests, InUse::Detach),
+                None if requests == 0 || requests == 1 && (is_served || is_written) => Need::Listed,
                 None => Need::Over,
             }
         };

@@ -148,6 +148,8 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         return Err(Failure::wrong_input("stores are mounted, not run in"));
     };
     let signals = Signals::listen()?;
+    // Another user may have mounted there since the command looked.
+    super::mount::refuse_taken(path)?;
     let fs = Arc::new(quell_stack::open_log_at(&log.stores, choices(log), path)?);
     let options = quell_fuse::Options {
         threads: plan.threads.into(),

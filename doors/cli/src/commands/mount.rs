@@ -10,7 +10,7 @@ use crate::commands::{disks, holder, log, umount};
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures, refuse_powers};
 use crate::runtime;
 
@@ -93,9 +93,7 @@ fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failur
     // Before anything else: a view whose process was killed or stopped does not answer, and one that another user keeps to itself
     // refuses.
     let named = umount::path_of(mountpoint)?;
-    if let Some(mount) = mounts::ours_at(&named) {
-        return Err(has_view(&named, &mount));
-    }
+    refuse_taken(&named)?;
     let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
     let (is_dir, path) = found.map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(mountpoint))))?;
     if !is_dir {
@@ -130,9 +128,7 @@ fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
                 "another quell mount of {point} has not ended after {seconds} s; try again later"
             )));
         };
-        if let Some(mount) = mounts::ours_at(mountpoint) {
-            return Err(has_view(mountpoint, &mount));
-        }
+        refuse_taken(mountpoint)?;
         let Some(process) = quell_overlay::process_of(&plan.directory, &plan.key)? else { return Ok(lock) };
         // It needs the lock to end.
         drop(lock);
@@ -145,8 +141,9 @@ fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
     }
 }
 
-/// `mountpoint`: without symbolic links.
-fn has_view(mountpoint: &Path, mount: &Mount) -> Failure {
+/// Refuses a mount point that has a view of any user. `mountpoint`: without symbolic links.
+pub fn refuse_taken(mountpoint: &Path) -> Result<(), Failure> {
+    let Some(mount) = mounts::ours_at(mountpoint) else { return Ok(()) };
     let directory = runtime::directory().ok();
     let process = directory.and_then(|directory| {
         quell_overlay::process_of(&directory, &runtime::mount_key(mountpoint)).ok().flatten()
@@ -156,8 +153,8 @@ fn has_view(mountpoint: &Path, mount: &Mount) -> Failure {
         None => "not served by a process of yours: it is another user's, or its process has ended".into(),
     };
     let point = shown(mountpoint);
-    Failure::wrong_input(format!(
+    Err(Failure::wrong_input(format!(
         "{point} has a view already, {} ({by}); quell umount {point} takes it away",
         shown(&mount.source)
-    ))
+    )))
 }
