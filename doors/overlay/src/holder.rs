@@ -271,23 +271,14 @@ pub fn sweep(directory: &Path) {
     }
 }
 
-/// The suffixes of all files of a key: its socket; the mark that a process said that the holder does not answer; the
-/// lock, which goes last.
-const SUFFIXES: [&str; 3] = ["sock", "stuck", "lock"];
+/// The suffixes of the files of a key. The lock goes last.
+const SUFFIXES: [&str; 2] = ["sock", "lock"];
 
 /// The caller holds the lock.
 fn remove_files(directory: &Path, key: &str) {
     for suffix in SUFFIXES {
         let _ = std::fs::remove_file(directory.join(format!("{key}.{suffix}")));
     }
-}
-
-/// Whether this caller is the first to say that the holder of `key` does not answer.
-pub fn is_first_to_say_stuck(directory: &Path, key: &str) -> bool {
-    let mark = directory.join(format!("{key}.stuck"));
-    // A mark that cannot be made keeps nobody from saying it.
-    let made = File::options().write(true).create_new(true).open(mark);
-    !made.is_err_and(|e| e.kind() == std::io::ErrorKind::AlreadyExists)
 }
 
 #[derive(Debug)]
@@ -452,7 +443,6 @@ impl Holder {
         let path = socket_path(directory, key);
         let failed = |e| Error::from_io(e, "open socket", path.as_os_str().as_bytes());
         let _ = std::fs::remove_file(&path);
-        let _ = std::fs::remove_file(directory.join(format!("{key}.stuck")));
         let listener = UnixListener::bind(&path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(Holder {
@@ -622,8 +612,6 @@ impl Holder {
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount.as_fd()];
         descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
         descriptors.extend(namespaces.user.as_ref().map(AsFd::as_fd));
-        // It answers again.
-        let _ = std::fs::remove_file(self.directory.join(format!("{}.stuck", self.key)));
         // A member before it can enter: the holder must not leave meanwhile.
         self.wait_for(peer.pid.as_raw_nonzero().get());
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
@@ -800,8 +788,6 @@ mod tests {
         let error = join(directory.path(), "key", Path::new("/"), make).unwrap_err();
         assert_eq!(error.errno(), rustix::io::Errno::TIMEDOUT.raw_os_error(), "{error}");
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
-        assert!(is_first_to_say_stuck(directory.path(), "key"));
-        assert!(!is_first_to_say_stuck(directory.path(), "key"));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use descriptors::close_inherited_on_exec;
 pub use files::attach_files;
 pub use holder::{
     ANSWER_TIMEOUT, Admission, CoveredTree, Holder, HolderEnd, HolderProcess, Namespaces, Need,
-    ViewDirectory, ask, is_first_to_say_stuck, join, lock_key_within, process_of, sweep,
+    ViewDirectory, ask, join, lock_key_within, process_of, sweep,
 };
 pub use members::end_other_members;
 pub use metadata::{Ids, Metadata, fill, finish_upper};

@@ -31,14 +31,14 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let job = job_of(&args);
     match enter(plan, &files, job.as_deref()) {
         Ok(()) => {}
-        Err(NotEntered { failure, was_said, is_irrevocable }) => {
+        Err(NotEntered { failure, is_irrevocable }) => {
             let message = failure.to_string();
             let directory = runtime::directory().ok();
             let is_first = notices::is_first_to_say(directory.as_deref(), job.as_deref(), &message);
             if strict || is_irrevocable {
                 return if is_first { Err(failure) } else { Ok(failure.exit_code()) };
             }
-            if is_first && !was_said {
+            if is_first {
                 let consequence = format!(": running on the original {original}, without Quell");
                 eprintln!("quell: {}", with_consequence(&message, &consequence));
             }
@@ -154,15 +154,13 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
 /// Why this process is not in the view.
 struct NotEntered {
     failure: Failure,
-    /// Another process of the job has said it on this node.
-    was_said: bool,
     /// This process is in a namespace that it cannot leave.
     is_irrevocable: bool,
 }
 
 impl<E: Into<Failure>> From<E> for NotEntered {
     fn from(failure: E) -> NotEntered {
-        NotEntered { failure: failure.into(), was_said: false, is_irrevocable: false }
+        NotEntered { failure: failure.into(), is_irrevocable: false }
     }
 }
 
@@ -204,13 +202,12 @@ fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEn
     }
     let admission = match joined {
         Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
-            let failure = Failure::cannot(format!(
+            return Err(Failure::cannot(format!(
                 "the process that serves the view does not answer within {} s: {e}; kill -KILL ends it, and the next run \
                  starts another",
                 quell_overlay::ANSWER_TIMEOUT.as_secs()
-            ));
-            let was_said = !quell_overlay::is_first_to_say_stuck(&plan.directory, &plan.key);
-            return Err(NotEntered { was_said, ..failure.into() });
+            ))
+            .into());
         }
         joined => joined?,
     };
