@@ -515,7 +515,8 @@ fn a_writable_view_in_use_keeps_its_lock_after_a_signal() {
         skip!("an ordinary user's mount is read-only");
     }
     let scene = Scene::new();
-    for view in mountable() {
+    // Root's overlay views at a mount point are read-only.
+    for view in mountable().into_iter().filter(|view| *view == "fuse") {
         let layer = scene.stage.dir(&format!("layer-{view}"));
         let layer = layer.to_str().unwrap();
         let mounted = scene.stage.mount(&scene.index, view, &["--quiet", "--writable", layer]);
