@@ -42,6 +42,7 @@ pub mod errno {
     pub const E2BIG: i32 = 7;
     pub const EBADF: i32 = 9;
     pub const EAGAIN: i32 = 11;
+    pub const ENOMEM: i32 = 12;
     pub const EACCES: i32 = 13;
     pub const EEXIST: i32 = 17;
     pub const EXDEV: i32 = 18;
@@ -147,7 +148,7 @@ impl fmt::Display for Error {
             ErrorKind::Unsupported => "not supported",
             ErrorKind::Os(_) => "failed",
         };
-        write!(f, "{} {}: {what}", self.operation, self.subject.escape_ascii())?;
+        write!(f, "{} {}: {what}", self.operation, crate::printable(&self.subject))?;
         match &self.source {
             Some(cause) => write!(f, " ({cause})"),
             None => Ok(()),

@@ -27,6 +27,7 @@ mod error;
 mod file;
 mod file_system;
 mod name;
+mod printable;
 mod writable;
 
 pub use attributes::{Attributes, Kind, NodeId, Time};
@@ -35,4 +36,5 @@ pub use error::{Error, ErrorKind, Result, errno};
 pub use file::File;
 pub use file_system::{Cursor, DirEntry, FileSystem, resolve};
 pub use name::{NAME_BYTES_MAX, check_name};
+pub use printable::{is_unprintable, printable};
 pub use writable::{Caller, Change, New, Open, Rename, Space, Writable, WritableFile};

@@ -15,7 +15,7 @@ use quell_fs::{Error, ErrorKind, Result, errno};
 use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, lstat};
 use rustix::io::Errno;
 
-use crate::index_file::{ASIDE, aside_prefix, replace_file};
+use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
 
 /// Before it is said what is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -60,8 +60,10 @@ impl BootPlace {
         }
     }
 
-    /// Whether a lock that is there already could be had one day. Makes none, and waits for nobody.
-    pub fn check(path: &Path) -> Result<()> {
+    /// Whether a lock that is there already could be had one day, and an image that is there may be replaced. Makes no lock, and
+    /// waits for nobody.
+    pub fn check(path: &Path, force: bool) -> Result<()> {
+        Output { path, format: BOOT_IMAGE, force }.check()?;
         let lock = lock_of(path);
         match open_lock(&lock) {
             Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) => Ok(()),
@@ -74,12 +76,12 @@ impl BootPlace {
     }
 
     /// Puts an image there in one step. It is its owner's alone, or whose its owner has let the old one be.
-    pub fn replace(&self, bytes: &[u8]) -> Result<()> {
+    pub fn replace(&self, bytes: &[u8], force: bool) -> Result<()> {
         let old = fs::symlink_metadata(&self.path).ok();
         let own = old.filter(|old| {
             old.is_file() && old.nlink() == 1 && old.uid() == rustix::process::geteuid().as_raw()
         });
-        replace_file(&self.path, bytes, |file| {
+        Output { path: &self.path, format: BOOT_IMAGE, force }.replace(bytes, |file| {
             let Some(own) = &own else { return Ok(()) };
             let mut mode = own.mode() & 0o777;
             let is_groups = own.gid() != NO_GROUP
@@ -228,7 +230,7 @@ mod tests {
                         let place = BootPlace::claim(&path, &|_| {}).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         let old = fs::read(&path).unwrap_or_default();
-                        place.replace(&[old, vec![1]].concat()).unwrap();
+                        place.replace(&[old, vec![1]].concat(), true).unwrap();
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
@@ -271,7 +273,7 @@ mod tests {
         let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
         let elsewhere = directory.path().join("elsewhere");
         let refused = || {
-            for error in [BootPlace::check(&path).err(), BootPlace::claim(&path, &|_| {}).err()] {
+            for error in [BootPlace::check(&path, false).err(), BootPlace::claim(&path, &|_| {}).err()] {
                 let message = error.expect("it was taken for a lock").to_string();
                 assert!(message.contains("no plain file"), "{message}");
             }
@@ -296,7 +298,7 @@ mod tests {
         let path = directory.path().join("app.boot");
         let place = BootPlace::claim(&path, &|_| {}).unwrap();
         assert_eq!(fs::metadata(&place.lock).unwrap().mode() & 0o177, 0);
-        BootPlace::check(&path).unwrap();
+        BootPlace::check(&path, false).unwrap();
     }
 
     #[test]
@@ -305,10 +307,10 @@ mod tests {
         let path = directory.path().join("app.boot");
         let place = BootPlace::claim(&path, &|_| {}).unwrap();
         let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
-        place.replace(b"one").unwrap();
+        place.replace(b"one", true).unwrap();
         assert_eq!(mode(), 0o600);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        place.replace(b"two").unwrap();
+        place.replace(b"two", true).unwrap();
         assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two"[..]));
     }
 }

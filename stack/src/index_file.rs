@@ -1,50 +1,82 @@
 //! Index files on disk: where they lie, who may read them, and that nobody ever sees half of one.
 
-use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use quell_boot::{BootImage, Filling};
-use quell_fs::{Error, ErrorKind, Kind, Result};
+use quell_fs::{Error, ErrorKind, Kind, Result, errno};
 use quell_index::{Image, format};
 
-/// `DIR.quell` beside the directory.
-pub fn default_index_path(directory: &Path) -> PathBuf {
-    let mut name = OsString::new();
-    name.push(directory.as_os_str());
-    // `dir/` is `dir`.
-    let trimmed = name.as_bytes().iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
-    let mut path = std::ffi::OsStr::from_bytes(&name.as_bytes()[..trimmed]).to_os_string();
-    path.push(".quell");
-    path.into()
+use crate::output::{INDEX, Output};
+
+/// `DIR.quell` beside the directory, whose path has no symbolic links; `None` for the root directory, beside which nothing lies.
+pub fn default_index_path(directory: &Path) -> Option<PathBuf> {
+    let mut name = directory.file_name()?.to_os_string();
+    name.push(".quell");
+    Some(directory.parent()?.join(name))
 }
 
 /// Reads and checks an index. It is read in one pass, not mapped: pages that are fetched one by one from
 /// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
 /// reader (docs/decisions/0002-read-not-map.md).
 pub fn load_index(path: &Path) -> Result<Image> {
-    load_index_from(open(path, "read index")?, path)
+    load_index_from(&open(path, READ_INDEX)?, path, |_| Ok(()))
 }
 
-/// The same of a file that is open already.
-pub fn load_index_from(file: File, path: &Path) -> Result<Image> {
-    let bytes = read_whole(file, path, "read index", format::FILE_BYTES_MAX)?;
-    Image::parse(bytes).map_err(|damage| damaged(path, "read index", damage))
+/// The same of a file that is open already. Its header is checked first; then `admit` is asked before memory is allocated
+/// for so many bytes.
+///
+/// Errors: `InvalidInput` for a file that does not begin as an index, `Damaged` for a damaged one, those of `admit`.
+pub fn load_index_from<E: From<Error>>(
+    file: &File,
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<Image, E> {
+    let length = regular_length(file, path, READ_INDEX)?;
+    let preamble = read_begin(file, path, READ_INDEX, length, format::PREAMBLE_BYTES)?;
+    if !Image::is_index(&preamble) {
+        let what = if length == 0 {
+            "the file is empty"
+        } else {
+            "the file is no index: it does not begin with QUELLIDX"
+        };
+        return Err(wrong_file(path, READ_INDEX, format!("at byte 0: {what}")).into());
+    }
+    Image::check_preamble(&preamble, length).map_err(|damage| damaged(path, READ_INDEX, damage))?;
+    admit(length)?;
+    let bytes = read_whole(file, path, READ_INDEX, length)?;
+    Ok(Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?)
 }
 
 /// Reads a boot image the same way, and checks all but its frames.
 pub fn load_boot(path: &Path) -> Result<BootImage> {
-    load_boot_from(open(path, "read boot image")?, path)
+    load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
 }
 
 /// The same of a file that is open already.
-pub fn load_boot_from(file: File, path: &Path) -> Result<BootImage> {
-    let bytes = read_whole(file, path, "read boot image", quell_boot::FILE_BYTES_MAX)?;
-    BootImage::parse(bytes).map_err(|damage| damaged(path, "read boot image", damage))
+pub fn load_boot_from<E: From<Error>>(
+    file: &File,
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<BootImage, E> {
+    let length = regular_length(file, path, READ_BOOT)?;
+    let header = read_begin(file, path, READ_BOOT, length, quell_boot::HEADER_BYTES)?;
+    if !begins_as_boot_image(&header) {
+        return Err(no_boot_image(path).into());
+    }
+    if let Some(header) = header.first_chunk() {
+        BootImage::tables_end(header, length).map_err(|e| damaged(path, READ_BOOT, e))?;
+        admit(length)?;
+    }
+    // What ends within the header is refused for that below.
+    let bytes = read_whole(file, path, READ_BOOT, length)?;
+    Ok(BootImage::parse(bytes).map_err(|damage| damaged(path, READ_BOOT, damage))?)
 }
+
+const READ_INDEX: &str = "read index";
+const READ_BOOT: &str = "read boot image";
 
 /// A boot image of which the tables were read and checked; its frames are still in the file.
 #[derive(Debug)]
@@ -61,18 +93,18 @@ impl OpenBoot {
         path: &Path,
         admit: impl FnOnce(u64) -> std::result::Result<(), E>,
     ) -> std::result::Result<OpenBoot, E> {
-        let operation = "read boot image";
+        let operation = READ_BOOT;
         let file = file.map_or_else(|| open(path, operation), Ok)?;
-        let failed = |e| Error::from_io(e, operation, path.as_os_str().as_bytes());
-        let length = file.metadata().map_err(failed)?.len();
-        let mut bytes = vec![0; length.min(quell_boot::HEADER_BYTES as u64) as usize];
-        file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+        let length = regular_length(&file, path, operation)?;
+        let mut bytes = read_begin(&file, path, operation, length, quell_boot::HEADER_BYTES)?;
+        if !begins_as_boot_image(&bytes) {
+            return Err(no_boot_image(path).into());
+        }
         if let Some(header) = bytes.first_chunk() {
             let end = BootImage::tables_end(header, length).map_err(|e| damaged(path, operation, e))?;
             let end = end.min(length);
             admit(end)?;
-            bytes.resize(end as usize, 0);
-            file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+            bytes = read_whole(&file, path, operation, end)?;
         }
         let image =
             BootImage::parse_tables(bytes, length).map_err(|damage| damaged(path, operation, damage))?;
@@ -98,33 +130,78 @@ fn damaged(
     }
 }
 
-fn open(path: &Path, operation: &'static str) -> Result<File> {
-    File::open(path).map_err(|e| Error::from_io(e, operation, path.as_os_str().as_bytes()))
+fn wrong_file(path: &Path, operation: &'static str, why: String) -> Error {
+    Error {
+        source: Some(Box::new(std::io::Error::other(why))),
+        ..Error::new(ErrorKind::InvalidInput, operation, path.as_os_str().as_bytes())
+    }
 }
 
-fn read_whole(mut file: File, path: &Path, operation: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
+/// An empty file, or one that ends within the magic number, is a damaged boot image.
+fn begins_as_boot_image(begin: &[u8]) -> bool {
+    begin.iter().zip(&quell_boot::MAGIC).all(|(found, due)| found == due)
+}
+
+fn no_boot_image(path: &Path) -> Error {
+    wrong_file(path, READ_BOOT, "at byte 0: this is not a boot image: it does not begin with QUELLBOO".into())
+}
+
+/// Opens a file for reading. A pipe is not waited for, a terminal does not become the controlling one.
+fn open(path: &Path, operation: &'static str) -> Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(file.into()),
+        Err(e) => Err(Error::from_io(e.into(), operation, path.as_os_str().as_bytes())),
+    }
+}
+
+/// The length of a regular file.
+fn regular_length(file: &File, path: &Path, operation: &'static str) -> Result<u64> {
     let subject = path.as_os_str().as_bytes();
-    let failed = |e| Error::from_io(e, operation, subject);
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(Error::new(ErrorKind::IsADirectory, operation, subject));
+    let metadata = file.metadata().map_err(|e| Error::from_io(e, operation, subject))?;
+    match (metadata.is_file(), metadata.is_dir()) {
+        (true, _) => Ok(metadata.len()),
+        (_, true) => Err(Error::new(ErrorKind::IsADirectory, operation, subject)),
+        _ => Err(wrong_file(path, operation, "at byte 0: it is not a regular file".into())),
     }
-    if metadata.len() > bytes_max {
-        let large =
-            std::io::Error::other(format!("{} bytes are more than any such file has", metadata.len()));
-        return Err(Error {
-            source: Some(Box::new(large)),
-            ..Error::new(ErrorKind::Damaged, operation, subject)
-        });
-    }
-    // Whoever had it before may have read it.
-    file.rewind().map_err(failed)?;
-    let mut bytes = Vec::with_capacity(metadata.len() as usize + 1);
-    Read::by_ref(&mut file).take(metadata.len() + 1).read_to_end(&mut bytes).map_err(failed)?;
+}
+
+/// The first bytes of a file of `length` bytes, `bytes_max` at most.
+fn read_begin(
+    file: &File,
+    path: &Path,
+    operation: &'static str,
+    length: u64,
+    bytes_max: usize,
+) -> Result<Vec<u8>> {
+    read_whole(file, path, operation, length.min(bytes_max as u64))
+}
+
+/// The first `length` bytes of a file, which has so many.
+fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) -> Result<Vec<u8>> {
+    let subject = path.as_os_str().as_bytes();
+    let mut bytes = Vec::new();
+    let no_memory = |_| {
+        let cause = std::io::Error::other(format!("{length} bytes of memory are not available"));
+        Error {
+            source: Some(Box::new(cause)),
+            ..Error::new(ErrorKind::Os(errno::ENOMEM), operation, subject)
+        }
+    };
+    let length_here = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(length_here).map_err(no_memory)?;
+    bytes.resize(length_here, 0);
+    file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            damaged(path, operation, std::io::Error::other("it is being changed"))
+        }
+        _ => Error::from_io(e, operation, subject),
+    })?;
     Ok(bytes)
 }
 
-/// Who may read an index: nobody who could not list every directory of the tree.
+/// Who may read an index: users who could list every directory of the tree and read the extended attributes of every file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readers {
     pub others: bool,
@@ -132,29 +209,39 @@ pub struct Readers {
     pub group: Option<u32>,
 }
 
-/// What the tree's own modes allow, `above` being the directories on the way to its root.
+/// What the tree's own modes allow, `above` being the directories on the way to its root. `user.*` attributes are readable for
+/// those who may read the file (xattr(7)), so a file that has some counts like a directory.
 pub fn readers_of(image: &Image, above: &Path) -> Readers {
     let mut others = !image.has_flag(format::FLAG_ACLS) && image.problem_count() == 0;
     let root_group = image.attributes(quell_index::ROOT).gid;
     let mut group = others;
-    for entry in (0..image.entries()).filter(|e| image.kind(*e) == Kind::Dir) {
+    let has_xattrs = image.has_flag(format::FLAG_XATTRS);
+    for entry in 0..image.entries() {
+        let is_dir = image.kind(entry) == Kind::Dir;
+        let has_private = || has_xattrs && image.xattrs(entry).any(|(name, _)| name.starts_with(b"user."));
+        if !is_dir && !has_private() {
+            continue;
+        }
+        let needed = if is_dir { 0o5 } else { 0o4 };
         let a = image.attributes(entry);
-        let open_to_others = a.permissions & 0o005 == 0o005;
+        // A file whose group has fewer rights than others keeps them from the members of the group.
+        let open_to_others = a.permissions & needed == needed && a.permissions & needed << 3 == needed << 3;
         others &= open_to_others;
-        group &= open_to_others || (a.gid == root_group && a.permissions & 0o050 == 0o050);
+        let open_to_group = a.gid == root_group && a.permissions & needed << 3 == needed << 3;
+        group &= open_to_others || open_to_group;
     }
     for directory in above.ancestors().skip(1) {
         let Ok(metadata) = fs::metadata(directory) else { continue };
-        let open_to_others = metadata.mode() & 0o001 != 0;
+        let open_to_others = metadata.mode() & 0o011 == 0o011;
         others &= open_to_others;
         group &= open_to_others || (metadata.gid() == root_group && metadata.mode() & 0o010 != 0);
     }
     Readers { others, group: group.then_some(root_group) }
 }
 
-/// Writes an index; see [`replace_file`].
-pub fn save_index(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
-    replace_file(path, bytes, |file| {
+/// Writes an index; see [`Output::replace`].
+pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, force: bool) -> Result<()> {
+    Output { path, format: INDEX, force }.replace(bytes, |file| {
         let mut mode = 0o600;
         if readers.others {
             mode |= 0o044;
@@ -170,50 +257,39 @@ pub fn save_index(path: &Path, bytes: &[u8], readers: Readers) -> Result<()> {
     })
 }
 
-/// Writes a file aside and puts it in place in one step: whoever reads sees the old one or the new one,
-/// whole, also when several write at once or this is interrupted. Until then it is its owner's alone, and
-/// `admit` says who may read it afterwards.
-pub fn replace_file(
-    path: &Path,
-    bytes: &[u8],
-    admit: impl FnOnce(&File) -> std::io::Result<()>,
-) -> Result<()> {
-    let failed = |e| Error::from_io(e, "write", path.as_os_str().as_bytes());
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let prefix = aside_prefix(path);
-    // Removed if it never comes to be put in place.
-    let mut builder = tempfile::Builder::new();
-    let mut aside = builder.prefix(&prefix).suffix(ASIDE).tempfile_in(directory).map_err(failed)?;
-    aside.write_all(bytes).map_err(failed)?;
-    admit(aside.as_file()).map_err(failed)?;
-    aside.as_file().sync_all().map_err(failed)?;
-    aside.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
-}
-
-/// The name of what is written aside for a file: this, some random letters, and `ASIDE`.
-pub(crate) fn aside_prefix(path: &Path) -> OsString {
-    let mut prefix = OsString::from(".");
-    prefix.push(path.file_name().unwrap_or_default());
-    prefix.push(".");
-    prefix
-}
-
-pub(crate) const ASIDE: &str = ".aside";
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_default_file_lies_beside_the_directory() {
-        for (directory, file) in [("/sw/env", "/sw/env.quell"), ("env/", "env.quell"), ("a/b//", "a/b.quell")]
+        for (directory, file) in
+            [("/sw/env", Some("/sw/env.quell")), ("/env", Some("/env.quell")), ("/", None)]
         {
-            assert_eq!(default_index_path(Path::new(directory)), Path::new(file));
+            assert_eq!(default_index_path(Path::new(directory)), file.map(PathBuf::from));
         }
+    }
+
+    #[test]
+    fn a_header_is_checked_before_memory_is_allocated() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sparse");
+        let length = 60 << 30;
+        let refused = |begin: &[u8]| {
+            fs::write(&path, begin).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+            let never = |_| -> Result<()> { panic!("memory was asked for") };
+            let file = File::open(&path).unwrap();
+            let index = load_index_from(&file, &path, never).map(drop).unwrap_err();
+            let boot = load_boot_from(&file, &path, never).map(drop).unwrap_err();
+            (index.kind, boot.kind)
+        };
+        assert_eq!(refused(b"#!/bin/sh\n"), (ErrorKind::InvalidInput, ErrorKind::InvalidInput));
+        assert_eq!(refused(b"QUELLIDX"), (ErrorKind::Damaged, ErrorKind::InvalidInput));
+        assert_eq!(refused(b"QUELLBOO"), (ErrorKind::InvalidInput, ErrorKind::Damaged));
+        let device = File::open("/dev/zero").unwrap();
+        let refused = load_index_from(&device, Path::new("/dev/zero"), |_| Ok::<_, Error>(())).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -56,6 +56,11 @@ pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
 }
 
+/// Whether a directory is a store.
+pub fn is_store(path: &Path) -> Result<bool> {
+    quell_log::is_store(&*root(path)?.dir)
+}
+
 /// Opens stores that are there already; nothing is written, so that they may be read-only.
 pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     let roots = roots(stores)?;

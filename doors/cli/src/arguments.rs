@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::trust;
 use crate::until::{self, Until};
 
 mod log;
@@ -81,6 +82,9 @@ pub struct IndexArgs {
     /// The file to write [default: DIR.quell beside the directory].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Replace FILE although it is not an index. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
     /// Bring the index PATH up to date, with the options that it was made with.
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub update: Option<Update>,
@@ -106,6 +110,10 @@ pub struct IndexArgs {
     /// Where the tree lies now, if not where it was indexed (with --update).
     #[arg(long, value_name = "DIR", requires = "update")]
     pub source: Option<PathBuf>,
+    /// Update an index of this user, too (a name or a number; may be given again). Without it an index is updated only if
+    /// it belongs to you, to root or to the owner of the tree, and other users may not write to it.
+    #[arg(long, value_name = "USER", requires = "update", value_parser = trust::user)]
+    pub trust_owner: Vec<u32>,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
@@ -246,6 +254,13 @@ pub struct RecordArgs {
     /// The boot image to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace FILE although it is not a boot image. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
+    /// Use indexes and boot images of this user, too (a name or a number; may be given again). Without it they are used only if they belong
+    /// to you, to root or to the owner of the tree, and other users may not write to them.
+    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    pub trust_owner: Vec<u32>,
     /// Join what is recorded with what the image has already, if there is one.
     #[arg(long)]
     pub merge: bool,
@@ -323,6 +338,13 @@ pub struct BootMergeArgs {
     /// The image to write; it may be one of those that are read.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace FILE although it is not a boot image. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
+    /// Join boot images of this user, too (a name or a number; may be given again). Without it they are joined only if they
+    /// belong to you or to root, and other users may not write to them: what is written belongs to you.
+    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    pub trust_owner: Vec<u32>,
     /// Keep only blocks that at least so many recordings read.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
@@ -355,6 +377,13 @@ pub struct BootQcow2Args {
     /// The qcow2 image to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
+    /// Replace FILE although it is not a qcow2 image. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
+    /// Use a boot image of this user, too (a name or a number; may be given again). Without it one is used only if it belongs
+    /// to you, to root or to the owner of the disk image, and other users may not write to it.
+    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    pub trust_owner: Vec<u32>,
     /// The disk image that was recorded [default: where it was then].
     #[arg(long, value_name = "DISK")]
     pub base: Option<PathBuf>,
@@ -385,6 +414,10 @@ pub struct CoverArgs {
     /// Refuse where it would otherwise run on the original directory.
     #[arg(long)]
     pub strict: bool,
+    /// Use indexes and boot images of this user, too (a name or a number; may be given again). Without it they are used only if they belong
+    /// to you, to root or to the owner of the tree, and other users may not write to them.
+    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    pub trust_owner: Vec<u32>,
     /// Give a private writable layer, in memory, that is thrown away.
     #[arg(long, conflicts_with = "writable")]
     pub scratch: bool,
@@ -485,6 +518,9 @@ pub struct MountArgs {
     /// Mount these stores as a file system in which many processes may write one file.
     #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
     pub log: Vec<PathBuf>,
+    /// Make a store of a directory that has files already. An empty directory becomes one without this.
+    #[arg(long, conflicts_with_all = FOR_VIEWS)]
+    pub init: bool,
     /// Mount what a quell.toml names as [[log]].
     #[arg(long, value_name = "FILE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "file", "mountpoint"])]
     pub config: Option<PathBuf>,
@@ -506,7 +542,8 @@ pub struct MountArgs {
 }
 
 /// What is for views of trees and disks, and not for stores.
-const FOR_VIEWS: [&str; 16] = [
+const FOR_VIEWS: [&str; 17] = [
+    "trust_owner",
     "image",
     "image_format",
     "boot",
@@ -632,6 +669,9 @@ pub struct StatsArgs {
     /// Write the counters to FILE in Prometheus' text format (`-`: print them).
     #[arg(long, value_name = "FILE")]
     pub prometheus: Option<PathBuf>,
+    /// Replace FILE although it is not one that this command wrote. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Measure, gently, how many metadata operations a second a file system sustains.
@@ -670,6 +710,9 @@ pub struct ProbeArgs {
     /// Write the result to FILE as JSON, for `quell profile --capacity`.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
+    /// Replace FILE although it is not the result of a probe. A link, device or directory is never replaced.
+    #[arg(long)]
+    pub force: bool,
     /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
@@ -704,6 +747,10 @@ pub struct ProfileArgs {
     /// The directory to write to [default: quell-profile, or the next free quell-profile.N].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Write to DIR although it has files that are not of a report. Those of the names above are replaced, links and devices
+    /// never.
+    #[arg(long, requires = "output")]
+    pub force: bool,
     /// Read existing traces of `strace -f -ttt -y` instead (also one for each rank, and those of `strace -ff`).
     #[arg(long, value_name = "TRACE", num_args = 1.., conflicts_with = "command")]
     pub import: Vec<PathBuf>,

@@ -1,13 +1,16 @@
 //! quell.toml: which trees to cover with which index, which stores to mount where. Written by `quell profile`, read by
 //! `quell run --config` and `quell mount --config`; docs/formats/config.md.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use quell_stack::{Trusted, TrustedUse};
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::IndexWay;
 use crate::failure::Failure;
-use crate::inputs::shown;
+use crate::inputs::{Named, shown};
+use crate::trust;
 
 /// Nobody writes more by hand; a larger file is another one.
 const BYTES_MAX: u64 = 1 << 20;
@@ -43,8 +46,8 @@ pub struct LogConfig {
 
 impl Config {
     /// For `quell run`.
-    pub fn read_trees(file: &Path) -> Result<Vec<TreeConfig>, Failure> {
-        let trees = Config::read(file)?.trees;
+    pub fn read_trees(file: &Path, trust_owners: &[u32]) -> Result<Vec<TreeConfig>, Failure> {
+        let trees = Config::read(file, trust_owners)?.trees;
         match trees.is_empty() {
             true => Err(Failure::wrong_input(format!("{}: it names no [[tree]]", shown(file)))),
             false => Ok(trees),
@@ -52,21 +55,24 @@ impl Config {
     }
 
     /// For `quell mount`.
-    pub fn read_logs(file: &Path) -> Result<Vec<LogConfig>, Failure> {
-        let logs = Config::read(file)?.logs;
+    pub fn read_logs(file: &Path, trust_owners: &[u32]) -> Result<Vec<LogConfig>, Failure> {
+        let logs = Config::read(file, trust_owners)?.logs;
         match logs.is_empty() {
             true => Err(Failure::wrong_input(format!("{}: it names no [[log]]", shown(file)))),
             false => Ok(logs),
         }
     }
 
-    fn read(file: &Path) -> Result<Config, Failure> {
+    fn read(file: &Path, trust_owners: &[u32]) -> Result<Config, Failure> {
         let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(file)));
-        let metadata = std::fs::metadata(file).map_err(|e| wrong(&e))?;
-        if metadata.len() > BYTES_MAX {
-            return Err(wrong(&format!("{} bytes are no quell.toml", metadata.len())));
+        let opened = Named::open(file)?.file;
+        let trusted = Trusted::by_caller(trust_owners);
+        trust::check(&trusted, &opened, file, TrustedUse::Configuration, None)?;
+        let mut text = String::new();
+        let length = opened.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| wrong(&e))?;
+        if length as u64 > BYTES_MAX {
+            return Err(wrong(&format!("more than {BYTES_MAX} bytes are no quell.toml")));
         }
-        let text = std::fs::read_to_string(file).map_err(|e| wrong(&e))?;
         let mut config: Config = toml::from_str(&text).map_err(|e| wrong(&e.to_string().trim_end()))?;
         let directory = file.parent().unwrap_or(Path::new(""));
         let paths = config.trees.iter().map(|tree| &tree.path).chain(config.logs.iter().map(|log| &log.path));
@@ -110,7 +116,7 @@ mod tests {
             logs: Vec::new(),
         };
         std::fs::write(&file, config.text().unwrap()).unwrap();
-        let read = Config::read_trees(&file).unwrap();
+        let read = Config::read_trees(&file, &[]).unwrap();
         assert_eq!(read, [TreeConfig { path, index: directory.path().join("b.quell") }]);
     }
 
@@ -127,7 +133,7 @@ mod tests {
             ("[[log]]\npath = '/a'\nstores = ['/b']\n", "no [[tree]]"),
         ] {
             std::fs::write(&file, text).unwrap();
-            let error = Config::read_trees(&file).unwrap_err().to_string();
+            let error = Config::read_trees(&file, &[]).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("quell.toml"), "{text}: {error}");
         }
     }
@@ -141,7 +147,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let stores = vec![PathBuf::from("/b"), directory.path().join("c")];
         let index = Some(IndexWay::FlattenLater);
-        assert_eq!(Config::read_logs(&file).unwrap(), [LogConfig { path: "/a".into(), stores, index }]);
+        assert_eq!(Config::read_logs(&file, &[]).unwrap(), [LogConfig { path: "/a".into(), stores, index }]);
         for (text, words) in [
             ("[[tree]]\npath = '/t'\nindex = 'i'\n", "no [[log]]"),
             ("[[log]]\npath = '/a'\nstores = []\n", "/a has no stores"),
@@ -151,7 +157,7 @@ mod tests {
             ("[[log]]\npath = '/a'\nstores = ['/b']\nbuffer = 1\n", "unknown field `buffer`"),
         ] {
             std::fs::write(&file, text).unwrap();
-            let error = Config::read_logs(&file).unwrap_err().to_string();
+            let error = Config::read_logs(&file, &[]).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("quell.toml"), "{text}: {error}");
         }
     }

@@ -14,14 +14,24 @@ use quell_fs::Result;
 use quell_index::{BuildOptions, Image, Progress, Tree, Trust};
 
 use crate::failure::Failure;
-use crate::progress;
+use crate::{memory, progress};
 
-/// A path as people read it; bytes that are not text are shown escaped.
+/// A path as people read it, on one line; control characters and bytes that are not text are shown escaped.
 pub fn shown(path: impl AsRef<Path>) -> String {
+    quell_fs::printable(path.as_ref().as_os_str().as_bytes())
+}
+
+/// A path as a string for JSON, which escapes control characters itself. Bytes that are not text are escaped.
+pub fn text_of(path: impl AsRef<Path>) -> String {
     match path.as_ref().to_str() {
         Some(text) => text.into(),
         None => path.as_ref().as_os_str().as_bytes().escape_ascii().to_string(),
     }
+}
+
+/// The bytes of a path within an index, likewise.
+pub fn text_of_bytes(path: &[u8]) -> String {
+    text_of(OsStr::from_bytes(path))
 }
 
 /// The bytes of a path within an index, likewise.
@@ -47,10 +57,16 @@ impl Named {
     pub fn open(path: &Path) -> std::result::Result<Named, Failure> {
         let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
         // A pipe must not wait for somebody to write.
-        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+        let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+        let file =
+            File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path).map_err(failed)?;
         let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(failed)?;
         Ok(Named { path, file })
+    }
+
+    /// The index in the file.
+    pub fn index(&self) -> std::result::Result<Image, Failure> {
+        memory::load_index(&self.file, &self.path)
     }
 
     pub fn is_dir(&self) -> bool {

@@ -1,5 +1,7 @@
 //! The command line: reads what was asked, has the layers and doors do it, says how it went.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod arguments;
 mod commands;
 mod config;
@@ -10,6 +12,7 @@ mod inputs;
 mod memory;
 mod mounts;
 mod notices;
+mod output;
 mod plan;
 mod progress;
 mod runtime;
@@ -17,6 +20,7 @@ mod streams;
 mod tap;
 mod tracer;
 mod traces;
+mod trust;
 mod until;
 mod views;
 mod whole_check;
@@ -27,10 +31,13 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::arguments::{Arguments, Command};
+use crate::output::errln;
 
 fn main() -> ExitCode {
-    end_quietly_without_a_reader();
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(e) => return explained(&e),
+    };
     let quiet = arguments.quiet;
     let result = match arguments.command {
         Command::Index(args) => commands::index::run(args, quiet, commands::index::Voice::Result),
@@ -50,25 +57,35 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(args),
         Command::Holder(args) => commands::holder::run(args, quiet),
     };
-    match result {
+    ended(result)
+}
+
+/// A wrong command line, or the help that was asked for.
+fn explained(error: &clap::Error) -> ExitCode {
+    let text = error.render();
+    if error.use_stderr() {
+        // Arguments are repeated in it, which may be names of files.
+        errln!("{}", text.to_string().trim_end());
+        return ExitCode::from(failure::WRONG_INPUT);
+    }
+    match output::is_terminal() {
+        true => output::print_coloured(&text.ansi().to_string()),
+        false => output::print(format_args!("{text}")),
+    }
+    ended(Ok(ExitCode::SUCCESS))
+}
+
+/// A failure of the command says more than that of its output.
+fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
+    let printed = output::finish();
+    match result.and_then(|code| printed.map(|()| code)) {
         Ok(code) => code,
         Err(failure) => {
-            eprintln!("quell: {failure}");
+            let message = failure.to_string();
+            if !message.is_empty() {
+                errln!("quell: {message}");
+            }
             failure.exit_code()
         }
     }
-}
-
-/// `quell show -r FILE | head`: a reader that has gone is no reason to complain. Rust ignores SIGPIPE and has
-/// `println!` panic instead.
-fn end_quietly_without_a_reader() {
-    let complain = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let message = panic.payload().downcast_ref::<String>();
-        if message.is_some_and(|m| m.starts_with("failed printing to stdout") && m.contains("os error 32")) {
-            // As a shell shows a program that SIGPIPE ended.
-            std::process::exit(141);
-        }
-        complain(panic);
-    }));
 }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use quell_boot::BootImage;
+use quell_index::Image;
 
 use crate::failure::Failure;
 use crate::inputs::shown;
@@ -47,18 +48,22 @@ impl Allowed {
     }
 }
 
-/// Reads a boot image, unless its file alone is too large. `opened`: the file, where somebody has opened it.
-pub fn load_boot(path: &Path, opened: Option<File>, allowed: &Allowed) -> Result<BootImage, Failure> {
-    let found = match &opened {
-        Some(file) => file.metadata(),
-        None => fs::metadata(path),
-    };
-    if let Ok(found) = found {
-        allowed.fits(path, "at least ", found.len())?;
-    }
-    Ok(match opened {
-        Some(file) => quell_stack::load_boot_from(file, path)?,
-        None => quell_stack::load_boot(path)?,
+/// Reads a boot image, unless its file alone is too large.
+pub fn load_boot(file: &File, path: &Path, allowed: &Allowed) -> Result<BootImage, Failure> {
+    quell_stack::load_boot_from(file, path, |bytes| allowed.fits(path, "at least ", bytes))
+}
+
+/// Reads an index, unless it is larger than the memory that is available.
+pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
+    quell_stack::load_index_from(file, path, |bytes| match available() {
+        Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
+            "{} takes {} MiB of memory, and {} are available {}",
+            shown(path),
+            bytes.div_ceil(1 << 20),
+            available.bytes >> 20,
+            available.place
+        ))),
+        _ => Ok(()),
     })
 }
 

@@ -123,7 +123,7 @@ mod tests {
     fn a_refusal_is_remembered_for_a_short_time_and_by_its_key_alone() {
         let directory = directory("refused");
         assert!(recall(&directory, "view-1").is_none());
-        remember(&directory, "view-1", &Refusal { code: 3, message: "old".into() });
+        remember(&directory, "view-1", &Refusal { code: 3, message: "old".into(), is_final: false });
         let again = recall(&directory, "view-1").unwrap();
         assert_eq!((again.code, again.message.as_str()), (3, "old"));
         assert!(recall(&directory, "view-2").is_none());

@@ -2,13 +2,15 @@
 //! Travels as JSON over a socket pair between two processes of one program.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use quell_index::OnChange;
+use quell_stack::Trusted;
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, IndexWay, OnChangeArg, ViewArg};
 use crate::failure::Failure;
+use crate::inputs::shown;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
@@ -33,6 +35,8 @@ pub struct Plan {
     /// Looks per second while the tree is covered.
     pub recheck: f64,
     pub strict: bool,
+    /// Users whose indexes and boot images are used, besides the caller, root and the owner of a tree.
+    pub trust_owners: Vec<u32>,
     pub writes: Writes,
     pub on_change: OnChangeArg,
     /// What root asks for, as `--suid` and `--dev`.
@@ -51,6 +55,8 @@ pub struct RecordingPlan {
     /// The boot image to write.
     pub output: PathBuf,
     pub merge: bool,
+    /// Replace any regular file.
+    pub force: bool,
     pub min_runs: u32,
     pub budget_mib: Option<u64>,
     /// A pipe in the runtime directory on which `quell record` waits for a line of `Begun` and one of `Recorded`.
@@ -106,6 +112,8 @@ pub struct TreePlan {
     pub index: PathBuf,
     pub source: Option<PathBuf>,
     pub at: Option<PathBuf>,
+    /// The directory that the user named, without symbolic links: the index must be one of it.
+    pub named: Option<PathBuf>,
 }
 
 /// A disk image of virtual machines.
@@ -154,6 +162,7 @@ impl Plan {
             check: cover.check,
             recheck: cover.recheck,
             strict: cover.strict,
+            trust_owners: cover.trust_owner.clone(),
             writes: match (&cover.writable, cover.scratch) {
                 (Some(directory), _) => Writes::Kept(directory.clone()),
                 (None, true) => Writes::Scratch,
@@ -167,6 +176,26 @@ impl Plan {
             quiet,
             creator: std::process::id() as i32,
         }
+    }
+
+    /// Names the writable layer by a path without symbolic links. It need not exist yet.
+    pub fn resolve_writable(&mut self) -> Result<(), Failure> {
+        let Writes::Kept(directory) = &mut self.writes else { return Ok(()) };
+        let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(&*directory)));
+        let named = std::path::absolute(&*directory).map_err(|e| wrong(&e))?;
+        let existing = named.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(&named);
+        let missing = named.strip_prefix(existing).unwrap_or(Path::new(""));
+        if missing.components().any(|part| !matches!(part, Component::Normal(_))) {
+            return Err(wrong(&"it does not exist"));
+        }
+        let existing = existing.canonicalize().map_err(|e| wrong(&e))?;
+        *directory = existing.join(missing).components().collect();
+        Ok(())
+    }
+
+    /// Whose files are used.
+    pub fn trusted(&self) -> Trusted {
+        Trusted::by_caller(&self.trust_owners)
     }
 
     /// What the index layer does when it opens a file that changed.
@@ -215,6 +244,21 @@ pub struct Answer {
 pub struct Refusal {
     pub code: u8,
     pub message: String,
+    /// No program is run on the original directory.
+    pub is_final: bool,
+}
+
+impl From<&Failure> for Refusal {
+    fn from(failure: &Failure) -> Refusal {
+        Refusal { code: failure.code(), message: failure.to_string(), is_final: failure.is_final() }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        let failure = Failure::of_code(refusal.code, refusal.message);
+        if refusal.is_final { failure.and_final() } else { failure }
+    }
 }
 
 /// What a holder tells those who ask.

@@ -1,5 +1,6 @@
 //! Progress on a terminal, plain lines in a log, nothing when asked to be quiet.
 
+use crate::output::errln;
 use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -67,7 +68,7 @@ pub fn watch_line<T: Send>(
                 bar.set_message(line(begun.elapsed()));
                 bar.tick();
             } else if !quiet && begun.elapsed() > next_line {
-                eprintln!("quell: {}", line(begun.elapsed()));
+                errln!("quell: {}", line(begun.elapsed()));
                 next_line += LOG_INTERVAL;
             }
         }

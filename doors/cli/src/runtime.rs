@@ -30,31 +30,72 @@ const JOB_VARIABLES: [&[&str]; 10] = [
     &["JOB_ID", "SGE_TASK_ID"],
 ];
 
-/// A directory that only this user may enter: `$QUELL_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/quell` or
-/// `/tmp/quell-UID`.
+/// Directories in /tmp that are tried: another user may have made some of them.
+const SHARED_DIRECTORIES_MAX: u32 = 16;
+
+/// A directory that only this user may enter: `$QUELL_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/quell`, for root `/run/quell`, or
+/// `/tmp/quell-UID`. Where that is another user's it is the first of `/tmp/quell-UID-1`, `-2`, ... that exists and belongs to this
+/// user, or the first that can be made: all processes of a user find the same one.
 pub fn directory() -> Result<PathBuf, Failure> {
     let uid = rustix::process::geteuid().as_raw();
     let own = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
     let session = own("XDG_RUNTIME_DIR")
         .filter(|path| std::fs::metadata(path).is_ok_and(|m| m.uid() == uid))
         .map(|path| path.join("quell"));
-    let path = own("QUELL_RUNTIME_DIR").or(session).unwrap_or_else(|| format!("/tmp/quell-{uid}").into());
-    match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-            return Err(Failure::cannot(format!("{}: {e}", shown(&path))));
+    match own("QUELL_RUNTIME_DIR").or(session) {
+        Some(path) => {
+            make_private(&path).map_err(|e| Failure::cannot(format!("{}: {e}", shown(&path))))?;
+            match is_private(&path, uid) {
+                true => Ok(path),
+                false => Err(Failure::cannot(format!(
+                    "{} must be a directory that is yours alone (mode 700); set QUELL_RUNTIME_DIR to another",
+                    shown(&path)
+                ))),
+            }
         }
-        _ => {}
+        None => shared_directory(uid, Path::new("/run"), Path::new("/tmp")),
     }
-    // Somebody else may have made it first, or put a link there.
-    let found =
-        std::fs::symlink_metadata(&path).map_err(|e| Failure::cannot(format!("{}: {e}", shown(&path))))?;
-    if !found.is_dir() || found.uid() != uid || found.mode() & 0o077 != 0 {
-        return Err(Failure::cannot(format!(
-            "{} must be a directory that is yours alone (mode 700); set QUELL_RUNTIME_DIR to another",
-            shown(&path)
-        )));
+}
+
+/// `run`: where root alone may make directories; `shared`: where every user may.
+fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Failure> {
+    let numbered = (0..SHARED_DIRECTORIES_MAX).map(|number| match number {
+        0 => shared.join(format!("quell-{uid}")),
+        number => shared.join(format!("quell-{uid}-{number}")),
+    });
+    let of_root = (uid == 0).then(|| run.join("quell"));
+    let paths: Vec<PathBuf> = of_root.into_iter().chain(numbered).collect();
+    if let Some(found) = paths.iter().find(|path| is_private(path, uid)) {
+        return Ok(found.clone());
     }
-    Ok(path)
+    let mut reason = String::new();
+    for path in &paths {
+        match make_private(path) {
+            // Another process of this user may have made it meanwhile.
+            Ok(()) if is_private(path, uid) => return Ok(path.clone()),
+            Ok(()) => reason = "is not a directory of yours with mode 700".into(),
+            Err(e) => reason = e.to_string(),
+        }
+    }
+    let last = paths.last().expect("there are several");
+    Err(Failure::cannot(format!(
+        "{} and all before it cannot be used ({reason}); set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+        shown(last)
+    )))
+}
+
+/// No error if there is something of that name.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Another user may have made it, or put a link there.
+fn is_private(path: &Path, uid: u32) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    found.is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
 }
 
 /// A named pipe of this process in the directory above, whose other end some process of ours opens later. Removed when
@@ -204,6 +245,34 @@ pub fn keys(directory: &Path) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_that_another_user_occupies_is_passed_over() {
+        use std::os::unix::fs::PermissionsExt;
+        let (run, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let uid = rustix::process::geteuid().as_raw();
+        let find = |run: &Path| shared_directory(uid, run, shared.path());
+        // As if another user had made them: a mode that is not private, a link, a file.
+        let name = |number: &str| shared.path().join(format!("quell-{uid}{number}"));
+        std::fs::create_dir(name("")).unwrap();
+        std::fs::set_permissions(name(""), std::fs::Permissions::from_mode(0o777)).unwrap();
+        std::os::unix::fs::symlink(run.path(), name("-1")).unwrap();
+        std::fs::write(name("-2"), "").unwrap();
+        let none = Path::new("/nonexistent");
+        assert_eq!(find(none).unwrap(), name("-3"));
+        // Once made it is found, though another could be made now.
+        std::fs::remove_file(name("-1")).unwrap();
+        assert_eq!(find(none).unwrap(), name("-3"));
+        for number in 1..SHARED_DIRECTORIES_MAX {
+            let path = name(&format!("-{number}"));
+            let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path));
+            std::fs::write(path, "").unwrap();
+        }
+        let failure = find(none).unwrap_err().to_string();
+        assert!(failure.contains("QUELL_RUNTIME_DIR"), "{failure}");
+        let of_root = shared_directory(0, run.path(), shared.path());
+        assert_eq!(of_root.is_ok(), uid == 0, "{of_root:?}");
+    }
 
     #[test]
     fn a_pipe_that_nobody_reads_is_not_waited_for() {

@@ -2,7 +2,7 @@
 //! the output of `quell mount` reads until the last process has closed the stream.
 
 use std::fs::File;
-use std::io::{Result, Write};
+use std::io::Result;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -82,5 +82,5 @@ pub fn say(message: &str) {
     if !rustix::event::poll(&mut watched, Some(&WRITE_TIMEOUT)).is_ok_and(|ready| ready > 0) {
         return;
     }
-    let _ = writeln!(std::io::stderr(), "quell: {message}");
+    crate::output::report_line(format_args!("quell: {message}"));
 }

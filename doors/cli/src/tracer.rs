@@ -21,6 +21,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::failure::Failure;
 use crate::inputs::shown;
+use crate::output::outln;
 use crate::runtime::Pipe;
 
 /// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
@@ -300,6 +301,6 @@ pub fn calibrate(calls: u32) -> ExitCode {
         timed(&mut || _ = file.as_ref().map(rustix::fs::fstat));
         timed(&mut || drop(file.take()));
     }
-    println!("{}", spent.as_nanos());
+    outln!("{}", spent.as_nanos());
     ExitCode::SUCCESS
 }

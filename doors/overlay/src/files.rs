@@ -10,17 +10,27 @@ use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree, unmount};
 
 use crate::mount::{attach, attach_to};
 
+/// A file of a mount and the file that it is put over.
+#[derive(Debug, Clone)]
+pub struct FilePart {
+    /// In the root of the mount.
+    pub name: String,
+    pub path: PathBuf,
+    /// Device and inode number of the file that must be there.
+    pub original: (u64, u64),
+}
+
 /// Puts the file of each name in the root of a detached mount over the file at the path beside it, in the caller's own
 /// mount namespace. The mount lies on the directory `aside` for a moment: before Linux 6.15 no part is taken of a
 /// mount that is attached nowhere.
-pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[(String, PathBuf)]) -> Result<()> {
-    attach(mount, aside)?;
-    let parts = files.iter().map(|(name, path)| Ok((part(&aside.join(name))?, path)));
+pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[FilePart]) -> Result<()> {
+    attach(mount, aside, None)?;
+    let parts = files.iter().map(|file| Ok((part(&aside.join(&file.name))?, file)));
     let parts: Result<Vec<_>> = parts.collect();
     unmount(aside, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
         .map_err(|e| Error::from_io(e.into(), "take the view away from", aside.as_os_str().as_bytes()))?;
-    for (part, path) in parts? {
-        attach_to(&part, path, OFlags::empty())?;
+    for (part, FilePart { path, original, .. }) in parts? {
+        attach_to(&part, path, OFlags::empty(), Some(*original))?;
     }
     Ok(())
 }

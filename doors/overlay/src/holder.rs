@@ -29,6 +29,7 @@ use std::io::{IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -133,7 +134,7 @@ fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option
     let path = directory.join(format!("{key}.lock"));
     let failed = |e| Error::from_io(e, "lock", path.as_os_str().as_bytes());
     loop {
-        let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+        let file = File::options().create(true).append(true).mode(0o600).open(&path).map_err(failed)?;
         match rustix::fs::flock(&file, operation) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -444,6 +445,8 @@ impl Holder {
         let failed = |e| Error::from_io(e, "open socket", path.as_os_str().as_bytes());
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(failed)?;
+        // The directory keeps other users out.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(Holder {
             directory: directory.into(),

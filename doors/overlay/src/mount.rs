@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use quell_fs::{Error, Result};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use quell_fs::{Error, ErrorKind, Result};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, fsconfig_create, fsconfig_set_fd,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
@@ -168,15 +168,47 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 
 /// Puts a detached mount over the directory `path`. No part of the path may be a symbolic link: another user who owns one
 /// of its directories could put one there that leads anywhere. Linux 5.6.
-pub fn attach(mount: &OwnedFd, path: &Path) -> Result<()> {
-    attach_to(mount, path, OFlags::DIRECTORY)
+///
+/// `original`: device and inode number of the directory that must be there: another one may have been moved to its path.
+pub fn attach(mount: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
+    attach_to(mount, path, OFlags::DIRECTORY, original)
 }
 
 /// `kind`: the flag that says what `path` must be.
-pub(crate) fn attach_to(mount: &OwnedFd, path: &Path, kind: OFlags) -> Result<()> {
+pub(crate) fn attach_to(
+    mount: &OwnedFd,
+    path: &Path,
+    kind: OFlags,
+    original: Option<(u64, u64)>,
+) -> Result<()> {
     let flags = kind | OFlags::PATH | OFlags::CLOEXEC;
     let target = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
         .map_err(|e| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes()))?;
+    check_original(&target, path, original)?;
+    move_over(mount, &target, path)
+}
+
+/// The same for a path below the root of a mount that is attached already; no symbolic link is followed.
+pub fn attach_below(mount: &OwnedFd, around: &OwnedFd, path: &Path) -> Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let target = openat2(around, path, flags, Mode::empty(), resolve)
+        .map_err(|e| Error::from_io(e.into(), "cover", path.as_os_str().as_bytes()))?;
+    move_over(mount, &target, path)
+}
+
+fn check_original(target: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
+    let Some(original) = original else { return Ok(()) };
+    let subject = path.as_os_str().as_bytes();
+    let found = rustix::fs::fstat(target).map_err(|e| Error::from_io(e.into(), "cover", subject))?;
+    if (found.st_dev, found.st_ino) == original {
+        return Ok(());
+    }
+    let cause = std::io::Error::other("another file or directory has this path than when it was opened");
+    Err(Error { source: Some(Box::new(cause)), ..Error::new(ErrorKind::PermissionDenied, "cover", subject) })
+}
+
+fn move_over(mount: &OwnedFd, target: &OwnedFd, path: &Path) -> Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     move_mount(mount.as_fd(), OsStr::new(""), target.as_fd(), OsStr::new(""), flags)
         .map_err(|e| Error::from_io(e.into(), "attach the view to", path.as_os_str().as_bytes()))

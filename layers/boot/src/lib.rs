@@ -20,7 +20,7 @@ mod recording;
 pub use disks::{DiskFile, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
 pub use filling::{Filling, ReadFrame};
-pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, ZEROS};
+pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
 #[doc(hidden)]
 pub use image::reseal;

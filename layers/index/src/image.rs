@@ -116,15 +116,25 @@ impl Image {
         Ok(image)
     }
 
-    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, Damage> {
-        if bytes.is_empty() {
+    /// Whether a file that begins with these bytes claims to be an index.
+    pub fn is_index(begin: &[u8]) -> bool {
+        begin.starts_with(&format::MAGIC)
+    }
+
+    /// Checks the header and section table at the beginning of a file of `length` bytes, before memory is allocated for
+    /// the rest: the file has the size that the header says, and the sections fill it without gaps.
+    pub fn check_preamble(preamble: &[u8], length: u64) -> Result<(), Damage> {
+        if length == 0 {
             return damage("file", 0, "the file is empty");
         }
-        if bytes.len() < 16 || bytes[..8] != format::MAGIC {
+        if !Image::is_index(preamble) {
             return damage("header", 0, "this is no index (it does not begin with QUELLIDX)");
         }
-        let version = u32_at(&bytes, 8);
-        let Some(preamble) = format::preamble_bytes(version) else {
+        if preamble.len() < 16 {
+            return damage("header", preamble.len(), "the file ends within the header");
+        }
+        let version = u32_at(preamble, 8);
+        let Some(preamble_bytes) = format::preamble_bytes(version) else {
             let known = format::VERSION;
             return damage(
                 "header",
@@ -132,71 +142,87 @@ impl Image {
                 format!("format version {version}, but this program reads versions 1 to {known}"),
             );
         };
-        if bytes.len() < preamble || u32_at(&bytes, 12) as usize != preamble {
-            return damage("header", 12, format!("the header is not {preamble} bytes long"));
+        if preamble.len() < preamble_bytes || u32_at(preamble, 12) as usize != preamble_bytes {
+            return damage("header", 12, format!("the header is not {preamble_bytes} bytes long"));
         }
-        if u64_at(&bytes, format::HEADER_CHECKSUM_AT) != header_checksum(&bytes) {
+        if u64_at(preamble, format::HEADER_CHECKSUM_AT) != header_checksum(preamble) {
             return damage("header", format::HEADER_CHECKSUM_AT, "checksum does not match");
         }
-        let file_bytes = u64_at(&bytes, 40);
-        if file_bytes != bytes.len() as u64 {
-            let found = bytes.len();
-            return damage("file", found, format!("{found} bytes, but the header says {file_bytes}"));
+        let file_bytes = u64_at(preamble, 40);
+        if file_bytes != length {
+            return damage(
+                "file",
+                length as usize,
+                format!("{length} bytes, but the header says {file_bytes}"),
+            );
         }
-        let entries = u64_at(&bytes, 48);
-        let directories = u64_at(&bytes, 56);
+        let entries = u64_at(preamble, 48);
+        let directories = u64_at(preamble, 56);
         if entries == 0 || entries > format::ENTRIES_MAX || directories == 0 || directories > entries {
             return damage("header", 48, format!("{entries} entries with {directories} directories"));
         }
-        let flags = u64_at(&bytes, 64);
+        let flags = u64_at(preamble, 64);
         if flags & !format::FLAGS_KNOWN != 0 {
             return damage("header", 64, format!("unknown flags {flags:#x}"));
         }
-        let block_granule = u64_at(&bytes, 80);
+        let block_granule = u64_at(preamble, 80);
         let legal = block_granule == 0
             || (block_granule.is_power_of_two()
                 && (512..=format::BLOCK_GRANULE_MAX).contains(&block_granule));
         if !legal {
             return damage("header", 80, format!("block granule of {block_granule} bytes"));
         }
+        let mut end_before = u64::from(u32_at(preamble, 12));
+        for (i, section) in format::sections(version).iter().copied().enumerate() {
+            let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
+            let title = section.title();
+            let width = u32_at(preamble, row + 4);
+            let (start, bytes) = (u64_at(preamble, row + 16), u64_at(preamble, row + 24));
+            if u32_at(preamble, row) != section as u32 || width > 8 {
+                return damage("header", row, format!("not the table's row for {title}"));
+            }
+            let end = start.checked_add(bytes).filter(|end| *end <= length);
+            let (Some(end), true) = (end, start == end_before.next_multiple_of(8)) else {
+                return damage("header", row + 16, format!("{title} does not lie in its place in the file"));
+            };
+            if section.is_column() && bytes != entries * u64::from(width) {
+                return damage(title, 0, "not one value for each entry");
+            }
+            end_before = end;
+        }
+        if end_before.next_multiple_of(8) != length {
+            return damage("file", end_before as usize, "more bytes follow the last section");
+        }
+        Ok(())
+    }
+
+    fn parse_preamble(bytes: Vec<u8>) -> Result<Image, Damage> {
+        Image::check_preamble(&bytes, bytes.len() as u64)?;
         Ok(Image {
-            bytes,
             sections: Default::default(),
             columns: Default::default(),
-            entries: entries as u32,
-            directories: directories as u32,
-            flags,
-            block_granule,
+            entries: u64_at(&bytes, 48) as u32,
+            directories: u64_at(&bytes, 56) as u32,
+            flags: u64_at(&bytes, 64),
+            block_granule: u64_at(&bytes, 80),
+            bytes,
         })
     }
 
+    /// The table was checked with the header.
     fn check_sections(&mut self) -> Result<(), Damage> {
-        let mut end_before = u32_at(&self.bytes, 12) as usize;
         for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
             let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
-            let title = section.title();
-            let width = u32_at(&self.bytes, row + 4) as usize;
-            let start = u64_at(&self.bytes, row + 16);
-            let length = u64_at(&self.bytes, row + 24);
-            if u32_at(&self.bytes, row) != section as u32 || width > 8 {
-                return damage("header", row, format!("not the table's row for {title}"));
-            }
-            let end = start.checked_add(length).filter(|end| *end <= self.bytes.len() as u64);
-            let (Some(end), true) = (end, start.is_multiple_of(8) && start >= end_before as u64) else {
-                return damage("header", row + 16, format!("{title} does not lie within the file"));
-            };
-            let range = start as usize..end as usize;
+            let (start, length) = (u64_at(&self.bytes, row + 16), u64_at(&self.bytes, row + 24));
+            let range = start as usize..(start + length) as usize;
             if xxh3_64(&self.bytes[range.clone()]) != u64_at(&self.bytes, row + 32) {
-                return damage(title, 0, "checksum does not match");
+                return damage(section.title(), 0, "checksum does not match");
             }
             if section.is_column() {
-                if range.len() as u64 != u64::from(self.entries) * width as u64 {
-                    return damage(title, 0, "not one value for each entry");
-                }
+                let width = u32_at(&self.bytes, row + 4) as usize;
                 let base = u64_at(&self.bytes, row + 8) as i64;
                 self.columns[i] = Column { width, base, start: range.start };
             }
-            end_before = range.end;
             self.sections[i] = range;
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! `quell boot`: looks inside boot images, checks, joins and unpacks them.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,12 +10,15 @@ use indicatif::HumanBytes;
 use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, disk_place};
 use quell_fs::{Attributes, FileSystem, resolve};
 use quell_index::{OnChange, Rules};
+use quell_stack::{Trusted, TrustedUse};
 use serde_json::json;
 
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Named, real_path, root_of, shown, shown_bytes, text_of_bytes};
+use crate::output::outln;
 use crate::runtime::processors;
+use crate::trust;
 
 /// Memory that an image may take when this program looks into all of it.
 const MEMORY_BYTES_MAX: u64 = 64 << 30;
@@ -32,7 +35,12 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
 
 /// An image with all its blocks.
 pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
-    let image = quell_stack::load_boot(path)?;
+    whole_from(&Named::open(path)?.file, path)
+}
+
+/// The same of a file that is open already.
+pub(super) fn whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
+    let image = quell_stack::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
         return Err(Failure::cannot(format!(
             "{} takes {} of memory",
@@ -59,12 +67,13 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
         Kind::Tree(generation) => format!("{generation:032x}"),
         Kind::Disk => "disk".to_owned(),
     };
+    let text = if args.json { text_of_bytes } else { shown_bytes };
     let row = |number: u32| {
         let file = image.file(number);
         let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
         let name = match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
-            Some((place, path)) => format!("{place} {}", shown_bytes(path)),
-            None => shown_bytes(file.name),
+            Some((place, path)) => format!("{place} {}", text(path)),
+            None => text(file.name),
         };
         (name, file.size_bytes, blocks_here(&image, number), recordings)
     };
@@ -74,7 +83,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
             .map(row)
             .map(|(name, size, blocks, recordings)| json!({ "name": name, "size": size, "blocks": blocks, "recordings": recordings }))
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({ "of": of, "recordings": image.recordings(), "files": image.files(), "whole_files": whole,
                 "files_bytes": size, "blocks": blocks, "contents": image.contents(),
@@ -82,25 +91,25 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
         );
         return Ok(ExitCode::from(YES));
     }
-    println!("{}", shown(&args.file));
+    outln!("{}", shown(&args.file));
     match image.kind() {
-        Kind::Tree(_) => println!("  of the index        generation {of}"),
-        Kind::Disk => println!("  of                  a disk image"),
+        Kind::Tree(_) => outln!("  of the index        generation {of}"),
+        Kind::Disk => outln!("  of                  a disk image"),
     }
-    println!("  recordings          {}", image.recordings());
-    println!(
+    outln!("  recordings          {}", image.recordings());
+    outln!(
         "  files               {} ({whole} of them whole), {}{}",
         image.files(),
         HumanBytes(size),
         if image.kind() == Kind::Disk { "" } else { " in the tree" }
     );
-    println!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
-    println!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
-    println!("  this file           {}", HumanBytes(image.file_bytes()));
+    outln!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
+    outln!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
+    outln!("  this file           {}", HumanBytes(image.file_bytes()));
     if args.files {
         for (name, size, blocks, recordings) in numbers.map(row) {
             let all = size.div_ceil(BLOCK_BYTES as u64);
-            println!("  {blocks:>8} of {all:>8} blocks  {recordings:>3} recordings  {name}");
+            outln!("  {blocks:>8} of {all:>8} blocks  {recordings:>3} recordings  {name}");
         }
     }
     Ok(ExitCode::from(YES))
@@ -113,7 +122,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let Some(index) = &args.index else {
         if !quiet {
-            println!(
+            outln!(
                 "{}: {} files, {} different blocks, all sound",
                 shown(&args.file),
                 image.files(),
@@ -124,7 +133,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     };
     let tree = std::sync::Arc::new(quell_stack::load_index(index)?);
     if image.kind() != Kind::Tree(tree.generation().0) {
-        println!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
+        outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
         return Ok(ExitCode::from(NO));
     }
     let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
@@ -137,11 +146,11 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
             Ok(true) => {}
             Ok(false) => {
                 differences += 1;
-                println!("~ {name} (content)");
+                outln!("~ {name} (content)");
             }
             Err(e) => {
                 differences += 1;
-                println!("~ {name} ({e})");
+                outln!("~ {name} ({e})");
             }
         }
     }
@@ -177,7 +186,7 @@ fn verify_disk(
         if !matches!(found, Ok(true)) {
             differences += 1;
             let what = found.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
-            println!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
+            outln!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
         }
     }
     Ok(compared(&args.file, image.files(), differences, quiet))
@@ -186,7 +195,7 @@ fn verify_disk(
 /// What a comparison of so many files ends with.
 fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode {
     if !quiet {
-        println!("{}: {files} files compared, {differences} differ", shown(file));
+        outln!("{}: {files} files compared, {differences} differ", shown(file));
     }
     ExitCode::from(if differences > 0 { NO } else { YES })
 }
@@ -252,8 +261,16 @@ pub(super) fn say_waiting(lock: &Path) {
 }
 
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    quell_stack::BootPlace::check(&args.output, args.force)?;
     let place = quell_stack::BootPlace::claim(&args.output, &say_waiting)?;
-    let images = args.files.iter().map(|path| whole(path)).collect::<Result<Vec<_>, _>>()?;
+    // What is written belongs to the caller, and is used as the caller's own.
+    let trusted = Trusted::by_caller(&args.trust_owner);
+    let open = |path: &std::path::PathBuf| {
+        let file = Named::open(path)?.file;
+        trust::check(&trusted, &file, path, TrustedUse::BootImage, None)?;
+        whole_from(&file, path)
+    };
+    let images = args.files.iter().map(open).collect::<Result<Vec<_>, Failure>>()?;
     let kind = images[0].0.kind();
     if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
         return Err(Failure::wrong_input(format!(
@@ -295,9 +312,9 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
     let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
-    place.replace(&bytes)?;
+    place.replace(&bytes, args.force)?;
     if !quiet {
-        println!(
+        outln!(
             "{}: {} recordings, {} blocks, {}",
             shown(&args.output),
             recording.recordings(),
@@ -312,7 +329,10 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (image, contents) = whole(&args.file)?;
     let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
     // One that does not exist yet: nothing in it can lead anywhere else.
-    std::fs::create_dir(&args.directory)
+    // What is written comes from files with modes of their own, which the image does not have.
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&args.directory)
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
     for number in 0..image.files() {
         let file = image.file(number);
@@ -327,9 +347,14 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
             None => std::ffi::OsStr::from_bytes(file.name).into(),
         });
         if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(|e| failed(parent, e))?;
+            DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|e| failed(parent, e))?;
         }
-        let out = File::create_new(&path).map_err(|e| failed(&path, e))?;
+        let out = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|e| failed(&path, e))?;
         out.set_len(file.size_bytes).map_err(|e| failed(&path, e))?;
         for run in image.runs_of(&file).filter(|run| run.content != quell_boot::ZEROS) {
             for at in 0..run.blocks {
@@ -341,7 +366,7 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
     }
     if !quiet {
-        println!("{}: {} files", shown(&args.directory), image.files());
+        outln!("{}: {} files", shown(&args.directory), image.files());
     }
     Ok(ExitCode::from(YES))
 }

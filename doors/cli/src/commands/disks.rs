@@ -12,8 +12,10 @@ use std::time::Duration;
 use quell_boot::{Disks, DisksFs, Filling, Fit, Kind, Recorder, RecorderFs, Subject};
 use quell_fs::FileSystem;
 use quell_fuse::Session;
-use quell_overlay::{Holder, Isolation, Namespaces, Need};
-use quell_stack::{ChainFile, DiskFormat, DiskNames, OpenBoot, OpenDisks, Reached, disk_chain};
+use quell_overlay::{FilePart, Holder, Isolation, Namespaces, Need};
+use quell_stack::{
+    ChainFile, DiskFormat, DiskNames, OpenBoot, OpenDisks, Ownership, Reached, TrustedUse, disk_chain,
+};
 
 use crate::arguments::{Check, CoverArgs, ImageFormatArg, ImageFormatArgs, ViewArg};
 use crate::commands::holder::{
@@ -21,9 +23,9 @@ use crate::commands::holder::{
 };
 use crate::ending::{InUse, MountedAt, Signals};
 use crate::failure::Failure;
-use crate::inputs::{shown, shown_bytes};
+use crate::inputs::{Named, shown, shown_bytes};
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
-use crate::{memory, mounts};
+use crate::{memory, mounts, trust};
 
 /// Frames of a boot image that are read at a time: a disk that others use, too, serves one reader slowly.
 const FILL_THREADS: usize = 8;
@@ -107,7 +109,7 @@ pub fn hold(plan: &Plan, lock: File, opened: Files) -> Result<ExitCode, Failure>
             served?;
         }
         Err(failure) => {
-            answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
+            answer(&Answer { refused: Some(Refusal::from(&failure)) });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -166,7 +168,8 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
     let mut recording = None;
     if let Some(how) = &plan.recording {
         let recorder = Recorder::new();
-        recording = Some(Unfinished::of(how, recorder.clone(), fs.clone(), Subject::Disk(paths_now))?);
+        let trust = (plan.trusted(), Ownership::from(&files[0].stat));
+        recording = Some(Unfinished::of(how, recorder.clone(), fs.clone(), Subject::Disk(paths_now), trust)?);
         fs = Arc::new(RecorderFs::new(fs, recorder));
     }
     let signals = Signals::listen()?;
@@ -230,7 +233,11 @@ fn mount(
             let parts: Vec<_> = files
                 .iter()
                 .enumerate()
-                .map(|(place, file)| (place.to_string(), file.path.clone()))
+                .map(|(place, file)| FilePart {
+                    name: place.to_string(),
+                    path: file.path.clone(),
+                    original: file.stat.identity(),
+                })
                 .collect();
             quell_overlay::attach_files(&mount, &plan.directory, &parts)?;
             Ok((session, files[0].path.clone()))
@@ -291,9 +298,9 @@ fn heat(
     disks: Disks,
     files: &[ChainFile],
 ) -> Result<(Disks, Option<Coming>), Failure> {
-    let open = match load(boot, opened, plan.budget_mib) {
+    let open = match load(plan, boot, opened, files) {
         Ok(open) => open,
-        Err(failure) if plan.strict => return Err(failure),
+        Err(failure) if plan.strict || failure.is_final() => return Err(failure),
         Err(failure) => {
             say(&format!("{failure}; nothing of it is served from memory"));
             return Ok((disks, None));
@@ -324,9 +331,16 @@ fn heat(
     Ok((disks, Some(Coming { boot: open, contents, path: boot.into() })))
 }
 
-fn load(boot: &Path, opened: Option<File>, budget_mib: Option<u64>) -> Result<OpenBoot, Failure> {
-    let mut allowed = memory::allowed(budget_mib);
-    let open = OpenBoot::begin(opened, boot, |bytes| allowed.holds(boot, bytes))?;
+fn load(plan: &Plan, boot: &Path, opened: Option<File>, files: &[ChainFile]) -> Result<OpenBoot, Failure> {
+    let file = match opened {
+        Some(file) => file,
+        None => Named::open(boot)?.file,
+    };
+    let disk = files.first().map(|disk| (&*disk.path, Ownership::from(&disk.stat)));
+    let disk = disk.as_ref().map(|(path, owner)| (*path, owner));
+    trust::check(&plan.trusted(), &file, boot, TrustedUse::BootImage, disk)?;
+    let mut allowed = memory::allowed(plan.budget_mib);
+    let open = OpenBoot::begin(Some(file), boot, |bytes| allowed.holds(boot, bytes))?;
     let image = &open.image;
     if image.kind() != Kind::Disk {
         let message = format!(

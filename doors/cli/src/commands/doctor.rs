@@ -10,6 +10,7 @@ use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
 use crate::inputs::{real_path, shown};
 use crate::mounts::file_system_of;
+use crate::output::outln;
 use crate::runtime;
 use crate::views::{View, refuses_overlay};
 
@@ -44,21 +45,21 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
             .map(|f| json!({ "name": f.name, "works": f.works, "detail": f.detail, "advice": f.advice }))
             .collect();
         let directory = directory.as_deref().map(shown);
-        println!(
+        outln!(
             "{}",
             json!({ "findings": tried, "directory": directory, "file_system": kind, "view": view, "why": why })
         );
     } else {
         for finding in &findings {
-            println!("{} {:<18}{}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
+            outln!("{} {:<18}{}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
             if !finding.works {
-                println!("    {:<18}{}", "", finding.advice);
+                outln!("    {:<18}{}", "", finding.advice);
             }
         }
         if let (Some(directory), Some(kind)) = (&directory, &kind) {
-            println!("    {:<18}{} lies on {kind}", "directory", shown(directory));
+            outln!("    {:<18}{} lies on {kind}", "directory", shown(directory));
         }
-        println!("\nview: {view}: {why}");
+        outln!("\nview: {view}: {why}");
     }
     Ok(ExitCode::from(if chosen.is_none() { CANNOT } else { 0 }))
 }
@@ -125,7 +126,7 @@ impl Trial {
 
     fn run(&self, view: View) -> Finding {
         let tree = self.tree();
-        let index = quell_stack::default_index_path(&tree);
+        let index = quell_stack::default_index_path(&tree).expect("a temporary directory is not the root");
         let before = ["run", "-q", "--strict", "--check", "none", "--view", view.name(), "-i"];
         let tried = self.quell(&before, &[&index, Path::new("--"), Path::new("cat"), &self.file()]);
         let (works, detail) = match tried {

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -20,7 +21,7 @@ use quell_fs::{ErrorKind, FileSystem, Result};
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Change, Difference, Image, Rules, Sampler, compare};
 use quell_overlay::{CoveredTree, Holder, Ids, Isolation, Namespaces, Need};
-use quell_stack::Covered;
+use quell_stack::{Covered, Ownership, Trusted, TrustedUse};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg,
@@ -38,6 +39,7 @@ use crate::plan::{
 };
 use crate::runtime;
 use crate::streams;
+use crate::trust;
 use crate::views::{self, Audience, Heat, Mounted, Surroundings, Taken};
 use crate::whole_check::{Planned, Watch, WholeTree};
 
@@ -153,8 +155,7 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
             end_messages(&plan);
         }
         Err(failure) => {
-            let refusal = Refusal { code: failure.code(), message: failure.to_string() };
-            answer(&Answer { refused: Some(refusal) });
+            answer(&Answer { refused: Some(Refusal::from(&failure)) });
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -255,9 +256,10 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         }
     }
     leave_out(plan, stale, trees.is_empty())?;
-    let lock = lock_writable(plan)?;
+    let lock = lock_writable(plan, &trees)?;
     heat(plan, &mut trees, &mut files)?;
-    let recording = plan.recording.as_ref().map(|how| Unfinished::begin(how, &mut trees)).transpose()?;
+    let recording =
+        plan.recording.as_ref().map(|how| Unfinished::begin(how, plan.trusted(), &mut trees)).transpose()?;
     let isolation = match plan.place {
         Place::Mountpoint { .. } => None,
         Place::Namespace => Some(isolation()),
@@ -294,7 +296,12 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         // Decoded; its compressed frames are needed no more.
         covered.hot = None;
         let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
-        mounts.push((mount, path.clone()));
+        // At its own path it is put over the directory that was checked, and over no other that has the path by now.
+        let original = match path == covered.source_path {
+            true => Some(covered.source().stat_self()?.identity()),
+            false => None,
+        };
+        mounts.push((mount, path.clone(), original));
         let (looks, changes) = (0, 0);
         let cover =
             Cover { covered, index, path, view, reason, sessions, heat, sampler, watch, looks, changes };
@@ -311,9 +318,16 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         }
     }
     leave_out(plan, stale, covers.is_empty())?;
-    for (mount, path) in &mounts {
-        if let Some(mount) = mount {
-            quell_overlay::attach(mount, path)?;
+    for (place, (mount, path, original)) in mounts.iter().enumerate() {
+        let Some(mount) = mount else { continue };
+        let around = mounts[..place].iter().rev().find_map(|(around, outer, _)| {
+            let below = path.strip_prefix(outer).ok()?;
+            let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+            Some((around.as_ref()?, below))
+        });
+        match around {
+            Some((around, below)) => quell_overlay::attach_below(mount, around, below)?,
+            None => quell_overlay::attach(mount, path, *original)?,
         }
     }
     if !plan.quiet {
@@ -377,12 +391,30 @@ fn rules(plan: &Plan, index_is_roots: bool) -> std::result::Result<Rules, Failur
     Ok(Rules { serves_others, index_is_roots, owners_unknown })
 }
 
-fn lock_writable(plan: &Plan) -> std::result::Result<Option<std::fs::File>, Failure> {
+fn lock_writable(plan: &Plan, trees: &[ReadyTree]) -> std::result::Result<Option<std::fs::File>, Failure> {
     let Writes::Kept(directory) = &plan.writes else { return Ok(None) };
+    if let Some(tree) = trees.iter().find(|tree| {
+        [&tree.covered.source_path, &tree.path].into_iter().any(|covered| directory.starts_with(covered))
+    }) {
+        return Err(Failure::refused(format!(
+            "the writable layer {} would lie inside the tree {}, and change it: name a directory outside of it",
+            shown(directory),
+            shown(&tree.covered.source_path)
+        )));
+    }
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(directory))))?;
     let cannot = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(directory)));
-    std::fs::create_dir_all(directory).map_err(cannot)?;
-    let file =
-        std::fs::File::options().create(true).append(true).open(directory.join("lock")).map_err(cannot)?;
+    let file = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+        .open(directory.join("lock"))
+        .map_err(cannot)?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
         Failure::cannot(format!("the writable layer {} is in use by another view", shown(directory)))
     })?;
@@ -452,8 +484,8 @@ fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>, files: &mut Files) -> std::resu
     }
     let mut allowed = memory::allowed(plan.budget_mib);
     for path in &plan.boots {
-        if let Err(failure) = heat_one(path, files.remove(path), &mut allowed, trees) {
-            if plan.strict {
+        if let Err(failure) = heat_one(path, files.remove(path), &mut allowed, &plan.trusted(), trees) {
+            if plan.strict || failure.is_final() {
                 return Err(failure);
             }
             say(&format!("{failure}; nothing of it is served from memory"));
@@ -466,9 +498,14 @@ fn heat_one(
     path: &Path,
     opened: Option<File>,
     allowed: &mut Allowed,
+    trusted: &Trusted,
     trees: &mut Vec<ReadyTree>,
 ) -> std::result::Result<(), Failure> {
-    let boot = memory::load_boot(path, opened, allowed)?;
+    let file = match opened {
+        Some(file) => file,
+        None => Named::open(path)?.file,
+    };
+    let boot = memory::load_boot(&file, path, allowed)?;
     if boot.kind() == Kind::Disk {
         let message = format!("{} holds blocks of a disk image: it goes with --image", shown(path));
         return Err(Failure::wrong_input(message));
@@ -480,6 +517,9 @@ fn heat_one(
             shown(path)
         )));
     };
+    let owner = Ownership::from(&trees[at].covered.source().stat_self()?);
+    let source = trees[at].covered.source_path.clone();
+    trust::check(trusted, &file, path, TrustedUse::BootImage, Some((&source, &owner)))?;
     if trees[at].covered.hot.is_some() {
         return Err(Failure::wrong_input(format!(
             "{} is the second boot image of {}: `quell boot merge` joins them",
@@ -506,21 +546,34 @@ pub(super) struct Unfinished {
     /// What is below the recorder.
     fs: Arc<dyn FileSystem>,
     subject: Subject,
+    /// Whose image is joined, and the owner of the tree or disk image.
+    trust: (Trusted, Ownership),
     /// Whoever waits sees its end if this process is killed.
     pipe: std::fs::File,
 }
 
 impl Unfinished {
-    fn begin(how: &RecordingPlan, trees: &mut Vec<ReadyTree>) -> std::result::Result<Unfinished, Failure> {
+    fn begin(
+        how: &RecordingPlan,
+        trusted: Trusted,
+        trees: &mut Vec<ReadyTree>,
+    ) -> std::result::Result<Unfinished, Failure> {
         let mut tree = match trees.pop() {
             Some(tree) if trees.is_empty() => tree,
             _ => return Err(Failure::wrong_input("one tree is recorded at a time")),
         };
+        if how.output.parent().is_some_and(|parent| parent.starts_with(&tree.covered.source_path)) {
+            return Err(Failure::refused(format!(
+                "{} would lie inside the tree, and change it by being written; choose another place with -o",
+                shown(&how.output)
+            )));
+        }
+        let owner = Ownership::from(&tree.covered.source().stat_self()?);
         let (fs, subject) = (tree.covered.fs.clone(), Subject::Tree(tree.covered.image.generation().0));
         let (covered, recorder) = tree.covered.recorded();
         tree.covered = covered;
         trees.push(tree);
-        Unfinished::of(how, recorder, fs, subject)
+        Unfinished::of(how, recorder, fs, subject, (trusted, owner))
     }
 
     pub(super) fn of(
@@ -528,13 +581,14 @@ impl Unfinished {
         recorder: Arc<Recorder>,
         fs: Arc<dyn FileSystem>,
         subject: Subject,
+        trust: (Trusted, Ownership),
     ) -> std::result::Result<Unfinished, Failure> {
         let pipe = runtime::open_pipe(&how.pipe)?;
         // Open it needs no name, and stays no longer than those who use it.
         let _ = std::fs::remove_file(&how.pipe);
-        let unfinished = Unfinished { how: how.clone(), recorder, fs, subject, pipe };
+        let unfinished = Unfinished { how: how.clone(), recorder, fs, subject, trust, pipe };
         // What can be told now is told before a program runs for nothing.
-        quell_stack::BootPlace::check(&how.output)?;
+        quell_stack::BootPlace::check(&how.output, how.force)?;
         unfinished.old()?;
         Ok(unfinished)
     }
@@ -545,7 +599,17 @@ impl Unfinished {
         if !self.how.merge || !output.exists() {
             return Ok(None);
         }
-        let old = quell_stack::load_boot(output)?;
+        let file = Named::open(output)?.file;
+        // What is joined is written as an image of the caller's own.
+        let (trusted, owner) = &self.trust;
+        trust::check(
+            trusted,
+            &file,
+            output,
+            TrustedUse::BootImage,
+            Some((Path::new("what it was recorded of"), owner)),
+        )?;
+        let old = quell_stack::load_boot_from(&file, output, |_| Ok::<(), Failure>(()))?;
         if self.subject.joins(&*self.fs, &old) {
             return Ok(Some(old));
         }
@@ -609,7 +673,7 @@ impl Unfinished {
         if image.files() == 0 {
             return Err(Failure::cannot("no block is left to keep"));
         }
-        place.replace(image.as_bytes())?;
+        place.replace(image.as_bytes(), self.how.force)?;
         Ok(Recorded {
             failure: None,
             files: self.recorder.files() as u64,
@@ -630,14 +694,29 @@ fn open_tree(
 ) -> std::result::Result<(ReadyTree, Option<Stale>), Failure> {
     let file = match files.remove(&tree.index) {
         Some(file) => file,
-        None => File::open(&tree.index)
-            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&tree.index))))?,
+        None => Named::open(&tree.index)?.file,
     };
+    let image = memory::load_index(&file, &tree.index).map_err(|failure| match failure.is_damage() {
+        true => failure,
+        false => failure.and_final(),
+    })?;
+    let image = Arc::new(image);
+    let root = root_of(&image);
+    if let Some(named) = tree.named.as_ref().filter(|named| **named != root) {
+        return Err(Failure::refused(format!(
+            "{} is an index of {}, not of {}: index that directory, or tell with --source or --at where the tree of the index is",
+            shown(&tree.index),
+            shown(&root),
+            shown(named)
+        )));
+    }
+    let source = tree.source.clone().unwrap_or(root);
     let index_is_roots = quell_stack::belongs_to_root(&file);
     let rules = rules(plan, index_is_roots)?;
-    let image = Arc::new(quell_stack::load_index_from(file, &tree.index)?);
-    let source = tree.source.clone().unwrap_or_else(|| root_of(&image));
     let covered = quell_stack::cover(image.clone(), &source, plan.layer_on_change(), rules)?;
+    // Nothing of the index has been used yet but the path of the tree.
+    let owner = Ownership::from(&covered.source().stat_self()?);
+    trust::check(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.place {
         Place::Mountpoint { path, .. } => path.clone(),
         Place::Namespace => tree.at.clone().unwrap_or_else(|| covered.source_path.clone()),
@@ -750,7 +829,9 @@ fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference>
     runtime::sweep_stamps(stamp, CHECK_LASTS);
     // A stamp that cannot be written is missed by the file system alone.
     let _ = match (differences.is_empty(), looks) {
-        (true, SAMPLE_LOOKS) if answers > 0 => File::create(stamp).map(drop),
+        (true, SAMPLE_LOOKS) if answers > 0 => {
+            File::options().write(true).create(true).truncate(true).mode(0o600).open(stamp).map(drop)
+        }
         (true, _) => Ok(()),
         (false, _) => std::fs::remove_file(stamp),
     };

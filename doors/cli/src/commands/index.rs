@@ -7,10 +7,15 @@ use std::time::Instant;
 
 use quell_fs::{ErrorKind, Time, errno};
 use quell_index::{BuildOptions, Image, Trust, Xattrs};
+use quell_stack::{INDEX, Output, Ownership, Trusted, TrustedUse};
 
 use crate::arguments::{IndexArgs, Update, XattrsArg};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Reading, image_of, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{
+    Named, Reading, image_of, real_path, root_of, shown, shown_bytes, text_of, text_of_bytes,
+};
+use crate::output::{errln, outln};
+use crate::{memory, trust};
 
 /// A directory that changed this shortly before the old index was written may have changed again within
 /// the same tick of its file system's clock; some tick only every two seconds.
@@ -43,17 +48,8 @@ pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failu
         Some(how) => update_task(&args, how)?,
         None => new_task(&args)?,
     };
-    if task
-        .output
-        .parent()
-        .and_then(|p| p.canonicalize().ok())
-        .is_some_and(|p| p.starts_with(&task.directory))
-    {
-        return Err(Failure::wrong_input(format!(
-            "{} would lie inside the tree, and change it by being written; choose another place with -o",
-            shown(&task.output)
-        )));
-    }
+    refuse_within(&task.output, std::slice::from_ref(&task.directory))?;
+    Output { path: &task.output, format: INDEX, force: args.force }.check()?;
     let begun = Instant::now();
     let expected = task.old.as_ref().map(|old| u64::from(old.entries()));
     let trust = match (&task.old, task.before) {
@@ -76,7 +72,7 @@ pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failu
     let refused = args.strict && problems > 0;
     if !unchanged && !refused {
         let readers = quell_stack::readers_of(&image, &task.directory);
-        quell_stack::save_index(&task.output, image.bytes(), readers)?;
+        quell_stack::save_index(&task.output, image.bytes(), readers, args.force)?;
     }
     let outcome = match (unchanged, refused) {
         (_, true) => "refused",
@@ -92,10 +88,10 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
     if !directory.is_dir() {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&args.path))));
     }
-    let output = args
-        .output
-        .clone()
-        .unwrap_or_else(|| quell_stack::default_index_path(&named(&args.path, &directory)));
+    let output = match &args.output {
+        Some(output) => output.clone(),
+        None => default_path(&directory)?,
+    };
     if output.is_dir() {
         return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
     }
@@ -114,19 +110,57 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
     Ok(Task { root_path: directory.clone(), directory, output, options, old: None, before: None })
 }
 
-/// The name to put `.quell` behind: what the user wrote, unless that names nothing (`.`, `..`, `/`).
-fn named(path: &Path, real: &Path) -> PathBuf {
-    match path.components().next_back() {
-        Some(std::path::Component::Normal(_)) => path.into(),
-        _ => real.into(),
+/// The index beside a directory, whose path has no symbolic links. Neither the root directory has one, nor a directory inside an
+/// indexed tree: that would change the tree.
+pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
+    let wrong = |why: String| Failure::wrong_input(format!("{why}; choose a place for the index with -o"));
+    let path = quell_stack::default_index_path(directory)
+        .ok_or_else(|| wrong(format!("there is no place beside {}", shown(directory))))?;
+    if path.exists() {
+        return Ok(path);
+    }
+    for above in directory.ancestors().skip(1) {
+        let Some(index) = quell_stack::default_index_path(above).filter(|index| index.is_file()) else {
+            continue;
+        };
+        if Named::open(&index).and_then(|index| index.index()).is_ok_and(|image| root_of(&image) == above) {
+            return Err(wrong(format!(
+                "{} would lie inside {}, the tree of {}, and change it by being written",
+                shown(&path),
+                shown(above),
+                shown(&index)
+            )));
+        }
+    }
+    Ok(path)
+}
+
+/// Refuses a file to be written into one of the trees, whose paths have no symbolic links.
+pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(parent) = parent.canonicalize() else { return Ok(()) };
+    match trees.iter().find(|tree| parent.starts_with(tree)) {
+        None => Ok(()),
+        Some(tree) => Err(Failure::wrong_input(format!(
+            "{} would lie inside the tree {}, and change it by being written; choose another place with -o",
+            shown(file),
+            shown(tree)
+        ))),
     }
 }
 
 fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
-    let file = match args.path.is_dir() {
-        true => quell_stack::default_index_path(&args.path),
-        false => args.path.clone(),
+    let named = Named::open(&args.path)?;
+    let (file, directory_named) = match named.is_dir() {
+        true => {
+            let index = quell_stack::default_index_path(&named.path).ok_or_else(|| {
+                Failure::wrong_input("there is no index beside the root directory; name the index".to_owned())
+            })?;
+            (Named::open(&index)?, Some(named.path))
+        }
+        false => (named, None),
     };
+    let Named { path: file, file: opened } = file;
     if !args.exclude.is_empty()
         || args.cross_mounts
         || args.output.is_some()
@@ -134,9 +168,8 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
     {
         return Err(Failure::wrong_input("an update follows the options that the index was made with"));
     }
-    let old = quell_stack::load_index(&file)?;
-    let written =
-        std::fs::metadata(&file).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&file))))?;
+    let old = memory::load_index(&opened, &file)?;
+    let written = opened.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&file))))?;
     let before =
         Time { seconds: written.mtime() - CLOCK_TICK_SECONDS, nanoseconds: written.mtime_nsec() as u32 };
     let root_path = root_of(&old);
@@ -151,6 +184,20 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
             shown(&file)
         )));
     }
+    if let Some(named) = directory_named.filter(|named| args.source.is_none() && *named != directory) {
+        return Err(Failure::wrong_input(format!(
+            "{} is an index of {}, not of {}",
+            shown(&file),
+            shown(&directory),
+            shown(&named)
+        )));
+    }
+    // Its options, and with --update=dirs its entries, become those of an index of the caller's own.
+    let owner = std::fs::File::open(&directory)
+        .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&directory))))?;
+    let owner = Ownership::of(&owner, &directory)?;
+    let trusted = Trusted::by_caller(&args.trust_owner);
+    trust::check(&trusted, &opened, &file, TrustedUse::Index, Some((&directory, &owner)))?;
     Ok(Task {
         directory,
         root_path,
@@ -175,22 +222,22 @@ fn report(
     if args.json {
         let problems: Vec<_> = image
             .problems()
-            .map(|p| serde_json::json!({ "path": shown_bytes(&p.path), "errno": p.errno, "error": reason(p.errno) }))
+            .map(|p| serde_json::json!({ "path": text_of_bytes(&p.path), "errno": p.errno, "error": reason(p.errno) }))
             .collect();
         let facts = serde_json::json!({
-            "file": shown(&task.output), "outcome": outcome, "generation": image.generation().to_string(),
+            "file": text_of(&task.output), "outcome": outcome, "generation": image.generation().to_string(),
             "entries": entries, "directories": image.directories(), "bytes": bytes,
             "bytes_per_entry": bytes as f64 / f64::from(entries), "seconds": seconds, "problems": problems,
         });
-        println!("{facts}");
+        outln!("{facts}");
         return;
     }
     for problem in image.problems().take(PROBLEMS_SHOWN as usize) {
         let path = if problem.path.is_empty() { ".".into() } else { shown_bytes(&problem.path) };
-        eprintln!("quell: could not read {path}: {}", reason(problem.errno));
+        errln!("quell: could not read {path}: {}", reason(problem.errno));
     }
     if image.problem_count() > PROBLEMS_SHOWN {
-        eprintln!(
+        errln!(
             "quell: and {} more (quell show {})",
             image.problem_count() - PROBLEMS_SHOWN,
             shown(&task.output)
@@ -207,8 +254,8 @@ fn report(
         bytes as f64 / f64::from(entries),
     );
     match voice {
-        Voice::Result => println!("{line}"),
-        Voice::Aside => eprintln!("quell: {line}"),
+        Voice::Result => outln!("{line}"),
+        Voice::Aside => errln!("quell: {line}"),
     }
 }
 

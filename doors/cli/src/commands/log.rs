@@ -31,7 +31,7 @@ const SESSION_ENDS_FOR: Duration = Duration::from_secs(1);
 const FLATTENS_FOR: Duration = Duration::from_secs(8);
 
 /// What is asked, checked as far as can be told before anything is served. `mountpoint` has no symbolic links.
-pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs) -> Result<LogPlan, Failure> {
+pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs, init: bool) -> Result<LogPlan, Failure> {
     let flattens = matches!(how.index_way, Some(IndexWay::Flatten | IndexWay::FlattenLater));
     if how.flatten_threshold.is_some() && !flattens {
         return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten or flatten-later"));
@@ -40,6 +40,9 @@ pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs) -> Result<Lo
     for (place, store) in stores.iter().enumerate() {
         refuse_nested(store, mountpoint, &stores[..place])?;
         may_write(store)?;
+        if !init {
+            refuse_other_directory(store)?;
+        }
     }
     Ok(LogPlan {
         stores,
@@ -99,6 +102,24 @@ fn may_write(store: &Path) -> Result<(), Failure> {
     })
 }
 
+/// A directory that has files of something else does not become a store by mistake.
+fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
+    if quell_stack::is_store(store)? {
+        return Ok(());
+    }
+    let failed = |e: io::Error| Failure::cannot(format!("the store {}: {e}", shown(store)));
+    let mut names = std::fs::read_dir(store).map_err(failed)?.flatten().map(|entry| entry.file_name());
+    // Another node may be making a store of it at this moment, which begins with this directory.
+    let is_empty = names.all(|name| name == ".quell");
+    if is_empty || quell_stack::is_store(store)? {
+        return Ok(());
+    }
+    Err(Failure::wrong_input(format!(
+        "{} is not a store and is not empty: name a store or an empty directory; --init makes a store of it beside what it has",
+        shown(store)
+    )))
+}
+
 fn choices(plan: &LogPlan) -> Choices {
     let usual = Choices { buffer_bytes: plan.buffer_bytes, flatten_bytes: 0, ..Choices::default() };
     match plan.index {
@@ -126,7 +147,7 @@ pub fn hold(plan: &Plan, lock: File) -> Result<ExitCode, Failure> {
             served?;
         }
         Err(failure) => {
-            answer(&Answer { refused: Some(Refusal { code: failure.code(), message: failure.to_string() }) });
+            answer(&Answer { refused: Some(Refusal::from(&failure)) });
         }
     }
     Ok(ExitCode::SUCCESS)

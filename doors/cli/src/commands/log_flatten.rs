@@ -13,7 +13,8 @@ use serde_json::json;
 use super::log_list::{find, open};
 use crate::arguments::LogFlattenArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::shown_bytes;
+use crate::inputs::{shown_bytes, text_of_bytes};
+use crate::output::{errln, outln};
 
 pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open(&args.stores)?;
@@ -66,11 +67,11 @@ impl Work<'_> {
     fn file(&mut self, name: &[u8], container: quell_fs::Result<Container>) {
         match container.and_then(|container| quell_log::flatten(&container, self.args.threads.into())) {
             Ok(Flattened { logs, extents, bytes }) if self.args.json => {
-                let path = shown_bytes(name);
-                println!("{}", json!({ "path": path, "logs": logs, "extents": extents, "bytes": bytes }));
+                let path = text_of_bytes(name);
+                outln!("{}", json!({ "path": path, "logs": logs, "extents": extents, "bytes": bytes }));
             }
             Ok(Flattened { logs, extents, bytes }) if !self.quiet => {
-                println!("{}: {extents} extents of {logs} logs in {}", shown_bytes(name), HumanBytes(bytes));
+                outln!("{}: {extents} extents of {logs} logs in {}", shown_bytes(name), HumanBytes(bytes));
             }
             Ok(_) => {}
             Err(error) => self.failed(name, &error),
@@ -79,6 +80,6 @@ impl Work<'_> {
 
     fn failed(&mut self, name: &[u8], error: &Error) {
         self.all = false;
-        eprintln!("quell: {}: {error}", shown_bytes(name));
+        errln!("quell: {}: {error}", shown_bytes(name));
     }
 }

@@ -15,7 +15,8 @@ use super::log_list::open;
 use super::log_transfer::watched;
 use crate::arguments::LogFsckArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, shown, shown_bytes};
+use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
+use crate::output::{errln, outln};
 
 const DAY_SECONDS: i64 = 86_400;
 
@@ -47,15 +48,15 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let repaired = checked.findings.len() - left;
     if args.json {
         let findings: Vec<Value> = checked.findings.iter().map(value).collect();
-        println!(
+        outln!(
             "{}",
             json!({ "files": checked.files, "bytes": checked.bytes, "open": checked.open,
                 "problems": left, "repaired": repaired, "findings": findings })
         );
     } else {
-        checked.findings.iter().for_each(|finding| println!("{}", line(finding)));
+        checked.findings.iter().for_each(|finding| outln!("{}", line(finding)));
         if !quiet {
-            println!(
+            outln!(
                 "{}: {} files, {} checked, {} writers at work; {left} problems{}",
                 shown(&args.stores.stores),
                 checked.files,
@@ -70,7 +71,7 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let is_it = |finding: &Finding| matches!(finding.trouble, Trouble::Gone(gone, _) if gone == *writer);
         if !checked.findings.iter().any(is_it) {
             is_left = true;
-            eprintln!(
+            errln!(
                 "quell: no file that was checked has an open writer {writer:016x}; `quell log stat` shows a file's writers"
             );
         }
@@ -101,7 +102,7 @@ fn value(finding: &Finding) -> Value {
         Outcome::Failed(why) => ("failed", Some(why)),
     };
     json!({
-        "path": shown_bytes(&finding.path), "problem": trouble.name(), "text": trouble.to_string(),
+        "path": text_of_bytes(&finding.path), "problem": trouble.name(), "text": trouble.to_string(),
         "writer": trouble.writer().map(|writer| format!("{writer:016x}")), "ranges": trouble.ranges(),
         "outcome": outcome, "error": error,
     })

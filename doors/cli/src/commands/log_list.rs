@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use super::show::time;
 use crate::arguments::{LogCommand, LogLsArgs, LogStatArgs, StoresArg};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{shown, shown_bytes};
+use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
+use crate::output::{errln, outln};
 
 pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
@@ -63,7 +64,7 @@ fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open(&args.stores)?;
     let mut list = List { json: args.json, all: true };
     if !args.json && !quiet {
-        println!("{:>12} {:>6} {:>5} {:>12}  name", "size", "logs", "open", "in store");
+        outln!("{:>12} {:>6} {:>5} {:>12}  name", "size", "logs", "open", "in store");
     }
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     match find(&stores, path)? {
@@ -105,24 +106,24 @@ impl List {
 
     fn failed(&mut self, name: &[u8], error: &Error) {
         self.all = false;
-        eprintln!("quell: {}: {error}", shown_bytes(name));
+        errln!("quell: {}: {error}", shown_bytes(name));
     }
 
     fn print(&mut self, dir: &StoredDir, entry: &Entry, name: &[u8]) -> Result<(), Failure> {
-        let shown = shown_bytes(name);
+        let shown = if self.json { text_of_bytes(name) } else { shown_bytes(name) };
         match entry.kind {
             Kind::File => match dir.open(entry).and_then(quell_log::brief) {
                 Ok(brief) => self.file(&brief, &shown),
                 Err(error) => self.failed(name, &error),
             },
-            Kind::Dir if self.json => println!("{}", json!({ "path": shown, "kind": "d" })),
-            Kind::Dir => println!("{:>12} {:>6} {:>5} {:>12}  {shown}/", "-", "-", "-", "-"),
+            Kind::Dir if self.json => outln!("{}", json!({ "path": shown, "kind": "d" })),
+            Kind::Dir => outln!("{:>12} {:>6} {:>5} {:>12}  {shown}/", "-", "-", "-", "-"),
             _ => match dir.link(entry) {
                 Ok((target, _)) if self.json => {
-                    println!("{}", json!({ "path": shown, "kind": "l", "target": shown_bytes(&target) }));
+                    outln!("{}", json!({ "path": shown, "kind": "l", "target": text_of_bytes(&target) }));
                 }
                 Ok((target, _)) => {
-                    println!(
+                    outln!(
                         "{:>12} {:>6} {:>5} {:>12}  {shown} -> {}",
                         "-",
                         "-",
@@ -141,13 +142,13 @@ impl List {
         let Brief { attributes, writers, open, data_bytes } = brief;
         let size = attributes.size_bytes;
         if self.json {
-            println!(
+            outln!(
                 "{}",
                 json!({ "path": shown, "kind": "-", "size": size, "logs": writers, "open": open,
                     "store_bytes": data_bytes, "mtime": time(attributes.modified) })
             );
         } else {
-            println!("{size:>12} {writers:>6} {open:>5} {data_bytes:>12}  {shown}");
+            outln!("{size:>12} {writers:>6} {open:>5} {data_bytes:>12}  {shown}");
         }
     }
 }
@@ -163,10 +164,10 @@ fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
             report.flats.iter().map(|flat| json!({ "name": flat.name, "bytes": flat.bytes })).collect();
         let writers: Vec<Value> = report.writers.iter().map(writer_value).collect();
         let cuts: Vec<Value> = report.cuts.iter().map(cut_value).collect();
-        println!(
+        outln!(
             "{}",
             json!({
-                "path": shown(&args.path), "number": format!("{:032x}", report.number), "store": report.store,
+                "path": text_of(&args.path), "number": format!("{:032x}", report.number), "store": report.store,
                 "size": a.size_bytes, "mode": format!("{:04o}", a.permissions), "uid": a.uid, "gid": a.gid,
                 "mtime": time(a.modified), "ctime": time(a.changed), "epoch": report.epoch,
                 "block_bytes": report.block_bytes, "directories": report.directories,
@@ -176,23 +177,20 @@ fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
         );
         return Ok(ExitCode::from(YES));
     }
-    println!("file        {}", shown(&args.path));
-    println!("number      {:032x}, in store {}", report.number, report.store);
-    println!("size        {} bytes, {} of them written, the rest holes", a.size_bytes, report.held_bytes);
-    println!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
-    println!("modified    {}", time(a.modified));
-    println!("epoch       {}", report.epoch);
-    println!("extents     {} as readers see it", report.extents);
-    println!("in store    {} of data, {} of index", HumanBytes(data), HumanBytes(index));
-    println!(
-        "made with   {} directories of logs, blocks of {} bytes",
-        report.directories, report.block_bytes
-    );
+    outln!("file        {}", shown(&args.path));
+    outln!("number      {:032x}, in store {}", report.number, report.store);
+    outln!("size        {} bytes, {} of them written, the rest holes", a.size_bytes, report.held_bytes);
+    outln!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
+    outln!("modified    {}", time(a.modified));
+    outln!("epoch       {}", report.epoch);
+    outln!("extents     {} as readers see it", report.extents);
+    outln!("in store    {} of data, {} of index", HumanBytes(data), HumanBytes(index));
+    outln!("made with   {} directories of logs, blocks of {} bytes", report.directories, report.block_bytes);
     for flat in &report.flats {
-        println!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
+        outln!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
     }
     for cut in &report.cuts {
-        println!("cut         to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, time(cut.time));
+        outln!("cut         to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, time(cut.time));
     }
     for writer in &report.writers {
         let (frames, runs) = (writer.frames, writer.runs);
@@ -200,7 +198,7 @@ fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
             Some((first, last)) => format!("epochs {first} to {last}"),
             None => "nothing written yet".to_owned(),
         };
-        println!(
+        outln!(
             "writer      {:016x}: {epochs}, {frames} frames ({} not in the index), {runs} runs, {} bytes of data, {} of index{}",
             writer.writer,
             writer.frames_unindexed,

@@ -1,6 +1,6 @@
 //! `quell log map` and `query`: which log has which bytes of a file, and back. A line is printed as it is found.
 
-use std::io::{BufWriter, Write};
+use std::fmt::Write;
 use std::process::ExitCode;
 
 use quell_log::{Fate, Resolved, Source, Stretch, Wrote};
@@ -9,27 +9,31 @@ use serde_json::json;
 use super::log_list::{container, open};
 use crate::arguments::{LogMapArgs, LogQueryArgs, PartArgs};
 use crate::failure::{Failure, YES};
+use crate::output;
 
-/// Lines on standard output, in pieces; a reader that has gone ends the program as `println!` does.
-struct Lines(BufWriter<std::io::StdoutLock<'static>>);
+/// Lines on standard output, in pieces.
+struct Lines(String);
+
+/// Bytes of one piece.
+const PIECE_BYTES: usize = 1 << 16;
 
 impl Lines {
     fn new() -> Lines {
-        Lines(BufWriter::with_capacity(1 << 16, std::io::stdout().lock()))
+        Lines(String::with_capacity(PIECE_BYTES))
     }
 
     fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        said(writeln!(self.0, "{line}"));
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "{line}");
+        if self.0.len() >= PIECE_BYTES {
+            output::print(format_args!("{}", self.0));
+            self.0.clear();
+        }
     }
 
-    fn end(mut self) {
-        said(self.0.flush());
+    fn end(self) {
+        output::print(format_args!("{}", self.0));
     }
-}
-
-/// In the words of `println!`, which main knows.
-fn said(written: std::io::Result<()>) {
-    written.unwrap_or_else(|cause| panic!("failed printing to stdout: {cause}"));
 }
 
 /// The file, and where what is shown of it ends if it begins at `start`.

@@ -12,7 +12,8 @@ use super::log_list::of_stores;
 use super::log_transfer::watched;
 use crate::arguments::LogRebalanceArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, shown, shown_bytes};
+use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
+use crate::output::{errln, outln};
 
 /// Paths of one kind that are printed before the rest is only counted.
 const PATHS_SHOWN: usize = 20;
@@ -71,40 +72,40 @@ fn report(args: &LogRebalanceArgs, told: &Rebalanced, quiet: bool) -> ExitCode {
     let Rebalanced { files, moved, parts, bytes, busy, failed, is_complete } = told;
     if args.json {
         let failed: Vec<_> = (failed.iter())
-            .map(|(path, error)| json!({ "path": shown_bytes(path), "error": error.to_string() }))
+            .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
             .collect();
         let busy: Vec<_> = busy.iter().map(|path| shown_bytes(path)).collect();
-        println!(
+        outln!(
             "{}",
             json!({ "files": files, "moved": moved, "log_directories_moved": parts, "bytes": bytes,
                 "being_written": busy, "failed": failed, "complete": is_complete, "dry_run": args.dry_run })
         );
     } else {
         for path in busy.iter().take(PATHS_SHOWN) {
-            eprintln!("quell: {}: is being written; it was left where it is", shown_bytes(path));
+            errln!("quell: {}: is being written; it was left where it is", shown_bytes(path));
         }
         for (path, error) in failed.iter().take(PATHS_SHOWN) {
-            eprintln!("quell: {}: {error}", shown_bytes(path));
+            errln!("quell: {}: {error}", shown_bytes(path));
         }
         let more = busy.len().saturating_sub(PATHS_SHOWN) + failed.len().saturating_sub(PATHS_SHOWN);
         if more > 0 {
-            eprintln!("quell: and {more} more");
+            errln!("quell: and {more} more");
         }
         if !busy.is_empty() {
-            eprintln!("quell: run it again when these files are closed");
+            errln!("quell: run it again when these files are closed");
         }
         if !quiet {
             let (done, also) = match args.dry_run {
                 true => ("would be moved", String::new()),
                 false => ("moved", format!(", {parts} log directories")),
             };
-            println!(
+            outln!(
                 "{}: {done}: {moved} of {files} files{also}, {}",
                 shown(&args.stores.stores),
                 HumanBytes(*bytes)
             );
             for path in args.drain.iter().filter(|_| *is_complete && !args.dry_run) {
-                println!(
+                outln!(
                     "{} is empty and none of the stores any more; delete it when no mount that runs now is left",
                     shown(path)
                 );

@@ -17,7 +17,8 @@ use serde_json::json;
 use super::log_list::{find, of_stores, open};
 use crate::arguments::{LogExportArgs, LogImportArgs, MoveArgs};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, shown, shown_bytes};
+use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
+use crate::output::{errln, outln};
 use crate::progress;
 
 /// Failures that are printed before the rest is only counted.
@@ -165,33 +166,33 @@ fn report(place: &Path, done: &str, moved: &Moved, as_json: bool, quiet: bool) -
     let paths = |paths: &[Vec<u8>]| paths.iter().map(|path| shown_bytes(path)).collect::<Vec<_>>();
     if as_json {
         let failed: Vec<_> = (failed.iter())
-            .map(|(path, error)| json!({ "path": shown_bytes(path), "error": error.to_string() }))
+            .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
             .collect();
-        println!(
+        outln!(
             "{}",
             json!({ "files": files, "bytes": bytes, "directories": dirs, "links": links, "skipped": skipped,
                 "being_written": paths(written), "short": paths(short), "special": paths(special), "failed": failed })
         );
     } else {
         for path in paths(written) {
-            eprintln!("quell: {path}: is being written; it was taken as it was");
+            errln!("quell: {path}: is being written; it was taken as it was");
         }
         for path in paths(short) {
-            eprintln!(
+            errln!(
                 "quell: {path}: a log of it has lost its end, and what is missing reads as what was there before; see quell log fsck"
             );
         }
         for path in paths(special) {
-            eprintln!("quell: {path}: neither file, directory nor link; left out");
+            errln!("quell: {path}: neither file, directory nor link; left out");
         }
         for (path, error) in failed.iter().take(FAILURES_SHOWN) {
-            eprintln!("quell: {}: {error}", shown_bytes(path));
+            errln!("quell: {}: {error}", shown_bytes(path));
         }
         if failed.len() > FAILURES_SHOWN {
-            eprintln!("quell: and {} more", failed.len() - FAILURES_SHOWN);
+            errln!("quell: and {} more", failed.len() - FAILURES_SHOWN);
         }
         if !quiet {
-            println!(
+            outln!(
                 "{}: {done}: {files} files, {}, {dirs} directories, {links} links; {skipped} were there, {} failed",
                 shown(place),
                 HumanBytes(*bytes),

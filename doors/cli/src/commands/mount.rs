@@ -11,12 +11,13 @@ use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
 use crate::inputs::{real_path, shown};
 use crate::mounts;
+use crate::output::errln;
 use crate::plan::{Place, Plan, TreePlan, refuse_mixtures, refuse_powers};
 use crate::runtime;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(config) = &args.config {
-        return mount_logs(Config::read_logs(config)?, &args, quiet);
+        return mount_logs(Config::read_logs(config, &args.cover.trust_owner)?, &args, quiet);
     }
     match (&args.file, &args.mountpoint) {
         (Some(mountpoint), None) if !args.log.is_empty() => {
@@ -55,9 +56,11 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
             index: real_path(file)?,
             source: args.cover.source.as_deref().map(real_path).transpose()?,
             at: None,
+            named: None,
         };
         Plan { strict: true, ..Plan::new(place, vec![tree], &args.boot, &args.cover, quiet) }
     };
+    plan.resolve_writable()?;
     plan.boots = args.boot.boot.iter().map(|path| real_path(path)).collect::<Result<_, _>>()?;
     start(plan, &mountpoint)?;
     Ok(ExitCode::SUCCESS)
@@ -69,7 +72,7 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
     for LogConfig { path, stores, index } in &logs {
         let (mountpoint, place) = place(args, path)?;
         let how = LogArgs { index_way: args.logs.index_way.or(*index), ..args.logs };
-        let log = log::plan_of(stores, &mountpoint, how)?;
+        let log = log::plan_of(stores, &mountpoint, how, args.init)?;
         let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
         plans.push((Plan { log: Some(log), ..plan }, mountpoint));
     }
@@ -78,7 +81,7 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
         if let Err(failure) = start(plan, &mountpoint) {
             for point in mounted.iter().rev() {
                 if let Err(failure) = umount::take_away(point, false) {
-                    eprintln!("quell: {failure}");
+                    errln!("quell: {failure}");
                 }
             }
             return Err(failure);
@@ -112,7 +115,7 @@ fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
         None => Ok(()),
         Some(refusal) => {
             runtime::remove_lock(&plan);
-            Err(Failure::of_code(refusal.code, refusal.message))
+            Err(refusal.into())
         }
     }
 }

@@ -9,13 +9,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use quell_probe::{Answerer, End, Kind, Leftover, Limits, Outcome, Progress, Refusal, Stage};
+use quell_stack::{Output, OutputFormat};
 use serde_json::{Value, json};
 
 use crate::arguments::ProbeArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, shown};
+use crate::inputs::{real_path, shown, text_of};
 use crate::mounts::file_system_of;
-use crate::progress;
+use crate::output::{errln, outln};
+use crate::{output, progress};
 
 const SCHEMA: &str = "quell-probe/1";
 /// File systems of one node. Others may be shared; a FUSE file system's name tells nothing.
@@ -86,13 +88,16 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let plan = task.plan();
         return Err(Failure::wrong_input(format!("{plan}\nquell: nobody can be asked here: --yes begins")));
     }
+    if let Some(output) = &args.output {
+        result_file(output, args.force).check()?;
+    }
     let progress = Arc::new(Progress::default());
     let survey =
         quell_probe::survey(&directory, &progress).map_err(|refusal| refused(refusal, &directory))?;
     if !args.yes {
-        eprintln!("quell: {}", task.plan());
+        errln!("quell: {}", task.plan());
         if !agreed() {
-            eprintln!("quell: nothing was done");
+            errln!("quell: nothing was done");
             return Ok(ExitCode::from(NO));
         }
     }
@@ -111,7 +116,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     // A refusal while it was under way: what was made is removed.
     let outcome = outcome.map_err(|refusal| refused(refusal, &directory))?;
     if let Some(name) = &outcome.left {
-        eprintln!(
+        errln!(
             "quell: {} could not be removed; remove it with: quell probe --clean {}",
             shown(directory.join(name)),
             shown(&directory)
@@ -126,10 +131,10 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let notes = [task.notes(&outcome), leftovers].concat();
     let result = task.result(&outcome, &notes);
     if let Some(output) = &args.output {
-        quell_stack::replace_file(output, format!("{result:#}\n").as_bytes(), |_| Ok(()))?;
+        result_file(output, args.force).replace(format!("{result:#}\n").as_bytes(), |_| Ok(()))?;
     }
     if args.json {
-        println!("{result}");
+        outln!("{result}");
     } else if !(quiet && args.output.is_some()) {
         task.print(&outcome, &notes);
     }
@@ -137,6 +142,14 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Err(Failure::cannot("the probe could not remove all that it had made"));
     }
     Ok(ExitCode::from(if outcome.sustained().is_some() { YES } else { NO }))
+}
+
+/// The file that a result is written to: JSON that has the schema among its first keys.
+fn result_file(path: &Path, force: bool) -> Output<'_> {
+    let begins = |bytes: &[u8]| {
+        bytes.starts_with(b"{") && memchr::memmem::find(bytes, b"\"schema\": \"quell-probe/").is_some()
+    };
+    Output { path, format: OutputFormat { name: "the result of a probe", begins }, force }
 }
 
 fn refused(refusal: Refusal, directory: &Path) -> Failure {
@@ -152,14 +165,14 @@ fn clean(directory: &Path, quiet: bool) -> Result<ExitCode, Failure> {
         other => Failure::cannot(format!("{}: {other}", shown(directory))),
     })?;
     for (name, why) in &cleaned.kept {
-        eprintln!("quell: {} stays: {why}", shown(directory.join(name)));
+        errln!("quell: {} stays: {why}", shown(directory.join(name)));
     }
     if !quiet {
         for name in &cleaned.removed {
-            println!("{}: removed", shown(directory.join(name)));
+            outln!("{}: removed", shown(directory.join(name)));
         }
         if cleaned.removed.is_empty() && cleaned.kept.is_empty() {
-            println!("{}: no probe left anything here", shown(directory));
+            outln!("{}: no probe left anything here", shown(directory));
         }
     }
     Ok(ExitCode::from(if cleaned.kept.is_empty() { YES } else { NO }))
@@ -167,7 +180,7 @@ fn clean(directory: &Path, quiet: bool) -> Result<ExitCode, Failure> {
 
 /// Whether somebody at the terminal said yes.
 fn agreed() -> bool {
-    eprint!("Begin? [y/N] ");
+    output::report_coloured("Begin? [y/N] ");
     let _ = std::io::stderr().flush();
     let mut answer = String::new();
     let _ = std::io::stdin().lock().read_line(&mut answer);
@@ -330,7 +343,7 @@ impl Task<'_> {
         json!({
             "schema": SCHEMA,
             "made_by": concat!("quell ", env!("CARGO_PKG_VERSION")),
-            "directory": shown(self.directory),
+            "directory": text_of(self.directory),
             "file_system": self.kind,
             "started": outcome.started.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             "kinds": kinds,
@@ -346,14 +359,18 @@ impl Task<'_> {
     /// The curve of figure 3, and what it means.
     fn print(&self, outcome: &Outcome, notes: &[String]) {
         let kind = self.kind.as_deref().unwrap_or("file system unknown");
-        println!("{} ({kind}), {} operations in all", shown(self.directory), grouped(outcome.operations));
-        println!();
-        println!(
+        outln!("{} ({kind}), {} operations in all", shown(self.directory), grouped(outcome.operations));
+        outln!();
+        outln!(
             "{:<16}{:>10}{:>10}{:>10}{:>10}  answered by",
-            "one at a time", "calls", "ops/s", "p50", "p99"
+            "one at a time",
+            "calls",
+            "ops/s",
+            "p50",
+            "p99"
         );
         for k in &outcome.kinds {
-            println!(
+            outln!(
                 "{:<16}{:>10}{:>10}{:>10}{:>10}  {}",
                 kind_name(k.kind),
                 grouped(k.calls),
@@ -365,14 +382,19 @@ impl Task<'_> {
         }
         if !outcome.steps.is_empty() {
             let best = outcome.steps.iter().map(quell_probe::Step::rate).fold(1.0, f64::max);
-            println!();
-            println!(
+            outln!();
+            outln!(
                 "{:>8}{:>12}{:>10}{:>10}{:>10}{:>10}",
-                "threads", "operations", "seconds", "ops/s", "p50", "p99"
+                "threads",
+                "operations",
+                "seconds",
+                "ops/s",
+                "p50",
+                "p99"
             );
             for step in &outcome.steps {
                 let bar = "#".repeat((step.rate() / best * BAR).round() as usize);
-                println!(
+                outln!(
                     "{:>8}{:>12}{:>10.3}{:>10}{:>10}{:>10}  {bar}{}",
                     step.parallelism,
                     grouped(step.operations),
@@ -384,13 +406,13 @@ impl Task<'_> {
                 );
             }
         }
-        println!();
+        outln!();
         match outcome.sustained() {
-            None => println!("No rate can be told."),
+            None => outln!("No rate can be told."),
             Some(rate) => {
-                println!("This node alone sustains about {} metadata operations a second.", about(rate));
+                outln!("This node alone sustains about {} metadata operations a second.", about(rate));
                 if !self.local {
-                    println!(
+                    outln!(
                         "That is a lower bound of what the file system sustains: it may serve more from more nodes.\n\
                          For the whole, probe on several nodes at once, each in a directory of its own, and add."
                     );
@@ -398,7 +420,7 @@ impl Task<'_> {
             }
         }
         for note in notes.iter().filter(|note| *note != LOWER_BOUND) {
-            println!("note: {note}");
+            outln!("note: {note}");
         }
     }
 }

@@ -11,19 +11,23 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use quell_profile::{Capacity, FirstReading, Geography, Links, Mount, Report, SlowDown, Tracing};
+use quell_stack::OutputFormat;
 
 use crate::arguments::ProfileArgs;
 use crate::config::{Config, TreeConfig};
 use crate::failure::{Failure, INTERRUPTED, NO};
 use crate::inputs::{real_path, shown};
+use crate::output::{errln, outln};
 use crate::progress::LOG_INTERVAL;
 use crate::tracer::Tracer;
 use crate::traces::Traces;
-use crate::{mounts, progress, tracer};
+use crate::{mounts, output, progress, tracer};
 
 const TRACE: &str = "trace.strace";
 const MOUNTINFO: &str = "mountinfo";
 const CONFIG: &str = "quell.toml";
+/// Among the first keys of report.json.
+const REPORT_MARK: &[u8] = b"\"schema\": \"quell-profile/";
 /// Where temporary files are, besides TMPDIR.
 const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 /// Between two looks at the clock and at signals.
@@ -38,7 +42,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let tracer = if imports { None } else { Some(Tracer::find()?) };
     let imported = if imports { Some(Traces::open(&args.import)?) } else { None };
     let geography = geography(&args, &shared)?;
-    let output = Output::make(args.output.as_deref())?;
+    let output = Output::make(args.output.as_deref(), args.force)?;
     let (paths, traced) = match &tracer {
         None => (args.import.clone(), None),
         Some(tracer) => {
@@ -79,20 +83,20 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     report.next = next(&report, &args, &output.directory, &config);
     output.save(&report, &config)?;
     if args.json {
-        println!("{}", json(&report)?);
+        outln!("{}", json(&report)?);
     } else if !quiet {
         // A traced program's standard output is not ours to write to.
-        let colour = if imports { std::io::stdout().is_terminal() } else { std::io::stderr().is_terminal() };
+        let colour = if imports { output::is_terminal() } else { std::io::stderr().is_terminal() };
         let text = quell_profile::summary(&report, colour && std::env::var_os("NO_COLOR").is_none());
         if imports {
-            print!("{text}");
+            output::print_coloured(&text);
         } else {
-            eprint!("{text}");
+            output::report_coloured(&text);
         }
-        eprintln!("quell: the report is {}", shown(output.path("report.html")));
+        errln!("quell: the report is {}", shown(output.path("report.html")));
     }
     if imports && report.totals.calls == 0 {
-        eprintln!("quell: no file-system call of strace's is in there");
+        errln!("quell: no file-system call of strace's is in there");
         return Ok(ExitCode::from(NO));
     }
     Ok(ExitCode::from(if was_interrupted { INTERRUPTED } else { code.unwrap_or(0) }))
@@ -253,7 +257,7 @@ fn trace_program(
 
 fn say(quiet: bool, what: &str) {
     if !quiet {
-        eprintln!("quell: {what}");
+        errln!("quell: {what}");
     }
 }
 
@@ -349,7 +353,7 @@ impl Bar {
             self.bar.set_position(self.done);
         } else if !self.terminal && !self.quiet && elapsed > self.next_line {
             self.next_line += LOG_INTERVAL;
-            eprintln!("quell: {what}: {} %", self.done * 100 / self.all.max(1));
+            errln!("quell: {what}: {} %", self.done * 100 / self.all.max(1));
         }
         !interrupted.load(Ordering::Relaxed)
     }
@@ -364,11 +368,12 @@ struct Output {
     directory: PathBuf,
     /// It was not there before.
     made: bool,
+    force: bool,
 }
 
 impl Output {
     /// Paths and commands are private: the directory is the user's alone.
-    fn make(asked: Option<&Path>) -> Result<Output, Failure> {
+    fn make(asked: Option<&Path>, force: bool) -> Result<Output, Failure> {
         let make = |directory: &Path| std::fs::DirBuilder::new().mode(0o700).create(directory);
         let failed = |directory: &Path, e: std::io::Error| {
             Failure::wrong_input(format!("{}: {e}; -o names a directory to write to", shown(directory)))
@@ -379,7 +384,7 @@ impl Output {
                 result => {
                     let directory = real_path(directory)?;
                     match directory.is_dir() {
-                        true => Ok(Output { directory, made: result.is_ok() }),
+                        true => Output { directory, made: result.is_ok(), force }.checked(),
                         false => {
                             Err(Failure::wrong_input(format!("{} is not a directory", shown(&directory))))
                         }
@@ -391,7 +396,9 @@ impl Output {
             let name =
                 if number == 1 { "quell-profile".to_owned() } else { format!("quell-profile.{number}") };
             match make(Path::new(&name)) {
-                Ok(()) => return Ok(Output { directory: real_path(Path::new(&name))?, made: true }),
+                Ok(()) => {
+                    return Ok(Output { directory: real_path(Path::new(&name))?, made: true, force: false });
+                }
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(failed(Path::new(&name), e)),
             }
@@ -399,12 +406,34 @@ impl Output {
         unreachable!("there is a next number")
     }
 
+    /// A directory that was there before is empty or has a report.
+    fn checked(self) -> Result<Output, Failure> {
+        let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&self.directory)));
+        if self.made || self.force || std::fs::read_dir(&self.directory).map_err(failed)?.next().is_none() {
+            return Ok(self);
+        }
+        let report = |bytes: &[u8]| memchr::memmem::find(bytes, REPORT_MARK).is_some();
+        let format = OutputFormat { name: "a report of this program", begins: report };
+        let path = self.path("report.json");
+        if path.symlink_metadata().is_err() {
+            return Err(Failure::wrong_input(format!(
+                "{} is not empty and has no report: name an empty directory or a new one; --force writes to it all the same",
+                shown(&self.directory)
+            )));
+        }
+        quell_stack::Output { path: &path, format, force: false }.check()?;
+        Ok(self)
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
-        Ok(quell_stack::replace_file(&self.path(name), content, |_| Ok(()))?)
+        // That the directory is one of a report was checked before.
+        let format = OutputFormat { name: "a file of a report", begins: |_| true };
+        Ok(quell_stack::Output { path: &self.path(name), format, force: self.force }
+            .replace(content, |_| Ok(()))?)
     }
 
     /// Nothing came of it: no trace of it is left, but in a directory that was there before.

@@ -10,15 +10,18 @@ use indicatif::HumanBytes;
 use quell_boot::{BootImage, Contents, Kind, ZEROS, disk_place};
 use quell_fs::File;
 use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
-use quell_stack::{ChainFile, DiskFormat, disk_chain};
+use quell_stack::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
 
 use crate::arguments::BootQcow2Args;
-use crate::commands::boot::whole;
+use crate::commands::boot::whole_from;
 use crate::failure::{Failure, YES};
-use crate::inputs::{shown, shown_bytes};
+use crate::inputs::{Named, shown, shown_bytes};
+use crate::output::outln;
+use crate::trust;
 
 pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
-    let (image, contents) = whole(&args.file)?;
+    let file = Named::open(&args.file)?.file;
+    let (image, contents) = whole_from(&file, &args.file)?;
     if image.kind() != Kind::Disk {
         let message =
             format!("{} holds files of an indexed tree, not blocks of a disk image", shown(&args.file));
@@ -34,6 +37,9 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
         })?,
     };
     let chain = disk_chain(&base, args.image_format.map(Into::into))?;
+    let owner = Ownership::from(&chain[0].stat);
+    let trusted = Trusted::by_caller(&args.trust_owner);
+    trust::check(&trusted, &file, &args.file, TrustedUse::BootImage, Some((&chain[0].path, &owner)))?;
     if let Some(misfit) = misfit(&image, &chain) {
         return Err(Failure::wrong_input(format!("{}: {misfit}", shown(&args.file))));
     }
@@ -44,21 +50,17 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
             shown(&other.path)
         )));
     }
-    let bytes = layer(&image, &contents, &chain)
-        .map_err(|damage| Failure::wrong_input(format!("{}: {damage}", shown(&base))))?;
     let output = std::path::absolute(&args.output)
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.output))))?;
     if chain.iter().any(|file| output.canonicalize().is_ok_and(|output| output == file.path)) {
         return Err(Failure::wrong_input(format!("{} is the disk image itself", shown(&output))));
     }
-    quell_stack::replace_file(&output, &bytes, |_| Ok(()))?;
+    Output { path: &args.output, format: QCOW2, force: args.force }.check()?;
+    let bytes = layer(&image, &contents, &chain)
+        .map_err(|damage| Failure::wrong_input(format!("{}: {damage}", shown(&base))))?;
+    Output { path: &output, format: QCOW2, force: args.force }.replace(&bytes, |_| Ok(()))?;
     if !quiet {
-        println!(
-            "{}: {} on top of {}",
-            shown(&output),
-            HumanBytes(bytes.len() as u64),
-            shown(&chain[0].path)
-        );
+        outln!("{}: {} on top of {}", shown(&output), HumanBytes(bytes.len() as u64), shown(&chain[0].path));
     }
     Ok(ExitCode::from(YES))
 }

@@ -16,6 +16,7 @@ use crate::commands::disks;
 use crate::commands::run::index_of;
 use crate::failure::Failure;
 use crate::inputs::shown;
+use crate::output::{errln, outln};
 use crate::plan::{Begun, Recorded, RecordingPlan};
 use crate::runtime::Pipe;
 use crate::tap::Taps;
@@ -28,10 +29,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let index = args.index.as_ref().map(|index| index_of(index, quiet)).transpose()?;
-    let index = index.map(|index| index.path);
+    // `quell run` is told the directory, of which the index must be.
+    let index =
+        index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     if let Some(image) = &args.image {
         disks::check(image, args.image_format)?;
     }
+    quell_stack::BootPlace::check(&args.output, args.force)?;
     let output = output_of(&args.output)?;
     let interrupted = progress::interruption();
     let pipe = Pipe::make("record")?;
@@ -42,6 +46,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let recording = RecordingPlan {
         output: output.clone(),
         merge: args.merge,
+        force: args.force,
         min_runs: args.min_runs,
         budget_mib: args.budget,
         pipe: pipe.path.clone(),
@@ -60,6 +65,9 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if let Some(source) = &args.source {
         command.arg("--source").arg(source);
+    }
+    for user in &args.trust_owner {
+        command.arg("--trust-owner").arg(user.to_string());
     }
     if quiet {
         command.arg("--quiet");
@@ -98,7 +106,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
             return Err(failure);
         }
         // A program that could not start, or failed at once, says more by its own code.
-        eprintln!("quell: {failure}");
+        errln!("quell: {failure}");
         return Ok(ExitCode::from(code));
     }
     if !quiet && let (Some(until), false) = (&args.until, told.was_enough) {
@@ -106,12 +114,12 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
             Until::Time(time) => format!("{} s had passed", time.as_secs_f64()),
             Until::Line(pattern) => format!("a line matched '{pattern}'"),
         };
-        eprintln!("quell: the program ended before {what}; all of it is recorded");
+        errln!("quell: the program ended before {what}; all of it is recorded");
     }
     if args.json {
-        println!("{}", serde_json::to_string(&recorded).map_err(|e| Failure::cannot(e.to_string()))?);
+        outln!("{}", serde_json::to_string(&recorded).map_err(|e| Failure::cannot(e.to_string()))?);
     } else if !quiet {
-        eprintln!(
+        errln!(
             "quell: {}: {} of {} files in {}, {} ({} read in this one)",
             shown(&output),
             indicatif::HumanBytes(recorded.image_contents * quell_boot::BLOCK_BYTES as u64),
@@ -218,7 +226,7 @@ fn wait(
                             "Ctrl-C again leaves them running, and the image is written when they have ended"
                         }
                     };
-                    eprintln!("quell: still running, and recorded: process {left}; {next}");
+                    errln!("quell: still running, and recorded: process {left}; {next}");
                 }
             }
         }

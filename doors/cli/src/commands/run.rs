@@ -12,8 +12,9 @@ use crate::commands::{disks, holder, index};
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::freshness::with_consequence;
-use crate::inputs::{Named, real_path, shown};
+use crate::inputs::{Named, real_path, root_of, shown};
 use crate::notices;
+use crate::output::errln;
 use crate::plan::{Place, Plan, Refusal, TreePlan, refuse_mixtures, refuse_powers};
 use crate::runtime;
 use crate::working_directory::WorkingDirectory;
@@ -35,12 +36,12 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
             let message = failure.to_string();
             let directory = runtime::directory().ok();
             let is_first = notices::is_first_to_say(directory.as_deref(), job.as_deref(), &message);
-            if strict || is_irrevocable {
+            if strict || is_irrevocable || failure.is_final() {
                 return if is_first { Err(failure) } else { Ok(failure.exit_code()) };
             }
             if is_first {
                 let consequence = format!(": running on the original {original}, without Quell");
-                eprintln!("quell: {}", with_consequence(&message, &consequence));
+                errln!("quell: {}", with_consequence(&message, &consequence));
             }
         }
     }
@@ -55,7 +56,7 @@ fn job_of(args: &RunArgs) -> Option<String> {
 /// A message that all ranks of a job on a node would print.
 fn say_once(args: &RunArgs, message: &str) {
     if notices::is_first_to_say(runtime::directory().ok().as_deref(), job_of(args).as_deref(), message) {
-        eprintln!("quell: {message}");
+        errln!("quell: {message}");
     }
 }
 
@@ -74,19 +75,21 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
         return finish_plan(plan, Vec::new(), args);
     }
     let absolute = |path: &Option<PathBuf>| path.as_deref().map(real_path).transpose();
-    let mut trees = Vec::new();
-    let mut files = Vec::new();
+    let mut indexes = Vec::new();
     if let Some(file) = &args.config {
-        for tree in Config::read_trees(file)? {
-            let index = index_at(&tree.path, &tree.index, quiet)?;
-            trees.push(TreePlan { index: index.path.clone(), source: None, at: None });
-            files.push(index);
+        for tree in Config::read_trees(file, &cover.trust_owner)? {
+            indexes.push(Asked::Tree { path: real_path(&tree.path).unwrap_or(tree.path), index: tree.index });
         }
     }
     for path in &args.index {
-        let index = index_of(path, quiet)?;
+        indexes.push(Asked::open(path)?);
+    }
+    let mut trees = Vec::new();
+    let mut files = Vec::new();
+    for (index, directory) in open_indexes(indexes, quiet)? {
         let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
-        trees.push(TreePlan { index: index.path.clone(), source, at });
+        let named = directory.filter(|_| source.is_none() && at.is_none());
+        trees.push(TreePlan { index: index.path.clone(), source, at, named });
         files.push(index);
     }
     finish_plan(Plan::new(Place::Namespace, trees, &args.boot, cover, quiet), files, args)
@@ -109,31 +112,71 @@ fn finish_plan(mut plan: Plan, mut files: Vec<Named>, args: &RunArgs) -> Result<
         let recording = serde_json::from_str(text);
         plan.recording = Some(recording.map_err(|e| Failure::wrong_input(format!("--recording: {e}")))?);
     }
-    if let crate::plan::Writes::Kept(directory) = &mut plan.writes {
-        std::fs::create_dir_all(&*directory)
-            .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&*directory))))?;
-        *directory = real_path(directory)?;
-    }
+    plan.resolve_writable()?;
     Ok((plan, files))
 }
 
-/// The index file for what was named: itself, or the one beside a directory, which is made if need be.
-pub fn index_of(path: &Path, quiet: bool) -> Result<Named, Failure> {
-    let named = Named::open(path)?;
-    if !named.is_dir() {
-        return Ok(named);
+/// What the user named as an index.
+#[derive(Debug)]
+enum Asked {
+    File(Named),
+    /// A directory without symbolic links in its path, and where its index is.
+    Tree {
+        path: PathBuf,
+        index: PathBuf,
+    },
+}
+
+impl Asked {
+    fn open(path: &Path) -> Result<Asked, Failure> {
+        let named = Named::open(path)?;
+        if !named.is_dir() {
+            return Ok(Asked::File(named));
+        }
+        let index = index::default_path(&named.path)?;
+        Ok(Asked::Tree { path: named.path, index })
     }
-    index_at(path, &quell_stack::default_index_path(path), quiet)
+}
+
+/// The index that was named: a file, or the one beside a directory, which is made if there is none. With the directory.
+pub fn index_of(path: &Path, quiet: bool) -> Result<(Named, Option<PathBuf>), Failure> {
+    Ok(open_indexes(vec![Asked::open(path)?], quiet)?.remove(0))
+}
+
+/// Opens the indexes in their order, with the directories that were named, and makes those that are missing. None is written
+/// into a tree that is covered by another.
+fn open_indexes(indexes: Vec<Asked>, quiet: bool) -> Result<Vec<(Named, Option<PathBuf>)>, Failure> {
+    let is_missing = |asked: &Asked| match asked {
+        Asked::File(_) => None,
+        Asked::Tree { index, .. } => (!index.exists()).then(|| index.clone()),
+    };
+    let missing: Vec<PathBuf> = indexes.iter().filter_map(is_missing).collect();
+    if !missing.is_empty() {
+        let covered = indexes.iter().map(|asked| match asked {
+            Asked::Tree { path, .. } => Ok(path.clone()),
+            Asked::File(file) => Ok(root_of(&file.index().map_err(Failure::and_final)?)),
+        });
+        let covered = covered.collect::<Result<Vec<_>, Failure>>()?;
+        for index in &missing {
+            index::refuse_within(index, &covered)?;
+        }
+    }
+    let open = |asked| match asked {
+        Asked::File(file) => Ok((file, None)),
+        Asked::Tree { path, index } => Ok((index_at(&path, &index, quiet)?, Some(path))),
+    };
+    indexes.into_iter().map(open).collect()
 }
 
 /// The index of a directory in this file, made if there is none.
 fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure> {
     if !file.exists() {
-        eprintln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
+        errln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
         index::run(
             IndexArgs {
                 path: directory.into(),
                 output: Some(file.into()),
+                force: false,
                 update: None,
                 exclude: Vec::new(),
                 one_file_system: false,
@@ -142,6 +185,7 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
                 strict: false,
                 threads: 16,
                 source: None,
+                trust_owner: Vec::new(),
                 json: false,
             },
             quiet,
@@ -174,14 +218,14 @@ fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEn
     // Another rank of the job was refused a moment ago: nothing is asked again.
     let recall = || job.and_then(|_| notices::recall(&plan.directory, &plan.key));
     if let Some(refusal) = recall() {
-        return Err(Failure::of_code(refusal.code, refusal.message).into());
+        return Err(Failure::from(refusal).into());
     }
     let mut refused = None;
     let joined = quell_overlay::join(&plan.directory, &plan.key, &working_directory.path, |lock| {
         refused = recall().or_else(|| {
             let refusal = match holder::start(&plan, files, lock) {
                 Ok(answer) => answer.refused,
-                Err(failure) => Some(Refusal { code: failure.code(), message: failure.to_string() }),
+                Err(failure) => Some(Refusal::from(&failure)),
             };
             if let (Some(refusal), Some(_)) = (&refusal, job) {
                 notices::remember(&plan.directory, &plan.key, refusal);
@@ -198,7 +242,7 @@ fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEn
         }
     });
     if let Some(refusal) = refused {
-        return Err(Failure::of_code(refusal.code, refusal.message).into());
+        return Err(Failure::from(refusal).into());
     }
     let admission = match joined {
         Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
@@ -228,7 +272,7 @@ fn become_program(command: &[OsString], outputs: Option<[File; 2]>) -> Result<Ex
     }
     let error = command.args(arguments).exec();
     // As shells and env(1) have it: 127 not found, 126 found but not started.
-    eprintln!("quell: {}: {error}", shown(Path::new(program)));
+    errln!("quell: {}: {error}", shown(Path::new(program)));
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Ok(ExitCode::from(code))
 }

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use crate::arguments::ShowArgs;
 use crate::commands::index::reason;
 use crate::failure::Failure;
-use crate::inputs::{shown, shown_bytes};
+use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
+use crate::output;
+use crate::output::outln;
 
 pub fn run(args: ShowArgs) -> Result<ExitCode, Failure> {
     let image = quell_stack::load_index(&args.file)?;
@@ -52,18 +54,19 @@ fn flags(image: &Image) -> Vec<&'static str> {
 }
 
 fn summary(image: &Image, args: &ShowArgs) {
-    let options: Vec<String> = image.option_lines().map(shown_bytes).collect();
+    let text = if args.json { text_of_bytes } else { shown_bytes };
+    let options: Vec<String> = image.option_lines().map(text).collect();
     let problems: Vec<(String, String)> =
-        image.problems().map(|p| (shown_bytes(&p.path), reason(p.errno))).collect();
+        image.problems().map(|p| (text(&p.path), reason(p.errno))).collect();
     if args.json {
         let sections: serde_json::Map<String, Value> =
             image.section_bytes().map(|(name, bytes)| (name.into(), bytes.into())).collect();
         let problems: Vec<Value> =
             problems.iter().map(|(path, error)| json!({ "path": path, "error": error })).collect();
-        println!(
+        outln!(
             "{}",
             json!({
-                "file": shown(&args.file), "root": shown_bytes(image.root_path()),
+                "file": text_of(&args.file), "root": text_of_bytes(image.root_path()),
                 "format_version": image.format_version(), "generation": image.generation().to_string(),
                 "entries": image.entries(), "directories": image.directories(), "nodes": image.nodes(),
                 "longest_path_bytes": image.longest_path_bytes(), "bytes": image.file_bytes(),
@@ -72,29 +75,24 @@ fn summary(image: &Image, args: &ShowArgs) {
         );
         return;
     }
-    println!("index       {} (format {})", shown(&args.file), image.format_version());
-    println!("tree        {}", shown_bytes(image.root_path()));
-    println!("generation  {}", image.generation());
-    println!(
-        "entries     {} ({} directories, {} nodes)",
-        image.entries(),
-        image.directories(),
-        image.nodes()
-    );
+    outln!("index       {} (format {})", shown(&args.file), image.format_version());
+    outln!("tree        {}", shown_bytes(image.root_path()));
+    outln!("generation  {}", image.generation());
+    outln!("entries     {} ({} directories, {} nodes)", image.entries(), image.directories(), image.nodes());
     let each = image.file_bytes() as f64 / f64::from(image.entries());
-    println!("size        {} bytes, {each:.1} an entry", image.file_bytes());
+    outln!("size        {} bytes, {each:.1} an entry", image.file_bytes());
     for (name, bytes) in image.section_bytes() {
-        println!("  {name:<10}{bytes:>12}");
+        outln!("  {name:<10}{bytes:>12}");
     }
-    println!("longest     {} bytes of path", image.longest_path_bytes());
+    outln!("longest     {} bytes of path", image.longest_path_bytes());
     for flag in flags(image) {
-        println!("holds       {flag}");
+        outln!("holds       {flag}");
     }
     for option in options {
-        println!("made with   {option}");
+        outln!("made with   {option}");
     }
     for (path, error) in problems {
-        println!("unread      {path}: {error}");
+        outln!("unread      {path}: {error}");
     }
 }
 
@@ -126,15 +124,15 @@ fn value(image: &Image, entry: EntryId) -> Value {
     let a = image.attributes(entry);
     let xattrs: serde_json::Map<String, Value> = image
         .xattrs(entry)
-        .map(|(name, value)| (shown_bytes(name), value.escape_ascii().to_string().into()))
+        .map(|(name, value)| (text_of_bytes(name), value.escape_ascii().to_string().into()))
         .collect();
     let mut value = json!({
-        "path": shown_bytes(&image.path(entry)), "kind": a.kind.letter().to_string(),
+        "path": text_of_bytes(&image.path(entry)), "kind": a.kind.letter().to_string(),
         "mode": format!("{:04o}", a.permissions), "uid": a.uid, "gid": a.gid, "nlink": a.nlink,
         "size": a.size_bytes, "blocks": a.blocks, "mtime": time(a.modified), "ctime": time(a.changed),
     });
     if let Some(target) = image.link_target(entry) {
-        value["target"] = shown_bytes(target).into();
+        value["target"] = text_of_bytes(target).into();
     }
     if a.rdev != 0 {
         value["rdev"] = a.rdev.into();
@@ -152,25 +150,28 @@ fn one(image: &Image, entry: EntryId, as_json: bool) {
         if image.kind(entry) == Kind::Dir {
             whole["entries"] = children.map(|child| value(image, child)).collect();
         }
-        println!("{whole}");
+        outln!("{whole}");
         return;
     }
-    println!("{}", line(image, entry, &shown_bytes(&image.path(entry))));
+    outln!("{}", line(image, entry, &shown_bytes(&image.path(entry))));
     for (name, value) in image.xattrs(entry) {
-        println!("  {} = {}", shown_bytes(name), value.escape_ascii());
+        outln!("  {} = {}", shown_bytes(name), value.escape_ascii());
     }
     for child in children {
-        println!("  {}", line(image, child, &shown_bytes(image.name(child))));
+        outln!("  {}", line(image, child, &shown_bytes(image.name(child))));
     }
 }
 
 fn tree(image: &Image, top: EntryId, as_json: bool) {
     let mut waiting = vec![top];
     while let Some(entry) = waiting.pop() {
+        if output::has_failed() {
+            return;
+        }
         if as_json {
-            println!("{}", value(image, entry));
+            outln!("{}", value(image, entry));
         } else {
-            println!("{}", line(image, entry, &shown_bytes(&image.path(entry))));
+            outln!("{}", line(image, entry, &shown_bytes(&image.path(entry))));
         }
         waiting.extend(image.children(entry).unwrap_or(0..0).rev());
     }

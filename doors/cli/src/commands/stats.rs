@@ -7,34 +7,41 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
+use quell_stack::{Output, OutputFormat};
 
 use crate::arguments::{IndexWay, StatsArgs};
 use crate::commands::log::joined;
 use crate::failure::{Failure, NO};
 use crate::inputs::{real_path, shown};
+use crate::output::{errln, outln};
 use crate::plan::{LogReport, Report, TreeReport};
-use crate::runtime;
+use crate::{output, runtime};
 
 pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
     let reports = reports(&args.path)?;
     if let Some(file) = &args.prometheus {
         let text = prometheus(&reports);
         if file == Path::new("-") {
-            print!("{text}");
+            output::print(format_args!("{text}"));
         } else {
             // The exporter must never read half a file, and is another user.
             let everybody = Permissions::from_mode(0o644);
-            quell_stack::replace_file(file, text.as_bytes(), |f| f.set_permissions(everybody))?;
+            let format = OutputFormat {
+                name: "a file of counters of this program",
+                begins: |bytes| bytes.starts_with(b"# TYPE quell_"),
+            };
+            let output = Output { path: file, format, force: args.force };
+            output.replace(text.as_bytes(), |f| f.set_permissions(everybody))?;
         }
     } else if args.json {
-        println!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);
+        outln!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);
     } else {
         for report in &reports {
             print(report);
         }
     }
     if reports.is_empty() {
-        eprintln!("quell: no view of {} is served by a process of yours on this node", shown(&args.path));
+        errln!("quell: no view of {} is served by a process of yours on this node", shown(&args.path));
         return Ok(ExitCode::from(NO));
     }
     Ok(ExitCode::SUCCESS)
@@ -49,7 +56,7 @@ fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
         let text = match quell_overlay::ask(&directory, &key) {
             Ok(Some(text)) => text,
             Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
-                eprintln!("quell: no report of {key}: {e}");
+                errln!("quell: no report of {key}: {e}");
                 continue;
             }
             // One that has just ended is no error.
@@ -70,30 +77,30 @@ fn print(report: &Report) {
         print_log(log, report.pid);
     }
     for tree in &report.trees {
-        println!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
-        println!("  why this view       {}", tree.reason);
-        println!("  entries             {}", tree.entries);
-        println!("  looks at the tree   {} ({} found a change)", tree.looks, tree.changes);
+        outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
+        outln!("  why this view       {}", tree.reason);
+        outln!("  entries             {}", tree.entries);
+        outln!("  looks at the tree   {} ({} found a change)", tree.looks, tree.changes);
         match &tree.counters {
-            None => println!("  requests            answered by the kernel, which counts none"),
+            None => outln!("  requests            answered by the kernel, which counts none"),
             Some(counters) => {
                 for (name, value) in counters {
-                    println!("  {:<20}{value}", name.replace('_', " "));
+                    outln!("  {:<20}{value}", name.replace('_', " "));
                 }
             }
         }
     }
     if let Some(messages) = &report.messages {
-        println!("  messages            {}", shown(messages));
+        outln!("  messages            {}", shown(messages));
     }
 }
 
 fn print_log(log: &LogReport, pid: u32) {
-    println!("{} (log of {}, process {pid})", shown(&log.path), joined(&log.stores));
-    println!("  buffer bytes        {}", log.buffer_bytes);
-    println!("  index               {}", way(log.index));
+    outln!("{} (log of {}, process {pid})", shown(&log.path), joined(&log.stores));
+    outln!("  buffer bytes        {}", log.buffer_bytes);
+    outln!("  index               {}", way(log.index));
     for (name, value) in &log.counters {
-        println!("  {:<20}{value}", name.replace('_', " "));
+        outln!("  {:<20}{value}", name.replace('_', " "));
     }
 }
 

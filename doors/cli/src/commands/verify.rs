@@ -7,7 +7,9 @@ use quell_index::{BuildOptions, Change, compare};
 use crate::arguments::VerifyArgs;
 use crate::commands::holder::line_of;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Reading, image_of, real_path, root_of, shown, shown_bytes};
+use crate::inputs::{Reading, image_of, real_path, root_of, shown, text_of, text_of_bytes};
+use crate::output;
+use crate::output::outln;
 
 pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let image = quell_stack::load_index(&args.file)?;
@@ -37,22 +39,22 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
                 Change::Changed(attributes) => ("changed", attributes.clone()),
             };
             found.push(serde_json::json!({
-                "path": shown_bytes(&difference.path), "what": what, "attributes": attributes
+                "path": text_of_bytes(&difference.path), "what": what, "attributes": attributes
             }));
         } else {
-            println!("{}", line_of(&difference));
+            outln!("{}", line_of(&difference));
         }
-        true
+        !output::has_failed()
     });
     if args.json {
-        println!(
+        outln!(
             "{}",
-            serde_json::json!({ "index": shown(&args.file), "entries": image.entries(), "differences": found })
+            serde_json::json!({ "index": text_of(&args.file), "entries": image.entries(), "differences": found })
         );
     } else if !quiet {
         match count {
-            0 => println!("{}: {} entries, all as indexed", shown(&directory), image.entries()),
-            _ => println!("{}: {count} differences", shown(&directory)),
+            0 => outln!("{}: {} entries, all as indexed", shown(&directory), image.entries()),
+            _ => outln!("{}: {count} differences", shown(&directory)),
         }
     }
     Ok(ExitCode::from(if count == 0 { YES } else { NO }))

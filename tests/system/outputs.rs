@@ -1,0 +1,313 @@
+//! What commands write: files that are there are kept, nothing is written into covered trees, and a full disk or a reader that has
+//! gone is an exit code.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use crate::stage::{Ended, Stage, is_root, words};
+use crate::trees;
+
+fn scene() -> (Stage, PathBuf, PathBuf) {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    (stage, tree, index)
+}
+
+fn run(stage: &Stage, words: Vec<OsString>) -> Ended {
+    stage.run(stage.quell().args(words))
+}
+
+/// Names below a directory.
+fn names(directory: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.sort();
+    names
+}
+
+/// The words of a command that writes to a path, with or without --force.
+type CommandWith<'a> = dyn Fn(&Path, bool) -> Vec<OsString> + 'a;
+
+#[test]
+fn only_files_of_the_format_are_replaced() {
+    let (stage, tree, index) = scene();
+    let boot = stage.path("first.boot");
+    let cat = tree.join("readme");
+    run(&stage, words(&[&"record", &"-q", &"-i", &index, &"-o", &boot, &"--", &"cat", &cat])).expect(0);
+    let out = stage.path("train.py");
+    let commands: [&CommandWith; 4] = [
+        &|out, force| [words(&[&"index", &"-q", &tree, &"-o", &out]), forced(force)].concat(),
+        &|out, force| {
+            let begin = words(&[&"record", &"-q", &"-i", &index, &"-o", &out]);
+            [begin, forced(force), words(&[&"--", &"cat", &cat])].concat()
+        },
+        &|out, force| [words(&[&"boot", &"merge", &boot, &"-o", &out]), forced(force)].concat(),
+        &|out, force| [words(&[&"stats", &index, &"--prometheus", &out]), forced(force)].concat(),
+    ];
+    for (number, command) in commands.into_iter().enumerate() {
+        let succeeds = if number == 3 { 1 } else { 0 };
+        fs::write(&out, "print('hello')\n").unwrap();
+        run(&stage, command(&out, false)).expect(2).says("--force").says("train.py");
+        assert_eq!(fs::read(&out).unwrap(), b"print('hello')\n", "{number}");
+        run(&stage, command(&out, true)).expect(succeeds);
+        assert_ne!(fs::read(&out).unwrap(), b"print('hello')\n", "{number}");
+        if number < 3 {
+            // Its own format.
+            run(&stage, command(&out, false)).expect(succeeds);
+        }
+        fs::remove_file(&out).unwrap();
+        // A link, and what it leads to.
+        let target = stage.file("target", "precious");
+        let link = stage.path("link");
+        symlink(&target, &link).unwrap();
+        for force in [false, true] {
+            run(&stage, command(&link, force)).expect(2).says("not a regular file");
+            run(&stage, command(Path::new("/dev/null"), force)).expect(2).says("not a regular file");
+            let ended =
+                stage.run(stage.quell().args(command(Path::new("-"), force)).current_dir(stage.path("")));
+            if number < 3 {
+                ended.expect(2).says("standard output");
+            }
+        }
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&target).unwrap(), b"precious");
+        fs::remove_file(&link).unwrap();
+    }
+    let null = fs::metadata("/dev/null").unwrap();
+    assert!(std::os::unix::fs::FileTypeExt::is_char_device(&null.file_type()));
+    assert!(!stage.path("-").exists());
+}
+
+fn forced(force: bool) -> Vec<OsString> {
+    if force { vec!["--force".into()] } else { Vec::new() }
+}
+
+#[test]
+fn nothing_is_written_into_a_covered_tree_by_default() {
+    let (stage, tree, index) = scene();
+    let before = names(&tree);
+    let modified = fs::metadata(&tree).unwrap().mtime_nsec();
+    let untouched = |what: &str| {
+        assert_eq!(names(&tree), before, "{what}");
+        assert_eq!(fs::metadata(&tree).unwrap().mtime_nsec(), modified, "{what}");
+    };
+    let ended = stage.run(
+        stage.quell().args(["run", "-q", "--strict", "-i", ".", "--", "cat", "readme"]).current_dir(&tree),
+    );
+    assert_eq!(ended.expect(0).text(), "hello\n");
+    assert!(stage.path("tree.quell").is_file(), "the index lies beside the directory");
+    untouched("run -i .");
+    let sub = tree.join("lib");
+    for (first, second) in [(&tree, &sub), (&sub, &tree)] {
+        run(&stage, words(&[&"run", &"-i", first, &"-i", second, &"--", &"true"])).expect(2).says("-o");
+        untouched("a tree in a tree");
+    }
+    run(&stage, words(&[&"index", &sub])).expect(2).says("-o");
+    fs::remove_file(stage.path("tree.quell")).unwrap();
+    run(&stage, words(&[&"run", &"-i", &sub, &"-i", &tree, &"--", &"true"])).expect(2).says("-o");
+    run(&stage, words(&[&"run", &"-i", &sub, &"-i", &index, &"--", &"true"])).expect(2).says("-o");
+    untouched("before the tree has an index");
+    let ended = stage.run(stage.quell().args(["index", ".", "-o", "x.quell"]).current_dir(&tree));
+    ended.expect(2).says("inside the tree");
+    run(&stage, words(&[&"record", &"-i", &index, &"-o", &tree.join("x.boot"), &"--", &"true"]))
+        .expect(2)
+        .says("inside the tree");
+    let layer = tree.join("layer/deep");
+    let ended = run(&stage, words(&[&"run", &"--writable", &layer, &"-i", &index, &"--", &"echo", &"ran"]));
+    assert_eq!(ended.expect(2).says("inside the tree").text(), "");
+    untouched("a writable layer");
+    let ended = stage.run(stage.quell().args(["index", "/"]).current_dir(stage.dir("empty")));
+    ended.expect(2).says("-o");
+    assert!(names(&stage.path("empty")).is_empty() && !Path::new("/.quell").exists());
+}
+
+#[test]
+fn what_a_writable_layer_keeps_is_its_owners_alone() {
+    let (stage, _, index) = scene();
+    let layer = stage.path("layer");
+    let mut command = stage.quell();
+    command.args(["run", "-q", "--writable"]).arg(&layer).arg("-i").arg(&index);
+    let ended = stage.run(command.args(["--", "true"]));
+    if !ended.err.is_empty() {
+        println!("SKIPPED: no writable layer here: {}", ended.err);
+        return;
+    }
+    for path in [&layer, &layer.join("lock")] {
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o077, 0, "{}", path.display());
+    }
+}
+
+#[test]
+fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
+    let (stage, tree, index) = scene();
+    let boot = stage.path("boot");
+    run(&stage, words(&[&"record", &"-q", &"-i", &index, &"-o", &boot, &"--", &"cat", &tree.join("readme")]))
+        .expect(0);
+    fs::write(tree.join("new"), "").unwrap();
+    let store = stage.dir("store");
+    let again = stage.path("again");
+    let commands: Vec<Vec<OsString>> = vec![
+        words(&[&"--help"]),
+        words(&[&"--version"]),
+        words(&[&"run", &"--help"]),
+        words(&[&"doctor"]),
+        words(&[&"doctor", &"--json"]),
+        words(&[&"show", &index]),
+        words(&[&"show", &"--json", &index]),
+        words(&[&"show", &"-r", &index]),
+        words(&[&"verify", &index]),
+        words(&[&"verify", &"--json", &index]),
+        words(&[&"index", &tree, &"-o", &again]),
+        words(&[&"index", &"--json", &tree, &"-o", &again]),
+        words(&[&"boot", &"show", &"--files", &boot]),
+        words(&[&"boot", &"show", &"--json", &boot]),
+        words(&[&"boot", &"verify", &boot]),
+        words(&[&"boot", &"merge", &boot, &"-o", &again]),
+        words(&[&"log", &"fsck", &store]),
+    ];
+    for (number, command) in commands.into_iter().enumerate() {
+        if number == 15 {
+            fs::remove_file(&again).unwrap();
+        }
+        let err = stage.path("err");
+        for full in [true, false] {
+            let out: Stdio = match full {
+                true => File::options().write(true).open("/dev/full").unwrap().into(),
+                false => {
+                    let (reader, writer) = std::io::pipe().unwrap();
+                    drop(reader);
+                    writer.into()
+                }
+            };
+            let mut process = stage.quell();
+            process.args(&command).stdout(out).stderr(File::create(&err).unwrap());
+            let code = process.status().unwrap().code();
+            let said = fs::read_to_string(&err).unwrap();
+            assert!(!said.contains("panicked"), "{command:?}: {said}");
+            if number == 16 {
+                // An empty directory is no store.
+                assert_eq!(code, Some(2), "{command:?}: {said}");
+                continue;
+            }
+            match full {
+                true => {
+                    assert_eq!(code, Some(3), "{command:?}: {said}");
+                    assert!(
+                        said.contains("standard output") && said.contains("space"),
+                        "{command:?}: {said}"
+                    );
+                }
+                false => {
+                    assert_eq!(code, Some(141), "{command:?}: {said}");
+                    assert!(!said.contains("standard output"), "{command:?}: {said}");
+                }
+            }
+        }
+    }
+    // Standard error cannot be written: the exit code alone says how it went.
+    let mut process = stage.quell();
+    process.args(["show", "none"]).stderr(File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(process.status().unwrap().code(), Some(2));
+}
+
+#[test]
+fn names_do_not_reach_the_terminal_as_they_are() {
+    let stage = Stage::new();
+    let tree = stage.dir("tree\x1b]0;owned\x07");
+    let odd = ["\x1b[31mred", "two\nlines", "\u{9b}2J", "\u{202e}gpj.exe", "\u{7f}", "back\\slash"];
+    for name in odd {
+        fs::write(tree.join(name), "").unwrap();
+    }
+    symlink("\x1b[32m", tree.join("link")).unwrap();
+    let index = stage.index(&tree);
+    let harmless = |bytes: &[u8], what: &str| {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let odd =
+            text.chars().find(|c| (c.is_control() && *c != '\n') || matches!(c, '\u{202a}'..='\u{202e}'));
+        assert_eq!(odd, None, "{what}: {text:?}");
+        text
+    };
+    for name in odd {
+        fs::remove_file(tree.join(name)).unwrap();
+    }
+    fs::write(tree.join("\x1b[33mnew"), "").unwrap();
+    let boot = stage.path("\x1b[34m");
+    for command in [
+        words(&[&"verify", &index]),
+        words(&[&"verify", &"--json", &index]),
+        words(&[&"show", &index]),
+        words(&[&"show", &"-r", &index]),
+        words(&[&"show", &"-r", &"--json", &index]),
+        words(&[&"show", &index, &"\x1b[31mnone"]),
+        words(&[&"run", &"-i", &index, &"--", &"true"]),
+        words(&[&"run", &"-i", &"\x1b[31mnone", &"--", &"true"]),
+        words(&[&"index", &tree]),
+        words(&[&"boot", &"show", &boot]),
+        words(&[&"\x1b[31m"]),
+        words(&[&"show", &"--\x1b[31m"]),
+    ] {
+        let ended = run(&stage, command.clone());
+        let what = format!("{command:?}");
+        harmless(&ended.out, &what);
+        harmless(ended.err.as_bytes(), &what);
+    }
+    let told = run(&stage, words(&[&"verify", &index])).expect(1);
+    let lines: Vec<_> = told.text().lines().map(str::to_owned).collect();
+    for line in ["- \\x1b[31mred", "- two\\nlines", "- \\u{9b}2J", "- \\u{202e}gpj.exe", "+ \\x1b[33mnew"] {
+        assert!(lines.iter().any(|told| told == line), "no {line} in {lines:?}");
+    }
+    // JSON has the names themselves.
+    let told = run(&stage, words(&[&"verify", &"--json", &index])).expect(1).json();
+    let paths: Vec<&str> =
+        told["differences"].as_array().unwrap().iter().filter_map(|d| d["path"].as_str()).collect();
+    for name in odd {
+        assert!(paths.contains(&name), "{name:?} in {paths:?}");
+    }
+}
+
+#[test]
+fn an_index_with_private_attributes_is_private() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let file = tree.join("readme");
+    if rustix::fs::setxattr(&file, "user.secret", b"x", rustix::fs::XattrFlags::empty()).is_err() {
+        println!("SKIPPED: no extended attributes on this file system");
+        return;
+    }
+    let mode = |file_mode| {
+        trees::set_mode(&file, file_mode);
+        fs::metadata(stage.index(&tree)).unwrap().mode() & 0o777
+    };
+    assert_eq!(mode(0o644), 0o644);
+    assert_eq!(mode(0o600), 0o600);
+    assert_eq!(mode(0o640), 0o640);
+}
+
+#[test]
+fn a_runtime_directory_of_another_user_is_passed_over() {
+    if !is_root() {
+        // The unit test beside the function does the same without another user.
+        println!("SKIPPED: a directory of another user is made by root alone");
+        return;
+    }
+    let stage = Stage::new();
+    // A /tmp of its own, so that nothing of this machine's is touched; the user is one that does not exist.
+    let script = "mount -t tmpfs -o mode=1777 none /tmp; mkdir -m 700 /tmp/quell-4242421 /tmp/work; chown 4242420 /tmp/quell-4242421
+        cp \"$1\" /tmp/work/quell; cp -r \"$2\" /tmp/work/tree; chown -R 4242421 /tmp/work; unset QUELL_RUNTIME_DIR
+        setpriv --reuid 4242421 --regid 4242421 --clear-groups -- sh -c '
+            /tmp/work/quell stats /tmp/work/tree; echo $?; ls -d /tmp/quell-4242421-1'";
+    // What the script copies must not lie below the /tmp that it hides.
+    let outside = tempfile::Builder::new().prefix("quell-outputs.").tempdir_in("/var/tmp").unwrap();
+    fs::copy(crate::stage::quell(), outside.path().join("quell")).unwrap();
+    fs::create_dir(outside.path().join("tree")).unwrap();
+    let mut command = stage.command("unshare");
+    command
+        .args(["-m", "sh", "-ec", script, "sh"])
+        .arg(outside.path().join("quell"))
+        .arg(outside.path().join("tree"));
+    let ended = stage.run(&mut command).expect(0);
+    assert_eq!(ended.text(), "1\n/tmp/quell-4242421-1\n", "{}", ended.err);
+}

@@ -1,0 +1,254 @@
+//! Indexes, boot images and configurations of other users: what is refused, what is used, and that no program runs when one is
+//! refused.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::skip;
+use crate::stage::{Ended, Stage, is_root, quell};
+use crate::trees::{self, set_mode};
+
+/// Numbers that no user here has.
+const MALLORY: u32 = 4_242_420;
+const ALICE: u32 = 4_242_421;
+
+struct Scene {
+    stage: Stage,
+    tree: PathBuf,
+    index: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let stage = Stage::new();
+        let tree = trees::small(&stage, "tree");
+        let index = stage.index(&tree);
+        fs::set_permissions(&index, fs::Permissions::from_mode(0o644)).unwrap();
+        Scene { stage, tree, index }
+    }
+
+    /// `quell run` of a program that tells that it ran, on a covered tree (in a file system that is read-only) or not.
+    fn run(&self, options: &[&str], index: &Path) -> Ended {
+        let mut command = self.stage.quell();
+        command.arg("run").args(options).arg("-i").arg(index);
+        self.stage.run(command.args(["--", "sh", "-c", "echo ran; cat \"$1/readme\"", "sh"]).arg(&self.tree))
+    }
+
+    #[track_caller]
+    fn refused(&self, options: &[&str], index: &Path, words: &str) {
+        let ended = self.run(options, index).expect(2).says(words);
+        assert_eq!(ended.text(), "", "the program ran");
+        assert!(!ended.err.contains("original"), "{}", ended.err);
+    }
+}
+
+/// A command of another user, with a copy of the program that this user may read.
+fn as_user(stage: &Stage, uid: u32) -> Command {
+    let copy = stage.path("quell-copy");
+    if !copy.exists() {
+        fs::copy(quell(), &copy).unwrap();
+        set_mode(&copy, 0o755);
+    }
+    let runtime = stage.dir(&format!("runtime-{uid}"));
+    chown(&runtime, Some(uid), Some(uid)).unwrap();
+    set_mode(&runtime, 0o700);
+    let mut command = stage.command("setpriv");
+    let id = uid.to_string();
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(copy);
+    command.env("QUELL_RUNTIME_DIR", runtime);
+    command
+}
+
+#[test]
+fn a_foreign_index_is_refused_and_no_program_runs() {
+    if !is_root() {
+        skip!("files of two users are made by root alone");
+    }
+    let scene = Scene::new();
+    chown(&scene.index, Some(MALLORY), Some(MALLORY)).unwrap();
+    for options in [&[][..], &["--strict"], &["--check", "none"], &["--view", "fuse"]] {
+        scene.refused(options, &scene.index, "--trust-owner 4242420");
+    }
+    scene.refused(&["--trust-owner", "4242421"], &scene.index, "user 4242420");
+    let ended = scene.run(&["--strict", "-q", "--trust-owner", "4242420"], &scene.index).expect(0);
+    assert_eq!(ended.text(), "ran\nhello\n");
+    let point = scene.stage.dir("point");
+    let mount = |options: &[&str]| {
+        let mut command = scene.stage.quell();
+        command.arg("mount").args(options).arg(&scene.index).arg(&point);
+        scene.stage.run(&mut command)
+    };
+    mount(&[]).expect(2).says("--trust-owner");
+    mount(&["--trust-owner", "4242420"]).expect(0);
+    scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+    let boot = scene.stage.path("boot");
+    let record = |options: &[&str]| {
+        let mut command = scene.stage.quell();
+        command.args(["record", "-q"]).args(options).arg("-i").arg(&scene.index).arg("-o").arg(&boot);
+        scene.stage.run(command.args(["--", "cat"]).arg(scene.tree.join("readme")))
+    };
+    let ended = record(&[]).expect(2).says("--trust-owner");
+    assert_eq!(ended.text(), "");
+    assert_eq!(record(&["--trust-owner", "4242420"]).expect(0).text(), "hello\n");
+    // What becomes an index of one's own is checked, what is only printed is not.
+    let update = |options: &[&str]| {
+        scene.stage.run(scene.stage.quell().args(["index", "--update"]).args(options).arg(&scene.index))
+    };
+    update(&[]).expect(2).says("--trust-owner");
+    scene.stage.run(scene.stage.quell().arg("verify").arg(&scene.index)).expect(0);
+    scene.stage.run(scene.stage.quell().arg("show").arg(&scene.index)).expect(0);
+    update(&["--trust-owner", "4242420"]).expect(0);
+}
+
+#[test]
+fn an_index_of_the_trees_owner_or_of_root_is_used() {
+    if !is_root() {
+        skip!("files of two users are made by root alone");
+    }
+    let scene = Scene::new();
+    for uid in [0, MALLORY] {
+        chown(&scene.tree, Some(MALLORY), Some(MALLORY)).unwrap();
+        let index = scene.stage.index(&scene.tree);
+        set_mode(&index, 0o644);
+        chown(&index, Some(uid), Some(uid)).unwrap();
+        let mut command = as_user(&scene.stage, ALICE);
+        command.args(["run", "-q", "--strict", "-i"]).arg(&index).args(["--", "cat"]);
+        let ended = scene.stage.run(command.arg(scene.tree.join("readme")));
+        if ended.err.contains("user namespace") {
+            skip!("no user namespaces for ordinary users: {}", ended.err);
+        }
+        assert_eq!(ended.expect(0).text(), "hello\n");
+    }
+    // The tree's owner gave it away since: the index is another user's.
+    chown(&scene.tree, Some(0), Some(0)).unwrap();
+    let index = scene.stage.index(&scene.tree);
+    chown(&index, Some(MALLORY), Some(MALLORY)).unwrap();
+    set_mode(&index, 0o644);
+    let mut command = as_user(&scene.stage, ALICE);
+    command.args(["run", "-i"]).arg(&index).args(["--", "echo", "ran"]);
+    let ended = scene.stage.run(&mut command).expect(2).says("--trust-owner");
+    assert_eq!(ended.text(), "");
+}
+
+#[test]
+fn a_file_that_other_users_may_write_is_refused() {
+    let scene = Scene::new();
+    for (mode, words) in [(0o666, "chmod o-w"), (0o646, "chmod o-w"), (0o664, "chmod g-w")] {
+        set_mode(&scene.index, mode);
+        scene.refused(&[], &scene.index, words);
+    }
+    // Who may write to the tree may write to its index.
+    set_mode(&scene.tree, 0o775);
+    let index = scene.stage.index(&scene.tree);
+    set_mode(&index, 0o664);
+    assert_eq!(scene.run(&["--strict", "-q"], &index).expect(0).text(), "ran\nhello\n");
+    let config = scene.stage.file(
+        "quell.toml",
+        format!("[[tree]]\npath = '{}'\nindex = '{}'\n", scene.tree.display(), index.display()),
+    );
+    let run = || {
+        let mut command = scene.stage.quell();
+        scene.stage.run(command.args(["run", "-q", "--config"]).arg(&config).args(["--", "echo", "ran"]))
+    };
+    set_mode(&config, 0o644);
+    assert_eq!(run().expect(0).text(), "ran\n");
+    set_mode(&config, 0o664);
+    assert_eq!(run().expect(2).says("chmod g-w").text(), "");
+    if is_root() {
+        set_mode(&config, 0o644);
+        chown(&config, Some(MALLORY), Some(MALLORY)).unwrap();
+        assert_eq!(run().expect(2).says("--trust-owner").text(), "");
+    }
+}
+
+#[test]
+fn the_index_beside_a_directory_must_be_one_of_it() {
+    let scene = Scene::new();
+    let other = trees::small(&scene.stage, "other");
+    let planted = scene.stage.path("tree.quell");
+    scene.stage.run(scene.stage.quell().args(["index", "-q"]).arg(&other).arg("-o").arg(&planted)).expect(0);
+    scene.refused(&[], &scene.tree, "is an index of");
+    fs::remove_file(&planted).unwrap();
+    // A link to an index of one's own.
+    symlink(&scene.index, scene.stage.path("other.quell")).unwrap();
+    scene.refused(&[], &other, "is an index of");
+    // A link to nothing is not followed when the index is made.
+    symlink(scene.stage.path("elsewhere"), &planted).unwrap();
+    let ended = scene.run(&[], &scene.tree).expect(2).says("not a regular file");
+    assert_eq!(ended.text(), "");
+    assert!(!scene.stage.path("elsewhere").exists());
+    fs::remove_file(&planted).unwrap();
+    if is_root() {
+        // One that another user left there, of the right tree.
+        fs::copy(&scene.index, &planted).unwrap();
+        chown(&planted, Some(MALLORY), Some(MALLORY)).unwrap();
+        scene.refused(&[], &scene.tree, "--trust-owner");
+    }
+}
+
+#[test]
+fn a_foreign_boot_image_is_refused_and_not_joined() {
+    let scene = Scene::new();
+    let boot = scene.stage.path("boot");
+    let mut command = scene.stage.quell();
+    command.args(["record", "-q", "-i"]).arg(&scene.index).arg("-o").arg(&boot);
+    scene.stage.run(command.args(["--", "cat"]).arg(scene.tree.join("readme"))).expect(0);
+    let words = match is_root() {
+        true => {
+            chown(&boot, Some(MALLORY), Some(MALLORY)).unwrap();
+            "--trust-owner"
+        }
+        false => {
+            println!(
+                "SKIPPED: a file of another user is made by root alone; one that others may write stands for it"
+            );
+            set_mode(&boot, 0o606);
+            "chmod o-w"
+        }
+    };
+    scene.refused(&["-b", boot.to_str().unwrap()], &scene.index, words);
+    let merged = scene.stage.path("merged");
+    let mut merge = scene.stage.quell();
+    scene.stage.run(merge.args(["boot", "merge", "-o"]).arg(&merged).arg(&boot)).expect(2).says(words);
+    assert!(!merged.exists());
+    let mut again = scene.stage.quell();
+    again.args(["record", "-q", "--merge", "-i"]).arg(&scene.index).arg("-o").arg(&boot);
+    scene.stage.run(again.args(["--", "true"])).expect(2).says(words);
+}
+
+#[test]
+fn a_wrong_file_is_refused_and_no_program_runs() {
+    let scene = Scene::new();
+    let script = scene.stage.file("train.py", "print('hello')\n");
+    scene.refused(&[], &script, "no index");
+    scene.refused(&[], &scene.stage.file("empty", ""), "empty");
+    scene.refused(&[], Path::new("/dev/zero"), "not a regular file");
+    // A file of 60 GiB takes neither memory nor time.
+    let sparse = scene.stage.file("sparse", "QUELLIDX");
+    fs::File::options().write(true).open(&sparse).unwrap().set_len(60 << 30).unwrap();
+    let mut show = scene.stage.quell();
+    scene.stage.run(show.arg("show").arg(&sparse)).expect(2).says("version");
+    let mut show = scene.stage.quell();
+    fs::write(&sparse, "QUELLBOO").unwrap();
+    fs::File::options().write(true).open(&sparse).unwrap().set_len(60 << 30).unwrap();
+    scene.stage.run(show.args(["boot", "show"]).arg(&sparse)).expect(2).says("version");
+}
+
+#[test]
+fn a_directory_with_files_becomes_a_store_only_when_asked() {
+    let stage = Stage::new();
+    let (other, point) = (stage.dir("other"), stage.dir("point"));
+    fs::write(other.join("thesis.tex"), "x").unwrap();
+    let mount = |options: &[&str]| {
+        let mut command = stage.quell();
+        stage.run(command.args(["mount", "-q"]).args(options).arg("--log").arg(&other).arg(&point))
+    };
+    mount(&[]).expect(2).says("--init");
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 1);
+    mount(&["--init"]).expect(0);
+    stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+    mount(&[]).expect(0);
+    stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+}
