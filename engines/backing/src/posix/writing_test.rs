@@ -333,10 +333,13 @@ fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
     assert!(dir.change(b"file", &change).is_err());
     assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o4755));
     for name in [&b"file"[..], b"dir", b"link"] {
-        let time = Some(Time { seconds: 7, nanoseconds: 5 });
-        dir.change(name, &Change { uid: Some(4321), gid: Some(4322), modified: time, ..Change::default() })
-            .unwrap();
-        assert_eq!((dir.stat(name).unwrap().uid, dir.stat(name).unwrap().modified), (4321, time.unwrap()));
+        let time = Time { seconds: 7, nanoseconds: 5 };
+        dir.change(
+            name,
+            &Change { uid: Some(4321), gid: Some(4322), modified: Some(time), ..Change::default() },
+        )
+        .unwrap();
+        assert_eq!((dir.stat(name).unwrap().uid, dir.stat(name).unwrap().modified), (4321, time));
     }
     file.change(&Change { uid: Some(0), permissions: Some(0o4711), ..Change::default() }).unwrap();
     assert_eq!(owner_and_mode(&theirs.join("file")), (0, 0o4711));
