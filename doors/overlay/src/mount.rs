@@ -233,10 +233,14 @@ mod tests {
         std::os::unix::fs::symlink("tree", base.join("real/last")).unwrap();
         let mount = mount_tmpfs().unwrap();
         for path in ["link/tree", "real/last"] {
-            let refused = attach(&mount, &base.join(path)).unwrap_err();
+            let refused = attach(&mount, &base.join(path), None).unwrap_err();
             assert_eq!(refused.errno(), rustix::io::Errno::LOOP.raw_os_error(), "{path}: {refused}");
         }
-        attach(&mount, &base.join("real/tree")).unwrap();
+        let tree = rustix::fs::stat(base.join("real/tree")).unwrap();
+        let other = Some((tree.st_dev, tree.st_ino + 1));
+        let refused = attach(&mount, &base.join("real/tree"), other).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::PermissionDenied);
+        attach(&mount, &base.join("real/tree"), Some((tree.st_dev, tree.st_ino))).unwrap();
         rustix::mount::unmount(base.join("real/tree"), rustix::mount::UnmountFlags::DETACH).unwrap();
     }
 }
