@@ -40,9 +40,9 @@ pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs, init: bool) 
     for (place, store) in stores.iter().enumerate() {
         refuse_nested(store, mountpoint, &stores[..place])?;
         may_write(store)?;
-        if !init {
-            refuse_other_directory(store)?;
-        }
+    }
+    if !init {
+        stores.iter().try_for_each(|store| refuse_other_directory(store))?;
     }
     Ok(LogPlan {
         stores,
