@@ -23,7 +23,7 @@ pub struct Ownership {
     pub gid: u32,
     /// With the file type.
     pub mode: u32,
-    /// The file has an access control list: the group bits of its mode are the mask of the list.
+    /// The group bits of the mode are the mask of an access control list. Told only where the group may write.
     pub has_acl: bool,
 }
 
@@ -32,9 +32,10 @@ impl Ownership {
     pub fn of(file: &File, path: &Path) -> Result<Ownership> {
         let failed = |e| Error::from_io(e, "read the owner of", path.as_os_str().as_encoded_bytes());
         let found = file.metadata().map_err(failed)?;
-        // An error means that the file system keeps no access control lists.
-        let list = rustix::fs::fgetxattr(file.as_fd(), c"system.posix_acl_access", &mut [0_u8; 0][..]);
-        let has_acl = list.is_ok_and(|bytes| bytes > 0);
+        // Without the bit no list lets anybody write, and the file system is not asked. An error means that it keeps no lists.
+        let has_acl = found.mode() & GROUP_WRITE != 0
+            && rustix::fs::fgetxattr(file.as_fd(), c"system.posix_acl_access", &mut [0_u8; 0][..])
+                .is_ok_and(|bytes| bytes > 0);
         Ok(Ownership { uid: found.uid(), gid: found.gid(), mode: found.mode(), has_acl })
     }
 
