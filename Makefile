@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test check check-deep fix bench install fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -16,6 +16,9 @@ demo: ## run a real Python program directly, covered and with a boot image, and 
 
 test: ## run all tests; as root also the ones that need it
 	@scripts/test
+
+test-long: ## run 1,000 random histories of a log mount with each kind of failure
+	@scripts/test-long
 
 check: ## look for faults and change nothing: format, clippy, dependency map, dependencies, scripts, aarch64
 	cargo fmt --all --check

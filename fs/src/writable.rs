@@ -155,6 +155,13 @@ pub trait WritableFile: File {
     /// As [`publish`](Self::publish), and what was written survives a loss of power.
     fn sync(&self) -> Result<()>;
 
+    /// Takes away the set-user-ID bit, and the set-group-ID bit of a file that its group may execute, if it has them: what a
+    /// write or truncation by a process without `CAP_FSETID` does. An implementation whose files have no such bits has
+    /// nothing to do.
+    fn drop_set_id(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Fills the pieces, each from its own offset, and returns how many bytes each received (see [`File::read_at`]).
     fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
         pieces.iter_mut().map(|(offset, into)| self.read_at(into, *offset)).collect()

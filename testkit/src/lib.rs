@@ -20,7 +20,7 @@ mod writable_model;
 
 pub use counting::{CountingDir, Operation};
 pub use memory_dir::MemoryDir;
-pub use memory_store::{CrashRules, MemoryStore, Refusal};
+pub use memory_store::{CrashRules, MemoryStore, Refusal, Writeback};
 pub use model::Model;
 pub use random::Random;
 pub use real_dir::{CannotMake, make_on_disk};

@@ -39,6 +39,7 @@ use quell_fs::Time;
 
 use crate::counting::Operation;
 use crate::random::Random;
+pub use crash::Writeback;
 use handles::StoreDir;
 use state::State;
 
@@ -94,6 +95,24 @@ impl MemoryStore {
     pub fn set_room(&self, bytes: Option<u64>) {
         let mut state = self.lock();
         state.capacity_bytes = bytes.map(|bytes| state.used_bytes + bytes);
+    }
+
+    /// So many files, directories and links may still be made; `None`: no limit.
+    pub fn set_inodes(&self, count: Option<u64>) {
+        let mut state = self.lock();
+        state.inodes_max = count.map(|count| state.used_inodes() + count);
+    }
+
+    /// The system writes back all that was not synced of the files that `is_hit` says by their paths, and fails: most of it is lost, which
+    /// each descriptor that is open reports once, with its next sync; one that is opened later does so if none has.
+    /// Returns how many files lost something. The seed says what: all of it if it is divisible by 8.
+    pub fn fail_writeback(&self, seed: u64, after: Writeback, is_hit: impl Fn(&[u8]) -> bool) -> usize {
+        self.lock().fail_writeback(seed, after, &is_hit)
+    }
+
+    /// All pages that the system takes for written leave its memory.
+    pub fn evict(&self) {
+        self.lock().evict();
     }
 
     pub fn set_read_only(&self, read_only: bool) {

@@ -10,7 +10,7 @@ use quell_fs::{
     NodeId, Open, Rename, Result, Space, Writable, WritableFile,
 };
 use quell_testkit::MemoryStore;
-use quell_testkit::histories::crash::{self, CrashWorld};
+use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -229,10 +229,10 @@ impl WritableFile for PlainFile {
 }
 
 fn run(fault: Fault, seed: u64) -> Result<(), String> {
-    let make = |stores: &[MemoryStore]| Arc::new(Plain::mount(&stores[0], fault)) as Arc<dyn FileSystem>;
+    let make = |stores: &[MemoryStore], _| Arc::new(Plain::mount(&stores[0], fault)) as Arc<dyn FileSystem>;
     let world =
         CrashWorld { name: "plain", stores: 1, make: &make, uid: 1000, gid: 100, unsynced_damage: false };
-    crash::run(&world, seed)
+    crash::run(&world, Trouble::KillOrPowerLoss, seed)
 }
 
 #[test]

@@ -329,3 +329,43 @@ fn a_writer_that_names_no_namespace_counts_as_alive() {
     fsck(&["--force", "--writer", "00000000000000aa"]);
     assert_eq!(scene.open_records().len(), 0);
 }
+
+/// The set-id bits of a program must not survive a change of its bytes by a user who does not own it.
+#[test]
+fn a_write_truncation_or_change_of_owner_clears_set_id_bits() {
+    let scene = log_scene!();
+    if !is_root() {
+        skip!("only root can be two users");
+    }
+    let mounted = scene.mount();
+    let path = mounted.point.join("program");
+    let mode = || owner_and_mode(&path).1;
+    let begin_with = |permissions: u32, owner: u32| {
+        let _ = fs::remove_file(&path);
+        fs::write(&path, [7; 9000]).unwrap();
+        chown(&path, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(permissions)).unwrap();
+        assert_eq!(mode(), permissions);
+    };
+    let open = || File::options().write(true).open(&path);
+    for (before, after) in [(0o6777, 0o777), (0o2766, 0o2766), (0o4766, 0o766)] {
+        for owner in [0, USER, OTHER] {
+            begin_with(before, owner);
+            as_user(USER, || open().and_then(|file| file.write_all_at(b"changed", 0))).unwrap();
+            assert_eq!(mode(), after, "write(2) by {USER} to a file of {owner} with {before:o}");
+            begin_with(before, owner);
+            as_user(USER, || open().and_then(|file| file.set_len(100))).unwrap();
+            assert_eq!(mode(), after, "ftruncate(2) by {USER} of a file of {owner} with {before:o}");
+            begin_with(before, owner);
+            as_user(USER, || File::options().write(true).truncate(true).open(&path)).unwrap();
+            assert_eq!(mode(), after, "O_TRUNC by {USER} of a file of {owner} with {before:o}");
+        }
+        begin_with(before, USER);
+        as_user(USER, || chown(&path, Some(USER), Some(USER))).unwrap();
+        assert_eq!(mode(), after, "chown(2) by {USER} of a file with {before:o}");
+    }
+    // Root has CAP_FSETID.
+    begin_with(0o6777, USER);
+    open().unwrap().write_all_at(b"changed", 0).unwrap();
+    assert_eq!(mode(), 0o6777, "write(2) by root");
+}

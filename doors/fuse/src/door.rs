@@ -184,7 +184,9 @@ impl Door {
         if self.direct {
             manner = FopenFlags::FOPEN_DIRECT_IO;
         }
-        manner | if writes { FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { FopenFlags::FOPEN_NOFLUSH }
+        let manner = if writes { manner | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { manner };
+        // Of a tree that may be changed a close of what was opened for reading returns errors of syncs, too.
+        if self.fs.writable().is_none() { manner | FopenFlags::FOPEN_NOFLUSH } else { manner }
     }
 
     pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {

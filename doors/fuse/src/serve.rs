@@ -20,7 +20,9 @@ use crate::counters::{add, count};
 use crate::door::{Door, publish_all};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
-use crate::words::{PERMISSIONS, appends, excludes, new_entry, open_as, rename_as, syncs, time};
+use crate::words::{
+    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_as, rename_as, syncs, time,
+};
 
 /// Inode numbers are never given to another node while the kernel knows them, so there is one generation of them.
 const GENERATION: Generation = Generation(0);
@@ -282,7 +284,14 @@ impl Filesystem for Door {
         };
         if let Some(tree) = self.fs.writable() {
             let how = open_as(request, flags);
-            return match self.opened(tree.open_as(node(ino), how)) {
+            let opened = tree.open_as(node(ino), how).and_then(|file| {
+                // Of an open that truncates the kernel does not say whether the caller has CAP_FSETID: root is taken to have it.
+                if how.truncate && request.uid() != 0 {
+                    file.drop_set_id()?;
+                }
+                Ok(file)
+            });
+            return match self.opened(opened) {
                 Ok(file) => reply.opened(self.written.insert(file.into()), self.manner(how.write)),
                 Err(error) => reply.error(self.refuse(&error)),
             };
@@ -345,11 +354,11 @@ impl Filesystem for Door {
     ) {
         let _worker = self.enter();
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
-        let mut written = if appends(flags, origin) {
-            file.append(data).map(|_place| ())
-        } else {
-            file.write_at(data, offset)
-        };
+        let ready = if drops_set_id(origin) { file.drop_set_id() } else { Ok(()) };
+        let mut written = ready.and_then(|()| match appends(flags, origin) {
+            true => file.append(data).map(|_place| ()),
+            false => file.write_at(data, offset),
+        });
         if syncs(flags) {
             written = written.and_then(|()| file.sync());
         }

@@ -46,6 +46,12 @@ fn has(flags: OpenFlags, flag: OFlags) -> bool {
     OFlags::from_bits_retain(flags.0 as u32).contains(flag)
 }
 
+/// Whether a write takes the set-id bits of its file away: the kernel says so of a process without `CAP_FSETID`, and cannot say
+/// whose pages of a mapping it writes.
+pub(crate) fn drops_set_id(origin: WriteFlags) -> bool {
+    origin.intersects(WriteFlags::FUSE_WRITE_KILL_SUIDGID | WriteFlags::FUSE_WRITE_CACHE)
+}
+
 /// `None` for what the contract does not have.
 pub(crate) fn rename_as(flags: RenameFlags) -> Option<Rename> {
     match flags {

@@ -704,7 +704,7 @@ impl Work<'_> {
         let time = modified.unwrap_or_default();
         let data_bytes = log.good_place;
         let is_synced = true; // a moment ago
-        let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced };
+        let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced, boot: 0 };
         container.rename_meta(from, &MetaName::Closed(closed))?;
         container.meta()?.sync()
     }

@@ -1,15 +1,17 @@
 //! A container: the directory in a store that holds one file (PLFS, figure 1). Made, found, looked into and
 //! removed here; what its logs say is for others. Drawn in docs/formats/log.md.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_backing::{OpenFile, Stat, WritableDir, WritableFile, has_root_power};
 use quell_fs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
+use crate::data_log;
 use crate::flat::Flat;
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::log_dirs::Ticket;
-use crate::meta::{Closed, MetaName, Summary};
+use crate::meta::{Closed, MetaName, Summary, boot_of};
 use crate::missing::missing;
 use crate::stores::{Host, StoreNumber, Stores, number_name};
 
@@ -50,6 +52,8 @@ pub struct Container {
     meta: OnceLock<Arc<dyn WritableDir>>,
     /// For the log directories that are open.
     ticket: Ticket,
+    /// A sync of the record failed: it is written again before the next one, which would succeed in any case.
+    is_record_doubtful: AtomicBool,
 }
 
 impl std::fmt::Debug for Container {
@@ -142,7 +146,8 @@ impl Container {
         let identity = dir.stat_self()?.identity();
         let (stores, meta) = (Arc::clone(stores), OnceLock::new());
         let ticket = stores.log_dirs().ticket();
-        Ok(Container { dir, identity, head, home, stores, meta, ticket })
+        let is_record_doubtful = AtomicBool::new(false);
+        Ok(Container { dir, identity, head, home, stores, meta, ticket, is_record_doubtful })
     }
 
     /// Tells this container from every other one that is there.
@@ -231,15 +236,19 @@ impl Container {
 
     /// Removes names of `summary` that say nothing any more since there is `new`, when there are some of them. Tidiness alone: what cannot
     /// be removed stays.
-    pub fn tidy_meta(&self, summary: &Summary, new: &MetaName) {
+    ///
+    /// Errors: those of the sync of `meta` that goes before.
+    pub fn tidy_meta(&self, summary: &Summary, new: &MetaName) -> Result<()> {
         let superseded = summary.superseded(new);
         // A loss of power must not take the new name and leave the others removed: that has to be waited for, but not every time.
-        if superseded.len() < SUPERSEDED_KEPT || self.meta().and_then(|meta| meta.sync()).is_err() {
-            return;
+        if superseded.len() < SUPERSEDED_KEPT {
+            return Ok(());
         }
+        self.meta()?.sync()?;
         for name in superseded {
             let _ = self.remove_meta(&name);
         }
+        Ok(())
     }
 
     pub fn rename_meta(&self, from: &MetaName, to: &MetaName) -> Result<()> {
@@ -510,39 +519,116 @@ impl Container {
     /// The names of the logs of `writer` survive a loss of power.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
-        self.stores.sync_logs(self, self.logs_number(writer))
+        self.stores.sync_logs(self, self.logs_number(writer))?;
+        // The log directory may be new: without its name nothing in it is safe.
+        self.dir.sync()
     }
 
-    /// What a writer that has ended has written survives a loss of power.
-    pub fn sync_ended(&self, closed: &Closed) -> Result<()> {
-        let logs = self.logs_of(closed.writer, false);
-        match logs.and_then(|logs| logs.open_file(&data_name(closed.writer))) {
-            Ok(data) => data.sync()?,
-            // Another user's, or lost: there is nothing that could be done.
-            Err(error) if matches!(error.kind, ErrorKind::PermissionDenied | ErrorKind::NotFound) => {
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+    /// Writes the head and the frames of a data log between a place and position and the place `end` once more, after a sync failed.
+    pub fn write_data_again(
+        &self,
+        data: &dyn WritableFile,
+        writer: u64,
+        from: (u64, u64),
+        end: u64,
+    ) -> Result<()> {
+        data.write_at(&self.head.of(HeadKind::Data, writer).encode(), 0)?;
+        data_log::write_again(data, from, end, self.head.block_bytes.into())
+            .map_err(|error| Error { subject: data_name(writer), ..error })
+    }
+
+    /// A sync of the data log of `writer` failed: until it is written again, what is missing there is damage.
+    pub fn mark_failed(&self, writer: u64) -> Result<()> {
+        match self.add_meta(&MetaName::Failed(writer)) {
+            Err(error) if error.kind == ErrorKind::Exists => Ok(()),
+            added => added,
         }
-        self.sync_logs(closed.writer)?;
-        let synced = Closed { is_synced: true, ..*closed };
+    }
+
+    pub fn clear_failed(&self, writer: u64) -> Result<()> {
+        missing(self.remove_meta(&MetaName::Failed(writer))).map(drop)
+    }
+
+    /// What a writer that has ended has written survives a loss of power. `has_failed`: a sync of it failed before.
+    pub fn sync_ended(&self, closed: &Closed, has_failed: bool) -> Result<()> {
+        let (writer, name) = (closed.writer, data_name(closed.writer));
+        if has_failed {
+            let data = self.logs_of(writer, false)?.open_writable_file(&name)?;
+            self.write_data_again(&*data, writer, (HEAD_BYTES as u64, 0), closed.data_bytes)?;
+            data.sync()?;
+        } else {
+            match self.logs_of(writer, false).and_then(|logs| logs.open_file(&name)) {
+                Ok(data) => data.sync().inspect_err(|_| {
+                    // The next one would be told that all is well; what cannot be marked now is damage for this boot all the same.
+                    let _ = self.mark_failed(writer);
+                })?,
+                // Another user's: there is nothing that could be done.
+                Err(error) if error.kind == ErrorKind::PermissionDenied => return Ok(()),
+                // Lost with the power before anybody synced it, or with the last cut.
+                Err(error) if error.kind == ErrorKind::NotFound && !self.keeps(closed)? => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        self.sync_logs(writer)?;
+        // On another boot some of it may have been lost with the power before: then it is synced as far as it is there.
+        let boot = if closed.boot == self.boot() { closed.boot } else { 0 };
+        let synced = Closed { is_synced: true, boot, ..*closed };
         // Another has done it, or it is another's name: then it is synced again by who syncs next.
         let renamed = self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced));
-        missing(unless_of_another(renamed)).map(drop)
+        missing(unless_of_another(renamed))?;
+        if has_failed {
+            self.clear_failed(writer)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a writer that has ended ran on this boot of this node, so that no loss of power took what it wrote, and its logs are
+    /// part of the file still.
+    fn keeps(&self, closed: &Closed) -> Result<bool> {
+        Ok(closed.boot == self.boot() && !self.is_dropped(closed.writer)?)
+    }
+
+    /// Whether it has `access` and `meta`.
+    pub fn is_complete(&self) -> Result<bool> {
+        for name in [ACCESS, META] {
+            if missing(self.dir.stat(name))?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The boot of this node, as names in `meta` tell it.
+    pub fn boot(&self) -> u64 {
+        boot_of(&self.host().holder.node)
+    }
+
+    /// Whether the logs of `writer` were removed, or may be, as the file was cut to nothing.
+    pub fn is_dropped(&self, writer: u64) -> Result<bool> {
+        let summary = self.summary()?;
+        let is_open = summary.open.iter().any(|running| running.writer == writer);
+        let closed = summary.closed.iter().find(|closed| closed.writer == writer);
+        Ok(!is_open && closed.is_none_or(|closed| summary.is_dead(closed)))
     }
 
     /// The container itself does, and all that `meta` says.
     pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
+        if self.is_record_doubtful.load(Ordering::Relaxed) {
+            self.dir.open_writable_file(RECORD)?.write_at(&self.head.encode(), 0)?;
+        }
         for name in [RECORD, ACCESS] {
             // For reading: they are another user's, often, who may have synced nothing.
             match self.dir.open_file(name) {
-                Ok(file) => file.sync()?,
+                Ok(file) => file.sync().inspect_err(|_| {
+                    self.is_record_doubtful.store(true, Ordering::Relaxed);
+                })?,
                 // Who may write to a file and not read it: `access` has no bytes, and its name is the directory's.
                 Err(error) if name == ACCESS && error.kind == ErrorKind::PermissionDenied => {}
                 Err(error) => return Err(error),
             }
         }
+        self.is_record_doubtful.store(false, Ordering::Relaxed);
         self.dir.sync()
     }
 

@@ -225,6 +225,49 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
     Ok(torn)
 }
 
+/// Writes the frames between a place and position and the place `end` once more, as they are: a sync that failed may have left them
+/// in memory alone, where the system takes them for written. Each is read and checked before. Errors: `Damaged` where
+/// bytes are not as they were written; all others are written all the same, as far as heads tell where they are.
+pub fn write_again(
+    file: &dyn WritableFile,
+    (mut place, mut position): (u64, u64),
+    end: u64,
+    block_bytes: u64,
+) -> Result<()> {
+    let mut whole = Ok(());
+    while place < end {
+        let Some((head, runs)) = read_head(file, place, position)? else {
+            return Err(torn(place, "a frame is lost: a sync of it failed"));
+        };
+        let frame = head.frame(place);
+        let again = encode_head(&runs, head.payload_bytes, head.epoch, head.sequence, position);
+        if again.len() as u64 != head.bytes() {
+            return Err(torn(place, "a frame is encoded in another way than this program does it"));
+        }
+        file.write_at(&again, place)?;
+        // A block at a time, so that one that is lost takes no other with it.
+        let mut buffer = vec![0; block_bytes.min(head.payload_bytes) as usize];
+        while position < frame.end() {
+            let into = &mut buffer[..block_bytes.min(frame.end() - position) as usize];
+            match read_payload(file, &frame, block_bytes, position, into, &NoEdges) {
+                Ok(()) => {
+                    let sum = xxh3_64_with_seed(into, position).to_le_bytes();
+                    let block = (position - frame.position) / block_bytes;
+                    file.write_pieces_at(
+                        &[into, &sum],
+                        frame.payload_place + block * (block_bytes + SUM_BYTES),
+                    )?;
+                }
+                Err(error) if error.kind == ErrorKind::Damaged => whole = whole.and(Err(error)),
+                Err(error) => return Err(error),
+            }
+            position += into.len() as u64;
+        }
+        place = frame.payload_place + stored_bytes(head.payload_bytes, block_bytes);
+    }
+    whole
+}
+
 /// Copies what `block` has from `at` on; returns how much that was.
 fn take(block: &Block, at: u64, into: &mut [u8]) -> usize {
     let from = &block.bytes[(at - block.position) as usize..];

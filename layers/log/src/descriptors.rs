@@ -50,6 +50,15 @@ impl Descriptors {
         drop(file);
     }
 
+    /// Closes what is open of a file that nothing refers to any more: a log that was removed takes room as long as it is open.
+    pub fn forget_file(&self, of: Identity) {
+        let mut open = self.lock();
+        let keys: Vec<Key> = open.iter().map(|(key, _)| *key).filter(|(file, _)| *file == of).collect();
+        let closed: Vec<_> = keys.iter().filter_map(|key| open.pop(key)).collect();
+        drop(open);
+        drop(closed);
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Arc<dyn OpenFile>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

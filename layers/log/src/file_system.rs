@@ -468,6 +468,22 @@ impl Inner {
         }
     }
 
+    /// Whether the container of `name` has its record and lacks its other parts: a loss of power took them before anybody synced
+    /// the file, or left a removal half done. No file of that name can be made before this one is removed.
+    fn is_incomplete(&self, dirs: &Dirs, name: &[u8], found: &Found) -> Result<bool> {
+        if found.kind != Kind::File {
+            return Ok(false);
+        }
+        let stored = container_name(name)?;
+        let open = || missing(Container::open(&self.stores, found.store, &*dirs[found.store], &stored));
+        let Some(container) = open()? else { return Ok(false) };
+        if container.is_complete()? {
+            return Ok(false); // another one, made in the meantime
+        }
+        // One that is being removed has lost its name before.
+        Ok(open()?.is_some_and(|now| now.identity() == container.identity()))
+    }
+
     /// Where `name` is free, and the stores by which it is.
     fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<(Dirs, Arc<View>)> {
         check_name(name)?;
@@ -677,7 +693,10 @@ impl FileSystem for LogFs {
             Err(error) => {
                 self.forget(node, 1);
                 // A directory with the name of a container and nothing in it is none.
-                if error.kind == ErrorKind::NotFound { Ok(None) } else { Err(error) }
+                match error.kind == ErrorKind::NotFound && !inner.is_incomplete(&dirs, name, &found)? {
+                    true => Ok(None),
+                    false => Err(error_of_incomplete(error, name)),
+                }
             }
         }
     }
@@ -1096,7 +1115,18 @@ impl Writable for LogFs {
         let known = inner.node(node)?;
         if known.kind == Kind::File {
             let shared = inner.file(node)?;
-            shared.file.change(change)?;
+            let mut change = *change;
+            if let Some(permissions) = change.permissions
+                && change.uid.is_none()
+                && change.gid.is_none()
+                && shared.file.only_drops_set_id(permissions)?
+            {
+                // The kernel asks for this in the name of a user who writes, and who is often not the owner.
+                let _acting = assume(None)?;
+                shared.file.drop_set_id_to(permissions)?;
+                change.permissions = None;
+            }
+            shared.file.change(&change)?;
             return self.attributes(node);
         }
         if change.size_bytes.is_some() {
@@ -1222,6 +1252,19 @@ impl Inner {
     }
 }
 
+/// What `lookup` returns of a container that lacks parts (see `Inner::is_incomplete`); other errors stay as they are.
+fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
+    match error.kind {
+        ErrorKind::NotFound => Error {
+            source: Some(
+                "parts of the file were lost before it was synced, or while it was removed; remove it".into(),
+            ),
+            ..Error::new(ErrorKind::Damaged, "read", name)
+        },
+        _ => error,
+    }
+}
+
 /// An open file of a log mount.
 struct Handle {
     shared: Arc<Shared>,
@@ -1261,15 +1304,18 @@ impl WritableFile for Handle {
 
     fn publish(&self) -> Result<()> {
         let _acting = assume(self.credentials.clone())?;
-        match &self.writer {
-            Some(writer) => self.shared.file.publish(writer),
-            None => Ok(()),
-        }
+        self.shared.file.publish(self.writer.as_deref())
     }
 
     fn sync(&self) -> Result<()> {
         let _acting = assume(self.credentials.clone())?;
         self.shared.file.sync()
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        // The permissions are the owner's, and the user who writes may be another.
+        let _acting = assume(None)?;
+        self.shared.file.drop_set_id()
     }
 }
 

@@ -58,7 +58,7 @@ fn an_index_log_that_tells_of_more_extents_than_the_data_log_takes_bytes_is_dama
     let (container, closed, logs) = written(&store);
     claim(&container, closed, &*logs, 20);
     let summary = container.summary().unwrap();
-    let error = View::open(&container, &summary, &|_| false, 1).unwrap_err();
+    let error = View::open(&container, &summary, &|_| None, 1).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged);
 }
 

@@ -10,7 +10,7 @@ use crate::crew::Tally;
 use crate::data_log::{self, NoEdges};
 use crate::frames::{FRAME_HEAD_BYTES, Frame, Frames, stored_bytes};
 use crate::heads::HEAD_BYTES;
-use crate::meta::{Closed, Running, Summary};
+use crate::meta::{Closed, Running, Summary, boot_of};
 use crate::runs::{Run, at_positions};
 use crate::scan;
 
@@ -171,8 +171,7 @@ pub fn look(
         match facts.standing {
             Standing::Closed(closed) => {
                 // Who cuts a file to nothing removes logs first, then their names.
-                let is_empty = summary.last_cut().is_some_and(|cut| cut.size == 0);
-                facts.is_dead = is_empty && summary.cuts.last_covers(&closed);
+                facts.is_dead = summary.is_dead(&closed);
                 if !facts.is_dead {
                     facts.troubles.push(Trouble::Short(writer, closed.data_bytes));
                 }
@@ -208,6 +207,16 @@ pub fn look(
         }
         index => index?,
     };
+    let boot = container.boot();
+    let keeps_all = match &facts.standing {
+        Standing::Closed(closed) => closed.is_certain(boot),
+        Standing::Open { running, .. } => boot_of(&running.holder.node) == boot,
+        Standing::Nobody => false,
+    };
+    if keeps_all || summary.has_failed(writer) {
+        // No loss of power took anything: what is not there is damaged.
+        indexed.synced = u64::MAX;
+    }
     let walk = walk(&*data, size, &indexed, block_bytes, &mut facts, tally)?;
     finish(&mut facts, &index, &walk, size, summary);
     Ok(facts)

@@ -3,7 +3,7 @@
 //!
 //! Locks are taken in this order: a writer's state, the view, the clock; nobody waits for one with a later one in hand.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -27,6 +27,9 @@ use crate::writer::{Site, Writer, Written};
 
 /// Blocks of a file that were wanted only in part, kept for the next read.
 const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+
+/// The set-user-ID and set-group-ID bits.
+const SET_ID: u32 = 0o6000;
 
 /// No writer has this number.
 const NOBODY: u64 = 0;
@@ -59,6 +62,11 @@ pub struct LogFile {
     /// Changes of what the container is and of what `meta` says, and how many of them survive a loss of power.
     changes: AtomicU64,
     safe: Mutex<u64>,
+    failures: Mutex<Failures>,
+    /// As the attributes told it last, which the kernel asks for at each open.
+    has_set_id: AtomicBool,
+    /// Writers whose last handle was closed and that could not end: they keep what they have collected.
+    unended: Mutex<Vec<Arc<Writer>>>,
     /// No page of its flat index was found damaged.
     trusts_flat: AtomicBool,
     /// What was found to be torn before anybody synced it.
@@ -75,6 +83,15 @@ impl std::fmt::Debug for LogFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LogFile").field("container", &self.container).finish_non_exhaustive()
     }
+}
+
+/// Writes and syncs of one file that failed.
+#[derive(Debug, Default)]
+struct Failures {
+    /// So many there were.
+    count: u64,
+    /// The first since the last sync that succeeded.
+    first: Option<ErrorKind>,
 }
 
 /// A process's writer and how many handles it has open.
@@ -103,8 +120,8 @@ struct Clock {
     collected: Collected,
     /// That is all: what was collected before there were several is in frames.
     all_collected: bool,
-    /// Writers of this node that have logs.
-    ours: HashSet<u64>,
+    /// Writers of this node that have logs, and the bytes of their data logs that they have written.
+    ours: HashMap<u64, u64>,
     /// The last cut that this node made.
     own_cut: Option<Order>,
 }
@@ -129,7 +146,7 @@ impl LogFile {
             are_several: false,
             collected: Collected::default(),
             all_collected: false,
-            ours: HashSet::new(),
+            ours: HashMap::new(),
             own_cut: None,
         };
         LogFile {
@@ -143,6 +160,9 @@ impl LogFile {
             parent,
             changes: AtomicU64::new(1),
             safe: Mutex::new(0),
+            failures: Mutex::default(),
+            has_set_id: AtomicBool::new(false),
+            unended: Mutex::default(),
             trusts_flat: AtomicBool::new(true),
             torn: Mutex::default(),
         }
@@ -171,8 +191,13 @@ impl LogFile {
         self.clock().known.values().cloned().collect()
     }
 
+    /// How many bytes of its data log a writer of this node has written.
+    fn written_by(&self, writer: u64) -> Option<u64> {
+        self.clock().ours.get(&writer).copied()
+    }
+
     fn is_ours(&self, writer: u64) -> bool {
-        self.clock().ours.contains(&writer)
+        self.clock().ours.contains_key(&writer)
     }
 
     /// The writer of `process`; each call is one handle more, which `release` takes away.
@@ -193,7 +218,7 @@ impl LogFile {
             let mut clock = self.clock();
             let others: Vec<Arc<Writer>> = clock.known.values().cloned().collect();
             clock.known.insert(id, Arc::clone(&writer));
-            clock.ours.insert(id);
+            clock.ours.entry(id).or_default();
             // From here on everybody says what they collect ...
             let were_several = clock.are_several;
             clock.are_several |= clock.known.len() > 1;
@@ -228,11 +253,47 @@ impl LogFile {
         let is_last = seats.is_empty();
         drop(seats);
         let closed = writer.lock().close(self, writer.id);
+        match &closed {
+            Ok(()) => self.forget_writer(&writer),
+            // What it has collected is tried again by every sync and close of the file.
+            Err(error) => {
+                self.failed(error);
+                self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(writer);
+            }
+        }
+        closed.map(|()| is_last)
+    }
+
+    fn forget_writer(&self, writer: &Writer) {
         let mut clock = self.clock();
         clock.known.remove(&writer.id);
-        clock.collected.forget(writer.id); // what could not be written is lost, and was told
-        drop(clock);
-        closed.map(|()| is_last)
+        clock.collected.forget(writer.id);
+    }
+
+    /// Ends the writers that could not end when their last handle was closed.
+    fn end_unended(&self) -> Result<()> {
+        let mut ended = Ok(());
+        let waiting = std::mem::take(&mut *self.unended.lock().unwrap_or_else(PoisonError::into_inner));
+        for writer in waiting {
+            let closed = writer.lock().close(self, writer.id);
+            match &closed {
+                Ok(()) => self.forget_writer(&writer),
+                Err(_) => self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(writer),
+            }
+            ended = ended.and(closed);
+        }
+        ended
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A write or sync failed that every later sync and close of the file returns, until a sync of all of it succeeds.
+    fn failed(&self, error: &Error) {
+        let mut failures = self.failures();
+        failures.count += 1;
+        failures.first.get_or_insert(error.kind);
     }
 
     /// Makes the flat index if the choices ask for it and nobody writes; an error soon after `is_given_up` has become true.
@@ -247,11 +308,16 @@ impl LogFile {
     /// Ends all writers of this node, whoever has them.
     pub fn end(&self) -> Result<()> {
         let seats = std::mem::take(&mut *self.seats());
-        let mut ended = Ok(());
+        // A file that a sync failed of is made whole, if it can be, as long as its writers are here.
+        let mut ended = if self.failures().first.is_some() { self.sync() } else { Ok(()) };
         for Seat { writer, .. } in seats.into_values() {
             ended = ended.and(writer.lock().close(self, writer.id));
         }
-        ended
+        match ended.and(self.end_unended()) {
+            // Of a file that another process has removed there is nothing to keep.
+            Err(_) if self.container.is_gone().is_ok_and(|gone| gone) => Ok(()),
+            ended => ended,
+        }
     }
 
     /// Takes a new epoch if what is written now must be later than what was synced or seen. The first one is taken with the first
@@ -264,12 +330,13 @@ impl LogFile {
         // Who opened after us took a larger epoch; who opened with us may have taken the same, and who still writes may
         // have synced in ours.
         let is_alone = |summary: &Summary| {
-            let foreign = |writer: u64| !clock.ours.contains(&writer);
+            let foreign = |writer: u64| !clock.ours.contains_key(&writer);
             summary.epoch_of(&foreign) < clock.epoch
                 && !summary.open.iter().any(|running| foreign(running.writer))
         };
         if clock.seen >= clock.epoch || !is_alone(&self.container.summary()?) {
-            clock.epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 1)?;
+            let taken = self.container.take_epochs(clock.seen.max(clock.epoch), 1);
+            clock.epoch = taken.inspect_err(|error| self.failed(error))?;
             clock.end_known = false;
         }
         clock.is_stale = false;
@@ -344,34 +411,70 @@ impl LogFile {
         written.map(|()| offset)
     }
 
-    pub fn publish(&self, writer: &Writer) -> Result<()> {
-        writer.lock().publish(self, writer.id)
+    /// What `writer` has written can be read by everybody; of a file that is open for reading there is none. After a write or
+    /// sync that failed all of the file is synced: success says that nothing of it is lost.
+    pub fn publish(&self, writer: Option<&Writer>) -> Result<()> {
+        if self.failures().first.is_some() {
+            return self.sync();
+        }
+        match writer {
+            Some(writer) => writer.lock().publish(self, writer.id),
+            None => Ok(()),
+        }
     }
 
     /// What was written to the file through this node survives a loss of power, whoever wrote it, and so does what writers that
-    /// have ended left unsynced.
+    /// have ended left unsynced. An error is returned by every later sync and publish, whatever handle it is asked of, until
+    /// one of them has succeeded.
     pub fn sync(&self) -> Result<()> {
         // Counted before the work: what changes while it is done is work for the next.
         let mut safe = self.safe.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = self.changes.load(Ordering::SeqCst);
-        let mut are_new = *safe < changes;
+        let failures = self.failures().count;
+        let had_failed = self.failures().first.is_some();
+        let synced = self.sync_all(*safe < changes || had_failed);
+        match &synced {
+            Ok(()) => {
+                *safe = changes;
+                let mut now = self.failures();
+                if now.count == failures {
+                    now.first = None;
+                }
+            }
+            Err(error) => self.failed(error),
+        }
+        synced?;
+        drop(safe);
+        self.clock().is_stale = true;
+        self.follow()
+    }
+
+    /// Syncs all that can be synced, and returns the first error. `has_changed`: the container itself and its names need it, too.
+    fn sync_all(&self, has_changed: bool) -> Result<()> {
+        let (mut are_new, mut synced) = (has_changed, Ok(()));
         for writer in self.writers() {
-            are_new |= writer.lock().sync(self, writer.id)?;
+            match writer.lock().sync(self, writer.id) {
+                Ok(is_new) => are_new |= is_new,
+                Err(error) => synced = synced.and(Err(error)),
+            }
         }
-        for closed in self.container.summary()?.closed.iter().filter(|closed| !closed.is_synced) {
-            self.container.sync_ended(closed)?;
-            are_new = true;
+        synced = synced.and(self.end_unended());
+        let summary = self.container.summary()?;
+        for closed in summary.closed.iter().filter(|closed| !summary.is_dead(closed)) {
+            let has_failed = summary.has_failed(closed.writer);
+            if !closed.is_synced || has_failed {
+                synced = synced.and(self.container.sync_ended(closed, has_failed));
+                are_new = true;
+            }
         }
+        synced?;
         if are_new {
             self.container.sync()?;
             if let Some(parent) = &self.parent {
                 parent.sync()?;
             }
-            *safe = changes;
         }
-        drop(safe);
-        self.clock().is_stale = true;
-        self.follow()
+        Ok(())
     }
 
     /// What others have written and published is seen from now on.
@@ -386,7 +489,7 @@ impl LogFile {
     fn follow_to(&self, summary: &Summary) -> Result<()> {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = view.as_mut() else { return Ok(()) };
-        match known.follow(&self.container, summary, &|writer| self.is_ours(writer)) {
+        match known.follow(&self.container, summary, &|writer| self.written_by(writer)) {
             Ok(()) => {
                 self.saw(known, summary);
                 Ok(())
@@ -408,7 +511,7 @@ impl LogFile {
     /// What is written from now on is later than all that `view` and `summary` tell of others.
     fn saw(&self, view: &View, summary: &Summary) {
         let mut clock = self.clock();
-        let foreign = |writer: u64| !clock.ours.contains(&writer);
+        let foreign = |writer: u64| !clock.ours.contains_key(&writer);
         let epoch = view.epoch_of(&foreign).max(summary.epoch_of(&foreign));
         if epoch >= clock.epoch {
             (clock.seen, clock.is_stale) = (clock.seen.max(epoch), true);
@@ -431,7 +534,7 @@ impl LogFile {
             let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let threads = self.choices.index_threads;
             // What is torn or damaged is left out of what the logs say; a flat index knows nothing of it.
-            let ours = |writer: u64| self.is_ours(writer);
+            let ours = |writer: u64| self.written_by(writer);
             let logs_alone = |torn| View::build(&self.container, &summary, &ours, threads, torn);
             let built = if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
                 match View::open(&self.container, &summary, &ours, threads) {
@@ -464,7 +567,7 @@ impl LogFile {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if view.is_none() && self.torn.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             let summary = self.container.summary()?;
-            let (ours, threads) = (|writer: u64| self.is_ours(writer), self.choices.index_threads);
+            let (ours, threads) = (|writer: u64| self.written_by(writer), self.choices.index_threads);
             let built = View::merge(&self.container, &summary, &ours, threads, shares)?;
             *view = Some(self.accept(built, &summary)?);
         }
@@ -534,11 +637,14 @@ impl LogFile {
     /// for itself, so that every reader sees the same, whatever it reads.
     fn leave_out(&self, error: &Error, piece: &Wanted) -> Result<bool> {
         let bad = match error.kind {
-            _ if piece.is_synced => return Ok(false),
             // Removed by another node, or moved to another store: it is not the log that was lost.
             ErrorKind::NotFound if self.container.is_gone()? => {
                 return Err(elsewhere());
             }
+            ErrorKind::NotFound if piece.must_be_there => {
+                return Err(Error::new(ErrorKind::Damaged, "read", data_name(piece.writer)));
+            }
+            _ if piece.must_be_there => return Ok(false),
             ErrorKind::NotFound => vec![(0, u64::MAX)],
             ErrorKind::Damaged => match self.descriptors.data(&self.container, piece.writer) {
                 Ok(file) => {
@@ -631,6 +737,7 @@ impl LogFile {
     /// The attributes, and what `meta` said when they were found.
     pub fn attributes_and_summary(&self, node: NodeId) -> Result<(Attributes, Summary)> {
         let access = self.container.dir().stat(ACCESS)?;
+        self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
         let (size_bytes, summary) = self.size_and_summary()?;
         let mut written = summary.written();
         let mut data_bytes = summary.data_bytes();
@@ -670,6 +777,9 @@ impl LogFile {
             self.cut(size)?;
         }
         if change.permissions.is_some() || change.uid.is_some() || change.gid.is_some() {
+            if change.permissions.is_some_and(|permissions| permissions & SET_ID != 0) {
+                self.has_set_id.store(true, Ordering::Relaxed);
+            }
             self.container.change(change)?;
             self.changes.fetch_add(1, Ordering::SeqCst);
         }
@@ -679,18 +789,53 @@ impl LogFile {
         Ok(())
     }
 
+    /// Whether these permissions are those of the file without some of its set-id bits.
+    pub fn only_drops_set_id(&self, permissions: u32) -> Result<bool> {
+        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
+        Ok(before != permissions && before & !permissions & !SET_ID == 0 && permissions & !before == 0)
+    }
+
+    /// The set-id bits are those of `access` alone: directories and logs of the container have none of the file's.
+    fn set_permissions_of_access(&self, before: u32, permissions: u32) -> Result<()> {
+        if permissions != before {
+            let change = Change { permissions: Some(permissions), ..Change::default() };
+            self.container.dir().change(ACCESS, &change)?;
+            self.changes.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Takes set-id bits away, so that these permissions are left (see [`only_drops_set_id`](Self::only_drops_set_id)).
+    pub fn drop_set_id_to(&self, permissions: u32) -> Result<()> {
+        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
+        self.set_permissions_of_access(before, before & permissions)
+    }
+
+    /// Takes the set-user-ID bit away, and the set-group-ID bit of a file that its group may execute.
+    pub fn drop_set_id(&self) -> Result<()> {
+        if !self.has_set_id.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
+        let group = if before & 0o010 != 0 { 0o2000 } else { 0 };
+        self.set_permissions_of_access(before, before & !(0o4000 | group))?;
+        self.has_set_id.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// An order that is later than all that was written here and seen, and earlier than all that will be.
     fn moment(&self) -> Result<Order> {
         for writer in self.writers() {
             writer.lock().flush(self, writer.id)?;
         }
         let mut clock = self.clock();
-        let epoch = self.container.take_epochs(clock.seen.max(clock.epoch), 2)?;
+        let taken = self.container.take_epochs(clock.seen.max(clock.epoch), 2);
+        let epoch = taken.inspect_err(|error| self.failed(error))?;
         clock.epoch = epoch;
         (clock.is_stale, clock.end_known) = (false, false);
         clock.sequence += 1;
         let writer = self.container.stores().random_writer();
-        clock.ours.insert(writer);
+        clock.ours.entry(writer).or_default();
         Ok(Order { epoch: epoch - 1, sequence: clock.sequence, writer })
     }
 
@@ -699,7 +844,8 @@ impl LogFile {
         self.changes.fetch_add(1, Ordering::SeqCst);
         self.container.add_meta(&MetaName::Time(order, time))?;
         if let Ok(summary) = self.container.summary() {
-            self.container.tidy_meta(&summary, &MetaName::Time(order, time));
+            let tidied = self.container.tidy_meta(&summary, &MetaName::Time(order, time));
+            tidied.unwrap_or_else(|error| self.failed(&error));
         }
         Ok(())
     }
@@ -734,7 +880,8 @@ impl LogFile {
         (clock.own_cut, clock.last_cut) = (Some(order), Some(order));
         drop(clock);
         let summary = self.container.summary()?;
-        self.container.tidy_meta(&summary, &name(Time::default()));
+        let tidied = self.container.tidy_meta(&summary, &name(Time::default()));
+        tidied.unwrap_or_else(|error| self.failed(&error));
         if size == 0 {
             // Only room is won by it: what cannot be removed now goes with the next cut.
             if self.drop_dead_logs(&summary).is_err() {
@@ -778,11 +925,19 @@ impl LogFile {
             return Ok(());
         };
         let dead: Vec<_> = summary.closed.iter().filter(|closed| summary.cuts.last_covers(closed)).collect();
+        if dead.is_empty() {
+            return Ok(());
+        }
+        // A loss of power must not leave a file without the cut and without the logs: the cut's name is safe first.
+        self.container.meta()?.sync().inspect_err(|error| self.failed(error))?;
         // Others may remove the same at the same time.
         for closed in &dead {
             self.descriptors.forget(&self.container, closed.writer);
             self.container.remove_logs(closed.writer)?;
             missing(self.container.remove_meta(&MetaName::Closed(**closed)))?;
+            if summary.has_failed(closed.writer) {
+                self.container.clear_failed(closed.writer)?;
+            }
         }
         self.container.remove_flats()?;
         if dead.len() == summary.closed.len() {
@@ -792,6 +947,12 @@ impl LogFile {
         }
         self.forget_view();
         Ok(())
+    }
+}
+
+impl Drop for LogFile {
+    fn drop(&mut self) {
+        self.descriptors.forget_file(self.container.identity());
     }
 }
 
@@ -835,12 +996,13 @@ impl Site for LogFile {
     fn next_order(&self, writer: u64) -> Order {
         let mut clock = self.clock();
         clock.sequence += 1;
-        clock.ours.insert(writer);
+        clock.ours.entry(writer).or_default();
         Order { epoch: clock.epoch, sequence: clock.sequence, writer }
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        self.clock().ours.insert(writer, written.data_bytes);
         if let Some(known) = view.as_mut() {
             let Written { head_bytes, order, position, runs, .. } = written;
             let added = known.add(writer, head_bytes, order, position, runs);

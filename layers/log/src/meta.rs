@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use quell_fs::Time;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::frames::Order;
 use crate::share::part;
@@ -65,6 +66,22 @@ pub struct Closed {
     pub time: Time,
     /// All of it survives a loss of power.
     pub is_synced: bool,
+    /// The boot of the node that wrote it, as [`boot_of`] numbers it; 0: not known, or synced on another boot alone.
+    pub boot: u64,
+}
+
+impl Closed {
+    /// Whether all of it must be there for a reader on the boot `now`: no loss of power can have taken it.
+    pub fn is_certain(&self, now: u64) -> bool {
+        self.boot == now || self.is_synced && self.boot != 0
+    }
+}
+
+/// A number for the boot id that a node's text begins with, `BOOT-PIDS-TIME.NAME` or `BOOT.NAME`: equal in all namespaces of
+/// a node until it is started again. Never 0. A boot id is written without hyphens.
+pub fn boot_of(node: &str) -> u64 {
+    let boot = node.split(['-', '.']).next().unwrap_or_default();
+    xxh3_64(boot.as_bytes()).max(1)
 }
 
 /// The file was made `size` bytes long.
@@ -96,6 +113,8 @@ pub enum MetaName {
     Covers(Covers),
     /// The modification time was set.
     Time(Order, Time),
+    /// A sync of the data log of this writer failed, and nothing has made up for it.
+    Failed(u64),
 }
 
 impl MetaName {
@@ -113,10 +132,11 @@ impl MetaName {
                 format!("open-{writer:016x}-{first_epoch:x}-{told}-{pid:x}-{start:x}-{node}")
             }
             MetaName::Closed(closed) => {
-                let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, .. } = closed;
+                let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, boot, .. } = closed;
                 let (when, synced) = (time(&closed.time), u8::from(*is_synced));
+                let boot = if *boot == 0 { String::new() } else { format!("-{boot:x}") };
                 format!(
-                    "closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}-{synced}"
+                    "closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}-{synced}{boot}"
                 )
             }
             MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
@@ -130,6 +150,7 @@ impl MetaName {
             MetaName::Time(Order { epoch, sequence, writer }, at) => {
                 format!("time-{epoch:x}-{sequence:x}-{writer:016x}-{}", time(at))
             }
+            MetaName::Failed(writer) => format!("failed-{writer:016x}"),
         }
     }
 
@@ -149,9 +170,21 @@ impl MetaName {
                 MetaName::Open(Running { writer, first_epoch, holder, told })
             }
             "closed" => {
-                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced] = numbers(rest)?;
+                // The boot is missing where it is not known.
+                let known = rest.matches('-').count() == 8;
+                let rest = if known { rest.to_owned() } else { format!("{rest}-0") };
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced, boot] = numbers(&rest)?;
                 let (time, is_synced) = (time(s, n)?, synced == 1);
-                MetaName::Closed(Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced })
+                MetaName::Closed(Closed {
+                    writer,
+                    first_epoch,
+                    last_epoch,
+                    end,
+                    data_bytes,
+                    time,
+                    is_synced,
+                    boot,
+                })
             }
             "cut" => {
                 let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
@@ -170,6 +203,10 @@ impl MetaName {
             "time" => {
                 let [epoch, sequence, writer, s, n] = numbers(rest)?;
                 MetaName::Time(Order { epoch, sequence, writer }, time(s, n)?)
+            }
+            "failed" => {
+                let [writer] = numbers(rest)?;
+                MetaName::Failed(writer)
             }
             _ => return None,
         };
@@ -278,6 +315,16 @@ impl Truncations {
         })
     }
 
+    /// Whether a truncation to nothing covers all that a writer that has ended wrote.
+    fn empties(&self, closed: &Closed) -> bool {
+        let partial = self.partial.get(&closed.writer).map_or(&[][..], |partial| partial);
+        self.cuts.iter().any(|cut| {
+            cut.size == 0
+                && closed.last_epoch < cut.order.epoch
+                && partial.iter().all(|(order, bytes)| *order < cut.order || *bytes >= closed.data_bytes)
+        })
+    }
+
     /// Whether the last truncation covers all that a writer that has ended wrote.
     pub fn last_covers(&self, closed: &Closed) -> bool {
         self.last().is_some_and(|last| closed.last_epoch < last.order.epoch)
@@ -302,6 +349,8 @@ pub struct Summary {
     set_time: Option<(Order, Time)>,
     /// All times that were set, in order.
     set_times: Vec<(Order, Time)>,
+    /// Writers of whose data logs a sync failed, sorted.
+    failed: Vec<u64>,
 }
 
 impl Summary {
@@ -319,6 +368,7 @@ impl Summary {
                     summary.set_time = summary.set_time.max(Some((order, time)));
                     summary.set_times.push((order, time));
                 }
+                Some(MetaName::Failed(writer)) => summary.failed.push(writer),
                 None => {}
             }
         }
@@ -334,7 +384,19 @@ impl Summary {
         open.retain(|running| closed.binary_search_by_key(&running.writer, |ended| ended.writer).is_err());
         set_times.sort_unstable();
         set_times.dedup();
+        summary.failed.sort_unstable();
+        summary.failed.dedup();
         summary
+    }
+
+    /// Whether a sync of the data log of `writer` failed, and nothing has made up for it.
+    pub fn has_failed(&self, writer: u64) -> bool {
+        self.failed.binary_search(&writer).is_ok()
+    }
+
+    /// Whether the file was cut to nothing after all that a writer wrote which has ended: its logs hold nothing.
+    pub fn is_dead(&self, closed: &Closed) -> bool {
+        self.cuts.empties(closed)
     }
 
     /// What it says of the writers in share `number` of `shares` alone; cuts and times are everybody's.
@@ -418,7 +480,7 @@ impl Summary {
                 }
                 names
             }
-            MetaName::Open(_) | MetaName::Closed(_) | MetaName::Covers(_) => Vec::new(),
+            MetaName::Open(_) | MetaName::Closed(_) | MetaName::Covers(_) | MetaName::Failed(_) => Vec::new(),
         }
     }
 
@@ -476,7 +538,17 @@ mod tests {
     fn closed_of(writer: u64, end: u64) -> Closed {
         let (first_epoch, last_epoch, time) = (1, 1, TIME);
         let is_synced = writer.is_multiple_of(2);
-        Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced }
+        let boot = if writer > 2 { u64::MAX } else { 0 };
+        Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced, boot }
+    }
+
+    #[test]
+    fn the_boot_of_a_node_does_not_depend_on_namespaces() {
+        let boot = boot_of("0123456789abcdef0123456789abcdef-f0000001-0.node-1");
+        for same in ["-f0000002-7.node-1", ".node-1", "-0-0.other.net", ""] {
+            assert_eq!(boot_of(&format!("0123456789abcdef0123456789abcdef{same}")), boot, "{same}");
+        }
+        assert_ne!(boot_of("1123456789abcdef0123456789abcdef-f0000001-0.node-1"), boot);
     }
 
     fn summary(names: &[MetaName]) -> Summary {
@@ -499,6 +571,8 @@ mod tests {
             }),
             MetaName::Open(running),
             closed(17, 1, 2, u64::MAX, 12),
+            closed(2, 1, 2, u64::MAX, 12),
+            MetaName::Failed(u64::MAX),
             MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
             MetaName::Covers(Covers { cut: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
             MetaName::Covers(Covers { cut: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
@@ -525,6 +599,10 @@ mod tests {
             "covers-7-0000000000000001-40",
             "open-0000000000000007-1-0-5-0-0-0-1-1-node",
             "open-0000000000000007-1-1-5-0-0-0-1-1",
+            "closed-0000000000000007-1-1-5-0-0-0",
+            "closed-0000000000000007-1-1-5-0-0-0-1-0",
+            "closed-0000000000000007-1-1-5-0-0-0-1-5-5",
+            "failed-7",
         ] {
             assert_eq!(MetaName::decode(bad.as_bytes()), None, "{bad}");
         }

@@ -143,7 +143,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
 
 /// What was published of what `summary` names.
 pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
-    View::build(container, summary, &|_| false, threads, Torn::new())
+    View::build(container, summary, &|_| None, threads, Torn::new())
 }
 
 fn open(host: &Host, holder: &Holder) -> Open {

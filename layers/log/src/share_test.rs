@@ -8,7 +8,9 @@ use quell_testkit::{MemoryStore, Random};
 use crate::extents::Piece;
 use crate::file_system::LogFs;
 use crate::meta::Summary;
-use crate::test_stores::{GONE, again, container, container_with, content, make, mount, pattern};
+use crate::test_stores::{
+    GONE, again, container, container_with, content, make, mount, mount_later, pattern,
+};
 use crate::view::{Torn, View};
 
 /// Everything that a view says: where the file ends, who has which of its bytes, and how far each log is known.
@@ -42,11 +44,11 @@ fn decode(container: &Container, shares: Vec<Vec<u8>>) -> Vec<Share> {
 }
 
 fn merged(container: &Container, summary: &Summary, shares: &[Share]) -> View {
-    View::merge(container, summary, &|_| false, 2, shares).unwrap()
+    View::merge(container, summary, &|_| None, 2, shares).unwrap()
 }
 
 fn built(container: &Container, summary: &Summary) -> View {
-    View::build(container, summary, &|_| false, 1, Torn::new()).unwrap()
+    View::build(container, summary, &|_| None, 1, Torn::new()).unwrap()
 }
 
 fn resize(fs: &LogFs, node: NodeId, size: u64) {
@@ -137,14 +139,14 @@ fn an_index_that_does_not_fit_into_memory_says_the_same() {
                 for extents_max in [1, 2, 7, 1 + random.below(100)] {
                     let small = container_with(stores, "f", extents_max);
                     for threads in [1, 3] {
-                        let view = View::build(&small, &summary, &|_| false, threads, Torn::new()).unwrap();
+                        let view = View::build(&small, &summary, &|_| None, threads, Torn::new()).unwrap();
                         assert_eq!(said(&view), expected, "{seed}, {extents_max} extents");
                     }
                     let shares = decode(&small, read_all(&small, 3));
                     assert_eq!(said(&merged(&small, &summary, &shares)), expected, "{seed}, shares");
                     let flattened = flatten::flatten(&small, 2).unwrap();
                     assert_eq!(flattened.logs, expected.2.len() as u64);
-                    let flat = View::open(&small, &summary, &|_| false, 2).unwrap();
+                    let flat = View::open(&small, &summary, &|_| None, 2).unwrap();
                     assert_eq!(said(&flat), expected, "{seed}, flattened");
                     small.remove_flats().unwrap();
                 }
@@ -175,7 +177,7 @@ fn a_view_that_grows_beyond_what_fits_into_memory_follows_as_any_other() {
                 2 => open[place].sync().unwrap(),
                 3 | 4 => {
                     let summary = small.summary().unwrap();
-                    view.follow(&small, &summary, &|_| false).unwrap();
+                    view.follow(&small, &summary, &|_| None).unwrap();
                     let whole = container(stores, "f");
                     let (followed, expected) = (said(&view), said(&built(&whole, &summary)));
                     assert_eq!((followed.0, followed.1), (expected.0, expected.1), "{seed}, step {step}");
@@ -240,14 +242,14 @@ fn a_file_that_is_opened_with_shares_reads_as_any_other_and_follows_its_writers(
         history(seed, |store, _| {
             let stores = [store.crash(seed)];
             let Ok(expected) = content(&stores, "f") else { return };
-            let fs = mount(&stores, 5, 1);
+            let fs = mount_later(&stores, 5);
             let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
             let shares = (0..3).map(|rank| fs.read_share(node, rank, 3).unwrap()).collect();
             let file = fs.open_with_shares(node, Open::READ, shares).unwrap();
             let mut bytes = vec![0; expected.len() + 1];
             assert_eq!(file.read_at(&mut bytes, 0).unwrap(), expected.len());
             assert_eq!(bytes[..expected.len()], expected);
-            again(&mount(&stores, 6, 2), "f", 9).write_at(b"later", 7).unwrap();
+            again(&mount_later(&stores, 6), "f", 9).write_at(b"later", 7).unwrap();
             drop(again(&fs, "f", 3));
             again(&fs, "f", 1).read_at(&mut bytes[..5], 7).unwrap();
             assert_eq!(&bytes[..5], b"later");

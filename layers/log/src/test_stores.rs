@@ -30,6 +30,12 @@ pub fn host(seed: u64, pid: u32) -> Host {
     }
 }
 
+/// The host of one that looks at the stores after its node was started again: power may have been lost.
+fn later(seed: u64) -> Host {
+    let host = host(seed, 1);
+    Host { holder: Holder { node: "later.node1".to_owned(), ..host.holder }, ..host }
+}
+
 /// Of an index so many extents are kept in memory, and the rest in files in memory that stand for those on a disk.
 pub fn scratch(extents_max: usize) -> Scratch {
     let make = || MemoryStore::new().root().create_file(b"scratch", 0o600);
@@ -41,7 +47,7 @@ fn roots(stores: &[MemoryStore]) -> Vec<Arc<dyn WritableDir>> {
 }
 
 pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
-    Stores::open(roots(stores), host(seed, 1), 4).unwrap()
+    Stores::open(roots(stores), later(seed), 4).unwrap()
 }
 
 /// Stores that were used one by one belong together from now on.
@@ -74,7 +80,7 @@ pub fn container(stores: &[MemoryStore], name: &str) -> Container {
 
 /// A file of whose index so many extents are kept in memory.
 pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) -> Container {
-    let host = Host { scratch: scratch(extents_max), ..host(99, 1) };
+    let host = Host { scratch: scratch(extents_max), ..later(99) };
     let stores = Arc::new(Stores::open(roots(stores), host, 4).unwrap());
     match find(&stores, name.as_bytes()).unwrap() {
         Found::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
@@ -88,9 +94,15 @@ pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     (0..length).map(|_| random.number() as u8).collect()
 }
 
+/// A mount on a node that was started again since the stores were written to.
+pub fn mount_later(stores: &[MemoryStore], seed: u64) -> LogFs {
+    let choices = Choices { index_threads: 1, ..Choices::default() };
+    LogFs::new(Stores::open(roots(stores), later(seed), 4).unwrap(), choices)
+}
+
 /// All of a file, as a fresh mount reads it.
 pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> {
-    let fs = mount(stores, 77, 1);
+    let fs = mount_later(stores, 77);
     let attributes = fs.lookup(fs.root(), name.as_bytes())?.unwrap();
     let mut bytes = vec![0; attributes.size_bytes as usize];
     let n = fs.open(attributes.node)?.read_at(&mut bytes, 0)?;

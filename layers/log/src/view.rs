@@ -5,15 +5,15 @@ use std::collections::{HashMap, VecDeque};
 
 use quell_fs::{Error, ErrorKind, Result};
 
-use crate::container::Container;
+use crate::container::{Container, data_name};
 use crate::data_log;
 use crate::extents::{Extent, Extents, Orders, Piece, resolve};
 use crate::flat::{Flat, FlatLog};
 use crate::flatten;
-use crate::frames::{Frame, Frames, Order};
+use crate::frames::{Frame, Frames, Order, stored_bytes};
 use crate::heads::HEAD_BYTES;
 use crate::index_log::Batch;
-use crate::meta::{Running, Summary, Truncations};
+use crate::meta::{Running, Summary, Truncations, boot_of};
 use crate::missing::missing;
 use crate::runs::Run;
 use crate::scan::{self, IndexPlace};
@@ -41,6 +41,10 @@ pub struct Log {
     lost: Vec<(u64, u64)>,
     /// So many bytes of the data log count: what its writer ended with, or published last. `None`: all that there is.
     until: Option<u64>,
+    /// Its writer has lost no power, or a sync of it failed: what is missing or changed in it is damage, not torn.
+    is_certain: bool,
+    /// So many bytes of the data log were acknowledged by a writer that has lost no power: all of them must be there.
+    whole_until: u64,
     /// Extents that its index log told of, and how many the data log was seen to have room for.
     claimed: u64,
     shown: u64,
@@ -61,6 +65,8 @@ impl Log {
             torn: Vec::new(),
             lost: Vec::new(),
             until: None,
+            is_certain: false,
+            whole_until: 0,
             claimed: 0,
             shown: EXTENTS_UNCHECKED_MAX,
             coming: VecDeque::new(),
@@ -112,7 +118,26 @@ impl Log {
         if left > 0 && !self.is_complete() {
             self.follow_data(container, &mut left, visit)?;
         }
+        if left > 0 && self.frames.place() < self.whole_until && !container.is_dropped(self.writer)? {
+            return Err(Error {
+                source: Some(
+                    format!(
+                        "it has lost what lies behind byte {} of {}",
+                        self.frames.place(),
+                        self.whole_until
+                    )
+                    .into(),
+                ),
+                ..Error::new(ErrorKind::Damaged, "read", data_name(self.writer))
+            });
+        }
         Ok(left > 0)
+    }
+
+    /// What is known of the writer: how much of the data log counts, and how much of it must be there.
+    fn stand(&mut self, standing: Standing) {
+        let Standing { until, is_certain, whole_until, .. } = standing;
+        (self.until, self.is_certain, self.whole_until) = (until, is_certain, whole_until);
     }
 
     /// Visits extents that were taken in, no more than are left to visit.
@@ -240,7 +265,12 @@ impl Log {
         let from = (self.frames.place(), self.frames.position());
         let until = self.until.unwrap_or(u64::MAX);
         scan::frames(&*file, block_bytes, from, &mut |place, head, runs| {
-            if place >= until || !data_log::is_whole(&*file, &head.frame(place), block_bytes)? {
+            // Of what must be there one block that is not is damage, and takes no other with it.
+            let end = place + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
+            let must_be_there = end <= self.whole_until;
+            if place >= until
+                || !must_be_there && !data_log::is_whole(&*file, &head.frame(place), block_bytes)?
+            {
                 return Ok(false);
             }
             self.frames.push(head.bytes(), head.payload_bytes, head.epoch, head.sequence);
@@ -288,8 +318,8 @@ pub struct Wanted {
     pub length: usize,
     pub position: u64,
     pub frame: Frame,
-    /// It survives a loss of power.
-    pub is_synced: bool,
+    /// It was synced, or no loss of power can have taken it: where it is not, it is damaged.
+    pub must_be_there: bool,
 }
 
 /// A file's logs, resolved.
@@ -368,7 +398,7 @@ impl View {
     pub fn open(
         container: &Container,
         summary: &Summary,
-        ours: &dyn Fn(u64) -> bool,
+        ours: &dyn Fn(u64) -> Option<u64>,
         threads: usize,
     ) -> Result<View> {
         match newest_flat(container)?.filter(|flat| flat.is_usable(&summary.cuts)) {
@@ -391,7 +421,7 @@ impl View {
     pub fn merge(
         container: &Container,
         summary: &Summary,
-        ours: &dyn Fn(u64) -> bool,
+        ours: &dyn Fn(u64) -> Option<u64>,
         threads: usize,
         shares: &[Share],
     ) -> Result<View> {
@@ -421,11 +451,12 @@ impl View {
     }
 
     /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
-    /// Of `ours`, whose writers are this process's, all counts, of others what they published; nothing at positions that are in `torn`.
+    /// `ours` says how many bytes of its data log a writer of this process has written; all of them count, of other writers those that
+    /// they published; nothing at positions that are in `torn`.
     pub fn build(
         container: &Container,
         summary: &Summary,
-        ours: &dyn Fn(u64) -> bool,
+        ours: &dyn Fn(u64) -> Option<u64>,
         threads: usize,
         torn: Torn,
     ) -> Result<View> {
@@ -442,15 +473,19 @@ impl View {
         self,
         container: &Container,
         summary: &Summary,
-        ours: &dyn Fn(u64) -> bool,
+        ours: &dyn Fn(u64) -> Option<u64>,
         threads: usize,
         known: Vec<Extent>,
     ) -> Result<View> {
         let mut view = self;
         view.cuts = summary.cuts.clone();
-        for (writer, until) in writers(container, summary) {
-            let number = view.log_of(writer);
-            view.logs[number as usize].until = until.filter(|_| !ours(writer));
+        for standing in writers(container, summary) {
+            let number = view.log_of(standing.writer);
+            let standing = match ours(standing.writer) {
+                Some(written) => standing.of_ours(written),
+                None => standing,
+            };
+            view.logs[number as usize].stand(standing);
         }
         let extents_max = container.host().scratch.extents_max;
         let mut found = known;
@@ -557,12 +592,12 @@ impl View {
         })
     }
 
-    /// Takes in what `summary` and the logs of writers other than `ours` have that is new.
+    /// Takes in what `summary` and the logs of writers of other processes have that is new.
     pub fn follow(
         &mut self,
         container: &Container,
         summary: &Summary,
-        ours: &dyn Fn(u64) -> bool,
+        ours: &dyn Fn(u64) -> Option<u64>,
     ) -> Result<()> {
         let extents_max = container.host().scratch.extents_max;
         if self.is_outdated_by(&summary.cuts) {
@@ -570,9 +605,9 @@ impl View {
             return Ok(());
         }
         self.cut(&summary.cuts);
-        for (writer, until) in writers(container, summary).filter(|(writer, _)| !ours(*writer)) {
-            let number = self.log_of(writer);
-            self.logs[number as usize].until = until;
+        for standing in writers(container, summary).filter(|standing| ours(standing.writer).is_none()) {
+            let number = self.log_of(standing.writer);
+            self.logs[number as usize].stand(standing);
             let mut is_all = false;
             while !is_all {
                 let log = std::slice::from_mut(&mut self.logs[number as usize]);
@@ -617,6 +652,7 @@ impl View {
     ) -> Result<()> {
         let number = self.log_of(writer);
         let log = &mut self.logs[number as usize];
+        log.is_certain = true;
         if log.frames.position() != position {
             return Ok(()); // it was read from the store
         }
@@ -736,8 +772,8 @@ impl View {
         while at < end {
             let frame = log.frames.frame(at);
             let length = (frame.end().min(end) - at) as usize;
-            let is_synced = frame.end() <= log.synced;
-            wanted.push(Wanted { writer: log.writer, into, length, position: at, frame, is_synced });
+            let must_be_there = log.is_certain || frame.end() <= log.synced;
+            wanted.push(Wanted { writer: log.writer, into, length, position: at, frame, must_be_there });
             at += length as u64;
             into += length;
         }
@@ -780,15 +816,39 @@ fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>, cuts: &Truncation
     Ok(over)
 }
 
-/// All writers, with the bytes of their data logs that count. Who is known to have died publishes nothing more: all that there is.
-fn writers<'a>(
-    container: &'a Container,
-    summary: &'a Summary,
-) -> impl Iterator<Item = (u64, Option<u64>)> + 'a {
-    let closed = summary.closed.iter().map(|closed| (closed.writer, Some(closed.data_bytes)));
-    let open = summary.open.iter().map(|Running { writer, holder, told, .. }| {
+/// What the names in `meta` say of a writer.
+struct Standing {
+    writer: u64,
+    /// So many bytes of its data log count; `None`: all whole frames.
+    until: Option<u64>,
+    is_certain: bool,
+    whole_until: u64,
+}
+
+impl Standing {
+    /// Of a writer of this process all counts, and nothing of it was lost with the power: the bytes that it has written are there.
+    fn of_ours(self, written: u64) -> Standing {
+        Standing { until: None, is_certain: true, whole_until: self.whole_until.max(written), ..self }
+    }
+}
+
+/// All writers. Who is known to have died publishes nothing more: all whole frames count.
+fn writers<'a>(container: &'a Container, summary: &'a Summary) -> impl Iterator<Item = Standing> + 'a {
+    let boot = container.boot();
+    let standing = move |writer, until, acknowledged, is_certain: bool| {
+        let is_certain = is_certain || summary.has_failed(writer);
+        Standing { writer, until, is_certain, whole_until: if is_certain { acknowledged } else { 0 } }
+    };
+    let closed = summary.closed.iter().map(move |closed| {
+        let is_certain = closed.is_certain(boot);
+        // Its logs may be removed at any moment, or may be already.
+        let acknowledged = if summary.is_dead(closed) { 0 } else { closed.data_bytes };
+        standing(closed.writer, Some(closed.data_bytes), acknowledged, is_certain)
+    });
+    let open = summary.open.iter().map(move |Running { writer, holder, told, .. }| {
         let is_gone = (container.host().is_gone)(holder);
-        (*writer, (!is_gone).then(|| told.map_or(0, |told| told.data_bytes)))
+        let told = told.map_or(0, |told| told.data_bytes);
+        standing(*writer, (!is_gone).then_some(told), told, boot_of(&holder.node) == boot)
     });
     closed.chain(open)
 }

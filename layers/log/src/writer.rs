@@ -8,10 +8,10 @@ use quell_fs::{Caller, Error, ErrorKind, Result, Time, errno};
 
 use crate::container::{Container, data_name};
 use crate::data_log;
-use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX};
+use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX, stored_bytes};
 use crate::heads::HEAD_BYTES;
 use crate::index_log;
-use crate::meta::{Closed, MetaName, Running, Told};
+use crate::meta::{Closed, MetaName, Running, Told, boot_of};
 use crate::runs::{Run, Runs};
 
 /// A frame is cut when it has so many runs, whatever their bytes: what overlaps it is looked for in them.
@@ -25,6 +25,8 @@ pub struct Written<'a> {
     pub order: Order,
     pub head_bytes: u64,
     pub position: u64,
+    /// Where the frame ends in the data log.
+    pub data_bytes: u64,
     pub runs: &'a [Run],
 }
 
@@ -78,6 +80,15 @@ struct Logs {
     names_synced: bool,
     /// The position up to which the index log says that all is synced.
     synced: u64,
+    /// Where the data log ended, and at which position, when it was synced last.
+    synced_to: (u64, u64),
+    /// A write or a sync of the data log failed since then. The kernel reports a failed writeback once and takes the
+    /// pages for written afterwards: what lies behind `synced_to` may be lost although the next sync succeeds.
+    is_doubtful: bool,
+    /// It was a sync.
+    has_failed: bool,
+    /// `meta` has the name that says so.
+    is_marked: bool,
 }
 
 impl Writer {
@@ -209,9 +220,12 @@ impl State {
         let logs = self.logs.as_mut().expect("they were made");
         let bytes = payload.len() as u64;
         let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
-        data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)?;
+        data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)
+            // Some file systems report a failed writeback with a later write.
+            .inspect_err(|_| logs.is_doubtful = true)?;
         let head_bytes = head.len() as u64;
-        site.written(id, Written { order, head_bytes, position: self.position, runs });
+        let data_bytes = self.place + head_bytes + stored_bytes(bytes, block_bytes);
+        site.written(id, Written { order, head_bytes, position: self.position, data_bytes, runs });
         logs.frames.push(head_bytes, bytes, order.epoch, order.sequence);
         for run in runs {
             (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
@@ -251,7 +265,7 @@ impl State {
         // The name first: a file system with a journal then syncs it together with the data.
         self.publish(site, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
-        logs.data.sync()?;
+        logs.sync_data(site.container(), id, (self.place, self.position))?;
         let are_new = !logs.names_synced;
         if are_new {
             site.container().sync_logs(id)?;
@@ -304,7 +318,8 @@ impl State {
         let _acting = self.act()?;
         self.index(site, id)?;
         let time = self.modified()?.unwrap_or_default();
-        let Some(logs) = self.logs.take() else { return Ok(()) };
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        logs.mark(site.container(), id)?;
         let closed = Closed {
             writer: id,
             first_epoch: self.first_epoch,
@@ -313,10 +328,13 @@ impl State {
             data_bytes: self.place,
             time,
             is_synced: logs.synced == self.position,
+            boot: boot_of(&logs.running.holder.node),
         };
         site.container()
-            .rename_meta(&MetaName::Open(logs.running), &MetaName::Closed(closed))
-            .map_err(|error| unless_ended(site.container(), id, error))
+            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Closed(closed))
+            .map_err(|error| unless_ended(site.container(), id, error))?;
+        self.logs = None;
+        Ok(())
     }
 }
 
@@ -358,7 +376,42 @@ impl Logs {
             is_named: false,
             names_synced: false,
             synced: 0,
+            synced_to: (HEAD_BYTES as u64, 0),
+            is_doubtful: false,
+            has_failed: false,
+            is_marked: false,
         })
+    }
+
+    /// The data log survives a loss of power up to `end`, a place and a position. After a sync that failed, what is not known to have
+    /// been synced is read, checked and written again before: the kernel would report success for pages that it has dropped.
+    fn sync_data(&mut self, container: &Container, id: u64, end: (u64, u64)) -> Result<()> {
+        let was_doubtful = self.is_doubtful;
+        let written = match was_doubtful {
+            true => container.write_data_again(&*self.data, id, self.synced_to, end.0),
+            false => Ok(()),
+        };
+        if let Err(error) = written.and_then(|()| self.data.sync()) {
+            (self.is_doubtful, self.has_failed) = (true, true);
+            // Readers go by it once this process has ended. It is tried again, at the latest when the writer ends.
+            let _ = self.mark(container, id);
+            return Err(error);
+        }
+        (self.synced_to, self.is_doubtful, self.has_failed) = (end, false, false);
+        if self.is_marked {
+            container.clear_failed(id)?;
+            self.is_marked = false;
+        }
+        Ok(())
+    }
+
+    /// The names in `meta` say that a sync failed, if one did.
+    fn mark(&mut self, container: &Container, id: u64) -> Result<()> {
+        if self.has_failed && !self.is_marked {
+            container.mark_failed(id)?;
+            self.is_marked = true;
+        }
+        Ok(())
     }
 
     /// Tells what is not yet in the index log; where there is nothing, that all is synced now.

@@ -8,9 +8,9 @@ use std::sync::{Arc, Barrier};
 
 use mounted::{MEMORY, own};
 use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
+use quell_fs::{Change, ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
 use quell_log::{Choices, LogFs};
-use quell_testkit::MemoryStore;
+use quell_testkit::{MemoryStore, Writeback};
 
 fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> LogFs {
     mounted::mount(
@@ -287,23 +287,210 @@ fn a_block_that_was_changed_is_an_error_and_one_that_was_never_whole_shows_what_
     drop((file, fs));
     let second = logs(&data).remove(0);
     let whole = std::fs::read(&second).unwrap();
-    let seen = || {
-        let fs = on_disk(temp.path());
+    let seen = |boots| {
+        let root = vec![Arc::new(PosixDir::open(temp.path()).unwrap()) as Arc<dyn WritableDir>];
+        let fs = mounted::mount_after(boots, root, own(), Choices::default());
         let mut bytes = vec![0; 20_000];
         open(&fs, Open::READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
     };
-    assert_eq!(seen().unwrap(), b'2');
+    assert_eq!((seen(0).unwrap(), seen(1).unwrap()), (b'2', b'2'));
     // Power was lost before the end of the block was there.
     std::fs::write(&second, &whole[..whole.len() - 8]).unwrap();
-    assert_eq!(seen().unwrap(), b'1');
+    assert_eq!(seen(1).unwrap(), b'1');
+    // On a node that was not started again since, nothing but the store can have lost it.
+    assert_eq!(seen(0).unwrap_err().kind, ErrorKind::Damaged);
     // It was there, and is another now.
     let mut changed = whole.clone();
     changed[whole.len() - 50] ^= 1;
     std::fs::write(&second, &changed).unwrap();
-    assert_eq!(seen().unwrap_err().kind, ErrorKind::Damaged);
+    assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);
     std::fs::write(&second, &whole).unwrap();
     // What was synced is never taken for torn.
     let first = std::fs::read(&data[0]).unwrap();
     std::fs::write(&data[0], &first[..first.len() - 8]).unwrap();
-    assert_eq!(seen().unwrap_err().kind, ErrorKind::Damaged);
+    assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);
+}
+
+fn is_data(path: &[u8]) -> bool {
+    path.ends_with(b".data")
+}
+
+fn eio<T>(result: Result<T>) -> bool {
+    result.is_err_and(|error| error.errno() == errno::EIO)
+}
+
+#[test]
+fn a_writeback_that_failed_is_an_error_of_every_sync_and_close_and_zeros_are_never_read() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let a = make(&fs, MEMORY);
+    let (b, reader) = (open(&fs, by(2)).unwrap(), open(&fs, Open::READ).unwrap());
+    b.write_at(b"of b", 100_000).unwrap();
+    b.sync().unwrap();
+    a.write_at(&[b'a'; 50_000], 0).unwrap();
+    a.publish().unwrap();
+    assert_eq!(store.fail_writeback(0, Writeback::Dropped, is_data), 1);
+    // The store reports it once; whoever asks is told, however often.
+    assert!(eio(b.sync()));
+    for _ in 0..3 {
+        assert!(eio(a.sync()) && eio(b.sync()) && eio(reader.sync()));
+        assert!(eio(a.publish()) && eio(b.publish()) && eio(reader.publish()));
+    }
+    let other = in_memory(&store, 1 << 16);
+    for fs in [&fs, &other] {
+        let mut bytes = [1; 4];
+        let file = open(fs, Open::READ).unwrap();
+        assert!(eio(file.read_at(&mut bytes, 0)));
+        assert_eq!((file.read_at(&mut bytes, 100_000).unwrap(), &bytes), (4, b"of b"));
+    }
+    drop((a, b, reader, fs));
+    for boots in [0, 1] {
+        let choices = Choices { index_threads: 1, ..Choices::default() };
+        let later = mounted::mount_after(boots, vec![store.root()], MEMORY, choices);
+        let file = open(&later, by(7)).unwrap();
+        assert!(eio(file.read_at(&mut [0; 4], 0)), "the name says so also after the node was started again");
+        assert!(eio(file.sync()) && eio(file.publish()));
+    }
+    // The file is given up.
+    let file = open(&other, Open { truncate: true, ..by(8) }).unwrap();
+    file.write_at(b"new", 0).unwrap();
+    file.sync().unwrap();
+    file.publish().unwrap();
+    assert_eq!(read(&*file, 10), b"new");
+}
+
+#[test]
+fn bytes_that_are_in_memory_alone_after_a_failed_writeback_are_written_again() {
+    for closes in [false, true] {
+        let store = MemoryStore::new();
+        let fs = in_memory(&store, 1000);
+        let a = make(&fs, MEMORY);
+        let b = open(&fs, by(2)).unwrap();
+        (0..40).for_each(|i| a.write_at(&[b'a' + i as u8 % 20; 900], i * 1000).unwrap());
+        a.publish().unwrap();
+        let expected = read(&*a, 50_000);
+        if closes {
+            drop(a);
+        }
+        assert_eq!(store.fail_writeback(3, Writeback::Kept, is_data), 1);
+        assert!(eio(b.sync()));
+        b.sync().unwrap();
+        b.publish().unwrap();
+        store.evict();
+        assert_eq!(read(&*b, 50_000), expected);
+        for seed in 0..8 {
+            let after = mounted::mount_after(1, vec![store.crash(seed).root()], MEMORY, Choices::default());
+            assert_eq!(read(&*open(&after, Open::READ).unwrap(), 50_000), expected, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_a_writer_left_that_closed_in_time_is_an_error_of_those_who_sync_and_no_hole() {
+    let store = MemoryStore::new();
+    let (fs, other) = (in_memory(&store, 1 << 16), in_memory(&store, 1 << 16));
+    let a = make(&fs, MEMORY);
+    a.write_at(&[b'a'; 50_000], 0).unwrap();
+    a.publish().unwrap();
+    drop(a);
+    store.fail_writeback(0, Writeback::Dropped, is_data);
+    // Nobody has synced anything yet.
+    let reader = open(&other, Open::READ).unwrap();
+    assert!(eio(reader.read_at(&mut [0; 4], 0)));
+    for _ in 0..3 {
+        assert!(eio(reader.sync()) && eio(reader.publish()));
+        assert!(eio(open(&fs, by(3)).unwrap().sync()));
+    }
+}
+
+#[test]
+fn a_directory_that_could_not_be_synced_is_an_error_until_it_is() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let a = make(&fs, MEMORY);
+    let b = open(&fs, by(2)).unwrap();
+    a.write_at(b"payload", 0).unwrap();
+    store.fail(|operation| (operation.verb == "sync directory").then_some(errno::EIO));
+    assert!(eio(b.sync()) && eio(a.publish()) && eio(b.publish()) && eio(a.sync()));
+    store.fail_nothing();
+    // Success says that all of it was synced.
+    a.publish().unwrap();
+    for seed in 0..8 {
+        let after = in_memory(&store.crash(seed), 1 << 16);
+        assert_eq!(read(&*open(&after, Open::READ).unwrap(), 9), b"payload", "seed {seed}");
+    }
+}
+
+#[test]
+fn what_a_failed_close_could_not_write_is_written_by_the_next() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let a = make(&fs, MEMORY);
+    let b = open(&fs, by(2)).unwrap();
+    a.write_at(b"collected", 0).unwrap();
+    store.fail(|operation| operation.verb.starts_with("write").then_some(errno::ENOSPC));
+    assert_eq!(a.publish().unwrap_err().kind, ErrorKind::NoSpace);
+    drop(a);
+    assert_eq!(b.publish().unwrap_err().kind, ErrorKind::NoSpace);
+    store.fail_nothing();
+    b.publish().unwrap();
+    assert_eq!(read(&*open(&in_memory(&store, 1 << 16), Open::READ).unwrap(), 20), b"collected");
+}
+
+#[test]
+fn a_file_that_is_cut_to_nothing_keeps_its_logs_until_the_cut_survives_a_loss_of_power() {
+    for seed in 0..60 {
+        let store = MemoryStore::new();
+        let fs = in_memory(&store, 1 << 16);
+        let file = make(&fs, MEMORY);
+        file.write_at(&[b'1'; 50_000], 0).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        drop(open(&fs, Open { truncate: true, ..by(2) }).unwrap());
+        let after = mounted::mount_after(1, vec![store.crash(seed).root()], MEMORY, Choices::default());
+        let found = read(&*open(&after, Open::READ).unwrap(), 60_000);
+        assert!(found.is_empty() || found == [b'1'; 50_000], "seed {seed}: {} bytes", found.len());
+    }
+}
+
+#[test]
+fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let round = |is_open: bool| {
+        let how = Open { process: 1, ..Open::READ_WRITE };
+        let new = New { permissions: 0o640, uid: MEMORY.0, gid: MEMORY.1 };
+        let (made, file) = fs.create(fs.root(), b"f", new, how).unwrap();
+        for process in 2..20 {
+            let other = fs.open_as(made.node, by(process)).unwrap();
+            other.write_at(&[7; 30_000], u64::from(process) * 30_000).unwrap();
+            other.publish().unwrap();
+        }
+        assert_eq!(file.read_at(&mut vec![0; 600_000], 0).unwrap(), 600_000);
+        let file = Some(file).filter(|_| is_open);
+        fs.remove(fs.root(), b"f").unwrap();
+        drop(file);
+        fs.forget(made.node, 1);
+    };
+    round(false);
+    let (before, room) = (store.open_handles(), 10 * 4096);
+    // What the removed file took is free again, to the byte.
+    store.set_room(Some(700_000 + 100 * 4096 + room));
+    for i in 0..30 {
+        round(i % 2 == 0);
+        assert_eq!(store.open_handles(), before, "round {i}");
+    }
+}
+
+#[test]
+fn set_id_bits_go_and_those_of_a_group_that_may_not_execute_stay() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let file = make(&fs, MEMORY);
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    for (before, after) in [(0o6755, 0o755), (0o4700, 0o700), (0o2745, 0o2745), (0o640, 0o640)] {
+        fs.change(node, &Change { permissions: Some(before), ..Change::default() }).unwrap();
+        file.drop_set_id().unwrap();
+        assert_eq!(fs.attributes(node).unwrap().permissions, after, "{before:o}");
+    }
 }

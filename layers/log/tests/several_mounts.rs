@@ -296,8 +296,8 @@ fn two_truncations_at_once_keep_what_is_written_after_both() {
 #[test]
 fn random_histories_of_mounts_that_truncate_what_others_write() {
     for (stores, buffer_bytes, flatten_bytes) in [(1, 1 << 16, 0), (1, 100, 1 << 20), (2, 100, 0)] {
-        let make = |stores: &[MemoryStore]| -> Arc<dyn FileSystem> {
-            Arc::new(mounted::mount(roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
+        let make = |stores: &[MemoryStore], boots| -> Arc<dyn FileSystem> {
+            Arc::new(mounted::mount_after(boots, roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
         };
         let (uid, gid) = MEMORY;
         let name = format!("log over {stores} stores, buffers of {buffer_bytes}");

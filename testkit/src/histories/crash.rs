@@ -12,10 +12,10 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile};
+use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
 
 use super::operation::bytes_of;
-use crate::{MemoryStore, Random};
+use crate::{MemoryStore, Random, Writeback};
 
 const NAMES: usize = 3;
 const SLOTS: usize = 5;
@@ -23,13 +23,16 @@ const FILE_BYTES: usize = 16_000;
 /// Mounts that follow one another.
 const MOUNTS: usize = 4;
 
+/// Mounts stores on a node that was started again so many times.
+pub type Mount<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
+
 /// How an implementation is mounted on stores in memory.
 pub struct CrashWorld<'a> {
     pub name: &'a str,
     /// How many stores it is on.
     pub stores: usize,
-    /// Mounts the stores, whatever an earlier mount has left there.
-    pub make: &'a dyn Fn(&[MemoryStore]) -> Arc<dyn FileSystem>,
+    /// Mounts the stores, whatever an earlier mount has left there. The number says how often the node was started again.
+    pub make: &'a Mount<'a>,
     pub uid: u32,
     pub gid: u32,
     /// A file of which nothing was ever synced may be damaged after a loss of power, so that it cannot be read; and of others the
@@ -43,18 +46,55 @@ impl std::fmt::Debug for CrashWorld<'_> {
     }
 }
 
+/// What goes wrong in a history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Each mount ends with a kill or with a loss of power.
+    KillOrPowerLoss,
+    Kill,
+    PowerLoss,
+    /// The stores are full for some time.
+    NoSpace,
+    /// Writing back what was not synced fails, and most of it is lost.
+    Writeback,
+    /// No name can be made for some time.
+    NoInodes,
+}
+
+impl Trouble {
+    /// Those with a test of their own, and their names for a command line.
+    pub const NAMED: [(&'static str, Trouble); 5] = [
+        ("kill", Trouble::Kill),
+        ("power-loss", Trouble::PowerLoss),
+        ("no-space", Trouble::NoSpace),
+        ("writeback", Trouble::Writeback),
+        ("no-inodes", Trouble::NoInodes),
+    ];
+
+    /// Whether it may make an operation fail in this way.
+    fn explains(self, error: &quell_fs::Error) -> bool {
+        match self {
+            Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => false,
+            Trouble::NoSpace | Trouble::NoInodes => error.kind == ErrorKind::NoSpace,
+            Trouble::Writeback => error.errno() == errno::EIO,
+        }
+    }
+}
+
 /// Runs one history for each seed, and panics with a report where something is not as it may be.
 pub fn check(world: &CrashWorld<'_>, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
-        if let Err(report) = run(world, seed) {
+        if let Err(report) = run(world, Trouble::KillOrPowerLoss, seed) {
             panic!("{}: {report}", world.name);
         }
     }
 }
 
 /// Runs the history of a seed; otherwise says what is wrong, and what led to it.
-pub fn run(world: &CrashWorld<'_>, seed: u64) -> Result<(), String> {
+pub fn run(world: &CrashWorld<'_>, trouble: Trouble, seed: u64) -> Result<(), String> {
     let mut history = History {
+        trouble,
+        boots: 0,
         random: Random::new(seed),
         new: New { permissions: 0o644, uid: world.uid, gid: world.gid },
         files: BTreeMap::new(),
@@ -78,8 +118,31 @@ struct Done {
     what: What,
     /// Which open file it was written with; of sizes, none.
     handle: Option<usize>,
+    /// The operation succeeded, and no close said later that it is lost.
+    acknowledged: bool,
     published: bool,
     synced: bool,
+}
+
+/// What must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Safe {
+    /// On the mount that wrote it.
+    Acknowledged,
+    /// After a kill.
+    Published,
+    /// After a loss of power.
+    Synced,
+}
+
+impl Safe {
+    fn has(self, done: &Done) -> bool {
+        match self {
+            Safe::Acknowledged => done.acknowledged,
+            Safe::Published => done.published,
+            Safe::Synced => done.synced,
+        }
+    }
 }
 
 impl Done {
@@ -110,8 +173,8 @@ impl Known {
     }
 
     /// Whether the file may have these bytes.
-    fn check(&self, bytes: &[u8], killed: bool) -> Result<(), String> {
-        let is_safe = |done: &Done| if killed { done.published } else { done.synced };
+    fn check(&self, bytes: &[u8], safe: Safe) -> Result<(), String> {
+        let is_safe = |done: &Done| safe.has(done);
         // One more stands for all that lie beyond.
         let end =
             bytes.len().max(self.base.len()).max(self.done.iter().map(Done::end).max().unwrap_or(0)) + 1;
@@ -170,7 +233,8 @@ impl Known {
         // Published by processes that nobody can ask for a sync any more: power that is lost may take it.
         let size = What::Size(bytes.len());
         for what in [What::Write { offset: 0, bytes }, size] {
-            self.done.push(Done { what, handle: Some(usize::MAX), published: true, synced: false });
+            let handle = Some(usize::MAX);
+            self.done.push(Done { what, handle, acknowledged: true, published: true, synced: false });
         }
         self
     }
@@ -208,6 +272,8 @@ struct Slot {
 }
 
 struct History {
+    trouble: Trouble,
+    boots: u64,
     random: Random,
     new: New,
     files: BTreeMap<usize, Known>,
@@ -226,36 +292,167 @@ impl History {
 
     /// Looks at what is there, goes on, and ends without warning.
     fn one_mount(&mut self, world: &CrashWorld<'_>, stores: &mut Vec<MemoryStore>) -> Result<(), String> {
-        let fs = (world.make)(stores);
+        let fs = (world.make)(stores, self.boots);
         let mut slots: Vec<Option<Slot>> = (0..SLOTS).map(|_| None).collect();
         for _ in 0..5 + self.random.below(70) {
             self.number += 1;
-            self.step(&*fs, &mut slots).map_err(|e| format!("operation {}: {e}", self.number))?;
+            self.make_trouble(stores);
+            match self.step(&*fs, &mut slots) {
+                Err(e) if self.trouble.explains(&e) => self.say(format_args!("failed: {e}")),
+                done => done.map_err(|e| format!("operation {}: {e}", self.number))?,
+            }
         }
-        let (killed, seed) = (self.random.one_in(3), self.random.number());
+        for store in stores.iter() {
+            store.set_room(None);
+            store.set_inodes(None);
+        }
         self.number += 1;
+        if !matches!(self.trouble, Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss) {
+            for (name, known) in &self.files {
+                self.look(&*fs, *name, known, Safe::Acknowledged)
+                    .map_err(|wrong| format!("on the same mount: {wrong}"))?;
+            }
+        }
+        let (by_chance, seed) = (self.random.one_in(3), self.random.number());
+        let killed = match self.trouble {
+            Trouble::Kill => true,
+            Trouble::PowerLoss => false,
+            _ => by_chance,
+        };
         self.say(format_args!("-- {} --", if killed { "killed" } else { "power lost" }));
         let after = stores.iter().enumerate();
         let after =
             after.map(|(i, s)| if killed { s.kill() } else { s.crash(seed.wrapping_add(i as u64 * 8)) });
         *stores = after.collect();
         drop((slots, fs));
-        let fs = (world.make)(stores);
+        self.boots += u64::from(!killed);
+        let fs = (world.make)(stores, self.boots);
         for (name, known) in std::mem::take(&mut self.files) {
             let unsynced = !killed && !known.name_synced;
-            let torn: Vec<Range<usize>> = known.unsynced().filter(|_| !killed).collect();
-            match found_again(&*fs, name, known, killed) {
-                Ok(Some(known)) => drop(self.files.insert(name, known)),
+            let may_be_damaged = !killed && world.unsynced_damage || self.trouble == Trouble::Writeback;
+            let safe = if killed { Safe::Published } else { Safe::Synced };
+            match found_again(&*fs, name, &known, killed) {
+                Ok(Some(bytes)) => drop(self.files.insert(name, known.after(bytes, killed))),
                 Ok(None) => {}
-                Err(Wrong::Refused(wrong))
-                    if world.unsynced_damage && (unsynced || damaged_only_in(&*fs, name, &torn)) =>
-                {
+                Err(Wrong::Refused(wrong)) if may_be_damaged => {
+                    if !unsynced {
+                        self.look(&*fs, name, &known, safe)?;
+                    }
                     let verbs = fs.writable().expect("it may be changed");
                     let removed = verbs.remove(fs.root(), file_name(name).as_bytes());
+                    // Otherwise it may be back after the next loss of power, in the place of one that is made now.
+                    let removed = removed.and_then(|()| verbs.sync_dir(fs.root()));
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }
                 Err(Wrong::Refused(wrong) | Wrong::Bytes(wrong)) => return Err(wrong),
             }
+        }
+        Ok(())
+    }
+
+    /// Sometimes something begins to fail, or works again.
+    fn make_trouble(&mut self, stores: &[MemoryStore]) {
+        match self.trouble {
+            Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => {}
+            Trouble::NoSpace | Trouble::NoInodes => {
+                if !self.random.one_in(8) {
+                    return;
+                }
+                let left = (!self.random.one_in(3)).then(|| self.random.below(5) as u64);
+                self.say(format_args!("room for {left:?} more"));
+                for store in stores {
+                    match self.trouble {
+                        Trouble::NoSpace => store.set_room(left.map(|blocks| blocks * 4096)),
+                        _ => store.set_inodes(left),
+                    }
+                }
+            }
+            Trouble::Writeback => {
+                if self.random.one_in(6) {
+                    stores.iter().for_each(MemoryStore::evict);
+                    self.say(format_args!("pages leave memory"));
+                }
+                if !self.random.one_in(8) {
+                    return;
+                }
+                let (seed, all) = (self.random.number(), self.random.one_in(3));
+                let after = *self.random.pick(&[Writeback::Dropped, Writeback::Kept]);
+                let hit = |path: &[u8]| {
+                    path.ends_with(b".data")
+                        || all && [&b".index"[..], b"/container"].iter().any(|end| path.ends_with(end))
+                };
+                let count: usize = stores.iter().map(|store| store.fail_writeback(seed, after, hit)).sum();
+                self.say(format_args!("writeback of {count} files fails ({after:?})"));
+            }
+        }
+    }
+
+    /// Every byte that can be read is one that may be there, and those that cannot are damaged and were not synced: after a loss of
+    /// power, or where writeback failed.
+    fn look(&self, fs: &dyn FileSystem, name: usize, known: &Known, safe: Safe) -> Result<(), String> {
+        let text = file_name(name);
+        let is_lost = |e: &quell_fs::Error| {
+            let may_be = self.trouble == Trouble::Writeback || safe == Safe::Synced;
+            may_be && e.errno() == errno::EIO
+        };
+        let torn: Vec<Range<usize>> = known.unsynced().collect();
+        let all_lost = |e: quell_fs::Error| {
+            // Where one cannot tell any more which bytes the lost ones were.
+            if self.trouble == Trouble::Writeback && is_lost(&e) && (!torn.is_empty() || !known.name_synced) {
+                Ok(())
+            } else {
+                Err(format!("{text}: {e}"))
+            }
+        };
+        let found = match fs.lookup(fs.root(), text.as_bytes()) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Err(format!("{text} is gone")),
+            Err(e) => return all_lost(e),
+        };
+        let file = match fs.open(found.node) {
+            Ok(file) => file,
+            Err(e) => return all_lost(e),
+        };
+        let size = found.size_bytes as usize;
+        let right = |place: usize, found: &[Content]| {
+            let judged = known.judged(place, found, |done| safe.has(done));
+            match judged.iter().position(|place| !place.right) {
+                Some(n) => Err(format!("{text} has {:02x?} at {}", found[n], place + n)),
+                None => Ok(()),
+            }
+        };
+        right(size, &[None])?;
+        // Nobody can tell which bytes were in frames whose heads are lost: then none can be read.
+        let is_unreadable = |place: usize| file.read_at(&mut [0], place as u64).is_err_and(|e| is_lost(&e));
+        let all_is_lost = !torn.is_empty() && (0..32).all(|i| is_unreadable(i * size.max(1) / 32));
+        if self.trouble == Trouble::Writeback && size > 0 && all_is_lost {
+            return Ok(());
+        }
+        let mut ranges = Vec::new();
+        ranges.push(0..size);
+        while let Some(range) = ranges.pop().filter(|range| !range.is_empty()) {
+            let mut bytes = vec![0xAA; range.len()];
+            match file.read_at(&mut bytes, range.start as u64) {
+                Ok(count) if count == range.len() => {
+                    right(range.start, &bytes.into_iter().map(Some).collect::<Vec<_>>())?;
+                }
+                Ok(count) => {
+                    return Err(format!("{text} ends at {}, and stat says {size}", range.start + count));
+                }
+                Err(e) if is_lost(&e) && range.len() == 1 => {
+                    if !torn.iter().any(|torn| torn.contains(&range.start)) {
+                        return Err(format!("{text}: {} was synced, and is lost: {e}", range.start));
+                    }
+                }
+                Err(e) if is_lost(&e) => {
+                    let middle = range.start + range.len() / 2;
+                    ranges.extend([range.start..middle, middle..range.end]);
+                }
+                Err(e) => return Err(format!("{text} at {range:?}: {e}")),
+            }
+        }
+        if let Some(verbs) = fs.writable() {
+            verbs.forget(found.node, 1);
         }
         Ok(())
     }
@@ -276,45 +473,68 @@ impl History {
                 let most = if self.random.one_in(3) { 5000 } else { 300 };
                 let count = 1 + self.random.below(most);
                 let bytes = bytes_of(self.number, count);
-                let appended = what < 3 && fs.attributes(slot.node)?.size_bytes < FILE_BYTES as u64;
-                let offset = if appended { slot.file.append(&bytes)? as usize } else { offset };
-                if !appended {
-                    slot.file.write_at(&bytes, offset as u64)?;
-                }
+                let end = if what < 3 { fs.attributes(slot.node)?.size_bytes as usize } else { FILE_BYTES };
+                let appended = end < FILE_BYTES;
+                let written = if appended {
+                    slot.file.append(&bytes).map(|at| at as usize)
+                } else {
+                    slot.file.write_at(&bytes, offset as u64).map(|()| offset)
+                };
+                let offset = match &written {
+                    Ok(offset) => *offset,
+                    Err(_) if appended => end,
+                    Err(_) => offset,
+                };
                 let handle = Some(slot.handle);
-                let what = What::Write { offset, bytes };
-                known.done.push(Done { what, handle, published: false, synced: false });
+                let (what, acknowledged) = (What::Write { offset, bytes }, written.is_ok());
+                known.done.push(Done { what, handle, acknowledged, published: false, synced: false });
                 self.say(format_args!("slot {number}: write {name} {offset} .. {}", offset + count));
+                written?;
             }
             11..14 => {
                 slot.file.publish()?;
                 let handle = slot.handle;
-                known.done.iter_mut().filter(|d| d.handle == Some(handle)).for_each(|d| d.published = true);
+                let of_it = |d: &&mut Done| d.handle == Some(handle) && d.acknowledged;
+                known.done.iter_mut().filter(of_it).for_each(|d| d.published = true);
                 self.say(format_args!("slot {number}: publish {name}"));
             }
             14..17 => {
                 slot.file.sync()?;
                 let handle = slot.handle;
-                let of_it = |d: &&mut Done| d.handle.is_none() || d.handle == Some(handle);
+                let of_it =
+                    |d: &&mut Done| d.acknowledged && (d.handle.is_none() || d.handle == Some(handle));
                 known.done.iter_mut().filter(of_it).for_each(|d| (d.published, d.synced) = (true, true));
                 known.name_synced = true;
                 self.say(format_args!("slot {number}: sync {name}"));
             }
             17 => {
-                let size = self.random.below(FILE_BYTES);
+                // To nothing often: logs of writers that have ended are removed then.
+                let size = if self.random.one_in(2) { 0 } else { self.random.below(FILE_BYTES) };
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
-                verbs.change(slot.node, &change)?;
-                let what = What::Size(size);
-                known.done.push(Done { what, handle: None, published: true, synced: false });
+                let changed = verbs.change(slot.node, &change);
+                let (what, done) = (What::Size(size), changed.is_ok());
+                known.done.push(Done {
+                    what,
+                    handle: None,
+                    acknowledged: done,
+                    published: done,
+                    synced: false,
+                });
                 self.say(format_args!("set the size of {name} to {size}"));
+                changed?;
             }
             _ => {
                 let Slot { handle, node, file, .. } = slots[number].take().expect("it is open");
-                file.publish()?;
-                known.done.iter_mut().filter(|d| d.handle == Some(handle)).for_each(|d| d.published = true);
+                let published = file.publish();
+                for done in known.done.iter_mut().filter(|d| d.handle == Some(handle)) {
+                    // What could not be published may be lost, and this close has said so.
+                    done.published |= published.is_ok() && done.acknowledged;
+                    done.acknowledged &= done.published;
+                }
                 drop(file);
                 verbs.forget(node, 1);
                 self.say(format_args!("slot {number}: publish {name}, close"));
+                published?;
             }
         }
         Ok(())
@@ -352,18 +572,13 @@ enum Wrong {
     Bytes(String),
 }
 
-/// Whether the file is there, and bytes that cannot be read are `torn` and damaged.
-fn damaged_only_in(fs: &dyn FileSystem, name: usize, torn: &[Range<usize>]) -> bool {
-    let Ok(Some(found)) = fs.lookup(fs.root(), file_name(name).as_bytes()) else { return false };
-    let Ok(file) = fs.open(found.node) else { return false };
-    (0..found.size_bytes as usize).all(|place| match file.read_at(&mut [0], place as u64) {
-        Ok(count) => count == 1,
-        Err(e) => e.kind == ErrorKind::Damaged && torn.iter().any(|range| range.contains(&place)),
-    })
-}
-
 /// What another mount finds of a file; `None`: it is not there, and need not be.
-fn found_again(fs: &dyn FileSystem, name: usize, known: Known, killed: bool) -> Result<Option<Known>, Wrong> {
+fn found_again(
+    fs: &dyn FileSystem,
+    name: usize,
+    known: &Known,
+    killed: bool,
+) -> Result<Option<Vec<u8>>, Wrong> {
     let text = file_name(name);
     let failed = |what: &str, e: quell_fs::Error| Wrong::Refused(format!("{what} {text}: {e}"));
     let Some(found) = fs.lookup(fs.root(), text.as_bytes()).map_err(|e| failed("look up", e))? else {
@@ -378,9 +593,10 @@ fn found_again(fs: &dyn FileSystem, name: usize, known: Known, killed: bool) -> 
         let size = found.size_bytes;
         return Err(Wrong::Bytes(format!("{text} has {count} bytes, and stat says {size}")));
     }
-    known.check(&bytes, killed).map_err(|wrong| Wrong::Bytes(format!("{text} {wrong}")))?;
+    let safe = if killed { Safe::Published } else { Safe::Synced };
+    known.check(&bytes, safe).map_err(|wrong| Wrong::Bytes(format!("{text} {wrong}")))?;
     if let Some(verbs) = fs.writable() {
         verbs.forget(found.node, 1);
     }
-    Ok(Some(known.after(bytes, killed)))
+    Ok(Some(bytes))
 }

@@ -27,6 +27,7 @@ pub fn check(world: &CrashWorld<'_>, mounts: usize, seeds: impl IntoIterator<Ite
             world,
             mounts: Vec::new(),
             stores,
+            boots: 0,
             random: Random::new(seed),
             expected: Vec::new(),
             number: 0,
@@ -50,6 +51,8 @@ struct History<'a> {
     world: &'a CrashWorld<'a>,
     mounts: Vec<Mount>,
     stores: Vec<MemoryStore>,
+    /// How often the nodes were started again.
+    boots: u64,
     random: Random,
     expected: Vec<u8>,
     number: usize,
@@ -92,7 +95,7 @@ impl History<'_> {
                 self.expected = applied(&self.expected, &what);
             }
             if self.random.one_in(3) {
-                let fresh = (self.world.make)(&self.stores);
+                let fresh = (self.world.make)(&self.stores, self.boots);
                 let found = told("read through another mount", content(&*fresh))?;
                 self.same("another mount", &found)?;
             }
@@ -101,8 +104,9 @@ impl History<'_> {
     }
 
     fn mount(&mut self, mounts: usize) {
-        self.mounts =
-            (0..mounts).map(|_| Mount { file: None, fs: (self.world.make)(&self.stores) }).collect();
+        self.mounts = (0..mounts)
+            .map(|_| Mount { file: None, fs: (self.world.make)(&self.stores, self.boots) })
+            .collect();
     }
 
     fn say(&mut self, what: std::fmt::Arguments<'_>) {
@@ -191,6 +195,7 @@ impl History<'_> {
         let after: Vec<MemoryStore> = after.collect();
         self.mounts.clear();
         self.stores = after;
+        self.boots += 1;
         self.mount(mounts);
         let found = match content(&*self.mounts[0].fs) {
             Ok(found) => found,

@@ -106,6 +106,15 @@ impl Unsynced {
     }
 }
 
+/// What is read of a file after writing its bytes back has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writeback {
+    /// Zeros, or what was there before: the pages are gone.
+    Dropped,
+    /// What was written, as long as the pages stay in memory: see [`super::MemoryStore::evict`].
+    Kept,
+}
+
 /// How much a loss of power leaves of what was not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
@@ -227,6 +236,58 @@ impl State {
         }
     }
 
+    /// Writing back what was not synced fails for the files that `is_hit` says by their paths. Returns how many there were.
+    pub(super) fn fail_writeback(
+        &mut self,
+        seed: u64,
+        after: Writeback,
+        is_hit: &dyn Fn(&[u8]) -> bool,
+    ) -> usize {
+        let (loses_all, mut random) = (seed.is_multiple_of(8), Random::new(seed));
+        let mut numbers: Vec<Number> = self.inodes.keys().copied().collect();
+        numbers.sort_unstable();
+        let mut hit = 0;
+        for number in numbers {
+            let (dir, name) = self.inode(number).place.clone();
+            if !is_hit(&self.path(dir, &name)) {
+                continue;
+            }
+            let inode = self.inode_mut(number);
+            let Content::File { bytes, synced, unsynced } = &mut inode.content else { continue };
+            if unsynced.is_empty() {
+                continue;
+            }
+            for change in unsynced.drain(..) {
+                match &change.what {
+                    ByteChange::Write { offset, bytes } if loses_all || !random.one_in(4) => {
+                        // The size is the inode's, and was written; its blocks were not.
+                        synced.set_size(synced.size_bytes().max(offset + bytes.len() as u64));
+                    }
+                    _ => change.apply(synced),
+                }
+            }
+            if after == Writeback::Dropped {
+                *bytes = synced.clone();
+            }
+            inode.writeback_errors += 1;
+            inode.is_reported = false;
+            hit += 1;
+        }
+        self.count_used();
+        hit
+    }
+
+    /// What is in memory alone, and taken for written, goes: files are read from where they lie.
+    pub(super) fn evict(&mut self) {
+        for inode in self.inodes.values_mut() {
+            if let Content::File { bytes, synced, unsynced } = &mut inode.content {
+                *bytes = synced.clone();
+                unsynced.iter().for_each(|change| change.apply(bytes));
+            }
+        }
+        self.count_used();
+    }
+
     pub(super) fn crashed(&self, seed: u64) -> State {
         let (mood, mut random) = (Mood::of(seed), Random::new(seed));
         let mut state = self.without_handles();
@@ -249,6 +310,7 @@ impl State {
             if !mood.arrives(&mut random) {
                 inode.dress = inode.synced_dress;
             }
+            (inode.writeback_errors, inode.is_reported) = (0, false);
             inode.synced_dress = inode.dress;
             if let Content::File { bytes, synced, unsynced } = &mut inode.content {
                 for change in unsynced.drain(..) {

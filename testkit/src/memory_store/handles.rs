@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
@@ -62,7 +63,7 @@ impl StoreDir {
     fn file(&self, verb: &'static str, name: &[u8], writable: bool) -> Result<StoreFile> {
         let mut state = self.handle.begin(verb, name, writable)?;
         let number = state.file(self.handle.number, name)?;
-        Ok(StoreFile { handle: Handle::open(&self.handle.store, &mut state, number) })
+        Ok(StoreFile::open(&self.handle.store, &mut state, number))
     }
 
     fn listable(&self, operation: &'static str) -> Result<()> {
@@ -136,7 +137,7 @@ impl WritableDir for StoreDir {
             unsynced: Vec::new(),
         };
         let number = state.create(self.handle.number, name, content, permissions)?;
-        Ok(Box::new(StoreFile { handle: Handle::open(&self.handle.store, &mut state, number) }))
+        Ok(Box::new(StoreFile::open(&self.handle.store, &mut state, number)))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
@@ -191,6 +192,18 @@ impl WritableDir for StoreDir {
 #[derive(Debug)]
 struct StoreFile {
     handle: Handle,
+    /// Failures of writeback that this descriptor has reported, or that are none of its own.
+    reported: AtomicU64,
+}
+
+impl StoreFile {
+    /// As Linux does it: a failure that no descriptor has reported is reported by one that is opened now as well.
+    fn open(store: &MemoryStore, state: &mut State, number: Number) -> StoreFile {
+        let inode = state.inode(number);
+        let known = if inode.is_reported { 0 } else { inode.writeback_errors.min(1) };
+        let reported = AtomicU64::new(inode.writeback_errors - known);
+        StoreFile { handle: Handle::open(store, state, number), reported }
+    }
 }
 
 impl File for StoreFile {
@@ -212,7 +225,13 @@ impl OpenFile for StoreFile {
             Ok(()) => state.sync_file(self.handle.number),
             Err(_) => state.sync_failed(self.handle.number),
         }
-        begun
+        begun?;
+        let inode = state.inode_mut(self.handle.number);
+        if self.reported.swap(inode.writeback_errors, Ordering::Relaxed) != inode.writeback_errors {
+            inode.is_reported = true;
+            return Err(Error::new(ErrorKind::Os(errno::EIO), "sync", inode.place.1.clone()));
+        }
+        Ok(())
     }
 }
 

@@ -51,6 +51,9 @@ pub(super) struct Inode {
     pub(super) place: (Number, Vec<u8>),
     pub(super) named: bool,
     pub(super) handles: u64,
+    /// How often writing its bytes back failed, and whether a descriptor has reported the last time.
+    pub(super) writeback_errors: u64,
+    pub(super) is_reported: bool,
 }
 
 impl Inode {
@@ -83,6 +86,7 @@ pub(super) struct State {
     nameless: usize,
     pub(super) used_bytes: u64,
     pub(super) capacity_bytes: Option<u64>,
+    pub(super) inodes_max: Option<u64>,
     pub(super) read_only: bool,
     pub(super) gone: Option<i32>,
     pub(super) refusal: Option<Refusal>,
@@ -102,6 +106,7 @@ impl State {
             nameless: 0,
             used_bytes: 0,
             capacity_bytes: None,
+            inodes_max: None,
             read_only: false,
             gone: None,
             refusal: None,
@@ -128,6 +133,7 @@ impl State {
             nameless: 0,
             used_bytes: 0,
             capacity_bytes: self.capacity_bytes,
+            inodes_max: self.inodes_max,
             read_only: self.read_only,
             gone: None,
             refusal: None,
@@ -146,6 +152,10 @@ impl State {
         self.used_bytes = self.inodes.values().filter(|i| i.in_use()).map(Inode::taken_bytes).sum();
     }
 
+    pub(super) fn used_inodes(&self) -> u64 {
+        self.inodes.values().filter(|inode| inode.in_use()).count() as u64
+    }
+
     pub(super) fn open_handles(&self) -> u64 {
         self.inodes.values().map(|inode| inode.handles).sum()
     }
@@ -159,7 +169,7 @@ impl State {
     }
 
     /// The path of a name in a directory; where the directory has lost its own, as it was.
-    fn path(&self, dir: Number, name: &[u8]) -> Vec<u8> {
+    pub(super) fn path(&self, dir: Number, name: &[u8]) -> Vec<u8> {
         let mut parts = vec![name];
         let mut at = dir;
         while let Some(inode) = self.inodes.get(&at).filter(|_| at != ROOT) {
@@ -223,8 +233,17 @@ impl State {
         let inherited = if matches!(content, Content::Dir(_)) { from.map_or(0, |_| SET_GROUP_ID) } else { 0 };
         let permissions = permissions | inherited;
         let dress = Dress { permissions, uid: 1000, gid, modified };
-        let inode =
-            Inode { dress, synced_dress: dress, changed: modified, content, place, named: true, handles: 0 };
+        let inode = Inode {
+            dress,
+            synced_dress: dress,
+            changed: modified,
+            content,
+            place,
+            named: true,
+            handles: 0,
+            writeback_errors: 0,
+            is_reported: false,
+        };
         self.used_bytes += inode.taken_bytes();
         self.inodes.insert(number, inode);
         number
@@ -320,7 +339,8 @@ impl State {
         if self.names(dir).contains_key(name) {
             return Err(Error::new(ErrorKind::Exists, "create", name));
         }
-        if self.free_bytes() < NAME_ROOM_BYTES {
+        let is_full = self.inodes_max.is_some_and(|most| self.used_inodes() >= most);
+        if self.free_bytes() < NAME_ROOM_BYTES || is_full {
             return Err(Error::new(ErrorKind::NoSpace, "create", name));
         }
         let number = self.add(content, permissions & 0o7777, (dir, name.to_vec()));
