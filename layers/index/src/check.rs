@@ -19,6 +19,7 @@ use crate::compare::{Change, Difference, changed_attributes};
 use crate::format::Field;
 use crate::freshness::{OVERFLOW_ID, attributes_of};
 use crate::image::{EntryId, Image, ROOT};
+use crate::opened::same_status_change;
 
 /// Names of one directory that a thread takes at a time.
 const CHUNK_NAMES: usize = 256;
@@ -270,7 +271,11 @@ fn changed(indexed: &Attributes, now: &Attributes, compares_ctime: bool) -> Vec<
         changed.retain(|what| *what != "owner");
     }
     // A directory's follows its entries, which are compared themselves.
-    if changed.is_empty() && compares_ctime && now.kind != Kind::Dir && indexed.changed != now.changed {
+    if changed.is_empty()
+        && compares_ctime
+        && now.kind != Kind::Dir
+        && !same_status_change(indexed.changed, now.changed)
+    {
         changed.push("ctime");
     }
     changed

@@ -35,8 +35,20 @@ impl Opened {
         let linked = inodes && same_inode && self.nlink != later.nlink;
         (same_inode || !inodes)
             && (self.size_bytes, self.modified) == (later.size_bytes, later.modified)
-            && (self.changed == later.changed || linked)
+            && (same_status_change(self.changed, later.changed) || linked)
     }
+}
+
+/// A file system that keeps whole seconds may set the status change time when the last write arrives at its server, and
+/// that can be after an index was made: right after an installation, on MooseFS, a file that nobody had changed since
+/// was refused. A status change time that is later by up to so many seconds is accepted there if all else is equal.
+const SETTLING_SECONDS: i64 = 2;
+
+/// Whether two status change times are those of one state of a file.
+pub fn same_status_change(before: Time, later: Time) -> bool {
+    let whole_seconds = before.nanoseconds == 0 && later.nanoseconds == 0;
+    let settled = before.seconds.checked_add(SETTLING_SECONDS).is_some_and(|last| later.seconds <= last);
+    before == later || whole_seconds && later.seconds > before.seconds && settled
 }
 
 /// Whether the directory is the very one that was indexed, and not a copy: only there inode numbers and status
@@ -55,6 +67,14 @@ pub fn same_access(indexed: &Attributes, now: &Stat, owners: bool) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_file_system_of_whole_seconds_may_set_the_status_change_time_late() {
+        let at = |seconds, nanoseconds| Time { seconds, nanoseconds };
+        assert!(same_status_change(at(5, 0), at(5, 0)) && same_status_change(at(5, 0), at(7, 0)));
+        assert!(!same_status_change(at(5, 0), at(8, 0)) && !same_status_change(at(5, 0), at(4, 0)));
+        assert!(!same_status_change(at(5, 1), at(6, 0)) && !same_status_change(at(5, 0), at(5, 1)));
+    }
+
     const TIME: Time = Time { seconds: 1, nanoseconds: 2 };
     const LATER: Time = Time { seconds: 1, nanoseconds: 3 };
 
@@ -71,6 +91,12 @@ mod tests {
             ("linked and written", Opened { nlink: 2, changed: LATER, modified: LATER, ..file }, true, false),
             ("replaced by a linked one", Opened { inode: 8, nlink: 2, ..file }, true, false),
             ("numbered anew", Opened { inode: 8, ..file }, false, true),
+            (
+                "changed two seconds later",
+                Opened { changed: Time { seconds: 3, nanoseconds: 2 }, ..file },
+                true,
+                false,
+            ),
             (
                 "replaced, without numbers",
                 Opened { inode: 8, nlink: 2, changed: LATER, ..file },
