@@ -115,6 +115,7 @@ impl Output<'_> {
     /// permissions that it has afterwards.
     pub fn replace(&self, bytes: &[u8], admit: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
         let failed = |e| Error::from_io(e, "write", self.path.as_os_str().as_bytes());
+        self.check()?;
         let directory = match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),

@@ -61,6 +61,7 @@ pub use file_system::LogFs;
 pub use flatten::{Flattened, flatten};
 pub use log_file::Choices;
 pub use meta::{Cut, Holder};
+pub use naming::is_own;
 pub use rebalance::{Rebalanced, foretell, rebalance};
 pub use report::{
     Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,

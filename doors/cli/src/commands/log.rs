@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
-use quell_log::{Choices, LogFs};
+use quell_log::{Choices, LogFs, is_own};
 use quell_overlay::{Holder, Need};
 use rustix::fs::{Access, AtFlags, CWD};
 
@@ -110,7 +110,7 @@ fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
     let failed = |e: io::Error| Failure::cannot(format!("the store {}: {e}", shown(store)));
     let mut names = std::fs::read_dir(store).map_err(failed)?.flatten().map(|entry| entry.file_name());
     // Another node may be making a store of it at this moment, which begins with this directory.
-    let is_empty = names.all(|name| name == ".quell");
+    let is_empty = names.all(|name| is_own(name.as_encoded_bytes()));
     if is_empty || quell_stack::is_store(store)? {
         return Ok(());
     }
