@@ -76,7 +76,9 @@ fn nodes_record_at_once_into_one_image_that_spares_a_cold_node_the_servers() {
     let direct = bed.asked("2", || expected = stage.sh(READ_ALL, &[&tree]).expect(0).out);
     assert!(direct["open"] >= files as u64, "{direct:?}");
     let mut command = stage.quell();
-    command.args(["run", "-q", "--strict", "--recheck", "0", "-i"]).arg(place.join("tree.quell"));
+    command
+        .args(["run", "-q", "--strict", "--check", "sample", "--recheck", "0", "-i"])
+        .arg(place.join("tree.quell"));
     command.arg("-b").arg(place.join("app.boot")).arg("--source").arg(&tree);
     command.args(["--", "sh", "-c", READ_ALL, "sh"]).arg(&tree);
     let mut seen = Vec::new();

@@ -248,7 +248,7 @@ fn what_remains_is_what_a_client_counts() {
         assert!(profiled == direct.ended.out.repeat(times), "{name}: another output when traced");
 
         let config = output.join("quell.toml");
-        let run = ["run", "-q", "--strict", "--config"];
+        let run = ["run", "-q", "--strict", "--check", "sample", "--config"];
         stage.run(&mut quell(&run, &config, &words(&[&"true"]))).expect(0);
         assert!(output.join("env.quell").is_file(), "the index is made where quell.toml says");
         let measure_covered = || measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
@@ -279,7 +279,12 @@ fn what_remains_is_what_a_client_counts() {
         }
         recorded.expect(0);
         let mut run = stage.quell();
-        run.args(["run", "-q", "--strict", "-i"]).arg(&index).arg("-b").arg(&image).arg("--").args(&command);
+        run.args(["run", "-q", "--strict", "--check", "sample", "-i"])
+            .arg(&index)
+            .arg("-b")
+            .arg(&image)
+            .arg("--")
+            .args(&command);
         run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
         let measure_hot = || measure(&bed, "2", &stage, &mut run);
         let foretold = &remaining["boot"]["metadata"];
