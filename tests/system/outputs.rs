@@ -295,10 +295,10 @@ fn a_runtime_directory_of_another_user_is_passed_over() {
     }
     let stage = Stage::new();
     // A /tmp of its own, so that nothing of this machine's is touched; the user is one that does not exist.
-    let script = "mount -t tmpfs -o mode=1777 none /tmp; mkdir -m 700 /tmp/quell-4242421 /tmp/work; chown 4242420 /tmp/quell-4242421
-        cp \"$1\" /tmp/work/quell; cp -r \"$2\" /tmp/work/tree; chown -R 4242421 /tmp/work; unset QUELL_RUNTIME_DIR
+    let script = "mount -t tmpfs -o mode=1777 none /tmp; mkdir -m 700 /tmp/quell-4242421 /tmp/copy; chown 4242420 /tmp/quell-4242421
+        cp \"$1\" /tmp/copy/quell; cp -r \"$2\" /tmp/copy/tree; chown -R 4242421 /tmp/copy; unset QUELL_RUNTIME_DIR
         setpriv --reuid 4242421 --regid 4242421 --clear-groups -- sh -c '
-            /tmp/work/quell stats /tmp/work/tree; echo $?; ls -d /tmp/quell-4242421-1'";
+            /tmp/copy/quell stats /tmp/copy/tree; echo $?; ls -d /tmp/quell-4242421-1'";
     // What the script copies must not lie below the /tmp that it hides.
     let outside = tempfile::Builder::new().prefix("quell-outputs.").tempdir_in("/var/tmp").unwrap();
     fs::copy(crate::stage::quell(), outside.path().join("quell")).unwrap();
