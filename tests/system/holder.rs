@@ -659,46 +659,52 @@ fn waits_for_lock(pid: i32) -> bool {
     lines.any(|words| words.contains(&"->") && words.contains(&"FLOCK") && words.contains(&&*pid.to_string()))
 }
 
+/// The state of a process as proc(5) gives it; `T` is stopped.
+fn state_of(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
 #[test]
 fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing() {
+    if !has("strace") {
+        skip!("strace is not installed");
+    }
     let scene = log_scene!();
     let point = scene.point();
     let mounted = Mounted::at(&scene.stage, point.clone());
-    for _ in 0..20 {
-        let first = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
-        let is_serving = |pid: &i32| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.split(|b| *b == 0).skip(1).collect::<Vec<_>>() == [&b"holder"[..], b""]
-        };
-        let mut serving = None;
-        eventually(|| {
-            serving = scene.stage.holders().into_iter().find(is_serving);
-            serving.is_some()
-        });
-        let serving = serving.unwrap();
-        send(serving, Signal::STOP);
-        first.signal(Signal::KILL);
-        let was_killed = first.wait().code().is_none();
-        // It may have been too late: then the mount is there, or there was nothing to be made of the plan.
-        let is_too_late = !was_killed || is_mounted(&point);
-        let mut second = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
-        let is_waiting = eventually(|| waits_for_lock(second.pid()) || !second.is_running());
-        assert!(is_waiting, "{}", second.err());
-        let waited = second.is_running();
-        send(serving, Signal::CONT);
-        let ended = second.wait();
-        if is_too_late || !waited {
-            let _ = scene.stage.run(scene.stage.quell().arg("umount").arg(&point));
-            eventually(|| scene.stage.processes().is_empty());
-            assert!(is_too_late, "the second mount did not wait: {}", ended.err);
-            continue;
-        }
-        assert_eq!(ended.code(), Some(0), "{}", ended.err);
-        assert!(eventually(|| !scene.stage.holders().contains(&serving)));
-        assert_eq!(mount_points().iter().filter(|other| **other == point).count(), 1);
-        mounted.umount();
-        scene.stage.expect_nothing_left();
-        return;
-    }
-    panic!("the command could not be killed in time");
+    let mount = scene.command(&[&scene.store], &["--quiet"], &point);
+    // Of the processes of `quell mount`, only the holder calls setsid(2): after it has received its plan and the lock, and before
+    // it mounts. strace stops it there.
+    let mut traced = scene.stage.command("strace");
+    traced.args(["-f", "-qq", "-o"]).arg(scene.stage.path("trace"));
+    traced.args(["-e", "trace=setsid", "-e", "inject=setsid:signal=STOP"]);
+    let strace = scene.stage.start(traced.arg(mount.get_program()).args(mount.get_args()));
+    let argument = |pid: i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|b| *b == 0).nth(1).map(<[u8]>::to_owned).unwrap_or_default()
+    };
+    let stopped = || scene.stage.holders().into_iter().find(|pid| matches!(state_of(*pid), Some('T' | 't')));
+    assert!(eventually(|| stopped().is_some()), "{}", strace.err());
+    let holder = stopped().unwrap();
+    let commands: Vec<i32> =
+        scene.stage.processes().into_iter().filter(|pid| argument(*pid) == b"mount").collect();
+    assert_eq!(commands.len(), 1, "{commands:?}");
+    send(commands[0], Signal::KILL);
+    strace.signal(Signal::KILL);
+    strace.wait();
+    assert!(eventually(|| state_of(commands[0]).is_none_or(|state| state == 'Z')));
+    assert!(eventually(|| state_of(holder) == Some('T')), "{:?}", state_of(holder));
+
+    let mut second = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+    let waits = eventually(|| waits_for_lock(second.pid()) || !second.is_running());
+    assert!(waits && second.is_running(), "the second mount did not wait: {}", second.err());
+    assert!(!is_mounted(&point));
+    send(holder, Signal::CONT);
+    let ended = second.wait();
+    assert_eq!(ended.code(), Some(0), "{}", ended.err);
+    assert!(eventually(|| !scene.stage.holders().contains(&holder)));
+    assert_eq!(mount_points().iter().filter(|other| **other == point).count(), 1);
+    mounted.umount();
+    scene.stage.expect_nothing_left();
 }
