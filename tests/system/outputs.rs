@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use crate::stage::{Ended, Stage, is_root, words};
+use crate::stage::{Ended, Stage, is_root, quell, views, words};
 use crate::trees;
 
 fn scene() -> (Stage, PathBuf, PathBuf) {
@@ -140,6 +140,24 @@ fn what_a_writable_layer_keeps_is_its_owners_alone() {
     }
 }
 
+/// The exit code and the standard error of a command whose standard output is a full device, or a pipe without a reader.
+#[track_caller]
+fn code_where_output_fails(stage: &Stage, command: &mut Command, full: bool) -> (Option<i32>, String) {
+    let err = stage.path("err");
+    let out: Stdio = match full {
+        true => File::options().write(true).open("/dev/full").unwrap().into(),
+        false => {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            writer.into()
+        }
+    };
+    let status = command.stdout(out).stderr(File::create(&err).unwrap()).status().unwrap();
+    let said = fs::read_to_string(&err).unwrap();
+    assert!(!said.contains("panicked"), "{command:?}: {said}");
+    (status.code(), said)
+}
+
 #[test]
 fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
     let (stage, tree, index) = scene();
@@ -147,8 +165,14 @@ fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
     run(&stage, words(&[&"record", &"-q", &"-i", &index, &"-o", &boot, &"--", &"cat", &tree.join("readme")]))
         .expect(0);
     fs::write(tree.join("new"), "").unwrap();
-    let store = stage.dir("store");
-    let again = stage.path("again");
+    let (store, again, merged) = (stage.dir("store"), stage.path("again"), stage.path("merged"));
+    let plain = stage.file("plain", "content of a file");
+    run(&stage, words(&[&"log", &"import", &"-q", &plain, &store, &"file"])).expect(0);
+    let trace = stage.file(
+        "trace.strace",
+        "7 1700000000.000001 openat(AT_FDCWD, \"/etc/passwd\", O_RDONLY) = 3 <0.000010>\n",
+    );
+    let report = stage.path("report");
     let commands: Vec<Vec<OsString>> = vec![
         words(&[&"--help"]),
         words(&[&"--version"]),
@@ -165,47 +189,36 @@ fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
         words(&[&"boot", &"show", &"--files", &boot]),
         words(&[&"boot", &"show", &"--json", &boot]),
         words(&[&"boot", &"verify", &boot]),
-        words(&[&"boot", &"merge", &boot, &"-o", &again]),
-        words(&[&"log", &"fsck", &store]),
+        words(&[&"boot", &"merge", &boot, &"-o", &merged]),
+        words(&[&"log", &"ls", &store]),
+        words(&[&"log", &"ls", &"--json", &store]),
+        words(&[&"log", &"stat", &store, &"file"]),
+        words(&[&"log", &"stat", &"--json", &store, &"file"]),
+        words(&[&"log", &"map", &store, &"file"]),
+        words(&[&"log", &"map", &"--json", &store, &"file"]),
+        words(&[&"log", &"flatten", &"--json", &store, &"file"]),
+        words(&[&"log", &"fsck", &"--json", &store]),
+        words(&[&"log", &"export", &"--json", &"--resume", &store, &"file", &stage.path("exported")]),
+        words(&[&"log", &"import", &"--json", &"--resume", &plain, &store, &"file"]),
+        words(&[&"log", &"rebalance", &"--json", &store]),
+        words(&[&"probe", &"--yes", &"--json", &"--seconds", &"1", &stage.dir("probed")]),
+        words(&[&"profile", &"--json", &"--force", &"-o", &report, &"--import", &trace]),
     ];
-    for (number, command) in commands.into_iter().enumerate() {
-        if number == 15 {
-            fs::remove_file(&again).unwrap();
-        }
-        let err = stage.path("err");
+    for command in commands {
         for full in [true, false] {
-            let out: Stdio = match full {
-                true => File::options().write(true).open("/dev/full").unwrap().into(),
-                false => {
-                    let (reader, writer) = std::io::pipe().unwrap();
-                    drop(reader);
-                    writer.into()
-                }
-            };
-            let mut process = stage.quell();
-            process.args(&command).stdout(out).stderr(File::create(&err).unwrap());
-            let code = process.status().unwrap().code();
-            let said = fs::read_to_string(&err).unwrap();
-            assert!(!said.contains("panicked"), "{command:?}: {said}");
-            if number == 16 {
-                // An empty directory is no store.
-                assert_eq!(code, Some(2), "{command:?}: {said}");
-                continue;
-            }
-            match full {
-                true => {
-                    assert_eq!(code, Some(3), "{command:?}: {said}");
-                    assert!(
-                        said.contains("standard output") && said.contains("space"),
-                        "{command:?}: {said}"
-                    );
-                }
-                false => {
-                    assert_eq!(code, Some(141), "{command:?}: {said}");
-                    assert!(!said.contains("standard output"), "{command:?}: {said}");
-                }
-            }
+            let (code, said) = code_where_output_fails(&stage, stage.quell().args(&command), full);
+            assert_eq!(code, Some(if full { 3 } else { 141 }), "{command:?}: {said}");
+            assert_eq!(said.contains("standard output"), full, "{command:?}: {said}");
+            assert_eq!(said.contains("space"), full, "{command:?}: {said}");
         }
+    }
+    // In a view, where there is a holder to ask.
+    for view in views() {
+        let mut command = stage.quell_run(&index, view);
+        command.args(["--check", "none", "-q", "--"]).arg(quell()).args(["stats", "--json"]).arg(&tree);
+        let (code, said) = code_where_output_fails(&stage, &mut command, true);
+        assert_eq!(code, Some(3), "{view}: {said}");
+        assert!(said.contains("standard output"), "{view}: {said}");
     }
     // Standard error cannot be written: the exit code alone says how it went.
     let mut process = stage.quell();
@@ -310,4 +323,46 @@ fn a_runtime_directory_of_another_user_is_passed_over() {
         .arg(outside.path().join("tree"));
     let ended = stage.run(&mut command).expect(0);
     assert_eq!(ended.text(), "1\n/tmp/quell-4242421-1\n", "{}", ended.err);
+}
+
+#[test]
+fn an_export_replaces_no_device_and_no_link() {
+    let stage = Stage::new();
+    let (store, plain) = (stage.dir("store"), stage.file("plain", "content"));
+    run(&stage, words(&[&"log", &"import", &"-q", &plain, &store, &"file"])).expect(0);
+    let target = stage.file("target", "precious");
+    let link = stage.path("link");
+    symlink(&target, &link).unwrap();
+    let fifo = stage.path("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for existing in [&link, &fifo, &target] {
+        for options in [&[][..], &["--resume"]] {
+            if existing == &target && !options.is_empty() {
+                continue; // A regular file is what --resume replaces.
+            }
+            let before = fs::symlink_metadata(existing).unwrap();
+            let mut command = stage.quell();
+            command.args(["log", "export", "-q"]).args(options).arg(&store).arg("file").arg(existing);
+            let ended = stage.run(&mut command);
+            assert_ne!(ended.code(), Some(0), "{}", existing.display());
+            let after = fs::symlink_metadata(existing).unwrap();
+            assert_eq!((before.ino(), before.mode()), (after.ino(), after.mode()), "{}", existing.display());
+        }
+    }
+    assert_eq!(fs::read(&target).unwrap(), b"precious");
+}
+
+#[test]
+fn inputs_of_a_profile_are_read_up_to_a_bound() {
+    let stage = Stage::new();
+    let huge = stage.file("huge", "");
+    File::options().write(true).open(&huge).unwrap().set_len(60 << 30).unwrap();
+    let trace = stage.file(
+        "trace.strace",
+        "7 1700000000.000001 openat(AT_FDCWD, \"/etc/passwd\", O_RDONLY) = 3 <0.000010>\n",
+    );
+    for option in ["--capacity", "--mounts"] {
+        let ended = run(&stage, words(&[&"profile", &option, &huge, &"--import", &trace]));
+        ended.expect(2).says("huge").says("has more than");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -72,6 +73,23 @@ impl Named {
     pub fn is_dir(&self) -> bool {
         self.file.metadata().is_ok_and(|metadata| metadata.is_dir())
     }
+}
+
+/// The content of a small input file, or of a pipe.
+///
+/// Errors: wrong input, where the file cannot be read or has more than `bytes_max` bytes.
+pub fn read_small(path: &Path, bytes_max: u64) -> std::result::Result<Vec<u8>, Failure> {
+    let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
+    let mut content = Vec::new();
+    File::open(path).and_then(|file| file.take(bytes_max + 1).read_to_end(&mut content)).map_err(failed)?;
+    if content.len() as u64 > bytes_max {
+        return Err(Failure::wrong_input(format!(
+            "{} has more than {}, the most that is read of such a file",
+            shown(path),
+            indicatif::BinaryBytes(bytes_max)
+        )));
+    }
+    Ok(content)
 }
 
 /// The directory that an index describes, as a path.

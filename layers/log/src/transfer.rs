@@ -341,6 +341,10 @@ fn export_link(
         work.note(|moved| moved.skipped += 1);
         return Ok(());
     }
+    // Only a link is replaced, also by --resume.
+    if work.how.resume && out.dir.stat(name).is_ok_and(|there| there.kind() != Some(Kind::Symlink)) {
+        return Err(Error::new(ErrorKind::Exists, "export", name));
+    }
     let temporary = work.temporary();
     out.dir.make_symlink(&temporary, &target)?;
     // A link cannot be opened to be changed. Where another user may exchange it, it stays root's, which says nothing of what it
@@ -375,7 +379,8 @@ fn begin_file<'a>(
     if let Ok(there) = dir.dir.stat(&name) {
         let same = (there.kind(), there.size_bytes, there.modified)
             == (Some(Kind::File), snapshot.size_bytes(), snapshot.attributes.modified);
-        if !work.how.resume {
+        // Only a file is replaced, also by --resume: a device or a link with the name was not exported here.
+        if !work.how.resume || there.kind() != Some(Kind::File) {
             return Err(Error::new(ErrorKind::Exists, "export", &name));
         }
         if same && !snapshot.is_being_written() {

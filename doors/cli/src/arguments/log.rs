@@ -184,7 +184,8 @@ pub struct MoveArgs {
     /// Files, and ranges of large ones, that are copied at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Go on where an earlier one ended: files that are there with their size and time are left, others are replaced.
+    /// Continue an earlier run: files with the same size and time are left, other regular files are replaced. A device, a pipe
+    /// or a symbolic link is never replaced by a file.
     #[arg(long)]
     pub resume: bool,
     /// Read everything that was written again and compare it.

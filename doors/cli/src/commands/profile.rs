@@ -16,7 +16,7 @@ use quell_stack::OutputFormat;
 use crate::arguments::ProfileArgs;
 use crate::config::{Config, TreeConfig};
 use crate::failure::{Failure, INTERRUPTED, NO};
-use crate::inputs::{real_path, shown};
+use crate::inputs::{read_small, real_path, shown};
 use crate::output::{errln, outln};
 use crate::progress::LOG_INTERVAL;
 use crate::tracer::Tracer;
@@ -30,6 +30,10 @@ const CONFIG: &str = "quell.toml";
 const REPORT_MARK: &[u8] = b"\"schema\": \"quell-profile/";
 /// Where temporary files are, besides TMPDIR.
 const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
+/// The largest result of `quell probe` that `--capacity` reads.
+const CAPACITY_BYTES_MAX: u64 = 1 << 20;
+/// The largest copy of a mount table that `--mounts` reads: 100,000 mounts have less.
+const MOUNTS_BYTES_MAX: u64 = 64 << 20;
 /// Between two looks at the clock and at signals.
 const LINES_BETWEEN_LOOKS: u64 = 4096;
 
@@ -123,7 +127,7 @@ fn capacity(text: &str) -> Result<Capacity, Failure> {
             "--capacity {text}: neither a number nor a file that `quell probe -o` wrote: {e}"
         ))
     };
-    let file = std::fs::read(text).map_err(|e| wrong(&e))?;
+    let file = read_small(Path::new(text), CAPACITY_BYTES_MAX).map_err(|e| wrong(&e))?;
     let probe: serde_json::Value = serde_json::from_slice(&file).map_err(|e| wrong(&e))?;
     let schema = probe["schema"].as_str().unwrap_or_default();
     if schema.split('/').next() != Some("quell-probe") {
@@ -141,11 +145,7 @@ fn bytes(path: &Path) -> Vec<u8> {
 
 fn geography(args: &ProfileArgs, shared: &[PathBuf]) -> Result<Geography, Failure> {
     let table = match &args.mounts {
-        Some(file) => {
-            let text =
-                std::fs::read(file).map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(file))))?;
-            mounts::read(&text)
-        }
+        Some(file) => mounts::read(&read_small(file, MOUNTS_BYTES_MAX)?),
         None => mounts::table().map_err(|e| Failure::cannot(format!("{}: {e}", mounts::TABLE)))?,
     };
     if table.is_empty() {
