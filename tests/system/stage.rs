@@ -511,6 +511,9 @@ impl Stage {
         assert!(left.is_empty(), "processes are left: {left:?}");
         assert_eq!(self.mounts(), Vec::<PathBuf>::new(), "mounts are left");
         let left = left_in(&self.runtime());
+        // A log with messages stays; they say what went wrong.
+        let content = |path: &PathBuf| fs::read_to_string(path).unwrap_or_default();
+        let left: Vec<_> = left.iter().map(|path| (path, content(path))).collect();
         assert!(left.is_empty(), "files are left: {left:?}");
     }
 
