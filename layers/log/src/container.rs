@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use quell_backing::{OpenFile, Stat, WritableDir, WritableFile, has_root_power};
+use quell_backing::{OpenFile, Stat, WritableDir, WritableFile};
 use quell_fs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
 use crate::data_log;
@@ -13,7 +13,7 @@ use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
 use crate::log_dirs::Ticket;
 use crate::meta::{Closed, MetaName, Summary, boot_of};
 use crate::missing::missing;
-use crate::stores::{Host, StoreNumber, Stores, number_name};
+use crate::stores::{Host, StoreNumber, Stores, is_name_of_store, number_name};
 
 pub(crate) const RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
@@ -776,36 +776,44 @@ fn exists(error: Error) -> Error {
 /// Directories below one that is removed, as this layer makes them.
 const DEPTH_MAX: usize = 3;
 
-/// Removes the directory `name` with all that is in it, but for what lies deeper than this layer makes directories; no link is
-/// followed. Of what cannot be removed the first error is told when the rest is gone.
+/// Removes the directory `name` with all that is in it, but for other names than this format defines and for what lies deeper
+/// than this layer makes directories; no link is followed. Of what cannot be removed the first error is returned when the rest
+/// is removed.
 pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
-    remove_down_to(parent, name, DEPTH_MAX, true)
+    remove_down_to(parent, name, DEPTH_MAX)
 }
 
 /// Removes `name`, whatever it is, with what is in it if that is no deeper than this layer makes what it leaves.
 pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
     match parent.stat(name)?.kind() {
-        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1, true),
+        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1),
         _ => parent.remove(name),
     }
 }
 
-/// Whether this layer makes names like this one in directories of a container or of `parts`.
-fn is_name_below(name: &[u8]) -> bool {
-    name == MOVED
+/// Whether the format defines names like this one in a container, in `parts`, or for what a store keeps for itself.
+fn is_defined(name: &[u8]) -> bool {
+    [RECORD, ACCESS, META, MOVED].contains(&name)
+        || is_name_of_store(name)
         || MetaName::decode(name).is_some()
         || [&b".data"[..], b".index"].iter().any(|end| name.ends_with(end))
-        || [&b"logs-"[..], b".new-"].iter().any(|begin| name.starts_with(begin))
+        || [EPOCH, FLAT, "logs-", ".new-"].iter().any(|begin| name.starts_with(begin.as_bytes()))
 }
 
-fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize, is_top: bool) -> Result<()> {
+/// Whether this is the name of what is being made or was removed: a random number.
+fn is_number(name: &[u8]) -> bool {
+    name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit)
+}
+
+/// A user may have moved a directory of a third user, or of the one who removes here, to where this layer has one of its own.
+/// Of such a directory nothing is removed but names that this layer could have made.
+fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
-    // A user may have moved a directory of a third user to where this layer has one. Root, which works in it with the rights of
-    // its owner, removes only what this layer makes there.
-    let is_ours_alone = !is_top && has_root_power();
+    // Other programs name files by such numbers, too.
+    let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
     let mut removed = Ok(());
     for child in dir.names()? {
-        if is_ours_alone && !is_name_below(&child) {
+        if !is_defined(&child) && !(numbers_are_ours && is_number(&child)) {
             removed = removed.and(Err(Error {
                 source: Some("no log mount makes this name".into()),
                 ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
@@ -815,7 +823,7 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize, is_top: b
         removed = removed.and(match dir.remove(&child) {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
             // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
-            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1, false).map_err(|_| error),
+            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
             removed => removed,
         });
     }

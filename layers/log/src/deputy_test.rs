@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{Caller, Change, FileSystem, New, NodeId, Open, Writable};
+use quell_fs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
 
+use crate::check::{Checking, Outcome, check};
+use crate::container::remove_shallow;
+use crate::crew::Tally;
 use crate::file_system::LogFs;
 use crate::log_file::Choices;
-use crate::stores::{Host, Stores};
+use crate::stores::{Host, Root, Stores};
 use crate::test_stores::host;
 
 const USER: u32 = 1234;
@@ -217,4 +220,45 @@ fn a_directory_of_a_third_user_that_was_moved_to_the_trash_keeps_what_it_has() {
     let mut left = Vec::new();
     crate::test_stores::walk(&scene.store.join(".quell/trash"), &mut |path| left.push(path.to_owned()));
     assert!(left.iter().any(|path| path.ends_with("logs-9/their work")), "{left:?}");
+}
+
+#[test]
+fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_for_itself() {
+    let Some(scene) = Scene::new() else { return };
+    drop(scene.mount(|_| {}));
+    for area in ["new", "trash"] {
+        let theirs = scene.store.join(".quell").join(area).join("0123456789abcdef0123456789abcdef");
+        fs::DirBuilder::new().mode(0o1777).create(&theirs).unwrap();
+        let names = ["thesis", "d41d8cd98f00b204e9800998ecf8427e"].map(|name| theirs.join(name));
+        names.iter().for_each(|name| fs::write(name, b"x").unwrap());
+        for path in names.iter().chain([&theirs]) {
+            chown(path, Some(OTHER), Some(OTHER)).unwrap();
+        }
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&scene.store).unwrap());
+        {
+            let _user = quell_backing::assume(Some(Arc::new(user(OTHER)))).unwrap();
+            let own = root.open_writable_dir(b".quell").unwrap();
+            let area = own.open_writable_dir(area.as_bytes()).unwrap();
+            assert!(remove_shallow(&*area, theirs.file_name().unwrap().as_encoded_bytes()).is_err());
+        }
+        let roots = vec![Root { dir: root, path: b"store".to_vec() }];
+        let host = Host { uid: 0, gid: 0, ..host(7, 1) };
+        let stores = Arc::new(Stores::look(roots, host, 4).unwrap());
+        let now = Time { seconds: i64::from(u32::MAX), nanoseconds: 0 };
+        let how = Checking {
+            threads: 1,
+            repair: true,
+            dead: &[],
+            ended: &[],
+            now,
+            old_seconds: 0,
+            is_used: &|_, _| false,
+        };
+        let checked = check(&stores, b"", &how, &Tally::default()).unwrap();
+        let outcomes: Vec<_> = checked.findings.iter().map(|finding| &finding.outcome).collect();
+        assert!(matches!(outcomes[..], [Outcome::Failed(_)]), "{outcomes:?}");
+        names.iter().for_each(|name| assert!(name.exists(), "{}", name.display()));
+        fs::remove_dir_all(theirs).unwrap();
+    }
 }

@@ -262,12 +262,12 @@ fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
     let root = store.root();
     let mut at = Arc::clone(&root);
     for _ in 0..6 {
-        at.create_file(b"0", 0o644).unwrap();
-        at.make_dir(b"d", 0o755).unwrap();
-        at = at.open_writable_dir(b"d").unwrap();
+        at.create_file(b"access", 0o644).unwrap();
+        at.make_dir(b"meta", 0o755).unwrap();
+        at = at.open_writable_dir(b"meta").unwrap();
     }
-    assert!(remove_tree(&*root, b"d").is_err());
-    assert_eq!(root.open_dir(b"d").unwrap().names().unwrap(), [b"d"]);
+    assert!(remove_tree(&*root, b"meta").is_err());
+    assert_eq!(root.open_dir(b"meta").unwrap().names().unwrap(), [b"meta"]);
 }
 
 /// What a second user does who may write to a file of the first one. Needs root, to become others.

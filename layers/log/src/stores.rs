@@ -741,6 +741,11 @@ pub(crate) fn logs_name(number: u32) -> Vec<u8> {
     format!("logs-{number:x}").into_bytes()
 }
 
+/// Whether the format defines this name for what a store keeps for itself.
+pub(crate) fn is_name_of_store(name: &[u8]) -> bool {
+    [MAKING, TRASH, PARTS, RECORD].contains(&name) || StoreMap::version_of(name).is_some()
+}
+
 pub(crate) fn number_name(container: u128) -> Vec<u8> {
     format!("{container:032x}").into_bytes()
 }
