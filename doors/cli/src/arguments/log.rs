@@ -262,9 +262,9 @@ pub struct LogFlattenArgs {
 
 /// Add stores, drain stores, and move files to where they belong.
 ///
-/// Mounts that are made from now on name all stores, those that were added too. End mounts that run before you add a store: they
-/// do not know it and would miss files that move there. A drained store may be mounted all the while; nothing new is placed there. A file that somebody
-/// writes is left: exit code 1, run it again. It may be ended at any moment and goes on when it is run again.
+/// Running mounts continue: they detect an added store and use it, and place nothing new in a drained one. Each node must reach
+/// an added store by the path given here. New mounts name all stores. A file that is being written is skipped: exit code 1, run
+/// the command again. It can be interrupted at any moment, and continues when it is run again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
