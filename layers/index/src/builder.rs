@@ -7,11 +7,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use quell_backing::{Dir, Stat};
 use quell_fs::{Error, ErrorKind, Kind, Result, Time, errno};
+use quell_workers::Tasks;
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::image::{EntryId, Image, Problem, ROOT};
@@ -189,8 +190,6 @@ fn walk(
         trust,
         distrusted: trust.map(|trust| troubled_directories(trust.image)).unwrap_or_default(),
         progress,
-        queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 1 }),
-        wake: Condvar::new(),
         found: Mutex::new(Found {
             root: stat,
             listings: vec![Listing::default()],
@@ -209,12 +208,7 @@ fn walk(
         tries: LISTING_TRIES,
         share: 1.0,
     });
-    lock(&walker.queue).jobs.push(first);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| walker.work());
-        }
-    });
+    quell_workers::run(threads, [first], |job, jobs| walker.work(job, jobs));
     let Found { root, listings, mut problems, failure } =
         walker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(failure) = failure {
@@ -235,13 +229,6 @@ fn walk(
         options: options.lines(),
         xattrs_skipped: options.xattrs == Xattrs::Never,
     }))
-}
-
-struct Queue {
-    /// Last in, first out: few directories stay open, however wide the tree.
-    jobs: Vec<Job>,
-    /// Jobs queued or at work. At zero all is done.
-    unfinished: usize,
 }
 
 struct Found {
@@ -305,8 +292,6 @@ struct Walker<'a> {
     /// Directories of which the trusted index does not know everything: they are read again.
     distrusted: HashSet<Vec<u8>>,
     progress: &'a Progress,
-    queue: Mutex<Queue>,
-    wake: Condvar,
     found: Mutex<Found>,
     attributes_found: AtomicBool,
 }
@@ -317,56 +302,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Walker<'_> {
-    fn work(&self) {
-        while let Some(job) = self.next_job() {
-            let stop = self.progress.stop.load(Ordering::Relaxed);
-            if stop {
-                lock(&self.found).failure.get_or_insert_with(|| {
-                    Error::from_io(std::io::Error::from_raw_os_error(errno::EINTR), "index", b"interrupted")
-                });
-            }
-            // When nothing is wanted any more the queue is still emptied, without work.
-            if !stop && !self.attributes_found.load(Ordering::Relaxed) {
-                match job {
-                    Job::List(task) => self.list(task),
-                    Job::Look(chunks, number) => self.look_at_chunk(&chunks, number),
-                }
-            }
-            self.finish_job();
+    fn work(&self, job: Job, jobs: &Tasks<Job>) {
+        let stop = self.progress.stop.load(Ordering::Relaxed);
+        if stop {
+            lock(&self.found).failure.get_or_insert_with(|| {
+                Error::from_io(std::io::Error::from_raw_os_error(errno::EINTR), "index", b"interrupted")
+            });
         }
-    }
-
-    fn next_job(&self) -> Option<Job> {
-        let mut queue = lock(&self.queue);
-        loop {
-            if let Some(job) = queue.jobs.pop() {
-                return Some(job);
-            }
-            if queue.unfinished == 0 {
-                return None;
-            }
-            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        // Once the result is not wanted any more the queue is emptied without work.
+        if stop || self.attributes_found.load(Ordering::Relaxed) {
+            return;
         }
-    }
-
-    fn finish_job(&self) {
-        let mut queue = lock(&self.queue);
-        queue.unfinished -= 1;
-        if queue.unfinished == 0 {
-            self.wake.notify_all();
-        }
-    }
-
-    fn push(&self, jobs: impl IntoIterator<Item = Job>) {
-        let mut queue = lock(&self.queue);
-        let before = queue.jobs.len();
-        queue.jobs.extend(jobs);
-        let added = queue.jobs.len() - before;
-        queue.unfinished += added;
-        match added {
-            0 => {}
-            1 => self.wake.notify_one(),
-            _ => self.wake.notify_all(),
+        match job {
+            Job::List(task) => self.list(task, jobs),
+            Job::Look(chunks, number) => self.look_at_chunk(&chunks, number, jobs),
         }
     }
 
@@ -374,16 +323,16 @@ impl Walker<'_> {
         lock(&self.found).problems.push(Problem { path, errno: errno as u32 });
     }
 
-    fn list(&self, task: Task) {
+    fn list(&self, task: Task, jobs: &Tasks<Job>) {
         let trusted = |trust: &Trust<'_>| trust.holds(&task) && !self.distrusted.contains(&task.path);
         if let Some(trust) = self.trust.filter(trusted) {
-            return self.take_from_index(task, trust);
+            return self.take_from_index(task, trust, jobs);
         }
         let dir = match self.open(&task.source) {
             Ok(dir) => dir,
             Err(e) => return self.cannot_list(&task, e),
         };
-        self.list_open(dir, task);
+        self.list_open(dir, task, jobs);
     }
 
     fn open(&self, source: &Source) -> Result<Arc<dyn Dir>> {
@@ -407,7 +356,7 @@ impl Walker<'_> {
         self.progress.directory_done(task.share);
     }
 
-    fn list_open(&self, dir: Arc<dyn Dir>, task: Task) {
+    fn list_open(&self, dir: Arc<dyn Dir>, task: Task, jobs: &Tasks<Job>) {
         let listed = dir.stat_self().and_then(|before| Ok((before, dir.names()?)));
         let (before, mut names) = match listed {
             Ok(listed) => listed,
@@ -426,11 +375,11 @@ impl Walker<'_> {
             open_chunks: AtomicUsize::new(chunk_count),
         });
         // The other threads take the rest of a long directory while this one begins.
-        self.push((1..chunk_count).map(|number| Job::Look(chunks.clone(), number)));
-        self.look_at_chunk(&chunks, 0);
+        jobs.push((1..chunk_count).map(|number| Job::Look(chunks.clone(), number)));
+        self.look_at_chunk(&chunks, 0, jobs);
     }
 
-    fn look_at_chunk(&self, chunks: &Arc<Chunks>, number: usize) {
+    fn look_at_chunk(&self, chunks: &Arc<Chunks>, number: usize, jobs: &Tasks<Job>) {
         let start = number * CHUNK_NAMES;
         let end = (start + CHUNK_NAMES).min(chunks.names.len());
         let mut sampled_files = if number == 0 { 0 } else { XATTR_SAMPLE_FILES };
@@ -447,7 +396,7 @@ impl Walker<'_> {
             .collect();
         lock(&chunks.looks)[number] = Some(looks);
         if chunks.open_chunks.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.complete(chunks);
+            self.complete(chunks, jobs);
         }
     }
 
@@ -501,7 +450,7 @@ impl Walker<'_> {
     }
 
     /// All names of a directory have been looked at.
-    fn complete(&self, chunks: &Arc<Chunks>) {
+    fn complete(&self, chunks: &Arc<Chunks>, jobs: &Tasks<Job>) {
         let task = &chunks.task;
         let looks: Vec<Look> = lock(&chunks.looks).drain(..).flatten().flatten().collect();
         let vanished = looks.iter().any(|look| matches!(look, Look::Vanished));
@@ -518,7 +467,7 @@ impl Walker<'_> {
                 tries: task.tries - 1,
                 share: task.share,
             };
-            return self.list_open(chunks.dir.clone(), again);
+            return self.list_open(chunks.dir.clone(), again, jobs);
         }
         if changed {
             // It changed during every try.
@@ -541,7 +490,7 @@ impl Walker<'_> {
             }
         }
         let old = |name: &[u8]| self.trust.and_then(|trust| trust.image.lookup(task.old?, name));
-        self.keep(task, Some(&chunks.dir), children, &old);
+        self.keep(task, Some(&chunks.dir), children, &old, jobs);
     }
 
     /// The directory's record is the one that belongs to the names that were read, not to an earlier look.
@@ -563,9 +512,10 @@ impl Walker<'_> {
         dir: Option<&Arc<dyn Dir>>,
         children: Children,
         old: &dyn Fn(&[u8]) -> Option<EntryId>,
+        jobs: &Tasks<Job>,
     ) {
         let Children { mut listing, below } = children;
-        let mut jobs = Vec::with_capacity(below.len());
+        let mut more = Vec::with_capacity(below.len());
         let share = task.share / (below.len() + 1) as f64;
         let mut found = lock(&self.found);
         for (child, name, record) in below {
@@ -573,7 +523,7 @@ impl Walker<'_> {
             let number = found.listings.len() as u32;
             found.listings.push(Listing::default());
             listing.push_special(child, Special::Listing(number));
-            jobs.push(Job::List(Task {
+            more.push(Job::List(Task {
                 listing: number,
                 place: Some((task.listing, child)),
                 path: join(&task.path, &name),
@@ -588,13 +538,13 @@ impl Walker<'_> {
         found.listings[task.listing as usize] = listing;
         drop(found);
         self.progress.directory_done(share);
-        self.push(jobs);
+        jobs.push(more);
     }
 
     /// A directory whose times are as they were: its names and files are taken from the older index.
     /// Its directories are looked at, because their times decide in turn; so are hard-linked files,
     /// whose other names may lie in directories that did change.
-    fn take_from_index(&self, task: Task, trust: Trust<'_>) {
+    fn take_from_index(&self, task: Task, trust: Trust<'_>, jobs: &Tasks<Job>) {
         let image = trust.image;
         let entry = task.old.expect("only a known directory is trusted");
         let children = image.children(entry).unwrap_or(0..0);
@@ -624,14 +574,14 @@ impl Walker<'_> {
                         continue;
                     }
                     // It changed between two looks after all: read the directory.
-                    Ok(Look::Vanished) | Err(_) => return self.list_open(dir.clone(), task),
+                    Ok(Look::Vanished) | Err(_) => return self.list_open(dir.clone(), task, jobs),
                 },
                 _ => from_index(image, child),
             };
             taken.push(name, record, specials);
         }
         let old = |name: &[u8]| image.lookup(entry, name);
-        self.keep(&task, dir.as_ref(), taken, &old);
+        self.keep(&task, dir.as_ref(), taken, &old, jobs);
     }
 }
 

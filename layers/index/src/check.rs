@@ -9,10 +9,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quell_backing::{Dir, Stat};
 use quell_fs::{Attributes, Error, ErrorKind, Kind, Result};
+use quell_workers::Tasks;
 
 use crate::builder::{BuildOptions, Exclude};
 use crate::compare::{Change, Difference, changed_attributes};
@@ -58,17 +59,10 @@ pub fn check(
         stop,
         full: AtomicBool::new(false),
         entries: AtomicU64::new(1),
-        queue: Mutex::new(Queue { jobs: Vec::new(), unfinished: 0 }),
-        wake: Condvar::new(),
         found: Mutex::new(Found::default()),
     };
     checker.compare(ROOT, &stat);
-    checker.push([Job::List(Source::Open(root), ROOT)]);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| checker.work());
-        }
-    });
+    quell_workers::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| checker.work(job, jobs));
     let entries = checker.entries.load(Ordering::Relaxed);
     let is_full = checker.full.load(Ordering::Relaxed);
     let Found { mut differences, failure } =
@@ -92,13 +86,6 @@ enum Job {
     Ask(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
 }
 
-struct Queue {
-    /// Last in, first out: few directories stay open, however wide the tree.
-    jobs: Vec<Job>,
-    /// Jobs queued or at work. At zero all is done.
-    unfinished: usize,
-}
-
 #[derive(Default)]
 struct Found {
     differences: Vec<Difference>,
@@ -118,8 +105,6 @@ struct Checker<'a> {
     /// `differences_max` differences were found.
     full: AtomicBool,
     entries: AtomicU64,
-    queue: Mutex<Queue>,
-    wake: Condvar,
     found: Mutex<Found>,
 }
 
@@ -129,43 +114,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Checker<'_> {
-    fn work(&self) {
-        while let Some(job) = self.next_job() {
-            // After the end is decided the queue is emptied without work.
-            if !self.is_over() {
-                match job {
-                    Job::List(source, directory) => self.list(source, directory),
-                    Job::Ask(dir, children, range) => self.ask(&dir, &children[range]),
-                }
-            }
-            let mut queue = lock(&self.queue);
-            queue.unfinished -= 1;
-            if queue.unfinished == 0 {
-                self.wake.notify_all();
-            }
+    fn work(&self, job: Job, jobs: &Tasks<Job>) {
+        // Once the end is decided the queue is emptied without work.
+        if self.is_over() {
+            return;
         }
-    }
-
-    fn next_job(&self) -> Option<Job> {
-        let mut queue = lock(&self.queue);
-        loop {
-            if let Some(job) = queue.jobs.pop() {
-                return Some(job);
-            }
-            if queue.unfinished == 0 {
-                return None;
-            }
-            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        match job {
+            Job::List(source, directory) => self.list(source, directory, jobs),
+            Job::Ask(dir, children, range) => self.ask(&dir, &children[range], jobs),
         }
-    }
-
-    fn push(&self, jobs: impl IntoIterator<Item = Job>) {
-        let mut queue = lock(&self.queue);
-        let before = queue.jobs.len();
-        queue.jobs.extend(jobs);
-        queue.unfinished += queue.jobs.len() - before;
-        drop(queue);
-        self.wake.notify_all();
     }
 
     fn is_over(&self) -> bool {
@@ -182,7 +139,7 @@ impl Checker<'_> {
         }
     }
 
-    fn list(&self, source: Source, directory: EntryId) {
+    fn list(&self, source: Source, directory: EntryId, jobs: &Tasks<Job>) {
         let opened = match source {
             Source::Open(dir) => Ok(dir),
             Source::Child(parent, entry) => parent.open_dir(self.image.name(entry)),
@@ -223,14 +180,14 @@ impl Checker<'_> {
         let children = Arc::new(children);
         let first = children.len().min(CHUNK_NAMES);
         // The other threads take the rest of a long directory while this one begins.
-        self.push((first..children.len()).step_by(CHUNK_NAMES).map(|start| {
+        jobs.push((first..children.len()).step_by(CHUNK_NAMES).map(|start| {
             let range = start..(start + CHUNK_NAMES).min(children.len());
             Job::Ask(dir.clone(), children.clone(), range)
         }));
-        self.ask(&dir, &children[..first]);
+        self.ask(&dir, &children[..first], jobs);
     }
 
-    fn ask(&self, dir: &Arc<dyn Dir>, children: &[EntryId]) {
+    fn ask(&self, dir: &Arc<dyn Dir>, children: &[EntryId], jobs: &Tasks<Job>) {
         for &entry in children {
             if self.is_over() {
                 return;
@@ -241,7 +198,7 @@ impl Checker<'_> {
                     let is_dir = self.compare(entry, &stat);
                     let closed = |field| self.image.extra(entry, field).is_some();
                     if is_dir && !closed(Field::Unknown) && !closed(Field::Boundary) {
-                        self.push([Job::List(Source::Child(dir.clone(), entry), entry)]);
+                        jobs.push([Job::List(Source::Child(dir.clone(), entry), entry)]);
                     }
                 }
                 Err(e) if is_gone(&e) => self.report(self.image.path(entry), Change::Removed),
