@@ -1,10 +1,10 @@
-//! What `stat` tells of a node: kind, permissions, owners, sizes, times.
+//! The attributes of a node, as `stat` returns them: kind, permissions, owners, sizes, times.
 
-/// Names one node of one mounted file system for as long as it is mounted.
+/// Identifies one node of a mounted file system for as long as it is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
-/// The seven kinds of node that Linux knows.
+/// The seven kinds of node in Linux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     File,
@@ -17,7 +17,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// From the type bits of `st_mode`; `None` for bits that are no type.
+    /// Converts the type bits of `st_mode`; returns `None` for bits that are not a type.
     pub fn from_mode(mode: u32) -> Option<Kind> {
         Some(match mode & 0o170_000 {
             0o100_000 => Kind::File,
@@ -31,7 +31,7 @@ impl Kind {
         })
     }
 
-    /// The type bits of `st_mode`.
+    /// Returns the type bits of `st_mode`.
     pub fn mode_bits(self) -> u32 {
         match self {
             Kind::File => 0o100_000,
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// The letter that `ls -l` and `find -printf %y` print.
+    /// Returns the letter that `find -printf %y` prints.
     pub fn letter(self) -> char {
         match self {
             Kind::File => 'f',
@@ -58,15 +58,15 @@ impl Kind {
     }
 }
 
-/// A point in time as `stat` gives it. `nanoseconds` is below 1,000,000,000.
+/// A point in time in the form of `stat`. `nanoseconds` is below 1,000,000,000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Time {
     pub seconds: i64,
     pub nanoseconds: u32,
 }
 
-/// All that `stat` tells of a node, but for the access time, which Quell does not keep (it answers
-/// with the modification time).
+/// All attributes that `stat` returns except the access time. Quell does not keep access times and
+/// reports the modification time instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
     pub node: NodeId,
@@ -86,7 +86,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// `st_mode`: kind and permissions together.
+    /// Returns `st_mode`: kind and permissions together.
     pub fn mode(&self) -> u32 {
         self.kind.mode_bits() | self.permissions
     }

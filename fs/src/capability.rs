@@ -1,14 +1,14 @@
-//! What an implementation can do, read by doors before they choose how to serve it and by the
-//! conformance suite, which checks that every claim is true in both directions.
+//! The capabilities of an implementation. A frontend reads them to choose how to serve the file
+//! system. The conformance suite checks that each is claimed if and only if it holds.
 
-/// The claims of one mounted file system.
+/// The capabilities of one mounted file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Capabilities {
-    /// Names, attributes, link targets and extended attributes never change while mounted: a door
-    /// may keep every answer, negative ones too, for ever.
+    /// Names, attributes, link targets and extended attributes never change while mounted. A
+    /// frontend may cache every answer, including negative ones, without expiry.
     pub immutable: bool,
-    /// Some node has extended attributes (when false, `xattr` answers `None` for every node).
+    /// At least one node has extended attributes. If false, `xattr` returns `None` for every node.
     pub xattrs: bool,
-    /// Some node has a POSIX access control list, kept as `system.posix_acl_*` attributes.
+    /// At least one node has a POSIX access control list, kept as `system.posix_acl_*` attributes.
     pub acls: bool,
 }

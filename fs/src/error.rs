@@ -1,38 +1,38 @@
-//! One error type for the whole contract: what kind, in which operation, on what, and the cause.
-//! This file holds the only table of error numbers in the house.
+//! The error type of the contract: kind, operation, subject, cause. This file has the only table of
+//! error numbers in the project.
 
 use std::fmt;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in as few kinds as tell a caller what to do.
+/// The kind of an error. There are only as many kinds as a caller needs to decide what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     NotFound,
     PermissionDenied,
     NotADirectory,
     IsADirectory,
-    /// The tree is covered read-only, or lies on a file system that is.
+    /// The tree is covered read-only, or lies on a read-only file system.
     ReadOnly,
     NameTooLong,
     InvalidInput,
-    /// There is an entry of this name already.
+    /// An entry of this name already exists.
     Exists,
     /// The directory still has entries.
     NotEmpty,
-    /// The file system has no room (for this user) left.
+    /// The file system has no space left, or none for this user.
     NoSpace,
-    /// The file behind an immutable view is no longer the one that was indexed.
+    /// The file behind an immutable view differs from the indexed one.
     Stale,
-    /// Bytes that should be a format of ours are not.
+    /// Data does not have the format that it should have.
     Damaged,
-    /// This implementation never does this.
+    /// This implementation does not support the operation.
     Unsupported,
-    /// The world failed with this error number.
+    /// Any other error number of the operating system.
     Os(i32),
 }
 
-/// Linux's numbers for the kinds above, the same on every architecture that Quell supports.
+/// The error numbers of Linux, the same on every architecture that Quell supports.
 pub mod errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
@@ -63,7 +63,7 @@ pub mod errno {
 }
 
 impl ErrorKind {
-    /// The number that a program sees.
+    /// Returns the error number that a program gets.
     pub fn errno(self) -> i32 {
         match self {
             ErrorKind::NotFound => errno::ENOENT,
@@ -76,7 +76,7 @@ impl ErrorKind {
             ErrorKind::Exists => errno::EEXIST,
             ErrorKind::NotEmpty => errno::ENOTEMPTY,
             ErrorKind::NoSpace => errno::ENOSPC,
-            // As NFS says it: the handle was good, the file behind it is another one now.
+            // As in NFS: the handle was valid, but the file behind it has changed.
             ErrorKind::Stale => errno::ESTALE,
             ErrorKind::Damaged => errno::EIO,
             ErrorKind::Unsupported => errno::EOPNOTSUPP,
@@ -84,18 +84,19 @@ impl ErrorKind {
         }
     }
 
-    /// The kind for an error number that the world answered with.
+    /// Converts an error number returned by the operating system.
     pub fn from_errno(number: i32) -> ErrorKind {
         match number {
             errno::ENOENT => ErrorKind::NotFound,
-            // EPERM is kept apart: it is a refusal of the operation, not of the file.
+            // EPERM stays `Os`: it refuses the operation itself, not access to the file.
             errno::EACCES => ErrorKind::PermissionDenied,
             errno::ENOTDIR => ErrorKind::NotADirectory,
             errno::EISDIR => ErrorKind::IsADirectory,
             errno::EROFS => ErrorKind::ReadOnly,
             errno::EEXIST => ErrorKind::Exists,
             errno::ENOTEMPTY => ErrorKind::NotEmpty,
-            // EDQUOT is kept apart: it is this user's limit, and users ask somebody else about it.
+            // EDQUOT stays `Os`: a user's own limit is raised by an administrator, unlike a full
+            // disk.
             errno::ENOSPC => ErrorKind::NoSpace,
             errno::ENAMETOOLONG => ErrorKind::NameTooLong,
             errno::ESTALE => ErrorKind::Stale,
@@ -104,12 +105,13 @@ impl ErrorKind {
     }
 }
 
-/// Kind, operation, subject, cause.
+/// An error of the contract.
 #[derive(Debug)]
 pub struct Error {
     pub kind: ErrorKind,
     pub operation: &'static str,
-    /// The path, name or place that it happened to, as bytes: names need not be UTF-8.
+    /// The path or name that the operation was applied to, as bytes, because names need not be
+    /// UTF-8.
     pub subject: Vec<u8>,
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -124,7 +126,7 @@ impl Error {
         Error { source: Some(Box::new(cause)), ..Error::new(kind, operation, subject) }
     }
 
-    /// The number that a program sees.
+    /// Returns the error number that a program gets.
     pub fn errno(&self) -> i32 {
         self.kind.errno()
     }

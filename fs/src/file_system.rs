@@ -1,9 +1,10 @@
-//! The contract for a tree of names: resolve a name to a node once, then work with the node.
+//! The contract for a directory tree: a caller resolves a name to a node once, then uses the node.
 
 use crate::{Attributes, Capabilities, Error, ErrorKind, File, Kind, NodeId, Result, Writable};
 
-/// A place within one directory's listing. `Cursor::START` is before the first entry; a cursor from
-/// a `DirEntry` continues after that entry. Cursors of an immutable file system never expire.
+/// A position in the listing of one directory. `Cursor::START` is before the first entry; the
+/// cursor of a `DirEntry` continues after that entry. Cursors of an immutable file system never
+/// expire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cursor(pub u64);
 
@@ -11,60 +12,64 @@ impl Cursor {
     pub const START: Cursor = Cursor(0);
 }
 
-/// One entry of a listing, borrowed for the time of the visit. `.` and `..` are the door's to add.
+/// One entry of a listing, borrowed for one call of the visitor. A listing has no `.` and `..`; the
+/// frontend adds them.
 #[derive(Debug, Clone, Copy)]
 pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The cursor that continues after this entry.
     pub next: Cursor,
-    /// Of a tree that may be changed only `node` and `kind` are sure: the rest may cost a question an entry, and is
-    /// what `lookup` is for.
+    /// In a writable tree only `node` and `kind` are valid. Reading the other attributes may cost
+    /// one request per entry; use `lookup` for them.
     pub attributes: Attributes,
 }
 
-/// A tree of files that may be read. Every method may be called from any number of threads.
+/// A readable tree of files. Every method may be called from any number of threads.
 pub trait FileSystem: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
-    /// Always node 0; no other node has that number.
+    /// Returns the root: always node 0, a number that no other node has.
     fn root(&self) -> NodeId;
 
-    /// The entry `name` of the directory `dir`. `Ok(None)`: there is no such entry.
-    /// Errors: not a directory, permission denied (the directory's content is not known), name too long.
+    /// Returns the attributes of the entry `name` of the directory `dir`, or `Ok(None)` if there is
+    /// no such entry. Errors: not a directory, permission denied (the content of the directory is
+    /// not known), name too long.
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>>;
 
     fn attributes(&self, node: NodeId) -> Result<Attributes>;
 
-    /// The directory that holds `node` (for a hard-linked file, one of them); the root is its own.
+    /// Returns the directory that contains `node`. For a hard-linked file it is one of several; the
+    /// root is its own parent.
     fn parent(&self, node: NodeId) -> Result<NodeId>;
 
-    /// The path from the root to `node` (for a hard-linked file, one of them), without a leading
-    /// slash; empty for the root.
+    /// Returns the path from the root to `node`, without a leading slash; empty for the root. For a
+    /// hard-linked file it is one of several.
     fn path(&self, node: NodeId) -> Result<Vec<u8>>;
 
     /// Visits the entries of `dir` after `after`, in an order that never changes, until `visit`
-    /// answers `false` or the directory ends.
+    /// returns `false` or the directory ends.
     fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
 
-    /// A symbolic link's target, byte for byte.
+    /// Returns the target of a symbolic link, unchanged.
     fn read_link(&self, node: NodeId) -> Result<Vec<u8>>;
 
-    /// The value of one extended attribute; `Ok(None)` where it is not set.
+    /// Returns the value of an extended attribute, or `Ok(None)` if it is not set.
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>>;
 
-    /// The names of all extended attributes, in an order that never changes.
+    /// Returns the names of all extended attributes, in an order that never changes.
     fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>>;
 
     /// Opens a regular file for reading.
     fn open(&self, node: NodeId) -> Result<Box<dyn File>>;
 
-    /// The same tree with the verbs that change it; `None`: it is read-only.
+    /// Returns the same tree with the operations that change it, or `None` if it is read-only.
     fn writable(&self) -> Option<&dyn Writable> {
         None
     }
 }
 
-/// Within `impl FileSystem` of what wraps another one in a field `inner`: names, attributes and link targets are its.
+/// Implements the methods for names, attributes and link targets in an `impl FileSystem` by calling
+/// those of the field `inner`. For file systems that wrap another one.
 #[macro_export]
 macro_rules! names_of_inner {
     () => {
@@ -103,8 +108,8 @@ macro_rules! names_of_inner {
     };
 }
 
-/// Walks `path` (components between `/`; empty ones and `.` are skipped, `..` goes up) from the root
-/// without following symbolic links.
+/// Resolves `path` from the root without following symbolic links. Components are separated by `/`;
+/// empty components and `.` are skipped, and `..` is the parent directory.
 pub fn resolve(fs: &dyn FileSystem, path: &[u8]) -> Result<Attributes> {
     let mut at = fs.attributes(fs.root())?;
     for component in path.split(|b| *b == b'/') {

@@ -1,7 +1,7 @@
-//! The contract that doors speak and layers fulfil. Words only: no input or output, no threads, no
-//! clock, no unsafe code.
+//! The contract: the file-system interface that layers implement and frontends call. It consists of
+//! types and traits only: no input or output, no threads, no clock, no unsafe code.
 //!
-//! A door resolves names to nodes, opens a node once, and from then on passes only buffers and
+//! A frontend resolves names to nodes, opens a node once, and from then on passes only buffers and
 //! offsets:
 //!
 //! ```
@@ -19,7 +19,8 @@
 //! }
 //! ```
 //!
-//! Why nodes and not paths: docs/decisions/0001-nodes-in-the-contract.md.
+//! docs/decisions/0001-nodes-in-the-contract.md explains why the contract uses nodes instead of
+//! paths.
 
 mod attributes;
 mod capability;

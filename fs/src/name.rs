@@ -1,11 +1,12 @@
-//! What may be a name in a directory.
+//! The rules for names in a directory.
 
 use crate::{Error, ErrorKind, Result};
 
-/// Linux's limit for one name.
+/// The limit of Linux for one name.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// A name is 1 to 255 bytes of anything but `/` and NUL, and neither `.` nor `..`.
+/// Checks that a name has 1 to 255 bytes, contains neither `/` nor NUL, and is neither `.` nor
+/// `..`. Errors: `NameTooLong`, `InvalidInput`.
 pub fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::new(ErrorKind::NameTooLong, "name", name));

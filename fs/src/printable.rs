@@ -1,16 +1,17 @@
-//! Names as people read them.
+//! Names in a form that is safe to print.
 
 use std::fmt::Write;
 
-/// Whether a terminal obeys the character, or shows text around it in another order: control characters, ends of lines other than a
-/// line feed, marks of direction.
+/// Returns whether a terminal would interpret the character instead of showing it, or would change
+/// the order of the text around it. These are control characters, line and paragraph separators,
+/// and direction marks.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}')
 }
 
-/// A name or path for a message: on one line, with unprintable characters and bytes that are not UTF-8 as escape sequences, a backslash
-/// doubled.
+/// Formats a name or path for a message, on one line. Unprintable characters and bytes that are not
+/// UTF-8 become escape sequences, and backslashes are doubled.
 pub fn printable(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -35,7 +36,7 @@ pub fn printable(name: &[u8]) -> String {
 }
 
 fn escape(text: &mut String, sequence: std::fmt::Arguments<'_>) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = text.write_fmt(sequence);
 }
 
