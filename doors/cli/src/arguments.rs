@@ -1,4 +1,5 @@
-//! What can be said on the command line. Help, man pages and completions come from here.
+//! The command line: commands and options. Help texts, man pages and completions are generated from
+//! the doc comments here.
 
 use std::path::PathBuf;
 
@@ -23,12 +24,12 @@ Example:
   quell index /shared/env
   quell run -i /shared/env.quell -- /shared/env/bin/python program.py";
 
-/// Calms the storms that bring shared file systems down: covers a software tree with an index of its metadata,
-/// so that programs start without asking the file system's metadata servers.
+/// Reduces metadata storms on shared file systems: covers a software tree with an index of its
+/// metadata, so that programs start with almost no requests to the file system's metadata servers.
 #[derive(Debug, Parser)]
 #[command(name = "quell", version, after_help = AFTER)]
 pub struct Arguments {
-    /// Print nothing but errors and what was asked for.
+    /// Print only errors and requested output.
     #[arg(short, long, global = true)]
     pub quiet: bool,
     #[command(subcommand)]
@@ -62,8 +63,9 @@ pub enum Command {
 
 /// Index a directory tree, once, on any node.
 ///
-/// Reads the metadata of everything below DIR with many requests in flight and writes it to one file. What could
-/// not be read is listed at the end and in the index; the exit code is then 1.
+/// Reads the metadata of everything below DIR with many requests in flight and writes it to one
+/// file. Paths that could not be read are listed at the end and in the index; the exit code is then
+/// 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -82,36 +84,39 @@ pub struct IndexArgs {
     /// The file to write [default: DIR.quell beside the directory].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Replace FILE although it is not an index. A link, device or directory is never replaced.
+    /// Replace FILE even if it is not an index. A link, device or directory is never replaced.
     #[arg(long)]
     pub force: bool,
-    /// Bring the index PATH up to date, with the options that it was made with.
+    /// Update the index PATH, with the options that it was created with.
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub update: Option<Update>,
-    /// Leave out names (or, with a `/`, paths below DIR) that match; may be given again.
+    /// Leave out names (or, with a `/`, paths below DIR) that match; can be repeated.
     #[arg(long, value_name = "GLOB")]
     pub exclude: Vec<String>,
-    /// Stay within one file system (the default): a directory on which another is mounted shows as empty.
+    /// Stay within one file system (the default): a mount point below DIR is shown as an empty
+    /// directory.
     #[arg(long, overrides_with = "cross_mounts")]
     pub one_file_system: bool,
-    /// Go on into other file systems mounted below DIR.
+    /// Include other file systems mounted below DIR.
     #[arg(long, overrides_with = "one_file_system")]
     pub cross_mounts: bool,
-    /// Whether to ask each file for extended attributes and access control lists. `auto` asks every directory, two
-    /// files in each, and files whose status changed after their content; if any of them has some, it asks all.
+    /// When to read the extended attributes and access control lists of each entry. `auto` reads
+    /// those of every directory, of two files in each, and of files whose status changed after
+    /// their content; if any of them has attributes, it reads those of all entries.
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     pub xattrs: XattrsArg,
     /// Write nothing if anything could not be read.
     #[arg(long)]
     pub strict: bool,
-    /// Requests in flight.
+    /// Number of requests in flight.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
-    /// Where the tree lies now, if not where it was indexed (with --update).
+    /// The tree's current location, if it is not where it was indexed (with --update).
     #[arg(long, value_name = "DIR", requires = "update")]
     pub source: Option<PathBuf>,
-    /// Update an index of this user, too (a name or a number; may be given again). Without it an index is updated only if
-    /// it belongs to you, to root or to the owner of the tree, and other users may not write to it.
+    /// Also update an index that belongs to this user (a name or a number; can be repeated).
+    /// Without this option an index is updated only if it belongs to you, to root or to the owner
+    /// of the tree, and other users may not write to it.
     #[arg(long, value_name = "USER", requires = "update", value_parser = trust::user)]
     pub trust_owner: Vec<u32>,
     /// Print the result as JSON.
@@ -134,9 +139,10 @@ pub enum XattrsArg {
 
 /// Run a program with indexed trees covered at their own paths.
 ///
-/// The trees are covered for the program and its children alone. Its exit code, signals, terminal and working
-/// directory are its own. When it ends nothing is left mounted and no daemon runs. If Quell cannot cover a tree, it
-/// says so and the program runs on the original directory, unless --strict is given.
+/// Only the program and its children see the covered trees. Exit code, signals, terminal and
+/// working directory are the program's own. When it ends, no mount and no daemon remain. If Quell
+/// cannot cover a tree, it prints a message and the program runs on the original directory, unless
+/// --strict is given.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -151,22 +157,24 @@ The last one is for virtual machines: QEMU finds the disk image at its own path,
 reads in memory. mine.qcow2 was made by: qemu-img create -f qcow2 -b /srv/debian.raw -F raw mine.qcow2
 All machines of one user that are started so on a node share that memory.")]
 pub struct RunArgs {
-    /// An index, or an indexed directory (DIR.quell is used, and made first if there is none). May be given again.
+    /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
+    /// exist). Can be repeated.
     #[arg(short, long = "index", value_name = "FILE", required_unless_present_any = ["config", "image"])]
     pub index: Vec<PathBuf>,
-    /// Cover the disk image of virtual machines, and the files that it lies on, instead of a tree; with -b.
+    /// Cover the disk image of virtual machines and its backing chain instead of a tree; with -b.
     #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "config"])]
     pub image: Option<PathBuf>,
     #[command(flatten)]
     pub image_format: ImageFormatArgs,
-    /// Take the trees from a quell.toml, as `quell profile` writes it; an index that is missing is made first.
+    /// Take the trees from a quell.toml file, as written by `quell profile`; a missing index is
+    /// created first.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["source", "at"])]
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub boot: BootArgs,
     #[command(flatten)]
     pub cover: CoverArgs,
-    /// What `quell record` passes to the holder.
+    /// The recording options that `quell record` passes to the holder.
     #[arg(long, hide = true)]
     pub recording: Option<String>,
     /// The program and its arguments.
@@ -177,28 +185,31 @@ pub struct RunArgs {
     pub share: Option<String>,
 }
 
-/// Hot blocks from memory; common to `run` and `mount`.
+/// Options for boot images, common to `run` and `mount`.
 #[derive(Debug, Args)]
 pub struct BootArgs {
-    /// Serve the blocks of this boot image from memory (made by `quell record`); for several trees, one for each.
+    /// Serve the blocks of this boot image (made by `quell record`) from memory; for several trees,
+    /// one image for each.
     #[arg(short, long, value_name = "FILE")]
     pub boot: Vec<PathBuf>,
-    /// Memory that boot images may take on this node, in MiB; an image that does not fit is not served. Never more than is
-    /// available on the machine and in the control groups of the job [default: 1024, or half of what is available].
+    /// Memory limit for boot images on this node, in MiB; an image that does not fit is not used.
+    /// The limit is never more than is available on the machine and in the control groups of the
+    /// job [default: 1024, or half of the available memory if that is less].
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
 }
 
-/// Common to what takes disk images of virtual machines.
+/// Options of commands that read disk images of virtual machines.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ImageFormatArgs {
-    /// The format of the disk image [default: qcow2 if it begins as one, otherwise raw].
+    /// The format of the disk image [default: qcow2 if it has the qcow2 magic number, otherwise
+    /// raw].
     #[arg(long, value_name = "FORMAT", requires = "image")]
     pub image_format: Option<ImageFormatArg>,
 }
 
 impl ImageFormatArgs {
-    /// The same words for another process of ours.
+    /// Returns the same option as an argument for another Quell process.
     pub fn words(self) -> Option<String> {
         let format = self.image_format?.to_possible_value()?;
         Some(format!("--image-format={}", format.get_name()))
@@ -209,14 +220,14 @@ impl ImageFormatArgs {
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormatArg {
     Qcow2,
-    /// Nothing in it is taken for the name of another file.
+    /// Content of the image is never interpreted as the name of another file.
     Raw,
 }
 
-/// Record which blocks a start reads, and keep them in a boot image.
+/// Record the blocks that a start reads, and write them to a boot image.
 ///
-/// Runs CMD covered by the index, and writes what it and its children read, mapped files and programs included, to
-/// the file that -o names. Ends with CMD's own exit code.
+/// Runs CMD covered by the index, and writes the blocks that it and its children read, including
+/// mapped files and programs, to the file given with -o. Ends with CMD's own exit code.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -246,7 +257,7 @@ pub struct RecordArgs {
     /// The index of the tree, or an indexed directory.
     #[arg(short, long = "index", value_name = "FILE", required_unless_present = "image")]
     pub index: Option<PathBuf>,
-    /// Record what is read of this disk image instead.
+    /// Record the blocks that are read from this disk image instead.
     #[arg(long, value_name = "DISK", conflicts_with_all = ["index", "source"])]
     pub image: Option<PathBuf>,
     #[command(flatten)]
@@ -254,26 +265,28 @@ pub struct RecordArgs {
     /// The boot image to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Replace FILE although it is not a boot image. A link, device or directory is never replaced.
+    /// Replace FILE even if it is not a boot image. A link, device or directory is never replaced.
     #[arg(long)]
     pub force: bool,
-    /// Use indexes and boot images of this user, too (a name or a number; may be given again). Without it they are used only if they belong
-    /// to you, to root or to the owner of the tree, and other users may not write to them.
+    /// Also use indexes and boot images that belong to this user (a name or a number; can be
+    /// repeated). Without this option they are used only if they belong to you, to root or to the
+    /// owner of the tree, and other users may not write to them.
     #[arg(long, value_name = "USER", value_parser = trust::user)]
     pub trust_owner: Vec<u32>,
-    /// Join what is recorded with what the image has already, if there is one.
+    /// Merge the new recording with the existing image, if there is one.
     #[arg(long)]
     pub merge: bool,
-    /// Keep only blocks that at least so many recordings read.
+    /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
-    /// Keep at most so many MiB of blocks, those that most recordings read first.
+    /// Keep at most this many MiB of blocks, preferring those that were read in most recordings.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
-    /// End CMD after so many seconds, or when a line of its output matches, for programs that never end.
+    /// For programs that never end: end CMD after this many seconds, or when a line of its output
+    /// matches.
     #[arg(long, value_name = "PATTERN|SECONDS", value_parser = until::parse)]
     pub until: Option<Until>,
-    /// Where the tree lies on this node, if not where it was indexed.
+    /// The tree's location on this node, if it is not where it was indexed.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
     /// Print the result as JSON.
@@ -284,7 +297,7 @@ pub struct RecordArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-/// Look inside boot images, join and check them.
+/// Show, check, merge and extract boot images.
 #[derive(Debug, Subcommand)]
 pub enum BootCommand {
     Show(BootShowArgs),
@@ -294,21 +307,21 @@ pub enum BootCommand {
     Qcow2(BootQcow2Args),
 }
 
-/// Show what a boot image holds.
+/// Show the contents of a boot image.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot show env.boot\n  quell boot show env.boot --files")]
 pub struct BootShowArgs {
     pub file: PathBuf,
-    /// Also show each file, with how much of it is in the image.
+    /// Also list each file, with how much of it is in the image.
     #[arg(long)]
     pub files: bool,
     #[arg(long)]
     pub json: bool,
 }
 
-/// Check every byte of a boot image, and with -i or --image whether the tree or disk still has what it holds.
+/// Check every byte of a boot image; with -i or --image, also compare it with the tree or the disk.
 ///
-/// Exit code 1 if a file is another now, or has other bytes.
+/// Exit code 1 if a file was replaced or its content differs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -319,53 +332,55 @@ pub struct BootVerifyArgs {
     /// The index that the image belongs to.
     #[arg(short, long, value_name = "FILE")]
     pub index: Option<PathBuf>,
-    /// Where the tree lies on this node, if not where it was indexed.
+    /// The tree's location on this node, if it is not where it was indexed.
     #[arg(long, value_name = "DIR", requires = "index")]
     pub source: Option<PathBuf>,
-    /// The disk image that it was recorded of.
+    /// The disk image that was recorded.
     #[arg(long, value_name = "DISK", conflicts_with = "index")]
     pub image: Option<PathBuf>,
     #[command(flatten)]
     pub image_format: ImageFormatArgs,
 }
 
-/// Join boot images of one tree or disk (of several runs, ranks, programs or machines) into one.
+/// Merge boot images of one tree or disk (of several runs, ranks, programs or machines) into one.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot merge train.boot test.boot -o env.boot --budget 64")]
 pub struct BootMergeArgs {
     #[arg(required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
-    /// The image to write; it may be one of those that are read.
+    /// The image to write; it may be one of the input images.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Replace FILE although it is not a boot image. A link, device or directory is never replaced.
+    /// Replace FILE even if it is not a boot image. A link, device or directory is never replaced.
     #[arg(long)]
     pub force: bool,
-    /// Join boot images of this user, too (a name or a number; may be given again). Without it they are joined only if they
-    /// belong to you or to root, and other users may not write to them: what is written belongs to you.
+    /// Also merge boot images that belong to this user (a name or a number; can be repeated).
+    /// Without this option they are merged only if they belong to you or to root, and other users
+    /// may not write to them, because the output belongs to you.
     #[arg(long, value_name = "USER", value_parser = trust::user)]
     pub trust_owner: Vec<u32>,
-    /// Keep only blocks that at least so many recordings read.
+    /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub min_runs: u32,
-    /// Keep at most so many MiB of blocks, those that most recordings read first.
+    /// Keep at most this many MiB of blocks, preferring those that were read in most recordings.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     pub budget: Option<u64>,
 }
 
-/// Write what a boot image holds to files, with holes where it holds nothing.
+/// Write the blocks of a boot image to files, with holes in place of all other blocks.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot extract env.boot /tmp/hot")]
 pub struct BootExtractArgs {
     pub file: PathBuf,
-    /// A directory that does not exist yet.
+    /// The directory to create.
     pub directory: PathBuf,
 }
 
-/// Write the hot blocks of a disk image as a qcow2 image on top of it.
+/// Write the recorded blocks of a disk image as a qcow2 image on top of it.
 ///
-/// For machines that are to start faster with QEMU alone: the machine's own image is made on top of the one written here, which
-/// may lie on a local disk or in memory. What is not in it QEMU reads from the disk image.
+/// For machines that are to start faster with QEMU alone: create the machine's own image on top of
+/// the written one, which may be on a local disk or in memory. QEMU reads all other blocks from the
+/// disk image.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -377,69 +392,74 @@ pub struct BootQcow2Args {
     /// The qcow2 image to write.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Replace FILE although it is not a qcow2 image. A link, device or directory is never replaced.
+    /// Replace FILE even if it is not a qcow2 image. A link, device or directory is never replaced.
     #[arg(long)]
     pub force: bool,
-    /// Use a boot image of this user, too (a name or a number; may be given again). Without it one is used only if it belongs
-    /// to you, to root or to the owner of the disk image, and other users may not write to it.
+    /// Also use a boot image that belongs to this user (a name or a number; can be repeated).
+    /// Without this option it is used only if it belongs to you, to root or to the owner of the
+    /// disk image, and other users may not write to it.
     #[arg(long, value_name = "USER", value_parser = trust::user)]
     pub trust_owner: Vec<u32>,
-    /// The disk image that was recorded [default: where it was then].
+    /// The disk image that was recorded [default: its path at the time of the recording].
     #[arg(long, value_name = "DISK")]
     pub base: Option<PathBuf>,
-    /// The format of the disk image [default: qcow2 if it begins as one, otherwise raw]. One that was recorded with
-    /// `--image-format raw` is raw here, too: say so, as what a machine writes onto it decides else.
+    /// The format of the disk image [default: qcow2 if it has the qcow2 magic number, otherwise
+    /// raw]. If the image was recorded with `--image-format raw`, give the same option here:
+    /// otherwise data that a machine wrote to the image decides the format.
     #[arg(long, value_name = "FORMAT")]
     pub image_format: Option<ImageFormatArg>,
 }
 
-/// How a tree is covered; common to `run` and `mount`.
+/// Options that select how a tree is covered; common to `run` and `mount`.
 #[derive(Debug, Args)]
 pub struct CoverArgs {
-    /// Where the tree lies on this node, if not where it was indexed: data is taken from there, and it is covered there.
+    /// The tree's location on this node, if it is not where it was indexed: its data is read there,
+    /// and it is covered there.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
     /// Cover this directory instead of the tree itself.
     #[arg(long, value_name = "PATH")]
     pub at: Option<PathBuf>,
-    /// Which view to take [default: the first that works here; see `quell doctor`].
+    /// The view to use [default: the first that works here; see `quell doctor`].
     #[arg(long, value_enum, default_value = "auto")]
     pub view: ViewArg,
-    /// How to check that the tree is as indexed.
+    /// How thoroughly to check for changes before and during the run.
     #[arg(long, value_enum, default_value = "auto")]
     pub check: Check,
-    /// Looks at the tree per second while it is covered, to notice changes (0 = none).
+    /// How many entries of the tree to check per second while it is covered (0: none).
     #[arg(long, value_name = "N", default_value_t = 1.0)]
     pub recheck: f64,
-    /// Refuse where it would otherwise run on the original directory.
+    /// Fail instead of running on the original directory.
     #[arg(long)]
     pub strict: bool,
-    /// Use indexes and boot images of this user, too (a name or a number; may be given again). Without it they are used only if they belong
-    /// to you, to root or to the owner of the tree, and other users may not write to them.
+    /// Also use indexes and boot images that belong to this user (a name or a number; can be
+    /// repeated). Without this option they are used only if they belong to you, to root or to the
+    /// owner of the tree, and other users may not write to them.
     #[arg(long, value_name = "USER", value_parser = trust::user)]
     pub trust_owner: Vec<u32>,
-    /// Give a private writable layer, in memory, that is thrown away.
+    /// Add a private writable layer in memory, which is discarded at the end.
     #[arg(long, conflicts_with = "writable")]
     pub scratch: bool,
-    /// Give a private writable layer that is kept in DIR (on a local file system).
+    /// Add a private writable layer in DIR (on a local file system), which is kept.
     #[arg(long, value_name = "DIR")]
     pub writable: Option<PathBuf>,
-    /// What opening a file does that is no longer as indexed, where the view sees opens (fuse). With a boot image: refuse.
+    /// What to do when a program opens a file that changed since indexing (FUSE view only). With a
+    /// boot image: refuse.
     #[arg(long, value_enum, default_value = "refuse")]
     pub on_change: OnChangeArg,
-    /// Let set-id bits and file capabilities count in the view, as `suid` of mount(8) does. For root, with an index that
-    /// belongs to root.
+    /// Honour set-id bits and file capabilities in the view, as `suid` of mount(8) does. Only for
+    /// root, with an index that belongs to root.
     #[arg(long)]
     pub suid: bool,
-    /// Let device nodes of the view lead to devices, as `dev` of mount(8) does. For root, with an index that belongs to
-    /// root.
+    /// Let device nodes in the view refer to devices, as `dev` of mount(8) does. Only for root,
+    /// with an index that belongs to root.
     #[arg(long)]
     pub dev: bool,
-    /// Memory that the metadata of one tree may take in the kernel, in MiB (1.3 kB an entry); a larger tree is served
-    /// by FUSE, which starts at once whatever the size.
+    /// Kernel memory limit for the metadata of one tree, in MiB (1.3 kB per entry); a larger tree
+    /// is served by FUSE, whose start takes the same time for every size.
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     pub memory: u64,
-    /// Threads that serve a FUSE view.
+    /// Number of threads that serve a FUSE view.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
 }
@@ -448,23 +468,26 @@ pub struct CoverArgs {
 #[serde(rename_all = "kebab-case")]
 pub enum ViewArg {
     Auto,
-    /// Metadata in a tmpfs, joined with the data by the kernel; no daemon on the way.
+    /// Metadata from a tmpfs, data from the tree, both combined by the kernel; no daemon serves
+    /// requests.
     Overlay,
-    /// The same with the metadata served by FUSE: for large trees of large files.
+    /// As `overlay`, with metadata served by FUSE: for large trees of large files.
     OverlayFuse,
-    /// Everything through FUSE: large trees, older kernels, file systems that overlayfs refuses.
+    /// Metadata and data through FUSE: for large trees, older kernels, and file systems that
+    /// overlayfs does not support.
     Fuse,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Check {
-    /// A sample; and every entry, by one node of a job: before the program starts (for at most 5 s) if you may write to the
-    /// tree, otherwise beside it and not again for 10 minutes.
+    /// A sample; in addition, one node of a job checks every entry: before the program starts (for
+    /// at most 5 s) if you may write to the tree, otherwise while it runs, and not again for 10
+    /// minutes.
     Auto,
-    /// Not at all.
+    /// No check.
     None,
-    /// At most 8 metadata operations.
+    /// At most 8 entries.
     Sample,
     /// Every entry and its extended attributes, before the program starts, on every node.
     Full,
@@ -475,17 +498,18 @@ pub enum Check {
 pub enum OnChangeArg {
     /// Fail with "stale file handle" (ESTALE).
     Refuse,
-    /// Open it as it is now.
+    /// Open the file as it is now.
     Serve,
-    /// Do not look: opens are answered by the kernel alone, with no round trip.
+    /// Do not compare: the kernel answers opens without a request to Quell.
     Ignore,
 }
 
-/// Mount the view of an index for every process, until `quell umount`; or, with --log, a file system for files that many
-/// processes write at once.
+/// Mount the view of an index for all processes, until `quell umount`; or, with --log, a file
+/// system in which many processes may write one file.
 ///
-/// An ordinary user's mount is FUSE, through fusermount3; root gets the kernel's views. Later messages of the process that serves
-/// the mount go to a log that `quell stats MOUNTPOINT` names.
+/// An ordinary user's mount uses FUSE, through fusermount3; root's mounts may use the overlay
+/// views. The process that serves the mount writes later messages to a log file; `quell stats
+/// MOUNTPOINT` prints its path.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \
@@ -518,16 +542,17 @@ pub struct MountArgs {
     /// Mount these stores as a file system in which many processes may write one file.
     #[arg(long, value_name = "STORE", value_delimiter = ',', conflicts_with_all = FOR_VIEWS)]
     pub log: Vec<PathBuf>,
-    /// Make a store of a directory that has files already. An empty directory becomes one without this.
+    /// Allow a directory that already contains files to become a store. An empty directory needs no
+    /// option.
     #[arg(long, conflicts_with_all = FOR_VIEWS)]
     pub init: bool,
-    /// Mount what a quell.toml names as [[log]].
+    /// Mount all [[log]] mounts of a quell.toml file.
     #[arg(long, value_name = "FILE", conflicts_with_all = FOR_VIEWS, conflicts_with_all = ["log", "file", "mountpoint"])]
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub logs: LogArgs,
-    /// Show the disk image FILE of virtual machines as a file, with its hot blocks from memory (-b); also the files that
-    /// it lies on, where they are named relative to it.
+    /// Show the disk image FILE of virtual machines as a file, with its recorded blocks served from
+    /// memory (-b); also show the files of its backing chain that are named relative to it.
     #[arg(long)]
     pub image: bool,
     #[command(flatten)]
@@ -536,12 +561,13 @@ pub struct MountArgs {
     pub boot: BootArgs,
     #[command(flatten)]
     pub cover: CoverArgs,
-    /// Let other users in too; modes and owners decide what they may do (root's mounts always do).
+    /// Give other users access to the mount, according to modes and owners (root's mounts always
+    /// do).
     #[arg(long)]
     pub allow_other: bool,
 }
 
-/// What is for views of trees and disks, and not for stores.
+/// Names of the options that apply to views of trees and disks, and not to stores.
 const FOR_VIEWS: [&str; 17] = [
     "trust_owner",
     "image",
@@ -562,30 +588,32 @@ const FOR_VIEWS: [&str; 17] = [
     "memory",
 ];
 
-/// How files of a log mount are written and read.
+/// Options that select how files of a log mount are written and read.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct LogArgs {
-    /// What one process's writing to a file collects in memory before it goes to the store, from 4K to 1G [default: 1M].
+    /// Size of the buffer that collects one process's writes to a file before they go to the store,
+    /// from 4K to 1G [default: 1M].
     #[arg(long, value_name = "BYTES", value_parser = buffer_bytes)]
     pub buffer: Option<u64>,
-    /// How it is found out where the bytes of a file are, when it is opened [default: parallel].
+    /// How to determine, when a file is opened, which log has which bytes of it [default:
+    /// parallel].
     #[arg(long = "index", value_name = "WAY", value_enum)]
     pub index_way: Option<IndexWay>,
-    /// With --index flatten and flatten-later: a file whose index logs have more bytes than this, all together, is left as
-    /// it is [default: 64M].
+    /// With --index flatten and flatten-later: do not flatten a file if its index logs together are
+    /// larger than this [default: 64M].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub flatten_threshold: Option<u64>,
 }
 
-/// The ways to find out where the bytes of a logged file are.
+/// The ways to build the index of a logged file when it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IndexWay {
     /// One thread reads all index logs.
     Original,
-    /// The last one who writes a file leaves one index for all who read it.
+    /// The last writer to close a file creates one index for all readers.
     Flatten,
-    /// The same, made in the background: no close waits for it.
+    /// As `flatten`, in the background: no close waits for it.
     FlattenLater,
     /// Several threads read the index logs.
     Parallel,
@@ -610,27 +638,28 @@ fn buffer_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Take away a mount made by `quell mount`.
+/// Remove a mount created by `quell mount`.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell umount /tmp/env")]
 pub struct UmountArgs {
     pub mountpoint: PathBuf,
-    /// Take it away although programs use it; they get errors.
+    /// Unmount even if busy; open files will return errors.
     #[arg(long)]
     pub force: bool,
 }
 
 /// Compare an index with its tree, entry by entry.
 ///
-/// Prints each difference: + added, - removed, ~ changed (and what). Exit code 1 if there is any.
+/// Prints each difference: + added, - removed, ~ changed (and which fields). Exit code 1 if there
+/// is any.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell verify /shared/env.quell")]
 pub struct VerifyArgs {
     pub file: PathBuf,
-    /// Where the tree lies now, if not where it was indexed.
+    /// The tree's current location, if it is not where it was indexed.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
-    /// Requests in flight.
+    /// Number of requests in flight.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: u16,
     /// Print the differences as JSON.
@@ -638,23 +667,24 @@ pub struct VerifyArgs {
     pub json: bool,
 }
 
-/// Show what an index holds: a summary, or one entry (and a directory's listing).
+/// Show the contents of an index: a summary, or one entry (and the listing of a directory).
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell show env.quell\n  quell show env.quell lib/python3.11 --json")]
 pub struct ShowArgs {
     pub file: PathBuf,
     /// A path below the tree's root, or below its absolute path.
     pub path: Option<PathBuf>,
-    /// Show everything below PATH, an entry a line.
+    /// Show everything below PATH, one entry per line.
     #[arg(short, long)]
     pub recursive: bool,
     #[arg(long)]
     pub json: bool,
 }
 
-/// Print what a view absorbed and what it passed on.
+/// Print how many requests a view absorbed, and how many it passed on.
 ///
-/// For a mount point, that mount's; for an index or a store, those of all its views and mounts of yours on this node.
+/// For a mount point, the counters of that mount; for an index or a store, the sum over all its
+/// views and mounts of yours on this node.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -666,19 +696,20 @@ pub struct StatsArgs {
     pub path: PathBuf,
     #[arg(long)]
     pub json: bool,
-    /// Write the counters to FILE in Prometheus' text format (`-`: print them).
+    /// Write the counters to FILE in the Prometheus text format (`-`: print them).
     #[arg(long, value_name = "FILE")]
     pub prometheus: Option<PathBuf>,
-    /// Replace FILE although it is not one that this command wrote. A link, device or directory is never replaced.
+    /// Replace FILE even if this command did not write it. A link, device or directory is never
+    /// replaced.
     #[arg(long)]
     pub force: bool,
 }
 
-/// Measure, gently, how many metadata operations a second a file system sustains.
+/// Measure, with limited load, how many metadata operations per second a file system sustains.
 ///
-/// Makes a small tree of its own in DIR, asks for names, attributes and listings with 1, 2, 4, ... threads until more
-/// threads bring no more, and removes the tree. Says what it will do and asks first. What one node gets is a
-/// lower bound of what the file system can do.
+/// Creates a small tree in DIR, requests names, attributes and listings with 1, 2, 4, ... threads
+/// until more threads bring no higher rate, and removes the tree. Prints its plan and asks for
+/// confirmation first. The rate of one node is a lower bound of the file system's rate.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -689,28 +720,29 @@ Example:
 Exit code 1: no rate could be told. It does not begin where one may not write, where there is no
 room, where the file system is busy (50 ms for a question), or where another probe is at work.")]
 pub struct ProbeArgs {
-    /// A directory on the file system, in which you may write.
+    /// A directory on the file system, with write permission.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
-    /// Ask for no more than this in all; making and removing the tree is counted too.
+    /// Limit on the number of operations, including those that create and remove the tree.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(200..=1_000_000))]
     pub operations: u64,
-    /// Measure no longer than this.
+    /// Limit on the duration of the measurement, in seconds.
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=300))]
     pub seconds: u64,
-    /// Ask with no more threads than this.
+    /// Limit on the number of threads.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub max_parallel: u32,
-    /// Begin without asking.
+    /// Start without asking for confirmation.
     #[arg(long)]
     pub yes: bool,
-    /// Remove what killed probes of yours left in DIR, and measure nothing.
+    /// Remove the directories that your killed probes left in DIR, and measure nothing.
     #[arg(long, conflicts_with_all = ["output", "json"])]
     pub clean: bool,
     /// Write the result to FILE as JSON, for `quell profile --capacity`.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Replace FILE although it is not the result of a probe. A link, device or directory is never replaced.
+    /// Replace FILE even if it is not the result of a probe. A link, device or directory is never
+    /// replaced.
     #[arg(long)]
     pub force: bool,
     /// Print the result as JSON.
@@ -718,7 +750,8 @@ pub struct ProbeArgs {
     pub json: bool,
 }
 
-/// Tell what this machine allows, which view would be taken and why, and how to allow a better one.
+/// Report what this machine supports, which view would be used and why, and how to enable a better
+/// one.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell doctor /shared/env")]
 pub struct DoctorArgs {
@@ -728,11 +761,13 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Find the storms of a program: trace it, show what it asks of shared file systems, and what Quell would absorb.
+/// Find the metadata storms of a program: trace it, and report its requests to shared file systems
+/// and those that Quell would absorb.
 ///
-/// Runs CMD under strace with all its children, and writes a report to DIR: report.html and report.json, the table of
-/// operations, charts, the trace, and a quell.toml for `quell run --config`. A summary is printed. Ends with CMD's own exit
-/// code. Tracing makes a program slower; the report says by how much.
+/// Runs CMD and all its children under strace, and writes a report to DIR: report.html and
+/// report.json, the table of operations, charts, the trace, and a quell.toml for `quell run
+/// --config`. Prints a summary. Ends with CMD's own exit code. Tracing slows the program down; the
+/// report states by how much.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -747,26 +782,30 @@ pub struct ProfileArgs {
     /// The directory to write to [default: quell-profile, or the next free quell-profile.N].
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Write to DIR although it has files that are not of a report. Those of the names above are replaced, links and devices
-    /// never.
+    /// Write to DIR even if it contains other files than those of a report. Files with the names of
+    /// a report's files are replaced; links and devices never.
     #[arg(long, requires = "output")]
     pub force: bool,
-    /// Read existing traces of `strace -f -ttt -y` instead (also one for each rank, and those of `strace -ff`).
+    /// Read existing traces of `strace -f -ttt -y` instead (one, or one for each rank; also those
+    /// of `strace -ff`).
     #[arg(long, value_name = "TRACE", num_args = 1.., conflicts_with = "command")]
     pub import: Vec<PathBuf>,
-    /// Treat DIR as if it lay on a shared file system; may be given again.
+    /// Treat DIR as a directory on a shared file system; can be repeated.
     #[arg(long, value_name = "DIR")]
     pub shared: Vec<PathBuf>,
-    /// What the file system sustains: metadata operations a second, or the file that `quell probe -o` wrote.
+    /// The rate that the file system sustains: metadata operations per second, or a file written by
+    /// `quell probe -o`.
     #[arg(long, value_name = "OPS_PER_S|FILE")]
     pub capacity: Option<String>,
-    /// Run CMD once more without tracing, first, to measure the slow-down instead of estimating it.
+    /// First run CMD once without tracing, to measure the slow-down instead of estimating it.
     #[arg(long, requires = "command")]
     pub compare: bool,
-    /// The working directory of imported traces [default: this one, until the trace tells].
+    /// The working directory of imported traces [default: the current directory, until the trace
+    /// names one].
     #[arg(long, value_name = "DIR", requires = "import")]
     pub cwd: Option<PathBuf>,
-    /// The mount table of imported traces, a copy of /proc/self/mountinfo [default: this machine's].
+    /// The mount table of imported traces, a copy of /proc/self/mountinfo [default: this
+    /// machine's].
     #[arg(long, value_name = "FILE", requires = "import")]
     pub mounts: Option<PathBuf>,
     /// Print the report as JSON instead of the summary.
@@ -777,7 +816,7 @@ pub struct ProfileArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
-/// Time calls to the file system; run by `profile`, with and without a tracer.
+/// Time file-system calls; started by `profile`, with and without a tracer.
 #[derive(Debug, Args)]
 pub struct CalibrateArgs {
     pub calls: u32,
@@ -796,10 +835,10 @@ pub enum Generated {
     Completions,
 }
 
-/// Serve a view; started by `run` and `mount` with a plan on standard input.
+/// Serve a view; started by `run` and `mount`, with a plan on standard input.
 #[derive(Debug, Args)]
 pub struct HolderArgs {
-    /// Start another one in a session of its own and end.
+    /// Start another holder in its own session, and exit.
     #[arg(long)]
     pub detach: bool,
 }

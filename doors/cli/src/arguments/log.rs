@@ -1,4 +1,4 @@
-//! What can be said to `quell log`.
+//! The command line of `quell log`.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Look into the stores of a log mount without a mount: list, map and check files, bring them in and out.
+/// List, inspect, check, repair, export and import the stores of a log mount, without mounting
+/// them.
 ///
-/// STORE is the directory that was given to `quell mount --log`; several are separated by commas, as many as the mount has.
+/// STORE is the directory that was given to `quell mount --log`. If the mount has several stores,
+/// name all of them, separated by commas.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
 Example:
@@ -28,10 +30,10 @@ pub enum LogCommand {
     Rebalance(LogRebalanceArgs),
 }
 
-/// Directories, as many as the mount has.
+/// The stores of a log mount.
 #[derive(Debug, Args)]
 pub struct StoresArg {
-    /// The store, or the stores, separated by commas.
+    /// The store, or all stores of the mount, separated by commas.
     #[arg(value_name = "STORE[,STORE...]")]
     pub stores: PathBuf,
 }
@@ -44,7 +46,7 @@ impl StoresArg {
     }
 }
 
-/// List files with their sizes, logs, writers that have not ended, and bytes in the store.
+/// List files with their sizes, logs, open writers, and bytes in the store.
 ///
 /// Exit code 1 if a file could not be read.
 #[derive(Debug, Args)]
@@ -55,34 +57,35 @@ Example:
 pub struct LogLsArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// A directory or file, as the mount names it [default: the root].
+    /// A file or directory, by its path in the mount [default: the root].
     pub path: Option<PathBuf>,
-    /// Also all that is below.
+    /// Also list everything below.
     #[arg(short, long)]
     pub recursive: bool,
-    /// Print one object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Show all that a file's container has: writers and whether they are gone, logs, epochs, cuts, flat indices.
+/// Show the content of a file's container: writers and whether their processes exist, logs, epochs,
+/// truncations, flat indexes.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell log stat /scratch/store ckpt/step-100.bin")]
 pub struct LogStatArgs {
     #[command(flatten)]
     pub stores: StoresArg,
     pub path: PathBuf,
-    /// Threads that read index logs.
+    /// Number of threads that read index logs.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     #[arg(long)]
     pub json: bool,
 }
 
-/// Show which log holds which bytes of a file, in the order of the file, holes too.
+/// Show which log has which bytes of a file, in the order of the file, including holes.
 ///
-/// A line for each stretch: start, end, writer, position among that writer's bytes, place in its data log, epoch and
-/// sequence. A checksum of 8 bytes follows each block of a data log.
+/// One line for each range: start, end, writer, payload offset, offset in the data log, epoch and
+/// sequence. In a data log, a checksum of 8 bytes follows each block.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -91,32 +94,32 @@ Example:
 pub struct LogMapArgs {
     #[command(flatten)]
     pub part: PartArgs,
-    /// Begin at this byte of the file.
+    /// Start at this byte of the file.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub offset: u64,
 }
 
-/// Of which file how much is shown, and how.
+/// Options that select a file and a part of it.
 #[derive(Debug, Args)]
 pub struct PartArgs {
     #[command(flatten)]
     pub stores: StoresArg,
     pub path: PathBuf,
-    /// Show so many bytes [default: to the end].
+    /// Show at most this many bytes [default: to the end].
     #[arg(long, value_name = "N")]
     pub length: Option<u64>,
-    /// Threads that read index logs.
+    /// Number of threads that read index logs.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Print one object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Show which bytes of a file the bytes of a log are, and whether the file still has them.
+/// Show which bytes of a file a log has, and whether the file still has them.
 ///
-/// The other way round than `map`, in the order of the log: each stretch is held by the file, was overwritten (and by
-/// whom), or was cut away.
+/// The inverse of `map`, in the order of the log: each range is part of the file, was overwritten
+/// (the writer is named), or was removed by a truncation.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -125,18 +128,19 @@ Example:
 pub struct LogQueryArgs {
     #[command(flatten)]
     pub part: PartArgs,
-    /// The writer, as `stat` and `map` show it.
+    /// The writer, as shown by `stat` and `map`.
     #[arg(long, value_name = "W", value_parser = |text: &str| u64::from_str_radix(text, 16))]
     pub writer: u64,
-    /// Begin at this position: bytes of the file in the log, without heads and checksums.
+    /// Start at this payload offset: bytes of the file in the log, without headers and checksums.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub position: u64,
 }
 
-/// Check files byte by byte, and repair what can be repaired without losing anything.
+/// Check all files and data of a store, and repair problems where this loses no data.
 ///
-/// Looks at every record, head, name, frame and block, compares index logs with data logs, and looks for writers that are gone,
-/// leftovers, and what is not a log mount's. Files may be in use. Exit code 1 if a problem was found and is not repaired.
+/// Verifies every record, header, name, frame and block, compares index logs with data logs, and
+/// looks for writers whose process has ended, remains of created and removed files, and entries
+/// that Quell did not create. Files may be in use. Exit code 1 if a problem remains.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -152,43 +156,44 @@ to read them is an error. Nothing is brought back from the trash, and nothing fo
 pub struct LogFsckArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// A file or directory, as the mount names it [default: all, and what the stores keep for themselves].
+    /// A file or directory, by its path in the mount [default: all files, and the stores' own
+    /// data].
     pub path: Option<PathBuf>,
-    /// Repair what can be repaired.
+    /// Repair problems where this loses no data.
     #[arg(long)]
     pub repair: bool,
-    /// NODE is known to be dead: its writers are gone. A host name, or with the boot id before it as `stat` shows it; may be
-    /// given again.
+    /// NODE is known to be dead: end its writers. A host name, or the whole name with boot id that
+    /// `stat` prints; can be repeated.
     #[arg(long, value_name = "NODE")]
     pub retire: Vec<String>,
-    /// End this writer, of which it cannot be told whether its process lives: `quell log stat` shows the numbers of writers.
-    /// If it does live, its next fsync or close fails. May be given again.
+    /// End this writer although the state of its process is unknown; `quell log stat` prints the
+    /// numbers of writers. If the process is alive, its next fsync or close fails. Can be repeated.
     #[arg(long, value_name = "WRITER", requires_all = ["force", "repair"], value_parser = writer_number)]
     pub writer: Vec<u64>,
-    /// With --writer: end it, whatever is known of its process.
+    /// With --writer: end the writer regardless of the known state of its process.
     #[arg(long, requires = "writer")]
     pub force: bool,
-    /// What is left over must be as old as this to be told and removed.
+    /// Report and remove remains only if they are at least this old.
     #[arg(long, value_name = "DAYS", default_value_t = 7)]
     pub older_than: u32,
-    /// Files that are checked at once; of one file, logs.
+    /// Number of files, or logs of one file, that are checked at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
     #[arg(long)]
     pub json: bool,
 }
 
-/// How files are moved; common to `export` and `import`.
+/// Options that select how files are copied; common to `export` and `import`.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct MoveArgs {
-    /// Files, and ranges of large ones, that are copied at once.
+    /// Number of files, and of ranges of large files, that are copied at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Continue an earlier run: files with the same size and time are left, other regular files are replaced. A device, a pipe
-    /// or a symbolic link is never replaced by a file.
+    /// Continue an earlier run: files with the same size and time are skipped, other regular files
+    /// are replaced. A device, FIFO or symbolic link is never replaced by a file.
     #[arg(long)]
     pub resume: bool,
-    /// Read everything that was written again and compare it.
+    /// Read all written data again and compare it.
     #[arg(long)]
     pub verify: bool,
     #[arg(long)]
@@ -197,9 +202,10 @@ pub struct MoveArgs {
 
 /// Write files of a store as plain files.
 ///
-/// A file gets its name when it is whole. Holes stay holes; permissions, times and links are kept, owners if root
-/// does it. Stores may be read-only. A file that is being written meanwhile is brought out as it is when its turn comes, and
-/// is named. Exit code 1 if something could not be brought out.
+/// A file gets its name when it is complete. Holes, permissions, times and links are kept; owners
+/// too, if root runs the command. Stores may be read-only. A file that is being written is exported
+/// in the state that readers see at that moment, and is listed. Exit code 1 if something could not
+/// be exported.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -209,39 +215,41 @@ Example:
 pub struct LogExportArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// A file or directory, as the mount names it; `/` is all.
+    /// A file or directory, by its path in the mount; `/` means everything.
     pub path: PathBuf,
-    /// For a file its new name, or a directory to put it into; for a directory, one that does not exist or is empty.
+    /// For a file, its new name, or an existing directory for it; for a directory, one that does
+    /// not exist or is empty.
     pub dest: PathBuf,
     #[command(flatten)]
     pub how: MoveArgs,
 }
 
-/// Bring plain files into a store.
+/// Copy plain files into a store.
 ///
-/// Each thread is a writer of its own, so that large files become several logs. A file gets its name when it is whole. Holes
-/// stay holes; permissions, times and links are kept, owners if root does it. Exit code 1 if something could not be brought in.
+/// Each thread is a separate writer, so large files get several logs. A file gets its name when it
+/// is complete. Holes, permissions, times and links are kept; owners too, if root runs the command.
+/// Exit code 1 if something could not be imported.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   quell log import step-100.bin /scratch/store ckpt
   quell log import /archive/ckpt /scratch/a,/scratch/b ckpt -j 16 --verify")]
 pub struct LogImportArgs {
-    /// A file, or a directory with all that is in it.
+    /// A file, or a directory with everything in it.
     pub source: PathBuf,
     #[command(flatten)]
     pub stores: StoresArg,
-    /// What it is called in the mount; a directory that is there already gets the file, or what is in the directory
-    /// [default: the root].
+    /// The name in the mount; an existing directory gets the file, or the entries of the source
+    /// directory [default: the root].
     pub path: Option<PathBuf>,
     #[command(flatten)]
     pub how: MoveArgs,
 }
 
-/// Write one index for all who read a file, instead of one for each process that wrote it (Index Flatten).
+/// Create one index of all index logs of a file, for faster opens (Index Flatten).
 ///
-/// A file is opened quicker afterwards, and reading needs less memory. Who writes at the same time is not disturbed: what comes later is
-/// read from the logs, as always. Exit code 1 if a file could not be flattened.
+/// Reading then also needs less memory. Running writers are not affected: readers take later data
+/// from the logs, as always. Exit code 1 if a file could not be flattened.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -250,21 +258,22 @@ Example:
 pub struct LogFlattenArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// A file, or a directory for all files below, as the mount names it [default: the root].
+    /// A file, or a directory for all files below it, by its path in the mount [default: the root].
     pub path: Option<PathBuf>,
-    /// Threads that read the index logs of a file.
+    /// Number of threads that read the index logs of a file.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Print one object a line.
+    /// Print one JSON object per line.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Add stores, drain stores, and move files to where they belong.
+/// Add stores, drain stores, and move files to their home.
 ///
-/// Running mounts continue: they detect an added store and use it, and place nothing new in a drained one. Each node must reach
-/// an added store by the path given here. New mounts name all stores. A file that is being written is skipped: exit code 1, run
-/// the command again. It can be interrupted at any moment, and continues when it is run again.
+/// Running mounts continue: they detect an added store and use it, and place nothing new in a
+/// drained one. Each node must reach an added store by the path given here. New mounts name all
+/// stores. A file that is being written is skipped: exit code 1, run the command again. The command
+/// can be interrupted at any moment, and continues when it is run again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -274,23 +283,23 @@ Example:
 pub struct LogRebalanceArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// An empty directory that is a store from now on; as often as needed.
+    /// An empty directory that becomes a store; can be repeated.
     #[arg(long, value_name = "STORE")]
     pub add: Vec<PathBuf>,
-    /// A store that is emptied and is none any more; as often as needed.
+    /// A store to move everything out of; it leaves the map afterwards. Can be repeated.
     #[arg(long, value_name = "STORE")]
     pub drain: Vec<PathBuf>,
-    /// Files that are moved at once.
+    /// Number of files that are moved at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
-    /// Say how many files would be moved, and change nothing.
+    /// Print the number of files that would be moved, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
     #[arg(long)]
     pub json: bool,
 }
 
-/// A writer's number, as `quell log stat` and `fsck` show it.
+/// Parses a writer's number as `quell log stat` and `fsck` print it: 16 hexadecimal digits, not 0.
 fn writer_number(text: &str) -> Result<u64, String> {
     match u64::from_str_radix(text, 16) {
         Ok(number) if text.len() == 16 && number != 0 => Ok(number),
