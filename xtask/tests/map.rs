@@ -89,11 +89,11 @@ fn is_ours(name: &str, members: &[Member]) -> bool {
 fn every_crate_is_on_the_map_and_the_map_has_no_other() {
     let members = members();
     let crates: BTreeSet<_> = members.iter().map(|m| m.name.clone()).collect();
-    for heading in ["## The rooms", "## The allowed edges"] {
+    for heading in ["## Crates", "## Allowed dependencies"] {
         let on_map: BTreeSet<_> = table_below(heading).into_keys().collect();
         assert_eq!(on_map, crates, "{heading}");
     }
-    let rooms = table_below("## The rooms");
+    let rooms = table_below("## Crates");
     for member in &members {
         let directory = &rooms[&member.name][0];
         assert!(directory.contains(&member.directory), "{}: {directory:?}", member.name);
@@ -103,7 +103,7 @@ fn every_crate_is_on_the_map_and_the_map_has_no_other() {
 #[test]
 fn every_edge_is_on_the_map() {
     let members = members();
-    let edges = table_below("## The allowed edges");
+    let edges = table_below("## Allowed dependencies");
     let mut wrong = Vec::new();
     for member in &members {
         let [allowed, in_tests] = edges[&member.name].as_slice() else { panic!("{}", member.name) };
@@ -124,7 +124,7 @@ fn every_edge_is_on_the_map() {
 #[test]
 fn every_library_is_linked_where_the_map_says() {
     let members = members();
-    let libraries = table_below("### What we take from others");
+    let libraries = table_below("### External libraries");
     let mut wrong = Vec::new();
     for member in &members {
         for library in member.dependencies.iter().filter(|name| !is_ours(name, &members)) {
@@ -153,7 +153,7 @@ fn every_library_is_linked_where_the_map_says() {
 /// Why a library is kept to the rooms of its row: the third cell of the table of libraries, where there is one.
 fn reasons() -> Vec<(String, String)> {
     let text = read("ARCHITECTURE.md");
-    let below = text.split_once("### What we take from others\n").expect("the heading is there").1;
+    let below = text.split_once("### External libraries\n").expect("the heading is there").1;
     let rows = below.lines().take_while(|line| !line.starts_with('#')).filter(|line| line.starts_with("| `"));
     let cells = rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect::<Vec<_>>());
     let kept = cells.filter_map(|cells| match cells[..] {
@@ -181,7 +181,7 @@ fn dependents_among_others(package: &str, members: &[Member]) -> BTreeSet<String
 /// The lines of deny.toml between `BEGIN` and `END` are made from the map: who alone may link which library.
 fn denials() -> String {
     let members = members();
-    let rooms = table_below("### What we take from others");
+    let rooms = table_below("### External libraries");
     let mut kept = reasons();
     for package in FOR_TESTS_ALONE.into_iter().chain(["quell-testkit"]) {
         kept.push((package.into(), "for tests and benchmarks; linked into no release".into()));
