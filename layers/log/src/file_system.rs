@@ -1146,7 +1146,10 @@ impl Writable for LogFs {
     }
 
     fn sync_dir(&self, dir: NodeId) -> Result<()> {
-        self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())
+        self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())?;
+        // Removing a file renames its container into the trash. A file system may keep a rename only after a sync of the directory
+        // that has the new name.
+        (0..self.inner.stores.roots().len()).try_for_each(|store| self.inner.stores.trash(store)?.sync())
     }
 
     fn act_for(&self, caller: Caller) -> Result<Box<dyn Any>> {

@@ -343,18 +343,20 @@ impl LogFile {
         Ok(())
     }
 
-    /// Marks `start..end` as collected by `writer`, unless others have collected some of it: those are told, and it
-    /// is they that must be written first.
-    fn claim(&self, writer: u64, start: u64, end: u64) -> Vec<Arc<Writer>> {
+    /// Marks `start..end` as collected by `writer` and returns where the file ended before, unless other writers have
+    /// collected some of it: those are returned as the error, and must be flushed first.
+    fn claim(&self, writer: u64, start: u64, end: u64) -> Result<u64, Vec<Arc<Writer>>> {
         let mut clock = self.clock();
         let rivals = clock.collected.rivals(writer, start, end);
         if rivals.is_empty() {
+            let end_before = clock.end;
             clock.end = clock.end.max(end);
             if clock.are_several {
                 clock.collected.add(writer, start, end);
             }
+            return Ok(end_before);
         }
-        rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect()
+        Err(rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect())
     }
 
     /// Writes all of `from` at `offset` in the order in which this node's processes do it.
@@ -367,15 +369,22 @@ impl LogFile {
         loop {
             let mut state = writer.lock();
             state.make_room(self, writer.id, from.len())?;
-            let rivals = self.claim(writer.id, offset, end);
-            if rivals.is_empty() {
-                let put = state.put(self, writer.id, from, offset);
-                if put.is_err() {
-                    // Only what fills a frame of its own can fail, and then nothing else is collected.
-                    self.clock().collected.forget(writer.id);
+            let rivals = match self.claim(writer.id, offset, end) {
+                Ok(end_before) => {
+                    let put = state.put(self, writer.id, from, offset);
+                    if put.is_err() {
+                        let mut clock = self.clock();
+                        // Only what fills a frame of its own can fail, and then nothing else is collected.
+                        clock.collected.forget(writer.id);
+                        // The next append begins where the file ends without it, unless another write came after it.
+                        if clock.end == end {
+                            clock.end = end_before.max(state.end());
+                        }
+                    }
+                    return put;
                 }
-                return put;
-            }
+                Err(rivals) => rivals,
+            };
             drop(state);
             for rival in rivals {
                 rival.lock().flush(self, rival.id)?;
@@ -998,6 +1007,10 @@ impl Site for LogFile {
         clock.sequence += 1;
         clock.ours.entry(writer).or_default();
         Order { epoch: clock.epoch, sequence: clock.sequence, writer }
+    }
+
+    fn frame_failed(&self) {
+        self.clock().is_stale = true;
     }
 
     fn written(&self, writer: u64, written: Written<'_>) {

@@ -125,6 +125,9 @@ pub trait Site {
     fn begin(&self) -> Result<()>;
     /// The place in order of a frame that is cut now.
     fn next_order(&self, writer: u64) -> Order;
+    /// A frame could not be written, and may have left the data log longer than the writer counts it. A truncation of another mount
+    /// covers that length, so the next frame, which begins at the same place, must not be earlier than the truncation.
+    fn frame_failed(&self);
     /// A frame is in the data log.
     fn written(&self, writer: u64, written: Written<'_>);
 }
@@ -215,14 +218,18 @@ impl State {
         }
         let order = site.next_order(id);
         if is_first {
-            self.first_epoch = order.epoch;
+            // Both, also if the frame cannot be written: a name in `meta` with one of them alone would be none.
+            (self.first_epoch, self.last) = (order.epoch, order);
         }
         let logs = self.logs.as_mut().expect("they were made");
         let bytes = payload.len() as u64;
         let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
         data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)
-            // Some file systems report a failed writeback with a later write.
-            .inspect_err(|_| logs.is_doubtful = true)?;
+            .inspect_err(|_| {
+                // Some file systems report a failed writeback with a later write.
+                logs.is_doubtful = true;
+                site.frame_failed();
+            })?;
         let head_bytes = head.len() as u64;
         let data_bytes = self.place + head_bytes + stored_bytes(bytes, block_bytes);
         site.written(id, Written { order, head_bytes, position: self.position, data_bytes, runs });

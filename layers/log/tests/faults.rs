@@ -233,6 +233,68 @@ fn an_append_that_failed_leaves_no_hole() {
 }
 
 #[test]
+fn a_first_write_that_fails_leaves_neither_a_hole_nor_a_writer_that_is_not_found() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 64);
+    let file = make(&fs, MEMORY);
+    // The log is made, and there is no room for the frame.
+    let count = AtomicU64::new(0);
+    store.fail(move |operation| {
+        let is_data = operation.verb.starts_with("write") && is_data(&operation.path);
+        (is_data && count.fetch_add(1, Ordering::Relaxed) == 1).then_some(errno::ENOSPC)
+    });
+    assert_eq!(file.write_at(&[b'a'; 100], 500).unwrap_err().kind, ErrorKind::NoSpace);
+    store.fail_nothing();
+    file.sync().unwrap();
+    assert_eq!(file.append(&[b'b'; 100]).unwrap(), 0);
+    assert_eq!(read(&*file, 200), [b'b'; 100]);
+    file.sync().unwrap();
+    // The mount ends without a close.
+    let after = in_memory(&store.crash(0), 64);
+    assert_eq!(read(&*open(&after, by(2)).unwrap(), 200), [b'b'; 100]);
+}
+
+#[test]
+fn what_is_written_after_a_failed_write_and_a_truncation_by_another_mount_stays() {
+    let store = MemoryStore::new();
+    let (a, b) = (in_memory(&store, 64), in_memory(&store, 64));
+    let of_a = make(&a, MEMORY);
+    of_a.write_at(&[b'a'; 100], 0).unwrap();
+    of_a.publish().unwrap();
+    // A part of the frame is in the log.
+    store.set_room(Some(8192));
+    assert_eq!(of_a.write_at(&[b'b'; 50_000], 0).unwrap_err().kind, ErrorKind::NoSpace);
+    store.set_room(None);
+    drop(open(&b, Open { truncate: true, ..by(2) }).unwrap());
+    of_a.write_at(b"after the truncation", 0).unwrap();
+    of_a.publish().unwrap();
+    assert_eq!(read(&*open(&b, by(2)).unwrap(), 100), b"after the truncation");
+    assert_eq!(read(&*of_a, 100), b"after the truncation");
+}
+
+#[test]
+fn a_file_that_was_removed_stays_so_after_a_sync_of_the_directory() {
+    for seed in 0..40 {
+        let store = MemoryStore::new();
+        let fs = in_memory(&store, 64);
+        let file = make(&fs, MEMORY);
+        file.write_at(b"removed", 0).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        fs.remove(fs.root(), b"f").unwrap();
+        fs.sync_dir(fs.root()).unwrap();
+        // Another one of that name, which nobody has synced.
+        drop(make(&fs, MEMORY));
+        let after = in_memory(&store.crash(seed), 64);
+        match after.lookup(after.root(), b"f") {
+            Ok(found) => assert_eq!(found.map_or(0, |found| found.size_bytes), 0, "seed {seed}"),
+            // Its record may be lost, as nobody has synced it.
+            Err(error) => assert_eq!(error.kind, ErrorKind::Damaged, "seed {seed}"),
+        }
+    }
+}
+
+#[test]
 fn who_syncs_a_file_syncs_what_others_wrote_and_closed() {
     for how in [by(2), Open::READ] {
         let store = MemoryStore::new();
