@@ -424,8 +424,9 @@ impl History {
         right(size, &[None])?;
         // Nobody can tell which bytes were in frames whose heads are lost: then none can be read.
         let is_unreadable = |place: usize| file.read_at(&mut [0], place as u64).is_err_and(|e| is_lost(&e));
-        let all_is_lost = !torn.is_empty() && (0..32).all(|i| is_unreadable(i * size.max(1) / 32));
-        if self.trouble == Trouble::Writeback && size > 0 && all_is_lost {
+        let may_be_lost = self.trouble == Trouble::Writeback && size > 0 && !torn.is_empty();
+        let all_is_lost = || may_be_lost && (0..32).all(|i| is_unreadable(i * size / 32));
+        if all_is_lost() {
             return Ok(());
         }
         let mut ranges = Vec::new();
@@ -441,6 +442,10 @@ impl History {
                 }
                 Err(e) if is_lost(&e) && range.len() == 1 => {
                     if !torn.iter().any(|torn| torn.contains(&range.start)) {
+                        // The mount knew where the bytes are until it had to read the heads of the frames again.
+                        if all_is_lost() {
+                            return Ok(());
+                        }
                         return Err(format!("{text}: {} was synced, and is lost: {e}", range.start));
                     }
                 }
@@ -490,6 +495,10 @@ impl History {
                 known.done.push(Done { what, handle, acknowledged, published: false, synced: false });
                 self.say(format_args!("slot {number}: write {name} {offset} .. {}", offset + count));
                 written?;
+                if appended && offset != end {
+                    let subject = format!("{name}: at {offset}, and it ends at {end}");
+                    return Err(quell_fs::Error::new(ErrorKind::InvalidInput, "append", subject));
+                }
             }
             11..14 => {
                 slot.file.publish()?;
