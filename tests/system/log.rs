@@ -370,6 +370,42 @@ fn who_asks_for_a_mount_and_goes_before_it_is_there_leaves_none() {
     }
 }
 
+/// The memory of a process that no file lies behind.
+fn anonymous_kib(pid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Each writer keeps a buffer of 1 MiB; together they are four times the bound.
+#[test]
+fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
+    const WRITERS: usize = 200;
+    const BOUND_KIB: u64 = 48 << 10;
+    let scene = log_scene!();
+    let mounted = scene.mount();
+    for round in 0..2 {
+        // Of less than a buffer each, so that nothing goes to the store before.
+        let files: Vec<fs::File> = (0..WRITERS)
+            .map(|i| {
+                let mut file = fs::File::create(mounted.point.join(format!("{round}-{i}"))).unwrap();
+                (0..15).for_each(|_| file.write_all(&[7; 1 << 16]).unwrap());
+                file
+            })
+            .collect();
+        let holder = scene.stage.holder();
+        assert!(anonymous_kib(holder) > WRITERS as u64 * 900, "nothing is collected");
+        if round == 0 {
+            files.iter().for_each(|file| file.sync_data().unwrap());
+        } else {
+            drop(files);
+        }
+        let left = anonymous_kib(holder);
+        assert!(left < BOUND_KIB, "round {round}: {left} KiB are left");
+    }
+    mounted.umount();
+}
+
 #[test]
 fn a_signal_ends_a_log_mount_and_loses_nothing() {
     use rustix::process::Signal;

@@ -4,6 +4,7 @@
 //!
 //! The formats are drawn in docs/formats/log.md.
 
+mod buffer;
 mod bytes;
 mod check;
 mod collected;

@@ -374,7 +374,7 @@ impl LogFile {
                     let put = state.put(self, writer.id, from, offset);
                     if put.is_err() {
                         let mut clock = self.clock();
-                        // Only what fills a frame of its own can fail, and then nothing else is collected.
+                        // Only what fills a frame of its own, or is the first in a buffer, can fail: nothing else is collected.
                         clock.collected.forget(writer.id);
                         // The next append begins where the file ends without it, unless another write came after it.
                         if clock.end == end {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use quell_backing::{Acting, WritableFile, assume, assumed};
 use quell_fs::{Caller, Error, ErrorKind, Result, Time, errno};
 
+use crate::buffer::Buffer;
 use crate::container::{Container, data_name};
 use crate::data_log;
 use crate::frames::{Frames, Order, PAYLOAD_BYTES_MAX, stored_bytes};
@@ -50,7 +51,7 @@ pub struct State {
     begun: Option<Box<dyn WritableFile>>,
     /// Made with the first frame.
     logs: Option<Logs>,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     buffer_bytes: usize,
     /// Of the frame that is being collected in `buffer`.
     runs: Runs,
@@ -99,7 +100,7 @@ impl Writer {
             credentials: assumed(),
             begun: None,
             logs: None,
-            buffer: Vec::new(),
+            buffer: Buffer::default(),
             buffer_bytes,
             runs: Runs::default(),
             position: 0,
@@ -174,10 +175,7 @@ impl State {
     /// Takes `from` for `offset`, once there is room. After an error nothing of it was taken, or the front of it.
     pub fn put(&mut self, site: &dyn Site, id: u64, from: &[u8], offset: u64) -> Result<()> {
         if from.len() < self.buffer_bytes {
-            if self.buffer.capacity() == 0 {
-                self.buffer.reserve_exact(self.buffer_bytes);
-            }
-            self.buffer.extend_from_slice(from);
+            self.buffer.push(from, self.buffer_bytes)?;
             self.runs.push(offset, from.len() as u64);
             return Ok(());
         }
@@ -199,7 +197,7 @@ impl State {
         }
         let buffer = std::mem::take(&mut self.buffer);
         let runs = self.runs.finish().to_vec();
-        let written = self.write_frame(site, id, &buffer, &runs);
+        let written = self.write_frame(site, id, buffer.bytes(), &runs);
         self.buffer = buffer;
         if written.is_ok() {
             self.buffer.clear();
@@ -256,9 +254,10 @@ impl State {
         self.tell(site)
     }
 
-    /// Puts all that was written into the logs.
+    /// Puts all that was written into the logs. The memory of the buffer is returned: a writer often waits after this.
     fn index(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         self.flush(site, id)?;
+        self.buffer.release_if_empty();
         match &mut self.logs {
             Some(logs) => logs.append_batch(site.container(), id, self.position, false),
             None => Ok(()),

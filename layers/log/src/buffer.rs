@@ -1,0 +1,79 @@
+//! The memory in which a writer collects a frame: a mapping of its own, so that dropping it returns the memory to the system.
+//!
+//! Memory from the allocator would not be returned: once a chunk of this size has been freed, glibc takes chunks of that size
+//! from its heaps, and a heap shrinks only from its end.
+
+use memmap2::MmapMut;
+use quell_fs::{Error, ErrorKind, Result};
+
+/// Bytes that are collected one after another. Without bytes it may have no memory.
+#[derive(Debug, Default)]
+pub struct Buffer {
+    memory: Option<MmapMut>,
+    length: usize,
+}
+
+impl Buffer {
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.memory.as_deref().map_or(&[], |memory| &memory[..self.length])
+    }
+
+    /// Adds `from` to a buffer of `room` bytes, which must be the same each time and must not be exceeded. Only pages that were written
+    /// to take memory. Errors: of the system, before there are bytes.
+    pub fn push(&mut self, from: &[u8], room: usize) -> Result<()> {
+        let memory = match self.memory.take() {
+            Some(memory) => memory,
+            None => MmapMut::map_anon(room).map_err(|error| {
+                let kind = ErrorKind::from_errno(error.raw_os_error().unwrap_or(quell_fs::errno::EIO));
+                Error { source: Some(Box::new(error)), ..Error::new(kind, "map", b"a write buffer") }
+            })?,
+        };
+        let memory = self.memory.insert(memory);
+        memory[self.length..][..from.len()].copy_from_slice(from);
+        self.length += from.len();
+        Ok(())
+    }
+
+    /// Keeps the memory for the next frame.
+    pub fn clear(&mut self) {
+        self.length = 0;
+    }
+
+    /// Returns the memory if there are no bytes in it.
+    pub fn release_if_empty(&mut self) {
+        if self.is_empty() {
+            self.memory = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_kept_in_order_also_after_the_memory_was_returned() {
+        let mut buffer = Buffer::default();
+        for _ in 0..3 {
+            assert_eq!(buffer.bytes(), b"");
+            buffer.push(b"one", 6).unwrap();
+            buffer.release_if_empty();
+            buffer.push(b"two", 6).unwrap();
+            assert_eq!(buffer.bytes(), b"onetwo");
+            buffer.clear();
+            buffer.push(b"again", 6).unwrap();
+            assert_eq!((buffer.bytes(), buffer.len()), (&b"again"[..], 5));
+            buffer.clear();
+            buffer.release_if_empty();
+            assert!(buffer.memory.is_none());
+        }
+    }
+}
