@@ -1,11 +1,11 @@
-//! What passed through the door, counted once and here. What the kernel answers from its own caches
-//! never arrives and is not counted.
+//! Counters of the requests to a mount. Each request is counted once, here. Requests that the
+//! kernel answers from its own caches never arrive and are not counted.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),+; $($(#[$written_doc:meta])* $written:ident),+ $(,)?) => {
-        /// Running totals since the mount; any thread may read them at any time.
+        /// Totals since the mount. Any thread may read them at any time.
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub(crate) $name: AtomicU64,)+
@@ -13,7 +13,8 @@ macro_rules! counters {
             writable: bool,
         }
 
-        /// The totals at one moment. Each number is exact, but they are not read at the same instant.
+        /// The totals at one moment. Each number is exact, but they are not read at the same
+        /// instant.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct Snapshot {
             $($(#[$doc])* pub $name: u64,)+
@@ -32,7 +33,8 @@ macro_rules! counters {
         }
 
         impl Snapshot {
-            /// Every counter with its name, in the order of the fields; of what a read-only mount can count.
+            /// Returns the names and values of the counters, in the order of the fields. For a
+            /// read-only mount the counters of changes are left out.
             pub fn pairs(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 let read = [$((stringify!($name), self.$name)),+];
                 let written = [$((stringify!($written), self.$written)),+];
@@ -49,45 +51,46 @@ impl Counters {
 }
 
 counters! {
-    /// Names looked up, those that do not exist included.
+    /// Names looked up, including names that do not exist.
     lookups,
-    /// Names looked up that do not exist.
+    /// Lookups of names that do not exist.
     negative_lookups,
-    /// `stat` answers (those that came with a lookup or a listing are not among them).
+    /// `stat` answers, without the attributes sent with a lookup or a listing.
     attributes,
     /// Directories listed from the start.
     listings,
-    /// Entries in listings, `.` and `..` not counted.
+    /// Entries in listings, without `.` and `..`.
     entries_listed,
     /// Targets of symbolic links.
     links_read,
-    /// Extended attributes and lists of their names asked for.
+    /// Requests for an extended attribute or for the list of their names.
     xattrs,
-    /// Files opened by the file system behind the door, those among them that it made.
+    /// Files opened by the served file system, including those that it created.
     opens,
-    /// Opens that the file system behind the door refused; the kernel tries one answered with ESTALE twice.
+    /// Opens refused by the served file system. The kernel repeats an open that fails with ESTALE
+    /// once.
     opens_refused,
     /// Reads passed to open files.
     reads,
     /// Bytes that those reads returned.
     bytes_read,
-    /// Requests answered with an error; a missing name or extended attribute is an answer, not an error.
+    /// Requests answered with an error. A missing name or extended attribute is not an error.
     errors;
-    /// Files, directories and symbolic links made.
+    /// Files, directories and symbolic links created.
     made,
-    /// Names removed, those among them that were directories'.
+    /// Names removed, including those of directories.
     removed,
-    /// Names changed.
+    /// Names renamed.
     renamed,
-    /// Attributes set: permissions, owners, sizes, times.
+    /// Changes of attributes: permissions, owners, sizes, times.
     changes,
-    /// Writes passed to open files and done.
+    /// Successful writes to open files.
     writes,
     /// Bytes of those writes.
     bytes_written,
-    /// Times that a file was given to the file system below for everybody to see: at each close.
+    /// Times that a file was published, which each close does.
     published,
-    /// Files and directories made to survive a loss of power, asked for by programs.
+    /// Files and directories synced at the request of programs.
     synced,
 }
 

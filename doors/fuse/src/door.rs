@@ -1,5 +1,5 @@
-//! What all verbs share: the file system behind the door, the open files, the counters, and how answers and errors
-//! become the kernel's.
+//! The parts that all requests share: the served file system, the open files, the counters, and the
+//! translation of results and errors for the kernel.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -23,43 +23,44 @@ use crate::nodes::node;
 use crate::options::Options;
 use crate::session::{Ending, Worker};
 
-/// How long the kernel keeps what never changes: a century, which its clock arithmetic can hold.
+/// How long the kernel caches immutable answers: a century, which its clock arithmetic can hold.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Without announced opens and closes, this many files stay open for the next read: half of the
-/// usual limit of 1,024 descriptors a process.
+/// The number of files kept open for further reads when the kernel sends no opens and closes: half
+/// of the usual limit of 1,024 descriptors per process.
 const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
 
-/// The kernel takes no error number from here on: a reply with one is refused and its program would
-/// wait for ever.
+/// The kernel rejects a reply with an error number from here on, and its program would wait
+/// forever.
 const ERRNO_END: i32 = 512;
 
 pub(crate) type Written = Handles<dyn WritableFile>;
 
-/// Gives what was written to files that are still open to the file system below, when there is nobody left who will
-/// close them: the session is over. Of errors only their number can be told.
+/// Publishes the files that are still open at the end of a session, because their closes will not
+/// arrive any more. Errors can only be counted.
 pub(crate) fn publish_all(written: &Written, counters: &Counters) {
     for file in written.all() {
-        // A panic of one, perhaps the one that ended the session, is no reason to leave out the others.
+        // A panic in one file, perhaps the one that ended the session, must not prevent the
+        // publication of the others.
         let published = catch_unwind(AssertUnwindSafe(|| file.publish()));
         count(if matches!(published, Ok(Ok(()))) { &counters.published } else { &counters.errors });
     }
 }
 
-/// One mounted file system, as the worker threads share it.
+/// One mounted file system, shared by the worker threads.
 pub(crate) struct Door {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) can: Capabilities,
     pub(crate) no_open: bool,
     pub(crate) no_read_ahead: bool,
     pub(crate) direct: bool,
-    /// The process is root's, and serves other users.
+    /// This process runs as root, and so serves other users.
     is_root: bool,
-    /// The kernel opens directories by itself once it is told that we do not.
+    /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
     pub(crate) no_opendir: bool,
     pub(crate) keep: Duration,
     pub(crate) handles: Handles<dyn File>,
-    /// The open files of a tree that may be changed, which has no others.
+    /// The open files of a writable tree; for such a tree `handles` is empty.
     pub(crate) written: Arc<Written>,
     recent: RecentFiles,
     pub(crate) counters: Arc<Counters>,
@@ -76,7 +77,7 @@ impl Door {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
         let can = fs.capabilities();
         assert!(!can.immutable || fs.writable().is_none(), "what never changes has no verbs that change it");
-        // Where no open is announced nothing can be said about how a file is to be read.
+        // If the kernel sends no opens, there is no reply that could select direct reads.
         let no_open = options.no_open && can.immutable && !options.direct;
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
         let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
@@ -99,14 +100,14 @@ impl Door {
         }
     }
 
-    /// Every verb starts here, so that a panic in one of them ends the session.
+    /// Every request starts here, so that a panic during one ends the session.
     pub(crate) fn enter(&self) -> Worker<'_> {
         self.ending.enter()
     }
 
-    /// As [`enter`](Self::enter) for verbs that open or change something, which are done with the caller's rights where root
-    /// serves others. Looking something up, its attributes and listings need no such rights, as the kernel has checked them
-    /// already and nothing is changed.
+    /// As [`enter`](Self::enter), for requests that open or change something. If this process is
+    /// root's, they are done with the permissions of the caller. Lookups, attributes and listings
+    /// do not need this: the kernel has already checked access, and they change nothing.
     pub(crate) fn enter_for(&self, request: &Request) -> Result<(Worker<'_>, Option<Box<dyn Any>>), Errno> {
         let worker = self.enter();
         let acting = match self.fs.writable() {
@@ -123,7 +124,7 @@ impl Door {
         errno(error)
     }
 
-    /// What came of a verb, counted: in `counter` if it was done.
+    /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
     pub(crate) fn done<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
         if result.is_ok() {
             count(counter);
@@ -131,7 +132,8 @@ impl Door {
         result.map_err(|error| self.refuse(&error))
     }
 
-    /// The verbs that change the tree. A mount of one that has none is read-only, and the kernel never gets here.
+    /// Returns the operations that change the tree. If the tree has none, the mount is read-only,
+    /// and the kernel sends no such request.
     pub(crate) fn tree(&self) -> Result<&dyn Writable> {
         self.fs.writable().ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
     }
@@ -145,8 +147,9 @@ impl Door {
         Ok(found)
     }
 
-    /// Gives the entries after `offset` to `push` until it says that its buffer is full.
-    /// Offset 1 is after `.`, 2 is after `..`, and a cursor of the contract is 2 more than itself.
+    /// Passes the entries after `offset` to `push` until it returns that its buffer is full. Offset
+    /// 1 is after `.` and offset 2 after `..`; the offset of a cursor of the contract is its value
+    /// plus 2.
     pub(crate) fn list(
         &self,
         dir: NodeId,
@@ -172,20 +175,22 @@ impl Door {
         end
     }
 
-    /// What came of an open, counted.
+    /// Counts the result of an open and returns it.
     pub(crate) fn opened<T>(&self, file: Result<T>) -> Result<T> {
         count(if file.is_ok() { &self.counters.opens } else { &self.counters.opens_refused });
         file
     }
 
-    /// How the kernel is to treat a file that was opened: what it keeps, and whether it announces closes.
+    /// Returns the flags for a file that was opened: what the kernel caches, and whether it sends a
+    /// FLUSH at each close.
     pub(crate) fn manner(&self, writes: bool) -> FopenFlags {
         let mut manner = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         if self.direct {
             manner = FopenFlags::FOPEN_DIRECT_IO;
         }
         let manner = if writes { manner | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { manner };
-        // Of a tree that may be changed a close of what was opened for reading returns errors of syncs, too.
+        // In a writable tree, closing a file that was opened only for reading also returns the
+        // errors of syncs.
         if self.fs.writable().is_none() { manner | FopenFlags::FOPEN_NOFLUSH } else { manner }
     }
 
@@ -201,7 +206,8 @@ impl Door {
         file.ok_or(Errno::EBADF)
     }
 
-    /// Answers a question for bytes that the kernel asks twice: first for their number (`room` 0).
+    /// Answers a request for bytes that the kernel sends twice: first for their number (`room` is
+    /// 0).
     pub(crate) fn answer_bytes(&self, value: &[u8], room: u32, reply: ReplyXattr) {
         match u32::try_from(value.len()) {
             Ok(length) if room == 0 => reply.size(length),
@@ -211,7 +217,8 @@ impl Door {
     }
 }
 
-/// The number for the kernel. ENOSYS would mean "never ask this again" and is not an error's to say.
+/// Returns the error number for the kernel. ENOSYS would tell the kernel never to send this kind of
+/// request again, so it is replaced.
 fn errno(error: &Error) -> Errno {
     match Errno::from_i32(error.errno()) {
         known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,

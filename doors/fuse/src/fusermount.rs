@@ -1,5 +1,6 @@
-//! Mounting for ordinary users: the set-user-id program fusermount3 mounts and hands us the device's
-//! descriptor over a socket (the protocol of libfuse: the socket's number is in `_FUSE_COMMFD`).
+//! Mounts for ordinary users. The set-user-ID program fusermount3 mounts and sends the descriptor
+//! of the device over a socket. This is the protocol of libfuse: `_FUSE_COMMFD` has the socket's
+//! number.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSliceMut};
@@ -19,11 +20,11 @@ use crate::Options;
 use crate::mount::Access;
 use crate::options::SUBTYPE;
 
-/// The program's names: libfuse 3, and what older systems have.
+/// The names of the program: that of libfuse 3, and that on older systems.
 const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// Mounts on `path` and returns the device. The socket travels as the program's standard input, which
-/// it does not read, so that no descriptor has to survive an exec by its number.
+/// Mounts on `path` and returns the device. The socket is the standard input of the program, which
+/// does not read it, so that no other descriptor has to be kept across exec.
 pub(crate) fn mount(path: &Path, access: Access, options: &Options) -> Result<OwnedFd> {
     let error = |cause: io::Error| Error::from_io(cause, "mount on", path.as_os_str().as_bytes());
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -42,7 +43,7 @@ pub(crate) fn mount(path: &Path, access: Access, options: &Options) -> Result<Ow
     }
 }
 
-/// Unmounts `path`; `lazily` also while it is in use.
+/// Unmounts `path`. With `lazily`, also while it is in use.
 pub(crate) fn unmount(path: &Path, lazily: bool) -> Result<()> {
     let output = run(|program| {
         let mut command = Command::new(program);
@@ -78,7 +79,7 @@ fn mount_options(access: Access, options: &Options) -> OsString {
     list
 }
 
-/// The descriptor that the program sent, or `None` if it ended without sending one.
+/// Receives the descriptor from the program; `None` if it ended without sending one.
 fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -105,5 +106,5 @@ fn refused(output: &Output, operation: &'static str, path: &Path) -> Error {
     Error { source: Some(reason.into()), ..Error::new(kind, operation, subject.as_bytes()) }
 }
 
-/// Linux's number for "in use".
+/// The error number of Linux for "device or resource busy".
 const EBUSY: i32 = 16;

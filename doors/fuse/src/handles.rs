@@ -1,4 +1,4 @@
-//! Open files: by handle when the kernel announces opens and closes, by node when it does not.
+//! Open files: by handle if the kernel sends opens and closes, by node if it does not.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -8,10 +8,11 @@ use fuser::FileHandle;
 use lru::LruCache;
 use quell_fs::{File, NodeId, Result};
 
-/// Shared so that a close (or an eviction) and a read may meet; the file closes after the last of them.
+/// A shared reference, so that a read may run during a close or an eviction. The file is closed
+/// with the last reference.
 pub(crate) type OpenFile = Arc<dyn File>;
 
-/// Files between OPEN and RELEASE. Handle numbers start at 1 and are used again.
+/// Files between OPEN and RELEASE. Handle numbers start at 1 and are reused.
 pub(crate) struct Handles<F: ?Sized>(RwLock<Slots<F>>);
 
 struct Slots<F: ?Sized> {
@@ -46,13 +47,13 @@ impl<F: ?Sized> Handles<F> {
         slots.files.get(slot_of(handle)?)?.clone()
     }
 
-    /// Those that are open now.
+    /// Returns the files that are open now.
     pub(crate) fn all(&self) -> Vec<Arc<F>> {
         let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
         slots.files.iter().flatten().cloned().collect()
     }
 
-    /// Takes the file out, for the caller to drop: closing may be slow and is done outside the lock.
+    /// Removes the file for the caller to drop. A close may be slow and is done outside the lock.
     pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<F>> {
         let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
         let slot = slot_of(handle)?;
@@ -72,7 +73,7 @@ impl<F: ?Sized> fmt::Debug for Handles<F> {
     }
 }
 
-/// The files that were read most recently, kept open for the next read: at most `limit` of them.
+/// The most recently read files, at most `limit`, kept open for further reads.
 pub(crate) struct RecentFiles(Mutex<LruCache<NodeId, OpenFile>>);
 
 impl RecentFiles {
@@ -80,8 +81,9 @@ impl RecentFiles {
         RecentFiles(Mutex::new(LruCache::new(limit)))
     }
 
-    /// The open file of `node`, opened now if it is not among the recent ones. `open` runs outside
-    /// the lock: two readers may both open a file, and the second to finish gives its own up.
+    /// Returns the open file of `node`, and opens it if it is not among the recent ones. `open`
+    /// runs outside the lock: two readers may both open a file, and the one that finishes later
+    /// uses the other's and drops its own.
     pub(crate) fn get(&self, node: NodeId, open: impl FnOnce() -> Result<Box<dyn File>>) -> Result<OpenFile> {
         if let Some(file) = self.lock().get(&node) {
             return Ok(Arc::clone(file));
@@ -91,7 +93,7 @@ impl RecentFiles {
         if let Some(file) = files.get(&node) {
             return Ok(Arc::clone(file));
         }
-        // What had to go is dropped, and so perhaps closed, after the lock.
+        // The evicted file is dropped, and thus perhaps closed, outside the lock.
         let evicted = files.push(node, Arc::clone(&opened));
         drop(files);
         drop(evicted);

@@ -1,6 +1,7 @@
-//! The FUSE door: answers the kernel's questions about one mount from a [`quell_fs::FileSystem`], and where that has
-//! the verbs ([`quell_fs::FileSystem::writable`]) passes on what changes it; otherwise the mount is read-only. It
-//! translates and counts; it never decides about data, follows a path or retries.
+//! The FUSE server: answers the kernel's requests for one mount from a [`quell_fs::FileSystem`]. If
+//! the file system is writable ([`quell_fs::FileSystem::writable`]), the server passes changes on
+//! to it; otherwise the mount is read-only. The server translates and counts; it never makes
+//! decisions about data, follows a path or retries.
 //!
 //! ```no_run
 //! use std::{path::Path, sync::Arc};
@@ -15,46 +16,57 @@
 //! }
 //! ```
 //!
-//! # What the kernel keeps
-//! Of a file system that says it is `immutable`, the kernel keeps every answer for as long as it
-//! has memory: entries, negative entries, attributes, link targets, whole listings and file data.
-//! Of any other, it keeps nothing and asks every time.
+//! # Kernel caches
 //!
-//! # A tree that may be changed
-//! Programs see each other's writes on a node at once, and those of other nodes after a close there and an open here
-//! (how soon that is, the file system says). So the kernel keeps no bytes: every read and write of a program arrives as
-//! it was asked for, cut into pieces of 1 MiB at most, and a close asks for [`publish`](quell_fs::WritableFile::publish)
-//! and returns what came of it. It keeps no entries and attributes either, which costs a request for each name on the
-//! way of an open or a stat and nothing for a read or a write: beside those it asks for nothing.
-//! `cargo bench -p quell-fuse --bench writing` measures this door before a file system that does nothing (MiB/s, two cores
-//! of a virtual machine, Linux 6.18):
+//! For a file system that claims to be `immutable`, the kernel caches every answer for as long as
+//! it has memory: entries, negative entries, attributes, link targets, whole listings and file
+//! data. For any other file system it caches nothing and sends every request.
+//!
+//! # Writable trees
+//!
+//! Programs on one node see each other's writes immediately. They see the writes of another node
+//! after a close there and an open here; the file system defines how soon that is. Therefore the
+//! kernel caches no data: each read and write of a program arrives with its own offset and length,
+//! divided into pieces of at most 1 MiB. A close calls [`publish`](quell_fs::WritableFile::publish)
+//! and returns its result. The kernel caches no entries and attributes either. This costs one
+//! request for each component of a path at an open or a stat; a read or a write causes no
+//! additional requests. `cargo bench -p quell-fuse --bench writing` measures this server with a
+//! file system that does nothing (MiB/s, two cores of a virtual machine, Linux 6.18):
 //!
 //! | | write 47,008 bytes | write 1 MiB | read 47,008 bytes | read 1 MiB | read 4 KiB |
 //! |---|---|---|---|---|---|
-//! | as it is: no bytes kept (`FOPEN_DIRECT_IO`) | 2,050 | 6,700 | 2,030 | 6,200 | 220 |
-//! | bytes kept until the next open, attributes asked for at each read (`FUSE_AUTO_INVAL_DATA`) | 870 | 2,300 | 1,150 | 2,400 | 200 |
-//! | bytes kept until the next open | 820 | 2,300 | 3,800 | 3,800 | 2,600 |
+//! | as implemented: no data cached (`FOPEN_DIRECT_IO`) | 2,050 | 6,700 | 2,030 | 6,200 | 220 |
+//! | data cached until the next open, attributes requested at each read (`FUSE_AUTO_INVAL_DATA`) | 870 | 2,300 | 1,150 | 2,400 | 200 |
+//! | data cached until the next open | 820 | 2,300 | 3,800 | 3,800 | 2,600 |
 //!
-//! The last row is faster for a program that reads a few bytes at a time, and wrong for two that share a file: records
-//! of different writers meet in one page, and a page that one of them reads while the other writes may be kept as it was before.
+//! The last row is faster for a program that reads a few bytes at a time, but incorrect for two
+//! programs that share a file: records of different writers can share a page, and a page that one
+//! of them reads while the other writes may stay cached with its old content.
 //!
-//! - Files can be mapped, private and shared; shared ones from Linux 6.6 on (`FUSE_DIRECT_IO_ALLOW_MMAP`), earlier ones
-//!   answer ENODEV. A mapping shows what was written before it was made, and afterwards what this node writes. Its own writes
-//!   are given to the file system by msync(2), munmap(2) or the last close, whose error nobody is left to hear.
-//! - Writes within a file go on side by side; one that makes it longer has the file for itself, by the kernel's rule.
-//! - Appending goes to the end that the file system knows, whatever the kernel believes; more than 1 MiB at once
-//!   arrives in pieces, between which another node may append.
-//! - The kernel takes the caller's mask away, decides who may do what, and keeps locks (flock(2), fcntl(2)), which
-//!   hold on this node alone. Extended attributes cannot be set, nor second names made.
-//! - A file that another node makes between the kernel's look and our making it is answered with ESTALE, for which the
-//!   kernel looks once more, and then asks who may open it.
-//! - Setting the access time alone changes nothing. fallocate(2) makes a file longer, and keeps no room free.
+//! - Files can be mapped, private and shared. Shared mappings need Linux 6.6
+//!   (`FUSE_DIRECT_IO_ALLOW_MMAP`); earlier kernels return ENODEV. A mapping shows the data written
+//!   before it was created, and later writes of this node. Writes to the mapping reach the file
+//!   system at msync(2), munmap(2) or the last close; errors of the last close are not reported to
+//!   any program.
+//! - Writes within a file run in parallel. A write that extends the file has exclusive access to
+//!   it; this is a rule of the kernel.
+//! - An append goes to the end of the file as known to the file system, not to the kernel. An
+//!   append of more than 1 MiB arrives in pieces, between which another node may append.
+//! - The kernel applies the caller's umask, checks access, and keeps locks (flock(2), fcntl(2)),
+//!   which are valid only on this node. Extended attributes cannot be set and hard links cannot be
+//!   created.
+//! - If another node creates a file between the kernel's lookup and the create request, the server
+//!   answers ESTALE. The kernel then repeats the lookup and checks access to the file.
+//! - A change of only the access time has no effect. fallocate(2) makes a file longer but reserves
+//!   no space.
 //!
-//! # When something breaks
-//! The process dies: the kernel answers what was under way with `ECONNABORTED` and everything later
-//! with `ENOTCONN`. A worker panics: the session is over; requests that still reach a worker are
-//! answered `EIO` (each ends that worker), then it is `ENOTCONN` for ever, and [`Session::join`]
-//! returns the reason. What the kernel keeps can still be read in both cases.
+//! # Failures
+//!
+//! If the process dies, the kernel answers requests in flight with `ECONNABORTED` and all later
+//! ones with `ENOTCONN`. If a worker panics, the session is over: requests that still reach a
+//! worker are answered with `EIO`, each of which ends that worker, and all later ones with
+//! `ENOTCONN`; [`Session::join`] returns the reason. In both cases data cached by the kernel can
+//! still be read.
 
 mod callers;
 mod counters;

@@ -1,7 +1,7 @@
-//! Making mounts and taking them away: with the kernel's mount calls where the caller may (root, or
-//! inside a user name space of its own), with fusermount3 otherwise. Read-only unless the file system has
-//! verbs that write; without set-user-id programs and devices unless root asks for them, and with the kernel
-//! checking permissions.
+//! Mounts and unmounts: with the kernel's mount calls if the caller has the right to use them
+//! (root, or in a user namespace of its own), otherwise with fusermount3. A mount is read-only
+//! unless the file system is writable, and `nosuid,nodev` unless root requests otherwise. The
+//! kernel checks permissions.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -22,12 +22,13 @@ use rustix::process::{getegid, geteuid};
 use crate::options::{REQUEST_BYTES_MAX, SUBTYPE};
 use crate::{Options, Session, fusermount};
 
-/// Mounts `fs` without attaching it anywhere: the descriptor is the mount, as `fsmount(2)` makes it,
-/// to be attached with `move_mount(2)` or given to overlayfs as a layer. It may be used, and closed,
-/// as soon as this returns; the session ends when the mount and all its copies are gone.
+/// Mounts `fs` without attaching it anywhere. Returns the descriptor of the mount, as `fsmount(2)`
+/// does; it can be attached with `move_mount(2)` or given to overlayfs as a layer. It may be used,
+/// and closed, as soon as this function returns. The session ends when the mount and all its copies
+/// are gone.
 ///
-/// Needs Linux 5.2 and the right to mount (root, or a user name space that the caller has made). Owners
-/// in the attributes are understood as ids of that name space.
+/// Needs Linux 5.2 and the right to mount (root, or a user namespace that the caller has created).
+/// Owners in the attributes are ids of that namespace.
 ///
 /// Errors: `Os(EPERM)` without the right to mount; those of opening `/dev/fuse`.
 pub fn detached(fs: Arc<dyn FileSystem>, options: &Options) -> Result<(OwnedFd, Session)> {
@@ -35,11 +36,12 @@ pub fn detached(fs: Arc<dyn FileSystem>, options: &Options) -> Result<(OwnedFd, 
     start_detached(fs, &context, options, None)
 }
 
-/// Mounts `fs` at the existing directory `mountpoint`, over whatever is there. Where the caller has no
-/// right to mount, fusermount3 does it, if the caller may write to the directory.
+/// Mounts `fs` on the existing directory `mountpoint`, over its present content. If the caller has
+/// no right to mount, fusermount3 mounts, provided that the caller may write to the directory.
 ///
-/// Errors: those of finding the directory and of opening `/dev/fuse`; `NotFound` without fusermount3;
-/// `PermissionDenied` with what fusermount3 says, or with what to do about `allow_other`.
+/// Errors: those of finding the directory and of opening `/dev/fuse`; `NotFound` without
+/// fusermount3; `PermissionDenied` with the message of fusermount3, or with advice about
+/// `allow_other`.
 pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Result<Session> {
     let path = fs::canonicalize(mountpoint)
         .map_err(|cause| Error::from_io(cause, "mount on", mountpoint.as_os_str().as_bytes()))?;
@@ -49,7 +51,7 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
             attach(&mount, &path).map_err(|errno| failed(errno, "mount on", path.as_os_str().as_bytes()))?;
             Ok(session)
         }
-        // An ordinary user; or a kernel before 5.2, for which fusermount3 knows the older call.
+        // An ordinary user, or a kernel before 5.2, where fusermount3 uses mount(2).
         Err(Errno::PERM | Errno::NOSYS) => {
             let device = fusermount::mount(&path, Access::to(&*fs), options)?;
             let number = topmost_at(&path);
@@ -59,8 +61,8 @@ pub fn at(fs: Arc<dyn FileSystem>, mountpoint: &Path, options: &Options) -> Resu
     }
 }
 
-/// Puts the mount on the directory `path`, no part of which may be a symbolic link: its owner could change where that
-/// leads at any time. Linux 5.6.
+/// Attaches the mount to the directory `path`. No component of the path may be a symbolic link,
+/// because its owner could change its target at any time. Needs Linux 5.6.
 fn attach(mount: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let target = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
@@ -68,7 +70,7 @@ fn attach(mount: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     move_mount(mount, "", &target, "", flags)
 }
 
-/// What a mount lets programs do.
+/// Whether programs can change a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     ReadOnly,
@@ -91,7 +93,8 @@ fn start_detached(
     options: &Options,
     path: Option<PathBuf>,
 ) -> Result<(OwnedFd, Session)> {
-    // The kernel wants the device opened in the user name space that mounts, so here and not earlier.
+    // The kernel requires the device to be opened in the user namespace that mounts, so it is
+    // opened here.
     let device: OwnedFd = File::options()
         .read(true)
         .write(true)
@@ -109,8 +112,8 @@ fn start_detached(
     Ok((mount, session))
 }
 
-/// The kernel reads ahead 128 KiB at a time unless root says otherwise. Larger requests are fewer
-/// round trips to slow storage; where we may not ask for them, nothing is lost but that.
+/// Increases the kernel's read-ahead, which is 128 KiB unless root sets it. Larger requests mean
+/// fewer round trips to slow storage. Without the right to set it, reads are only slower.
 fn widen_read_ahead(number: Option<DeviceNumber>) {
     if let Some(DeviceNumber { major, minor }) = number {
         let kib = REQUEST_BYTES_MAX / 1024;
@@ -152,17 +155,18 @@ fn configure(
 pub(crate) struct Place {
     /// `None` for a detached mount.
     path: Option<PathBuf>,
-    /// `None` if the kernel did not tell, which it always does.
+    /// `None` if the kernel did not report it, which does not happen in practice.
     number: Option<DeviceNumber>,
 }
 
 impl Place {
-    /// The kernel's number of the connection: the minor device number of the mount.
+    /// Returns the number of the kernel's FUSE connection: the minor device number of the mount.
     pub(crate) fn connection(&self) -> Option<u32> {
         self.number.map(|number| number.minor)
     }
 
-    /// Removes the mount if it is the one on top at its path; `lazily` also while it is in use.
+    /// Unmounts the mount if it is the topmost one at its path. With `lazily`, also while it is in
+    /// use.
     pub(crate) fn unmount(&self, lazily: bool) -> Result<()> {
         let Some(path) = &self.path else {
             return Err(Error::new(ErrorKind::Unsupported, "unmount", "a detached mount"));
@@ -185,19 +189,21 @@ struct DeviceNumber {
     minor: u32,
 }
 
-/// The device number of a mount, without a request to whoever serves it.
+/// Returns the device number of a mount, without a request to its server.
 fn number_of(mount: &OwnedFd) -> Option<DeviceNumber> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(mount, "", flags, StatxFlags::empty()).ok()?;
     Some(DeviceNumber { major: found.stx_dev_major, minor: found.stx_dev_minor })
 }
 
-/// The device number of the mount on top at `path` (absolute, no symbolic links), if there is one.
+/// Returns the device number of the topmost mount at `path` (absolute, without symbolic links), if
+/// there is one.
 fn topmost_at(path: &Path) -> Option<DeviceNumber> {
     parse_topmost(&fs::read("/proc/self/mountinfo").ok()?, path)
 }
 
-/// Lines of mountinfo read `id parent major:minor root mountpoint options ...`; later ones are on top.
+/// Lines of mountinfo have the form `id parent major:minor root mountpoint options ...`. Of two
+/// mounts at one path, the later line is on top.
 fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<DeviceNumber> {
     let mut lines = mountinfo.split(|b| *b == b'\n').rev();
     lines.find_map(|line| {
@@ -212,7 +218,8 @@ fn parse_topmost(mountinfo: &[u8], path: &Path) -> Option<DeviceNumber> {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash in a path as `\` and three octal digits.
+/// Decodes a path of mountinfo, in which the kernel writes space, tab, line feed and backslash as
+/// `\` and three octal digits.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;

@@ -1,13 +1,13 @@
-//! The inode table, which needs no memory: the kernel's inode number is the contract's node plus one
-//! (the contract's root is node 0, the kernel's root is inode 1, and inode 0 means "no such entry").
-//! Nothing is remembered for an inode: who refers to a node of a tree that may be changed, the tree itself counts.
+//! The mapping between inode numbers and nodes, which needs no memory: the kernel's inode number is
+//! the node of the contract plus one. (The contract's root is node 0, the kernel's root is inode 1,
+//! and inode 0 means "no such entry".) A writable tree counts the references to its nodes itself.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType, INodeNo};
 use quell_fs::{Attributes, Kind, NodeId, Time};
 
-/// The kernel needs a block size for `st_blksize`; that of its pages suits its cache.
+/// The block size for `st_blksize`: the size of a page.
 const BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn ino(node: NodeId) -> INodeNo {
@@ -45,14 +45,14 @@ pub(crate) fn file_attr(attributes: &Attributes) -> FileAttr {
         nlink: attributes.nlink,
         uid: attributes.uid,
         gid: attributes.gid,
-        // The kernel's device numbers have 12 + 20 bits, and the lower half of st_rdev holds them all.
+        // The kernel's device numbers have 12 + 20 bits, all in the lower half of st_rdev.
         rdev: attributes.rdev as u32,
         blksize: BLOCK_BYTES,
         flags: 0,
     }
 }
 
-/// The entry that says "there is no such name" and that the kernel may keep, unlike ENOENT.
+/// Returns the entry that means "no such name" and that the kernel may cache, unlike ENOENT.
 pub(crate) fn no_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),

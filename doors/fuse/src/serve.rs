@@ -1,5 +1,6 @@
-//! The verbs: each turns one request of the kernel into a call of the contract, counts it, and turns
-//! the answer back. Nothing here allocates for a lookup, an attribute, a read or a write.
+//! The request handlers. Each translates one request of the kernel into a call of the contract,
+//! counts it, and translates the result. Lookups, attributes, reads and writes allocate no memory
+//! here.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -24,16 +25,17 @@ use crate::words::{
     PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_as, rename_as, syncs, time,
 };
 
-/// Inode numbers are never given to another node while the kernel knows them, so there is one generation of them.
+/// An inode number is not reused for another node while the kernel knows it, so one generation is
+/// enough.
 const GENERATION: Generation = Generation(0);
 
-/// Read-aheads that the kernel may have under way before it makes their readers wait.
+/// The number of read-aheads in flight from which the kernel makes readers wait.
 const READ_AHEADS_MAX: u16 = 64;
 
 const BLOCK_BYTES: u32 = 4096;
 
 thread_local! {
-    /// One buffer for each worker, as large as the largest read it has answered.
+    /// One buffer per worker, as large as the largest read that the worker has answered.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -44,10 +46,12 @@ impl Filesystem for Door {
         self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
         if self.fs.writable().is_some() {
-            // Without attributes in listings, which would be references that the contract does not count.
+            // A listing with attributes would create references that the contract does not count,
+            // so FUSE_DO_READDIRPLUS is not set.
             wanted |= InitFlags::FUSE_ATOMIC_O_TRUNC;
         } else {
-            // Attributes always travel with a listing: what lists a directory usually wants them next.
+            // Listings always include attributes, because a program that lists a directory usually
+            // needs them next.
             wanted |= InitFlags::FUSE_DO_READDIRPLUS;
         }
         if self.can.immutable {
@@ -68,7 +72,8 @@ impl Filesystem for Door {
         config.add_capabilities(wanted & offered).map_err(|flags| io::Error::other(format!("{flags:?}")))?;
         config.set_max_write(REQUEST_BYTES_MAX).map_err(refused)?;
         if self.no_read_ahead {
-            // Less than a page; the library takes no 0.
+            // 1 byte is less than a page, and so disables read-ahead. The library does not accept
+            // 0.
             config.set_max_readahead(1).map_err(refused)?;
         }
         config.set_max_background(READ_AHEADS_MAX).map_err(|limit| refused(limit.into()))?;
@@ -76,7 +81,7 @@ impl Filesystem for Door {
     }
 
     fn destroy(&mut self) {
-        // The kernel may take a connection away before it has announced the end of each file.
+        // The kernel may close a connection without releasing each open file.
         publish_all(&self.written, &self.counters);
     }
 
@@ -90,7 +95,7 @@ impl Filesystem for Door {
         }
     }
 
-    /// Of many at once as well: the library takes them apart.
+    /// Also called for batches, which the library splits.
     fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
             let _worker = self.enter();
@@ -141,7 +146,7 @@ impl Filesystem for Door {
         let permissions = mode.map(|mode| mode & PERMISSIONS);
         let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
         let changed = if change == Change::default() {
-            self.fs.attributes(node(ino)) // the access time alone, which is not kept
+            self.fs.attributes(node(ino)) // only the access time is set; it is not kept
         } else {
             self.tree().and_then(|tree| tree.change(node(ino), &change))
         };
@@ -166,7 +171,7 @@ impl Filesystem for Door {
             Err(number) => return reply.error(number),
         };
         if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
-            return reply.error(Errno::EPERM); // the contract makes no fifos, sockets and devices
+            return reply.error(Errno::EPERM); // the contract has no fifos, sockets and devices
         }
         let new = new_entry(request, mode);
         let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
@@ -202,9 +207,10 @@ impl Filesystem for Door {
         }
     }
 
-    /// The contract has no second names: a file of a log is a directory of the store, of which there are none either.
+    /// The contract has no hard links: a file of a log mount is a directory in the store, and
+    /// directories cannot be hard-linked.
     fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
-        reply.error(Errno::EPERM); // as link(2) says it of a file system without hard links
+        reply.error(Errno::EPERM); // as link(2) documents it for file systems without hard links
     }
 
     fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -268,8 +274,8 @@ impl Filesystem for Door {
                 let (handle, manner) = (self.written.insert(file.into()), self.manner(how.write));
                 reply.created(&self.keep, &file_attr(&attributes), GENERATION, handle, manner);
             }
-            // Another node made it after the kernel had looked, and did not ask yet who may open it. This makes it
-            // look, and ask, once more.
+            // Another node created the file after the kernel's lookup, and the kernel has not
+            // checked access to it. ESTALE makes the kernel repeat the lookup and the check.
             Err(number) if number.code() == Errno::EEXIST.code() && !excludes(OpenFlags(flags)) => {
                 reply.error(Errno::ESTALE);
             }
@@ -285,7 +291,8 @@ impl Filesystem for Door {
         if let Some(tree) = self.fs.writable() {
             let how = open_as(request, flags);
             let opened = tree.open_as(node(ino), how).and_then(|file| {
-                // Of an open that truncates the kernel does not say whether the caller has CAP_FSETID: root is taken to have it.
+                // For an open that truncates, the kernel does not report whether the caller has
+                // CAP_FSETID. Root is assumed to have it.
                 if how.truncate && request.uid() != 0 {
                     file.drop_set_id()?;
                 }
@@ -300,7 +307,7 @@ impl Filesystem for Door {
             return reply.error(Errno::EROFS);
         }
         if self.no_open {
-            return reply.error(Errno::ENOSYS); // the kernel opens by itself from now on
+            return reply.error(Errno::ENOSYS); // the kernel then opens files by itself
         }
         match self.opened(self.fs.open(node(ino))) {
             Ok(file) => reply.opened(self.handles.insert(file.into()), self.manner(false)),
@@ -371,11 +378,11 @@ impl Filesystem for Door {
         }
     }
 
-    /// Comes with each close(2) of a file that may be written to, which returns what this answers.
+    /// Sent at each close(2); its result is the result of close(2).
     fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         let _worker = self.enter();
         if self.fs.writable().is_none() {
-            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking at every close
+            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking
         }
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
         answer(self.done(&self.counters.published, file.publish()), reply);
@@ -384,21 +391,22 @@ impl Filesystem for Door {
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter();
         if self.fs.writable().is_none() {
-            return reply.error(Errno::ENOSYS); // nothing to keep: the kernel answers by itself from now on
+            return reply.error(Errno::ENOSYS); // nothing to sync: the kernel stops asking
         }
         let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
         answer(self.done(&self.counters.synced, file.sync()), reply);
     }
 
-    /// Of a mount that is read-only there is nothing to keep, and the kernel answers by itself from now on.
+    /// On a read-only mount there is nothing to sync, and from now on the kernel answers by itself.
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter();
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
         answer(self.done(&self.counters.synced, tree.sync_dir(node(dir))), reply);
     }
 
-    /// Room for bytes to come cannot be kept free; what is promised here is that the file is that long. A byte at its end makes it so:
-    /// setting the size could cut off what others write at this moment.
+    /// Guarantees only that the file is long enough; space cannot be reserved. The file is extended
+    /// by writing a byte at its end, because setting the size could remove data that others write
+    /// at the same time.
     fn fallocate(
         &self,
         _: &Request,
@@ -438,8 +446,8 @@ impl Filesystem for Door {
         } else if let Some(file) = self.written.remove(handle)
             && flags.acc_mode() != OpenAccMode::O_RDONLY
         {
-            // What was written through a mapping after the last close(2) was published by nobody; whom to tell of
-            // an error, there is nobody left.
+            // Data written through a mapping after the last close(2) has not been published yet. An
+            // error can no longer be returned to a program.
             let _ = self.done(&self.counters.published, file.publish());
         }
         reply.ok();
@@ -448,7 +456,7 @@ impl Filesystem for Door {
     fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         let _worker = self.enter();
         if self.no_opendir {
-            return reply.error(Errno::ENOSYS); // the kernel opens, and keeps listings, by itself from now on
+            return reply.error(Errno::ENOSYS); // the kernel then opens directories by itself
         }
         let keep = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
         reply.opened(FileHandle(0), if self.can.immutable { keep } else { FopenFlags::empty() });
@@ -488,7 +496,7 @@ impl Filesystem for Door {
         let _worker = self.enter();
         count(&self.counters.xattrs);
         if !self.can.xattrs {
-            return reply.error(Errno::ENOSYS); // the kernel says EOPNOTSUPP by itself from now on
+            return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
         }
         match self.fs.xattr(node(ino), name.as_bytes()) {
             Ok(Some(value)) => self.answer_bytes(&value, room, reply),
@@ -519,7 +527,7 @@ impl Filesystem for Door {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let _worker = self.enter();
         let Some(tree) = self.fs.writable() else {
-            // No space, used or free: like other read-only file systems that are not a device's.
+            // No space, used or free, as for other read-only file systems that are not on a device.
             return reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, NAME_BYTES_MAX as u32, BLOCK_BYTES);
         };
         match tree.space() {
@@ -535,10 +543,10 @@ impl Filesystem for Door {
     }
 
     fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS); // the kernel then takes the whole file for data
+        reply.error(Errno::ENOSYS); // the kernel then treats the whole file as data
     }
 
-    /// `isatty` asks this of every file that Python opens.
+    /// `isatty` sends this for every file that Python opens.
     fn ioctl(
         &self,
         _: &Request,
@@ -554,7 +562,7 @@ impl Filesystem for Door {
     }
 }
 
-/// For what has no answer but that it was done.
+/// Sends the reply of an operation that returns only success or an error.
 fn answer(done: Result<(), Errno>, reply: ReplyEmpty) {
     match done {
         Ok(()) => reply.ok(),

@@ -1,10 +1,10 @@
-//! One served mount: its worker threads, and the ways in which it ends.
+//! One served mount: its worker threads, and how it ends.
 //!
-//! A session is over when the last mount of it is gone, when a worker panicked, or when its owner
-//! stopped it. The kernel aborts a connection when the last descriptor of its device closes, and a
-//! worker that waits for a request holds one; there is no way to wake it but a request (or the abort
-//! file of fusectl, where that is mounted). So once a session is over, each worker that is woken
-//! ends instead of serving, and the last one takes the connection with it.
+//! A session is over when its last mount is gone, when a worker panicked, or when its owner stopped
+//! it. The kernel aborts a connection when the last descriptor of its device is closed. A worker
+//! that waits for a request holds such a descriptor, and only a request can wake it (or the abort
+//! file of fusectl, if it is mounted). Therefore, once a session is over, each worker that wakes up
+//! ends instead of serving, and the last one closes the connection.
 
 use std::fs;
 use std::io;
@@ -23,19 +23,19 @@ use crate::mount::Place;
 use crate::nodes::ino;
 use crate::{Counters, Options};
 
-/// A mount being served. Dropping it stops it, as [`Session::stop`] does.
+/// A served mount. Dropping it stops it, as [`Session::stop`] does.
 #[derive(Debug)]
 pub struct Session {
     counters: Arc<Counters>,
     ending: Arc<Ending>,
     place: Place,
     written: Arc<Written>,
-    /// Holds a descriptor of the device, and with it the connection.
+    /// Holds a descriptor of the device, and thereby keeps the connection open.
     notifier: Option<Notifier>,
     no_open: bool,
 }
 
-/// Visits the pieces of one file, each with its offset.
+/// Visits the pieces of one file, each with its offset in bytes.
 pub type Pieces<'a> = dyn Fn(NodeId, &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> + 'a;
 
 impl Session {
@@ -52,7 +52,7 @@ impl Session {
         let written = Arc::clone(&door.written);
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
-        // Whose requests may come is the kernel's decision (allow_other), made before they get here.
+        // The kernel has already decided which users may send requests (allow_other).
         let workers = fuser::Session::from_fd(door, device, SessionACL::All, config)
             .map_err(|cause| Error::from_io(cause, "greet the kernel on", "/dev/fuse"))?;
         let notifier = options.fills_cache.then(|| workers.notifier());
@@ -65,19 +65,21 @@ impl Session {
         Ok(session)
     }
 
-    /// Puts pieces of files into the kernel's cache before anybody asks for them, if the session was made for it
-    /// ([`Options::fills_cache`]). To be called once, and not from a worker: a page that is being asked for is waited
-    /// for. Returns the bytes that were put there; a file that could not be filled is read as any other is.
+    /// Stores pieces of files in the kernel's page cache before programs read them, if the session
+    /// was started with [`Options::fills_cache`]. Must be called once, and not from a worker: it
+    /// waits for pages that are being read. Returns the number of bytes stored. A file that could
+    /// not be stored is read like any other.
     pub fn fill_cache(&mut self, mount: &OwnedFd, files: &[(NodeId, Vec<u8>)], pieces: &Pieces<'_>) -> u64 {
         let Some(notifier) = self.notifier.take() else { return 0 };
         if let (true, Some((_, path))) = (self.no_open, files.first()) {
-            // With this it knows that it needs to ask for no open, also when nobody is left to tell.
+            // This open is answered with ENOSYS, so that the kernel sends no opens, even if the
+            // session fails later.
             let _ =
                 rustix::fs::openat(mount, path.as_slice(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         }
         let mut bytes = 0;
         for (node, path) in files {
-            // The kernel knows the inode as long as somebody has it open.
+            // The kernel keeps the inode only while the file is open.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let Ok(_open) = rustix::fs::openat(mount, path.as_slice(), flags, Mode::empty()) else {
                 continue;
@@ -93,32 +95,31 @@ impl Session {
         bytes
     }
 
-    /// The running totals; they outlive the session.
+    /// Returns the totals, which remain readable after the session.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Waits until the session is over. `Ok` when the last mount of it is gone or it was stopped;
-    /// an error when a worker failed, with the reason, and then the owner should drop the session.
+    /// Waits until the session is over. Returns `Ok` if its last mount is gone or it was stopped,
+    /// and an error with the reason if a worker failed; the owner should then drop the session.
     pub fn join(&self) -> Result<()> {
         self.ending.wait()
     }
 
-    /// Whether [`join`](Session::join) would return at once.
+    /// Returns whether [`join`](Session::join) would return immediately.
     pub fn is_over(&self) -> bool {
         self.ending.is_over()
     }
 
-    /// Takes the mount away from where [`at`](crate::at) put it; `Ok` if it is no longer there.
-    /// Errors: `Os(EBUSY)` while a program has a file open or its working directory there;
-    /// `Unsupported` for a detached mount, which only its owner can find.
+    /// Unmounts the mount that [`at`](crate::at) made; returns `Ok` if it is no longer there.
+    /// Errors: `Os(EBUSY)` while a program has a file open or its working directory in the mount;
+    /// `Unsupported` for a detached mount, whose location is not known here.
     pub fn unmount(&self) -> Result<()> {
         self.place.unmount(false)
     }
 
-    /// Ends the session now, whoever uses it: takes the mount out of the tree where
-    /// [`at`](crate::at) put it, and has what programs still hold of it answer with errors. What they have written so
-    /// far is published before this returns.
+    /// Ends the session now, even if it is in use. Unmounts the mount that [`at`](crate::at) made;
+    /// programs that still use it get errors. Data written so far is published before this returns.
     pub fn stop(self) {
         drop(self);
     }
@@ -127,10 +128,11 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.ending.is_unmounted() {
-            // A mount that cannot be removed (its name space is gone) is dead all the same after this.
+            // A mount that cannot be unmounted, because its namespace is gone, is unusable after
+            // this anyway.
             let _ = self.place.unmount(true);
             self.ending.end(Outcome::Stopped);
-            // The process may end before the workers have.
+            // The process may end before the workers do.
             publish_all(&self.written, &self.counters);
         }
     }
@@ -149,7 +151,7 @@ pub(crate) struct Ending {
     over: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
     changed: Condvar,
-    /// The connection's number under `/sys/fs/fuse/connections`, where it is known.
+    /// The connection's number under `/sys/fs/fuse/connections`, if it is known.
     connection: Option<u32>,
 }
 
@@ -163,8 +165,9 @@ impl Ending {
         }
     }
 
-    /// Called at the start of every request: what it returns notices a panic, and a session that is
-    /// over ends the thread here. The request is answered with EIO as its reply is dropped.
+    /// Called at the start of every request. The returned guard detects a panic. If the session is
+    /// over, this ends the thread, and the request is answered with EIO because its reply is
+    /// dropped.
     pub(crate) fn enter(&self) -> Worker<'_> {
         if self.over.load(Ordering::Relaxed) {
             resume_unwind(Box::new("the session is over"));
@@ -179,14 +182,14 @@ impl Ending {
         });
     }
 
-    /// The first reason stays.
+    /// Ends the session. The first reason is kept.
     fn end(&self, outcome: Outcome) {
         let unmounted = matches!(outcome, Outcome::Unmounted);
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
         self.over.store(true, Ordering::Relaxed);
         self.changed.notify_all();
         if let Some(connection) = self.connection.filter(|_| !unmounted) {
-            // Most systems have this directory, and the one who mounted may write to it.
+            // Most systems have this directory, and the user who mounted may write to it.
             let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         }
     }

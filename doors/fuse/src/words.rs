@@ -1,4 +1,5 @@
-//! The kernel's words for changes, and the contract's: flags of opens, renames and writes, modes, times.
+//! Converts the kernel's flags for opens, renames and writes, its modes and times to those of the
+//! contract.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,10 +9,10 @@ use rustix::fs::OFlags;
 
 use crate::callers::process_of;
 
-/// The bits of a mode that are permissions.
+/// The permission bits of a mode.
 pub(crate) const PERMISSIONS: u32 = 0o7777;
 
-/// What a new entry begins with. The kernel has taken the caller's mask away already.
+/// Returns the attributes of a new entry. The kernel has already applied the caller's umask.
 pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
     New { permissions: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
 }
@@ -19,40 +20,42 @@ pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
 pub(crate) fn open_as(request: &Request, flags: OpenFlags) -> Open {
     let truncate = has(flags, OFlags::TRUNC);
     let access = flags.acc_mode();
-    // Linux truncates also what is opened for reading, if the caller may write to it.
+    // Linux also truncates a file that is opened for reading, if the caller may write to it.
     let write = access != OpenAccMode::O_RDONLY || truncate;
-    // Who reads is not kept apart from others, and so not worth the look.
+    // Only writers are kept apart by process, so an open for reading saves the lookup.
     let process = if write { process_of(request.pid()) } else { 0 };
     Open { read: access != OpenAccMode::O_WRONLY, write, truncate, process }
 }
 
-/// Whether an open that makes a file must not find one.
+/// Returns whether an open that creates a file must fail if it exists.
 pub(crate) fn excludes(flags: OpenFlags) -> bool {
     has(flags, OFlags::EXCL)
 }
 
-/// Whether a write goes to the end of the file. The flags are those that the descriptor has now. Pages of a
-/// mapping have places, whatever the descriptor that the kernel picked for them.
+/// Returns whether a write goes to the end of the file. The flags are the current ones of the
+/// descriptor. Pages of a mapping have their own offsets, whatever descriptor the kernel sends them
+/// with.
 pub(crate) fn appends(flags: OpenFlags, origin: WriteFlags) -> bool {
     has(flags, OFlags::APPEND) && !origin.contains(WriteFlags::FUSE_WRITE_CACHE)
 }
 
-/// Whether a write is to survive a loss of power before it returns.
+/// Returns whether the data must survive a power failure when the write returns.
 pub(crate) fn syncs(flags: OpenFlags) -> bool {
-    has(flags, OFlags::DSYNC) // a part of O_SYNC
+    has(flags, OFlags::DSYNC) // O_SYNC includes it
 }
 
 fn has(flags: OpenFlags, flag: OFlags) -> bool {
     OFlags::from_bits_retain(flags.0 as u32).contains(flag)
 }
 
-/// Whether a write takes the set-id bits of its file away: the kernel says so of a process without `CAP_FSETID`, and cannot say
-/// whose pages of a mapping it writes.
+/// Returns whether a write removes the set-id bits of its file. The kernel sets the flag for a
+/// process without `CAP_FSETID`; for pages of a mapping it does not know the process, so they are
+/// treated the same.
 pub(crate) fn drops_set_id(origin: WriteFlags) -> bool {
     origin.intersects(WriteFlags::FUSE_WRITE_KILL_SUIDGID | WriteFlags::FUSE_WRITE_CACHE)
 }
 
-/// `None` for what the contract does not have.
+/// Converts the flags of a rename; `None` for combinations that the contract does not have.
 pub(crate) fn rename_as(flags: RenameFlags) -> Option<Rename> {
     match flags {
         RenameFlags::RENAME_NOREPLACE => Some(Rename::Keep),
@@ -67,8 +70,8 @@ pub(crate) fn time(set: TimeOrNow) -> Time {
         TimeOrNow::Now => time_of(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)),
         TimeOrNow::SpecificTime(time) => match time.duration_since(UNIX_EPOCH) {
             Ok(since) => time_of(since),
-            // The library takes the nanoseconds of a time before 1970 away where it should add them: this
-            // undoes what it did, which loses nothing.
+            // For a time before 1970 the library subtracts the nanoseconds where it should add
+            // them. This reverses the subtraction without loss.
             Err(before) => {
                 let Time { seconds, nanoseconds } = time_of(before.duration());
                 Time { seconds: seconds.wrapping_neg(), nanoseconds }
