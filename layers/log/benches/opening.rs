@@ -1,4 +1,5 @@
-//! How long it takes from opening a file to its first bytes, by what its logs are like; and to write and read a checkpoint.
+//! Measures the time from opening a file to its first bytes, for logs of different shapes, and the
+//! time to write and to read a checkpoint.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +30,8 @@ fn new() -> New {
     New { permissions: 0o644, uid, gid }
 }
 
-/// A file that so many processes have written, each so many records of 100 bytes anywhere in 10 GB.
+/// Creates a file written by `writers` processes, each with `records` records of 100 bytes at
+/// random offsets below 10 GB.
 fn random_file(dir: &std::path::Path, writers: u32, records: u32) {
     let fs = mount(dir, Choices { buffer_bytes: 1 << 20, ..Choices::default() });
     let mut random = Random::new(1);
@@ -78,7 +80,8 @@ fn opening(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Four writers in turns, one thread: what the layer costs beside the writing itself.
+/// Four writers take turns in one thread. Measures the cost of the layer in addition to the writes
+/// themselves.
 fn checkpoint(criterion: &mut Criterion) {
     const RECORD: usize = 47_008;
     const RECORDS: usize = 4000;
@@ -123,7 +126,7 @@ fn checkpoint(criterion: &mut Criterion) {
             });
         });
     }
-    // The same bytes in four private files, without us.
+    // The same bytes in four private files, without Quell.
     let temp = tempfile::tempdir().unwrap();
     group.bench_function("private files: write", |bencher| {
         bencher.iter(|| {

@@ -1,4 +1,5 @@
-//! Reading and writing numbers of the formats: fixed little-endian ones, varints (LEB128) and zigzag.
+//! Encodes and decodes the numbers of the on-disk formats: fixed-size little endian, varint
+//! (LEB128) and zigzag.
 
 use crate::damage::Damage;
 
@@ -22,7 +23,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// Bytes that are taken from the front; every step is checked.
+/// A decoder that takes values from the front of a byte slice. Every read is bounds-checked.
 #[derive(Debug)]
 pub(crate) struct Bytes<'a> {
     rest: &'a [u8],
@@ -35,7 +36,7 @@ impl<'a> Bytes<'a> {
         Bytes { rest: bytes, total: bytes.len(), what }
     }
 
-    /// That something is wrong at the place that was reached.
+    /// Returns an error for damage at the current position.
     pub(crate) fn damage(&self, reason: &'static str) -> Damage {
         Damage { what: self.what, place: (self.total - self.rest.len()) as u64, reason }
     }

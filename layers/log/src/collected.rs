@@ -1,19 +1,21 @@
-//! What the writers of one node have collected and not yet written: so that of two that write to the same place the
-//! earlier one's frame is cut first. Values to values, no I/O.
+//! The data that the writers of one node have collected and not yet written, by file range. If two
+//! writers write to the same range, the earlier writer's frame is finished first. Pure functions on
+//! values, no I/O.
 
 use std::collections::BTreeMap;
 
 use crate::runs::Run;
 
-/// Stretches of the file, none of which overlaps another, and whose they are.
+/// Ranges of the file, which do not overlap, each with its writer.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// By start: end and writer.
+    /// Maps the start of a range to its end and its writer.
     stretches: BTreeMap<u64, (u64, u64)>,
 }
 
 impl Collected {
-    /// The writers, other than `writer`, that have collected some of `start..end`; each once for each stretch.
+    /// Returns the writers, other than `writer`, that have collected a part of `start..end`. A
+    /// writer is returned once for each of its ranges.
     pub fn rivals(&self, writer: u64, start: u64, end: u64) -> Vec<u64> {
         let others = self.overlapping(start, end).filter(|(_, (_, whose))| *whose != writer);
         others.map(|(_, (_, whose))| whose).collect()
@@ -24,7 +26,8 @@ impl Collected {
         before.into_iter().chain(self.stretches.range(start..end)).map(|(at, stretch)| (*at, *stretch))
     }
 
-    /// `writer` collects `start..end`, of which nobody else has anything.
+    /// Records that `writer` collects `start..end`. No other writer may have collected a part of
+    /// it.
     pub fn add(&mut self, writer: u64, start: u64, end: u64) {
         let (mut from, mut to) = (start, end);
         if let Some((at, (stop, whose))) = self.stretches.range(..=start).next_back()
@@ -41,18 +44,18 @@ impl Collected {
         self.stretches.insert(from, (to, writer));
     }
 
-    /// Where what was collected ends.
+    /// Returns the end of the last collected range, or 0 if there is none.
     pub fn end(&self) -> u64 {
-        // Stretches do not overlap: the last one ends last.
+        // Ranges do not overlap, so the last one also has the largest end.
         self.stretches.last_key_value().map_or(0, |(_, (end, _))| *end)
     }
 
-    /// All of `writer` is gone.
+    /// Removes all ranges of `writer`.
     pub fn forget(&mut self, writer: u64) {
         self.stretches.retain(|_, (_, whose)| *whose != writer);
     }
 
-    /// What `writer` has collected is written: it is in these runs.
+    /// Removes the ranges of `writer` that these runs contain, after they were written.
     pub fn remove(&mut self, writer: u64, runs: &[Run]) {
         if self.stretches.is_empty() {
             return;

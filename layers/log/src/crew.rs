@@ -1,8 +1,8 @@
-//! The progress of work on many files, and the threads that do it.
+//! Runs a task for each of many files on several threads, and counts the progress.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The progress of work on many files. A thread that shows it may also stop the work.
+/// The progress of work on many files. A thread that displays the progress can also stop the work.
 #[derive(Debug, Default)]
 pub struct Tally {
     files: AtomicU64,
@@ -19,7 +19,7 @@ impl Tally {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// No task is begun from now on.
+    /// Prevents tasks that have not started from starting.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -37,8 +37,8 @@ impl Tally {
     }
 }
 
-/// Calls `work` with each task of `first` and each that it makes of one, on `threads` threads. Nothing is begun once the tally
-/// is stopped.
+/// Calls `work` on `threads` threads with each task of `first` and with each task that `work` adds.
+/// After the tally is stopped, no further task starts.
 pub(crate) fn run<T: Send>(
     threads: usize,
     first: Vec<T>,

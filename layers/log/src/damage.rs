@@ -1,14 +1,14 @@
-//! What is wrong with bytes that should be a format of ours, before it becomes an error of the contract.
+//! Describes damaged bytes of a log format, before they become an error of the contract.
 
 use std::fmt;
 
 use quell_fs::{Error, ErrorKind};
 
-/// What is damaged, where, and how one can tell.
+/// The damaged object, the position of the damage, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
     pub what: &'static str,
-    /// In bytes from where decoding began.
+    /// The offset in bytes from where decoding began.
     pub place: u64,
     pub reason: &'static str,
 }
@@ -22,7 +22,7 @@ impl fmt::Display for Damage {
 impl std::error::Error for Damage {}
 
 impl Damage {
-    /// The error for the file `name`.
+    /// Returns the contract's error for the file `name`.
     pub(crate) fn of(self, name: impl AsRef<[u8]>) -> Error {
         Error { source: Some(Box::new(self)), ..Error::new(ErrorKind::Damaged, "read", name) }
     }

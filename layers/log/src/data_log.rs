@@ -1,5 +1,5 @@
-//! The data log: how frames are made, found again, and how their blocks are read and checked. Drawn in
-//! docs/formats/log.md.
+//! The data log: encodes and decodes frames, and reads and verifies the blocks of their payload.
+//! The format is described in docs/formats/log.md.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::runs::{self, Run};
 const MAGIC: &[u8; 4] = b"FRAM";
 const SUM_AT: usize = 48;
 
-/// What the head of a frame says.
+/// The fields of a frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHead {
     pub runs_bytes: u64,
@@ -27,12 +27,12 @@ pub struct FrameHead {
 }
 
 impl FrameHead {
-    /// Bytes of head and runs.
+    /// Returns the size of the header and the runs in bytes.
     pub fn bytes(&self) -> u64 {
         FRAME_HEAD_BYTES + self.runs_bytes
     }
 
-    /// The frame, if this head is at `place` of the data log.
+    /// Returns the frame whose header is at log offset `place`.
     pub fn frame(&self, place: u64) -> Frame {
         Frame {
             position: self.position,
@@ -44,7 +44,7 @@ impl FrameHead {
     }
 }
 
-/// The head and the runs of a frame, as they are written.
+/// Encodes the header and the runs of a frame.
 pub fn encode_head(runs: &[Run], payload: u64, epoch: u64, sequence: u64, position: u64) -> Vec<u8> {
     let mut out = vec![0; FRAME_HEAD_BYTES as usize];
     runs::encode(runs, &mut out);
@@ -66,7 +66,8 @@ fn head_sum(head_and_runs: &[u8]) -> u64 {
     sum.digest()
 }
 
-/// The fixed part of a head; its checksum covers the runs too and is compared by `decode_runs`.
+/// Decodes the fixed part of a header. Its checksum also covers the runs and is verified by
+/// `decode_runs`.
 pub fn decode_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, Damage> {
     let damage = |place, reason| Damage { what: "a frame", place, reason };
     if &bytes[..4] != MAGIC {
@@ -86,7 +87,7 @@ pub fn decode_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead,
     Ok(head)
 }
 
-/// The runs of a frame, once head and runs are there.
+/// Decodes the runs of a frame from its complete header and runs, after verifying the checksum.
 pub fn decode_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, Damage> {
     let damage = |place, reason| Damage { what: "a frame", place, reason };
     if head_sum(head_and_runs) != u64_at(head_and_runs, SUM_AT) {
@@ -106,8 +107,8 @@ pub fn decode_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, D
     Ok(runs)
 }
 
-/// Writes a frame at `place`: the head, then each block of the payload with its checksum. The payload comes in
-/// pieces, which need not be blocks.
+/// Writes a frame at log offset `place`: the header, then each block of the payload with its
+/// checksum.
 pub fn write_frame(
     file: &dyn WritableFile,
     place: u64,
@@ -129,16 +130,17 @@ pub fn write_frame(
     file.write_pieces_at(&pieces, place)
 }
 
-/// A block that was read and is as its checksum says.
+/// A block whose checksum was verified.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// Position of its first byte.
+    /// Payload offset of its first byte.
     pub position: u64,
     pub bytes: Vec<u8>,
 }
 
-/// Reads `into.len()` bytes at `position`, which all lie in `frame`, and checks every block that they are part
-/// of. `edge` is asked for a block that is only wanted in part before it is read, and is given it afterwards.
+/// Reads `into.len()` bytes at payload offset `position`, all of which lie in `frame`, and verifies
+/// every block that contains one of them. A block of which only a part is requested is taken from
+/// `edges` if it is there; otherwise it is read and added to `edges`.
 pub fn read_payload(
     file: &dyn OpenFile,
     frame: &Frame,
@@ -150,7 +152,7 @@ pub fn read_payload(
     let end = position + into.len() as u64;
     let start_of = |position: u64| position - (position - frame.position) % block_bytes;
     let (mut at, mut rest) = (position, into);
-    // What is left of a block that was read before, at the front and at the back.
+    // The first blocks of the range, as long as they are in `edges`.
     while at < end {
         let is_whole =
             |block: &Arc<Block>| block.bytes.len() as u64 == (frame.end() - block.position).min(block_bytes);
@@ -165,7 +167,8 @@ pub fn read_payload(
     let (first, last) = (start_of(at), start_of(end - 1));
     let count = ((last - first) / block_bytes + 1) as usize;
     let bytes_of = |block: u64| (frame.end() - block).min(block_bytes) as usize;
-    // Whole blocks go where they are wanted; the first and the last, if wanted in part, go beside.
+    // Whole blocks are read directly into the caller's buffer; a first or last block that is
+    // requested in part is read into a buffer of its own.
     let lead = (at - first) as usize;
     let mut front = vec![0; if lead > 0 { bytes_of(first) } else { 0 }];
     let (from_front, rest) = rest.split_at_mut(front.len().saturating_sub(lead).min(rest.len()));
@@ -206,8 +209,9 @@ pub fn read_payload(
     Ok(())
 }
 
-/// The positions of blocks of `frame` that were not written to their end: the checksum, which comes last, is not there. A block with another
-/// checksum than it should have was written, and is damaged.
+/// Returns the payload ranges of the blocks of `frame` that were not written completely: their
+/// checksum, which is written last, is missing or zero. A block with a wrong checksum was written
+/// and is damaged.
 pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<Vec<(u64, u64)>> {
     let mut torn = Vec::new();
     let mut place = frame.payload_place;
@@ -225,9 +229,14 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
     Ok(torn)
 }
 
-/// Writes the frames between a place and position and the place `end` once more, as they are: a sync that failed may have left them
-/// in memory alone, where the system takes them for written. Each is read and checked before. Errors: `Damaged` where
-/// bytes are not as they were written; all others are written all the same, as far as heads tell where they are.
+/// Rewrites the frames from the given log and payload offset up to log offset `end` with the same
+/// content. After a failed sync they may exist in the page cache only, while the kernel regards
+/// them as written. Each block is read and verified first.
+///
+/// # Errors
+///
+/// `Damaged` if a block does not match its checksum. All other blocks are still rewritten, as far
+/// as the headers tell where they are.
 pub fn write_again(
     file: &dyn WritableFile,
     (mut place, mut position): (u64, u64),
@@ -245,7 +254,7 @@ pub fn write_again(
             return Err(torn(place, "a frame is encoded in another way than this program does it"));
         }
         file.write_at(&again, place)?;
-        // A block at a time, so that one that is lost takes no other with it.
+        // One block at a time, so that a damaged block does not prevent rewriting the others.
         let mut buffer = vec![0; block_bytes.min(head.payload_bytes) as usize];
         while position < frame.end() {
             let into = &mut buffer[..block_bytes.min(frame.end() - position) as usize];
@@ -268,7 +277,7 @@ pub fn write_again(
     whole
 }
 
-/// Copies what `block` has from `at` on; returns how much that was.
+/// Copies the bytes of `block` from payload offset `at` on, and returns their number.
 fn take(block: &Block, at: u64, into: &mut [u8]) -> usize {
     let from = &block.bytes[(at - block.position) as usize..];
     let n = from.len().min(into.len());
@@ -280,14 +289,14 @@ fn torn(place: u64, reason: &'static str) -> Error {
     Damage { what: "the data log", place, reason }.of("the data log")
 }
 
-/// Blocks of one log that were wanted only in part, kept for who wants the rest.
+/// Blocks of one log that were requested in part, kept for a later read of the remaining part.
 pub trait Edges {
-    /// The block whose first byte has this position.
+    /// Returns the block whose first byte has this payload offset.
     fn get(&self, position: u64) -> Option<Arc<Block>>;
     fn put(&self, block: Arc<Block>);
 }
 
-/// Keeps nothing.
+/// An `Edges` that keeps no blocks.
 #[derive(Debug)]
 pub struct NoEdges;
 
@@ -299,8 +308,8 @@ impl Edges for NoEdges {
     fn put(&self, _: Arc<Block>) {}
 }
 
-/// Reads the head and the runs of the frame at `place`. `Ok(None)`: what is there is no whole frame that continues
-/// at `position`: the log ends here.
+/// Reads the header and the runs of the frame at log offset `place`. Returns `Ok(None)` at the end
+/// of the log, that is, if there is no complete header that continues at payload offset `position`.
 pub fn read_head(file: &dyn OpenFile, place: u64, position: u64) -> Result<Option<(FrameHead, Vec<Run>)>> {
     let mut fixed = [0; FRAME_HEAD_BYTES as usize];
     if file.read_at(&mut fixed, place)? < fixed.len() {
@@ -319,13 +328,13 @@ pub fn read_head(file: &dyn OpenFile, place: u64, position: u64) -> Result<Optio
     Ok(decode_runs(&head, &bytes).ok().map(|runs| (head, runs)))
 }
 
-/// Whether every block of the frame whose payload begins at `payload_place` is there and as its checksum says.
+/// Returns true if every block of `frame` is present and matches its checksum.
 pub fn is_whole(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Result<bool> {
     let size = file.stat()?.size_bytes;
     if frame.payload_place + stored_bytes(frame.payload_bytes, block_bytes) > size {
         return Ok(false);
     }
-    // A few blocks at a time, whatever a frame says of its size.
+    // A few blocks at a time, so that the buffer is small even if the header gives a large size.
     let step = (64 * block_bytes).min(frame.payload_bytes);
     let mut buffer = vec![0; step as usize];
     let mut at = frame.position;

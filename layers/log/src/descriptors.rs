@@ -1,4 +1,4 @@
-//! Data logs that are open for reading: a bounded number of them, whatever the number of logs.
+//! Data logs that are open for reading. Their number is bounded.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,13 +9,14 @@ use quell_fs::Result;
 
 use crate::container::{Container, Identity};
 
-/// Names one data log of all containers: numbers can be forged, and are copied with a container.
+/// Identifies a data log among those of all containers. The container's number alone does not,
+/// because numbers can be forged and are copied with a container.
 type Key = (Identity, u64);
 
-/// Data logs that are open at once.
+/// The number of data logs that are open at the same time.
 const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
-/// The logs that were read last.
+/// The data logs that were read most recently.
 pub struct Descriptors(Mutex<LruCache<Key, Arc<dyn OpenFile>>>);
 
 impl std::fmt::Debug for Descriptors {
@@ -31,26 +32,27 @@ impl Default for Descriptors {
 }
 
 impl Descriptors {
-    /// The data log of `writer`, opened now if it is not among the last ones.
+    /// Returns the data log of `writer`, and opens it if it is not open.
     pub fn data(&self, container: &Container, writer: u64) -> Result<Arc<dyn OpenFile>> {
         let key = (container.identity(), writer);
         if let Some(file) = self.lock().get(&key) {
             return Ok(Arc::clone(file));
         }
-        // Outside the lock: opening may be slow.
+        // Outside the lock, because opening may be slow.
         let file: Arc<dyn OpenFile> = Arc::from(container.open_data(writer)?);
         let evicted = self.lock().push(key, Arc::clone(&file));
         drop(evicted);
         Ok(file)
     }
 
-    /// Closes what is open of a log that is removed.
+    /// Closes the data log of `writer`, which was removed.
     pub fn forget(&self, container: &Container, writer: u64) {
         let file = self.lock().pop(&(container.identity(), writer));
         drop(file);
     }
 
-    /// Closes what is open of a file that nothing refers to any more: a log that was removed takes room as long as it is open.
+    /// Closes all data logs of a file that was removed and is no longer in use. An open log uses
+    /// disk space even after it was unlinked.
     pub fn forget_file(&self, of: Identity) {
         let mut open = self.lock();
         let keys: Vec<Key> = open.iter().map(|(key, _)| *key).filter(|(file, _)| *file == of).collect();

@@ -1,18 +1,18 @@
-//! Which log holds which bytes of a file: extents that do not overlap, resolved from all that was written.
-//! Values to values, no I/O.
+//! Resolves which log holds which bytes of a file. The result is a list of extents that do not
+//! overlap. Pure functions on values, no I/O.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::frames::Order;
 
-/// Consecutive bytes of the file at consecutive positions of one log.
+/// Bytes that are consecutive in the file and in the payload of one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
     pub start: u64,
     pub position: u64,
-    /// At least 1; a frame's payload is the limit.
+    /// At least 1, and at most the payload of a frame.
     pub length: u32,
-    /// The log's place in its reader's table.
+    /// The log's row in the reader's table of logs.
     pub log: u32,
 }
 
@@ -21,7 +21,7 @@ impl Extent {
         self.start + u64::from(self.length)
     }
 
-    /// The part within `start..end`, which must overlap it.
+    /// Returns the part of the extent within `start..end`, which must overlap the extent.
     pub fn part(&self, start: u64, end: u64) -> Extent {
         let from = start.max(self.start);
         let to = end.min(self.end());
@@ -30,22 +30,26 @@ impl Extent {
     }
 }
 
-/// Tells when an extent was written. All of its bytes were written at once.
+/// Returns the order of an extent. All bytes of an extent are written at once and have the same
+/// order.
 pub trait Orders {
     fn order(&self, extent: &Extent) -> Order;
 }
 
-/// Resolves extents that may overlap: what is later in order wins; of the same order (a frame) the larger
-/// position. The result is sorted and does not overlap.
+/// Resolves extents that may overlap: of two overlapping extents, the later one in order hides the
+/// other. Within one frame (equal order), the extent with the larger payload offset is the later
+/// one. The result is sorted and does not overlap.
 pub fn resolve(mut extents: Vec<Extent>, orders: &dyn Orders) -> Vec<Extent> {
-    // Shares that were resolved by themselves come one after another: this sort goes through each of them once.
+    // The sort is stable and detects sorted sequences, so shares that were resolved separately and
+    // are adjacent here are not sorted again.
     extents.sort();
     if extents.windows(2).all(|pair| pair[0].end() <= pair[1].start) {
         return extents;
     }
     let mut resolved: Vec<Extent> = Vec::with_capacity(extents.len());
     let mut coming = extents.into_iter().peekable();
-    // What is left of an extent behind one that hides its front; the smallest start comes first.
+    // The remaining end of an extent whose front is hidden by another one. The smallest start comes
+    // first.
     let mut left: BinaryHeap<std::cmp::Reverse<Extent>> = BinaryHeap::new();
     loop {
         let from_left = match (left.peek(), coming.peek()) {
@@ -81,43 +85,45 @@ fn is_later(a: &Extent, b: &Extent, orders: &dyn Orders) -> bool {
     (orders.order(a), a.position) > (orders.order(b), b.position)
 }
 
-/// A stretch of the file, as a reader needs it.
+/// A range of the file, as a reader needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
-    /// These bytes of a log.
+    /// The range is in a log.
     Data(Extent),
-    /// Nobody wrote these bytes: `start..end` are zeros.
+    /// No writer has written `start..end`; the range reads as zeros.
     Hole(u64, u64),
 }
 
-/// Extents that change while they are read: most in a sorted list, what came since in a tree over it.
+/// Extents that can be changed between reads. Most are in a sorted list; those added since are in a
+/// tree.
 #[derive(Debug, Default)]
 pub struct Extents {
     base: Vec<Extent>,
-    /// Hides what `base` has in the same place.
+    /// Extents by start. They hide the extents of `base` in the same range.
     live: BTreeMap<u64, Extent>,
     latest: Order,
 }
 
 impl Extents {
-    /// From sorted extents that do not overlap, none of them later than `latest`.
+    /// Creates extents from a sorted list without overlaps, of which none is later than `latest`.
     pub fn new(base: Vec<Extent>, latest: Order) -> Extents {
         debug_assert!(base.windows(2).all(|pair| pair[0].end() <= pair[1].start));
         Extents { base, live: BTreeMap::new(), latest }
     }
 
-    /// Where the last extent ends.
+    /// Returns the end of the last extent, or 0.
     pub fn end(&self) -> u64 {
         let live = self.live.last_key_value().map_or(0, |(_, extent)| extent.end());
         live.max(self.base.last().map_or(0, Extent::end))
     }
 
-    /// How many there are at most: of those in the list some may be hidden.
+    /// Returns an upper bound for the number of extents. Some in the list may be hidden.
     pub fn len(&self) -> usize {
         self.base.len() + self.live.len()
     }
 
-    /// Adds what was written in `order`; where something later is known, that stays.
+    /// Adds an extent that was written in `order`. Ranges for which a later extent is known keep
+    /// it.
     pub fn insert(&mut self, extent: Extent, order: Order, orders: &dyn Orders) {
         if order >= self.latest {
             self.latest = order;
@@ -134,13 +140,14 @@ impl Extents {
             });
             parts.into_iter().for_each(|part| self.cover(part));
         }
-        // Folded before the tree has more than a fraction of the list, so that the cost of folding is shared.
+        // Merged before the tree has more than a fraction of the list's extents, so that the cost
+        // is spread over many inserts.
         if self.live.len() > 4096 + self.base.len() / 4 {
             self.fold();
         }
     }
 
-    /// Puts `extent` over whatever the tree has there.
+    /// Inserts `extent` into the tree, and removes the parts of others that it hides.
     fn cover(&mut self, extent: Extent) {
         let (start, end) = (extent.start, extent.end());
         if let Some((_, before)) = self.live.range_mut(..start).next_back()
@@ -172,7 +179,7 @@ impl Extents {
         self.live.clear();
     }
 
-    /// Drops every byte for which `keep` says so: it is asked for each extent where it is to end.
+    /// Truncates each extent at the file offset that `limit` returns for it.
     pub fn clip(&mut self, limit: &dyn Fn(&Extent) -> u64) {
         self.fold();
         self.base.retain_mut(|extent| {
@@ -185,7 +192,7 @@ impl Extents {
         });
     }
 
-    /// Visits what there is from `start` to `end`, in order and without gaps.
+    /// Visits the pieces from `start` to `end`, in order and without gaps.
     pub fn pieces(&self, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) {
         let mut at = start;
         let first = self.live.range(..start).next_back().filter(|(_, extent)| extent.end() > start);
@@ -200,7 +207,8 @@ impl Extents {
         self.base_pieces(&mut base, at, end, visit);
     }
 
-    /// The list alone, from `at` to `end`; `next` is the first extent that ends beyond `at`, and moves on.
+    /// Visits the pieces of the list alone, from `at` to `end`. `next` is the index of the first
+    /// extent that ends after `at`, and is advanced.
     fn base_pieces(&self, next: &mut usize, mut at: u64, end: u64, visit: &mut dyn FnMut(Piece)) {
         while at < end {
             match self.base.get(*next) {
@@ -229,7 +237,7 @@ mod tests {
 
     const SPACE: usize = 300;
 
-    /// One sequence for each write.
+    /// Orders in which each write has a sequence of its own.
     struct ByPosition(Vec<(u64, u64)>);
 
     impl Orders for ByPosition {
@@ -239,7 +247,7 @@ mod tests {
         }
     }
 
-    /// What each byte of the file is: the position of its byte in the log.
+    /// Returns the payload offset of each byte of the file.
     fn painted(extents: &[Extent], orders: &ByPosition) -> Vec<Option<u64>> {
         let mut bytes = vec![None; SPACE];
         let mut sorted = extents.to_vec();

@@ -1,5 +1,6 @@
-//! The flat index: one file instead of the index logs of all writers (Index Flatten, section IV-A of the paper), of which a reader
-//! fetches only the pages that it needs. Drawn in docs/formats/log.md.
+//! The flat index: one file instead of the index logs of all writers (Index Flatten, section IV-A
+//! of the paper). A reader fetches only the pages that it needs. The format is described in
+//! docs/formats/log.md.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,42 +20,43 @@ use crate::runs::FILE_END_MAX;
 const TAIL_BYTES: usize = 64;
 const TAIL_MAGIC: &[u8; 8] = b"QLOGTAIL";
 const PAGE_ENTRY_BYTES: usize = 40;
-/// What a page may hold; its bytes follow from it, as no extent takes more than 60.
+/// The largest number of extents in a page. It also bounds the size of a page, because an extent is
+/// encoded in at most 60 bytes.
 const PAGE_EXTENTS_MAX: usize = 8192;
 const PAGE_BYTES_MAX: u32 = (PAGE_EXTENTS_MAX * 60) as u32;
-/// Tables larger than this are no tables of ours: about 25 million pages.
+/// Larger tables are refused. The limit allows about 25 million pages.
 const TABLES_BYTES_MAX: u64 = 1 << 30;
-/// Pages that stay decoded: 24 bytes for each of their extents.
+/// Number of decoded pages that are kept in memory, with 24 bytes for each of their extents.
 const PAGES_KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 
-/// What a flat index knows of one log.
+/// The row of one log in the log table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlatLog {
     pub writer: u64,
-    /// Where the next batch of its index log begins.
+    /// Offset of the next batch in the index log.
     pub index_place: u64,
-    /// What that batch goes on from: position and place in the data log.
+    /// Payload offset and data log offset at which that batch begins.
     pub indexed: (u64, u64),
-    /// Positions below this one survive a loss of power.
+    /// Payload bytes below this payload offset survive a power failure.
     pub synced: u64,
     pub frames: Frames,
 }
 
 impl FlatLog {
-    /// An entry that says that a truncation is taken into account.
+    /// Returns the entry for a truncation that the flat index includes.
     fn of_truncation(number: u64, block_bytes: u64) -> FlatLog {
         let frames = Frames::new(block_bytes, HEAD_BYTES as u64);
         FlatLog { writer: number, index_place: 0, indexed: (0, HEAD_BYTES as u64), synced: 0, frames }
     }
 
-    /// Nothing of the log was known, or it is the entry of a truncation.
+    /// Returns true for the entry of a truncation, and for a log of which nothing is known.
     fn is_empty(&self) -> bool {
         self.index_place == 0 && self.frames.groups().is_empty()
     }
 }
 
-/// Writes a flat index: extents as they come, which are sorted and do not overlap, then the tables. What is written goes to
-/// `put` with its place, each piece behind the one before.
+/// Writes a flat index: first sorted extents that do not overlap, as they are pushed, then the
+/// tables. `put` receives the bytes and their offset; the pieces are consecutive.
 pub struct Builder<P> {
     put: P,
     place: u64,
@@ -100,8 +102,8 @@ impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
         Ok(())
     }
 
-    /// Writes the tables. `cuts`: the numbers of the truncations that are taken into account. `size` is that of the logged
-    /// file. Returns the bytes of the flat index.
+    /// Writes the tables. `cuts` are the numbers of the truncations that the flat index includes,
+    /// and `size` is the size of the logged file. Returns the size of the flat index in bytes.
     pub fn finish(mut self, logs: &[FlatLog], cuts: &[u64], size: u64) -> Result<u64> {
         self.end_page()?;
         let logs_place = self.place + self.table.len() as u64;
@@ -130,7 +132,7 @@ impl<P: FnMut(&[&[u8]], u64) -> Result<()>> Builder<P> {
     }
 }
 
-/// A run within a page.
+/// A run in a page.
 struct PageRun {
     log: u32,
     length: u64,
@@ -142,7 +144,7 @@ struct PageRun {
 
 fn encode_page(extents: &[Extent]) -> (Vec<u8>, u32) {
     let mut runs: Vec<PageRun> = Vec::new();
-    // The last run of each log, while it may still grow.
+    // The last run of each log, to which the next extent of the log may be added.
     let mut last: std::collections::HashMap<u32, usize> = std::collections::HashMap::new();
     for extent in extents {
         let length = u64::from(extent.length);
@@ -174,7 +176,7 @@ fn encode_page(extents: &[Extent]) -> (Vec<u8>, u32) {
     (out, runs.len() as u32)
 }
 
-/// The extents of a page, sorted, each within the page and its log.
+/// Decodes the extents of a page. They are sorted, and each lies within the page and its log.
 fn decode_page(bytes: &[u8], page: &Page, logs: &[FlatLog]) -> Result<Vec<Extent>, Damage> {
     let mut bytes = Bytes::new(bytes, "a page of a flat index");
     let mut extents = Vec::new();
@@ -228,7 +230,7 @@ pub struct Flat {
     file: Box<dyn File>,
     pages: Vec<Page>,
     logs: Vec<FlatLog>,
-    /// Numbers of the truncations that are taken into account, and of logs of which nothing is known.
+    /// Numbers of the included truncations, and of logs of which nothing is known.
     cuts: Vec<u64>,
     size: u64,
     latest: Order,
@@ -242,7 +244,11 @@ impl std::fmt::Debug for Flat {
 }
 
 impl Flat {
-    /// Reads the tables of a file with `size` bytes. Errors: `Damaged`.
+    /// Reads the tables of a flat index of `size` bytes.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if the file is not a valid flat index of this container.
     pub fn open(file: Box<dyn File>, size: u64, container: &Head, name: &[u8]) -> Result<Flat> {
         let damage = |place, reason| Damage { what: "a flat index", place, reason }.of(name);
         if size < (HEAD_BYTES + TAIL_BYTES) as u64 {
@@ -308,13 +314,16 @@ impl Flat {
         &self.logs
     }
 
-    /// The numbers of the truncations that it takes into account, among others.
+    /// Returns the numbers of the truncations that the flat index includes, and of logs of which
+    /// nothing is known.
     pub fn cuts(&self) -> &[u64] {
         &self.cuts
     }
 
-    /// Whether what the logs have beyond it, and truncations, can be applied to it: a truncation that it does not take into account
-    /// covers all that it has. Otherwise it may lack bytes that were hidden by others when it was made, which the truncation took.
+    /// Returns true if newer frames and truncations can be applied to the flat index. Each
+    /// truncation that it does not include must be later than all of its frames and cover all of
+    /// them. Otherwise a frame that the truncation removes may have hidden a frame that it does not
+    /// remove, and that frame is missing here.
     pub fn is_usable(&self, truncations: &Truncations) -> bool {
         truncations.other_than(&self.cuts).all(|(cut, mut partly)| {
             cut.order > self.latest
@@ -325,22 +334,22 @@ impl Flat {
         })
     }
 
-    /// The size of the logged file when this was made.
+    /// Returns the size of the logged file at the time when the flat index was created.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Where its last extent ends.
+    /// Returns the end of the last extent.
     pub fn end(&self) -> u64 {
         self.pages.last().map_or(0, |page| page.end)
     }
 
-    /// Nothing in it is later than this.
+    /// Returns the latest order of all frames.
     pub fn latest(&self) -> Order {
         self.latest
     }
 
-    /// Visits what there is from `start` to `end`, sorted; what is between is holes.
+    /// Visits the extents from `start` to `end`, sorted. The ranges between them are holes.
     pub fn extents(&self, start: u64, end: u64, visit: &mut dyn FnMut(Extent)) -> Result<()> {
         let first = self.pages.partition_point(|page| page.end <= start);
         for number in first..self.pages.len() {
@@ -356,7 +365,7 @@ impl Flat {
         Ok(())
     }
 
-    /// All that there is, sorted, a page at a time.
+    /// Returns all extents, sorted, one page at a time.
     pub fn pages(&self) -> impl Iterator<Item = Result<Arc<Vec<Extent>>>> {
         (0..self.pages.len()).map(|number| self.page(number))
     }
@@ -384,7 +393,8 @@ impl Flat {
     }
 }
 
-/// Puts head, tail's magic and all checksums right, as far as the parts are there. For fuzzers.
+/// Corrects the header, the trailer's magic bytes and all checksums, as far as these parts are
+/// present. For fuzzers.
 pub(crate) fn reseal_flat(bytes: &mut [u8], container: &Head) {
     let Some(tail_place) = bytes.len().checked_sub(TAIL_BYTES).filter(|at| *at >= HEAD_BYTES) else { return };
     bytes[..HEAD_BYTES].copy_from_slice(&container.of(HeadKind::Flat, 0).encode());
@@ -418,7 +428,7 @@ fn page_of(entry: &[u8]) -> Page {
 }
 
 fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Vec<FlatLog>, Damage> {
-    // Each log takes at least 13 bytes of the table, which is here in full.
+    // Each log takes at least 13 bytes of the table, so the size of the table bounds this vector.
     let mut logs = Vec::new();
     for _ in 0..count {
         let writer = bytes.u64()?;
@@ -453,7 +463,7 @@ mod tests {
         directories: 4,
     };
 
-    /// Extents of three logs: a checkpoint of two, and some of a third anywhere between.
+    /// Returns extents of three logs: a checkpoint of two, interrupted by extents of the third.
     fn some(count: u64) -> (Vec<Extent>, Vec<FlatLog>) {
         let mut random = Random::new(5);
         let mut extents = Vec::new();

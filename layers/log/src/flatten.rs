@@ -1,5 +1,5 @@
-//! Index Flatten (section IV-A of the paper): one index instead of many, made when the last writer ends, when a user asks for
-//! it, or in the background.
+//! Index Flatten (section IV-A of the paper): creates one index from many. It runs after the last
+//! writer has ended, on request, or in the background.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,17 +13,17 @@ use crate::report;
 use crate::runs::FILE_END_MAX;
 use crate::view::View;
 
-/// What flattening a file has made.
+/// The result of flattening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flattened {
     pub logs: u64,
     pub extents: u64,
-    /// Of the flat index.
+    /// Size of the flat index.
     pub bytes: u64,
 }
 
-/// Makes the flat index of all that the logs hold now, which replaces an earlier one. Who writes at the same time is
-/// not disturbed: what comes later is read from the logs, as always.
+/// Creates a flat index of the current content of the logs, which replaces an earlier one. Writers
+/// can continue at the same time; their later data is read from the logs.
 pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
     flatten_until(container, threads, &AtomicBool::new(false))
 }
@@ -40,7 +40,7 @@ fn flatten_until(container: &Container, threads: usize, is_given_up: &AtomicBool
     })
 }
 
-/// Writes what the view has as a flat index of the container with this record.
+/// Writes the content of `view` as a flat index of the container with this record.
 pub(crate) fn write(
     view: &View,
     container: &Head,
@@ -60,8 +60,8 @@ pub(crate) fn write(
     Ok(Flattened { logs: logs.len() as u64, extents, bytes })
 }
 
-/// Flattens if nobody writes any more, more than one has written, and all index logs together are not larger than `bytes_max`;
-/// an error soon after `is_given_up` has become true.
+/// Flattens the file if no writer is open, if more than one has written, and if all index logs
+/// together are not larger than `bytes_max`. Returns an error soon after `is_given_up` was set.
 pub fn after_last_writer(
     container: &Container,
     threads: usize,

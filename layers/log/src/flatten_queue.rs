@@ -1,24 +1,25 @@
-//! Flattening in the background: files whose last writer has ended wait here, and one thread makes their flat indices, so that
-//! no close waits for it. It is an optimisation: what is too much is left out, what waits may be dropped at any time, and what is
-//! being made may be given up. What a file is and how it is flattened is `file_system`'s.
+//! Flattening in the background. Files whose last writer has ended are queued here, and one thread
+//! creates their flat indices, so that close(2) does not wait. A flat index is an optimization:
+//! files beyond the queue's capacity are skipped, queued files may be dropped at any time, and
+//! running work may be cancelled. `file_system` defines the file type and how it is flattened.
 //!
-//! The thread is there while something waits or is being made, and not otherwise.
+//! The thread exists only while the queue is not empty or a file is being flattened.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Files that may wait. Each keeps a few directories open.
+/// Capacity of the queue. Each queued file keeps a few directories open.
 const WAITING_MAX: usize = 128;
 
-/// Flattens a file, and returns early once it is told that it is given up.
+/// Flattens a file. Returns early after the flag was set.
 type Flatten<T> = Box<dyn Fn(&T, &AtomicBool) + Send + Sync>;
 
-/// Files that are to be flattened.
+/// The files that are to be flattened.
 pub struct FlattenQueue<T> {
     state: Mutex<State<T>>,
-    /// The thread has ended.
+    /// Signalled when the thread ends.
     ended: Condvar,
     is_stopped: AtomicBool,
     flatten: Flatten<T>,
@@ -30,7 +31,7 @@ struct State<T> {
 }
 
 impl<T: Send + Sync + 'static> FlattenQueue<T> {
-    /// A queue whose files are flattened by `flatten`, one after the other.
+    /// Creates a queue whose files are passed to `flatten`, one after the other.
     pub fn new(flatten: impl Fn(&T, &AtomicBool) + Send + Sync + 'static) -> FlattenQueue<T> {
         FlattenQueue {
             state: Mutex::new(State { waiting: VecDeque::new(), has_thread: false }),
@@ -44,8 +45,8 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has `file` flattened, unless it waits already, too many do, or the queue was stopped. One that is being flattened comes again:
-    /// more was written since that began.
+    /// Adds `file`, unless it is already queued, the queue is full, or the queue was stopped. A
+    /// file that is being flattened is queued again, because it may have been written since.
     pub fn add(self: &Arc<Self>, file: Arc<T>) {
         let mut state = self.lock();
         let is_left = self.is_stopped.load(Ordering::Relaxed)
@@ -63,7 +64,7 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         }
     }
 
-    /// `file` waits no longer, for it was removed.
+    /// Removes `file` from the queue, because it was removed from the store.
     pub fn forget(&self, file: &Arc<T>) {
         let mut state = self.lock();
         let place = state.waiting.iter().position(|waiting| Arc::ptr_eq(waiting, file));
@@ -72,16 +73,16 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         drop(forgotten);
     }
 
-    /// Whether nothing waits and nothing is being made.
+    /// Returns true if the queue is empty and no file is being flattened.
     pub fn is_idle(&self) -> bool {
         !self.lock().has_thread
     }
 
-    /// Drops what waits, takes nothing more, and gives up what is being made; waits until that has noticed, but no longer
-    /// than `patience`.
+    /// Clears the queue, refuses further files, and cancels the running work. Waits until that has
+    /// ended, but at most for `patience`.
     pub fn stop(&self, patience: Duration) {
         let mut state = self.lock();
-        // Set with the lock in hand, so that nothing is added afterwards.
+        // Set while the lock is held, so that nothing is added afterwards.
         self.is_stopped.store(true, Ordering::Relaxed);
         let dropped = std::mem::take(&mut state.waiting);
         drop(state);
@@ -95,7 +96,8 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
         loop {
             let mut state = self.lock();
             let Some(file) = state.waiting.pop_front() else {
-                // With the lock in hand: who adds from here on finds no thread and begins another.
+                // The lock is held, so a caller that adds a file later sees that there is no thread
+                // and starts one.
                 state.has_thread = false;
                 return;
             };
@@ -105,7 +107,7 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     }
 }
 
-/// However the thread ends, it is known to have.
+/// Records that the thread has ended, even after a panic.
 struct Thread<'a, T>(&'a FlattenQueue<T>);
 
 impl<T> Drop for Thread<'_, T> {
@@ -124,7 +126,8 @@ mod tests {
 
     use super::*;
 
-    /// A queue of numbers that tells each one when its turn has come, and then waits for a word.
+    /// Returns a queue of numbers that sends each number when its turn has come, and then waits for
+    /// a message.
     fn waiting_queue() -> (Arc<FlattenQueue<u32>>, Receiver<u32>, Sender<()>) {
         let (turns, told) = channel();
         let (word, words) = channel();
@@ -150,7 +153,7 @@ mod tests {
         let [first, second] = [1, 2].map(Arc::new);
         queue.add(Arc::clone(&first));
         assert_eq!(told.recv().unwrap(), 1);
-        // The first is being made and comes again, once; the second waits once.
+        // The first is being flattened and is queued again, once; the second is queued once.
         for file in [&second, &first, &second, &first] {
             queue.add(Arc::clone(file));
         }
@@ -160,7 +163,7 @@ mod tests {
         wait_until_idle(&queue);
         assert!(told.try_recv().is_err());
         assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
-        // A new thread for what comes later.
+        // A later file starts a new thread.
         queue.add(second);
         assert_eq!(told.recv().unwrap(), 2);
     }

@@ -1,20 +1,22 @@
-//! Where the frames of one data log lie and in which order they count: positions to places, and back to
-//! the moment of writing. Values to values, no I/O. Words are those of docs/formats/log.md.
+//! The positions and orders of the frames of one data log: maps payload offsets to data log offsets
+//! and to the order of the write. Pure functions on values, no I/O. The terms are those of
+//! docs/formats/log.md.
 
 use crate::bytes::{Bytes, put_varint};
 use crate::damage::Damage;
 use crate::runs::FILE_END_MAX;
 
-/// Bytes of a frame's head without its runs.
+/// Size of a frame's header without its runs, in bytes.
 pub const FRAME_HEAD_BYTES: u64 = 56;
-/// The largest payload of a frame.
+/// The largest payload of a frame, in bytes.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
-/// The most that the encoded runs of a frame may take.
+/// The largest size of the encoded runs of a frame, in bytes.
 pub const RUNS_BYTES_MAX: u64 = 16 << 20;
-/// Bytes of the checksum after each block.
+/// Size of the checksum after each block, in bytes.
 pub const SUM_BYTES: u64 = 8;
 
-/// When something was written: the larger one is later, and is what the file holds.
+/// The order of a write. Of two writes to the same byte, the one with the larger order is later and
+/// determines the byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Order {
     pub epoch: u64,
@@ -22,16 +24,16 @@ pub struct Order {
     pub writer: u64,
 }
 
-/// Frames of equal size, one after another, whose sequences are equally far apart.
+/// Consecutive frames of equal size with equally spaced sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameGroup {
-    /// Position of the first byte of payload.
+    /// Payload offset of the first byte.
     pub position: u64,
-    /// Where the first frame begins in the data log.
+    /// Offset of the first frame in the data log.
     pub place: u64,
-    /// Bytes of each frame's head and runs.
+    /// Size of each frame's header and runs.
     pub head_bytes: u64,
-    /// Bytes of each frame's payload.
+    /// Size of each frame's payload.
     pub payload_bytes: u64,
     pub repeat: u64,
     pub epoch: u64,
@@ -39,12 +41,12 @@ pub struct FrameGroup {
     pub step: u64,
 }
 
-/// One frame, found by a position in it.
+/// One frame, found by a payload offset in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
     pub position: u64,
     pub payload_bytes: u64,
-    /// Where the payload begins in the data log.
+    /// Offset of the payload in the data log.
     pub payload_place: u64,
     pub epoch: u64,
     pub sequence: u64,
@@ -56,7 +58,7 @@ impl Frame {
     }
 }
 
-/// What a payload takes in the data log: a checksum goes with each block.
+/// Returns the size of a payload in the data log, where a checksum follows each block.
 pub fn stored_bytes(payload_bytes: u64, block_bytes: u64) -> u64 {
     payload_bytes + payload_bytes.div_ceil(block_bytes) * SUM_BYTES
 }
@@ -74,7 +76,7 @@ impl FrameGroup {
         self.place + self.frame_bytes(block_bytes) * self.repeat
     }
 
-    /// Takes `next` in, if it goes on where this ends and in the same steps.
+    /// Merges `next` into this group if it continues it with the same sizes and spacing.
     fn absorb(&mut self, next: &FrameGroup) -> bool {
         let alike = (self.head_bytes, self.payload_bytes, self.epoch)
             == (next.head_bytes, next.payload_bytes, next.epoch);
@@ -92,7 +94,7 @@ impl FrameGroup {
     }
 }
 
-/// All frames of one data log as far as they are known.
+/// The known frames of one data log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frames {
     groups: Vec<FrameGroup>,
@@ -101,22 +103,22 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// No frame yet; the first one will begin at `first_place` in the data log.
+    /// Creates an empty list. The first frame begins at offset `first_place` of the data log.
     pub fn new(block_bytes: u64, first_place: u64) -> Frames {
         Frames { groups: Vec::new(), block_bytes, first_place }
     }
 
-    /// The position after the last frame.
+    /// Returns the payload offset after the last frame.
     pub fn position(&self) -> u64 {
         self.groups.last().map_or(0, FrameGroup::end)
     }
 
-    /// Where the next frame begins in the data log.
+    /// Returns the data log offset of the next frame.
     pub fn place(&self) -> u64 {
         self.groups.last().map_or(self.first_place, |group| group.place_end(self.block_bytes))
     }
 
-    /// Where the first frame begins in the data log.
+    /// Returns the data log offset of the first frame.
     pub fn first_place(&self) -> u64 {
         self.first_place
     }
@@ -129,7 +131,7 @@ impl Frames {
         &self.groups
     }
 
-    /// Adds a frame after the last.
+    /// Adds a frame after the last one.
     pub fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64) {
         self.push_group(head_bytes, payload_bytes, 1, epoch, sequence, 0);
     }
@@ -150,7 +152,8 @@ impl Frames {
         }
     }
 
-    /// Adds the frames of `next`, which were counted from position 0 and begin where these end.
+    /// Adds the frames of `next`. Their payload offsets begin at 0, and their first frame begins at
+    /// the data log offset at which these frames end.
     pub fn append(&mut self, next: Frames) {
         for group in next.groups {
             let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
@@ -158,8 +161,9 @@ impl Frames {
         }
     }
 
-    /// As `append`, but only frames that begin at `from` or later, a position as `next` counts them. A group may stand for
-    /// more frames than anybody could visit.
+    /// Adds the frames of `next`, as `append` does, that begin at the payload offset `from` of
+    /// `next` or later. Works on groups, because a group may stand for too many frames to visit
+    /// each.
     pub fn append_from(&mut self, next: Frames, from: u64) {
         for group in next.groups {
             let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
@@ -171,7 +175,8 @@ impl Frames {
         }
     }
 
-    /// The frame that holds `position`, which must be below [`Frames::position`].
+    /// Returns the frame that contains the payload offset `position`, which must be below
+    /// [`Frames::position`].
     pub fn frame(&self, position: u64) -> Frame {
         let after = self.groups.partition_point(|group| group.position <= position);
         let group = &self.groups[after - 1];
@@ -186,13 +191,13 @@ impl Frames {
         }
     }
 
-    /// Whether the payload of every frame begins within the first `bytes` of the data log.
+    /// Returns true if the payload of every frame begins within the first `bytes` of the data log.
     pub fn begins_within(&self, bytes: u64) -> bool {
         let last = self.position().checked_sub(1).map(|last| self.frame(last));
         last.is_none_or(|last| last.payload_place < bytes)
     }
 
-    /// Every frame, with the bytes of its head and runs.
+    /// Returns every frame with the size of its header and runs.
     pub fn iter(&self) -> impl Iterator<Item = (Frame, u64)> {
         self.groups.iter().flat_map(|group| {
             (0..group.repeat)
@@ -200,13 +205,13 @@ impl Frames {
         })
     }
 
-    /// First and last epoch; `None` without frames.
+    /// Returns the first and last epoch, or `None` if there are no frames.
     pub fn epochs(&self) -> Option<(u64, u64)> {
         let first = self.groups.iter().map(|group| group.epoch).min()?;
         Some((first, self.groups.iter().map(|group| group.epoch).max()?))
     }
 
-    /// The groups from group `from` on, as an index log and a flat index hold them.
+    /// Encodes the groups as an index log and a flat index hold them.
     pub fn encode(groups: &[FrameGroup], out: &mut Vec<u8>) {
         for group in groups {
             for value in [group.repeat, group.head_bytes, group.payload_bytes, group.epoch, group.sequence] {
@@ -218,7 +223,7 @@ impl Frames {
         }
     }
 
-    /// Adds `count` groups that `encode` wrote, each checked.
+    /// Decodes and adds `count` groups that `encode` wrote, and verifies each.
     pub(crate) fn decode(&mut self, bytes: &mut Bytes<'_>, count: u64) -> Result<(), Damage> {
         for _ in 0..count {
             let [repeat, head, payload] = [bytes.varint()?, bytes.varint()?, bytes.varint()?];

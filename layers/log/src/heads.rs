@@ -1,4 +1,4 @@
-//! The 64 bytes that every file of a container begins with.
+//! The header of 64 bytes with which every file of a container begins.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -7,14 +7,14 @@ use crate::damage::Damage;
 
 pub const HEAD_BYTES: usize = 64;
 pub const VERSION: u32 = 1;
-/// Blocks of data that a new container has.
+/// Block size of data in new containers, in bytes.
 pub const BLOCK_BYTES: u32 = 16 << 10;
-/// The number of log directories that a container may have.
+/// The largest number of log directories in a container.
 pub const DIRECTORIES_MAX: u32 = 1024;
 
 const SUM_AT: usize = 56;
 
-/// Which file a head belongs to.
+/// The kind of file that a header belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadKind {
     Container,
@@ -46,15 +46,15 @@ impl HeadKind {
     }
 }
 
-/// What a head says.
+/// The fields of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     pub kind: HeadKind,
     pub block_bytes: u32,
     pub container: u128,
-    /// 0 but for logs.
+    /// 0, except in the headers of logs.
     pub writer: u64,
-    /// 0 but for the container's record.
+    /// 0, except in the container's record.
     pub directories: u32,
 }
 
@@ -99,7 +99,7 @@ impl Head {
         Ok(head)
     }
 
-    /// The same container's head of another file.
+    /// Returns the header of another file of the same container.
     pub fn of(&self, kind: HeadKind, writer: u64) -> Head {
         Head { kind, writer, directories: 0, ..*self }
     }

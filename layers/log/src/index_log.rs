@@ -1,5 +1,5 @@
-//! The index log: batches that say where a writer's bytes lie. Drawn in docs/formats/log.md. Values to
-//! values, no I/O.
+//! The index log: encodes and decodes the batches that record where in the file a writer's data
+//! belongs. The format is described in docs/formats/log.md. Pure functions on values, no I/O.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -9,14 +9,15 @@ use crate::frames::{Frames, PAYLOAD_BYTES_MAX};
 use crate::runs::{self, Run};
 
 pub const BATCH_HEAD_BYTES: usize = 64;
-/// The most that the body of a batch may take.
+/// The largest size of a batch's body, in bytes.
 pub const BODY_BYTES_MAX: u64 = 64 << 20;
 
 const MAGIC: &[u8; 4] = b"BTCH";
 const SUM_AT: usize = 56;
 
-/// One batch as it is written: what `frames` (counted from position 0) and `runs` hold, after `position` positions;
-/// whether the data log up to its end survives a loss of power.
+/// Encodes one batch with the given frames and runs. `position` is the payload offset and `place`
+/// the data log offset at which the batch begins; the payload offsets of `frames` begin at 0.
+/// `is_synced` is true if the data log up to the end of the batch survives a power failure.
 pub fn encode(frames: &Frames, runs: &[Run], position: u64, place: u64, is_synced: bool) -> Vec<u8> {
     let mut out = vec![0; BATCH_HEAD_BYTES];
     Frames::encode(frames.groups(), &mut out);
@@ -42,20 +43,21 @@ fn sum_of(batch: &[u8]) -> u64 {
     sum.digest()
 }
 
-/// A whole batch.
+/// A complete batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// What it takes in the index log.
+    /// Size of the batch in the index log.
     pub bytes: usize,
-    /// Its frames, counted from position 0, at their places in the data log.
+    /// The batch's frames at their offsets in the data log. Their payload offsets begin at 0.
     pub frames: Frames,
     pub runs: Vec<Run>,
-    /// What the data log has up to here survives a loss of power.
+    /// The data log up to the end of this batch survives a power failure.
     pub is_synced: bool,
 }
 
-/// The batch at the front of `bytes`, if there is a whole one that goes on at `position` and `place` (of the data log).
-/// Where there is none the index log ends, and the reason is told.
+/// Decodes the batch at the front of `bytes`. The batch must be complete and begin at payload
+/// offset `position` and data log offset `place`. Otherwise the index log ends here, and the error
+/// gives the reason.
 pub fn decode(bytes: &[u8], block_bytes: u64, position: u64, place: u64) -> Result<Batch, Damage> {
     let mut front = Bytes::new(bytes, "an index log");
     let head = front.take(BATCH_HEAD_BYTES)?;

@@ -1,8 +1,8 @@
-//! The log layer (PLFS): a file that many processes write at once is a container of append-only logs, one pair for
-//! each of them, so that what the file system below sees is every process writing a file of its own. Where the
-//! bytes of the file are is resolved by who reads.
+//! The log layer (PLFS): a file that many processes write at once is a container of append-only
+//! logs, one pair for each writer. The file system below therefore sees every process write a file
+//! of its own. A reader resolves which log holds which bytes of the file.
 //!
-//! The formats are drawn in docs/formats/log.md.
+//! The formats are described in docs/formats/log.md.
 
 mod buffer;
 mod bytes;
@@ -36,7 +36,7 @@ mod nodes;
 #[cfg(test)]
 mod others_test;
 mod placement;
-/// For fuzzers alone.
+/// For fuzzers only.
 #[doc(hidden)]
 pub mod questions;
 mod rebalance;

@@ -1,4 +1,4 @@
-//! Log directories that are open: a bounded number of them, whatever the number of containers and of directories in each.
+//! Log directories that are open. Their number is bounded, however many containers are open.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use quell_backing::WritableDir;
 
-/// Log directories that stay open.
+/// The number of log directories that stay open.
 pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
 
-/// Names one open container. None is given twice: a directory that was removed is never taken for a new one.
+/// Identifies one open container. Tickets are not reused, so a directory that was removed is never
+/// mistaken for a new one.
 pub type Ticket = u64;
 
-/// The directories that were used last.
+/// The log directories that were used most recently.
 pub struct LogDirs {
     next: AtomicU64,
     open: Mutex<LruCache<(Ticket, u32), Arc<dyn WritableDir>>>,
@@ -44,7 +45,7 @@ impl LogDirs {
         drop(dir);
     }
 
-    /// A container is closed, and what is open in it.
+    /// Closes all directories of a container, when the container is closed.
     pub fn forget_all(&self, container: Ticket) {
         let mut open = self.lock();
         let keys: Vec<_> = open.iter().map(|(key, _)| *key).filter(|(of, _)| *of == container).collect();

@@ -1,5 +1,6 @@
-//! The names in a container's `meta` directory, which tell size and time of a file without a look into its logs
-//! (the metadir and openhosts of PLFS, figure 1). Drawn in docs/formats/log.md. Values to values, no I/O.
+//! The names in a container's `meta` directory, which give size and time of a file without reading
+//! its logs (the metadir and openhosts of PLFS, figure 1). The format is described in
+//! docs/formats/log.md. Pure functions on values, no I/O.
 
 use std::collections::HashMap;
 
@@ -9,21 +10,21 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::frames::Order;
 use crate::share::part;
 
-/// The longest node name that is kept: with it no name is longer than a file system allows.
+/// The longest node name, in bytes. With it, no name in `meta` exceeds the file system's limit.
 const NODE_BYTES_MAX: usize = 112;
 
-/// Who writes the logs of a writer that has not ended.
+/// The process that writes the logs of an open writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pub pid: u32,
-    /// When that process started, in clock ticks after the node did: numbers of processes are used again.
+    /// The start time of the process in clock ticks after boot, because process ids are reused.
     pub start: u64,
-    /// The node's boot id, namespaces and name, of letters, digits, `.`, `_` and `-`.
+    /// The node's boot id, namespaces and host name, of letters, digits, `.`, `_` and `-`.
     pub node: String,
 }
 
 impl Holder {
-    /// With the node's name as names in `meta` have it, so that both can be compared.
+    /// Converts the node's name to the form in `meta`, so that both can be compared.
     pub fn new(pid: u32, start: u64, node: &str) -> Holder {
         Holder { pid, start, node: node_text(node) }
     }
@@ -40,11 +41,11 @@ pub struct Running {
     pub writer: u64,
     pub first_epoch: u64,
     pub holder: Holder,
-    /// What it had written when it published or synced last: nobody has to look into the logs of who writes for it.
+    /// The state that it published last. Readers need not read its logs for it.
     pub told: Option<Told>,
 }
 
-/// What a running writer has told of itself.
+/// The published state of an open writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Told {
     pub last_epoch: u64,
@@ -60,31 +61,35 @@ pub struct Closed {
     pub writer: u64,
     pub first_epoch: u64,
     pub last_epoch: u64,
-    /// Where the last byte that it wrote ends, whatever was cut: a loss of power may take a cut.
+    /// The end of its last byte in the file, ignoring truncations, because a power failure may
+    /// remove a truncation's name.
     pub end: u64,
     pub data_bytes: u64,
     pub time: Time,
-    /// All of it survives a loss of power.
+    /// All of its data survives a power failure.
     pub is_synced: bool,
-    /// The boot of the node that wrote it, as [`boot_of`] numbers it; 0: not known, or synced on another boot alone.
+    /// The boot of its node, as returned by [`boot_of`]. 0 if unknown, or if the log was synced on
+    /// another boot.
     pub boot: u64,
 }
 
 impl Closed {
-    /// Whether all of it must be there for a reader on the boot `now`: no loss of power can have taken it.
+    /// Returns true if all of its data must be present for a reader on the boot `now`, because no
+    /// power failure can have removed it.
     pub fn is_certain(&self, now: u64) -> bool {
         self.boot == now || self.is_synced && self.boot != 0
     }
 }
 
-/// A number for the boot id that a node's text begins with, `BOOT-PIDS-TIME.NAME` or `BOOT.NAME`: equal in all namespaces of
-/// a node until it is started again. Never 0. A boot id is written without hyphens.
+/// Returns a number for the boot id with which a node's text begins, `BOOT-PIDS-TIME.NAME` or
+/// `BOOT.NAME`. It is the same in all namespaces of a node until the next boot, and never 0. A boot
+/// id is written without hyphens.
 pub fn boot_of(node: &str) -> u64 {
     let boot = node.split(['-', '.']).next().unwrap_or_default();
     xxh3_64(boot.as_bytes()).max(1)
 }
 
-/// The file was made `size` bytes long.
+/// A truncation of the file to `size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     pub order: Order,
@@ -95,16 +100,16 @@ pub struct Cut {
 /// How much of the data logs of other mounts' open writers a truncation covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Covers {
-    /// The number of the truncation: `writer` of its order.
+    /// The number of the truncation, that is, `writer` of its order.
     pub cut: u64,
-    /// For each writer the covered bytes of its data log; at most [`COVERS_MAX`] writers.
+    /// The covered bytes of each writer's data log, for at most [`COVERS_MAX`] writers.
     pub logs: Vec<(u64, u64)>,
 }
 
-/// So many writers fit into one `covers` name, however many bytes they have written.
+/// The largest number of writers in one `covers` name, such that the name fits for all values.
 pub const COVERS_MAX: usize = 6;
 
-/// One name.
+/// A name in `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetaName {
     Open(Running),
@@ -113,7 +118,8 @@ pub enum MetaName {
     Covers(Covers),
     /// The modification time was set.
     Time(Order, Time),
-    /// A sync of the data log of this writer failed, and nothing has made up for it.
+    /// A sync of this writer's data log failed, and the log has not been rewritten and synced
+    /// since.
     Failed(u64),
 }
 
@@ -154,23 +160,23 @@ impl MetaName {
         }
     }
 
-    /// `None` for what is no such name.
+    /// Parses a name. Returns `None` if it is not a name that `encode` produces.
     pub fn decode(name: &[u8]) -> Option<MetaName> {
         let name = std::str::from_utf8(name).ok()?;
         let (kind, rest) = name.split_once('-')?;
         let parsed = match kind {
             "open" => {
-                // What comes last, the name of the node, may have dashes of its own.
+                // The node name comes last, because it may contain hyphens.
                 let (rest, node) = rest.match_indices('-').nth(8).map(|(at, _)| rest.split_at(at))?;
                 let [writer, first_epoch, last_epoch, end, data_bytes, s, n, pid, start] = numbers(rest)?;
                 let told = Told { last_epoch, end, data_bytes, time: time(s, n)? };
                 let holder = Holder { pid: u32::try_from(pid).ok()?, start, node: node[1..].to_owned() };
-                // There is no epoch 0.
+                // Epochs begin at 1.
                 let told = Some(told).filter(|told| told.last_epoch > 0);
                 MetaName::Open(Running { writer, first_epoch, holder, told })
             }
             "closed" => {
-                // The boot is missing where it is not known.
+                // The boot is absent if it is unknown.
                 let known = rest.matches('-').count() == 8;
                 let rest = if known { rest.to_owned() } else { format!("{rest}-0") };
                 let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced, boot] = numbers(&rest)?;
@@ -210,7 +216,7 @@ impl MetaName {
             }
             _ => return None,
         };
-        // One spelling for each meaning, so that a name can be made again from what it says.
+        // Only one spelling is accepted, so that the name can be reconstructed from its fields.
         (parsed.encode() == name).then_some(parsed)
     }
 }
@@ -232,11 +238,11 @@ fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
 /// All truncations of a file, and how much of each data log they cover.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Truncations {
-    /// In order.
+    /// Sorted by order.
     cuts: Vec<Cut>,
     covers: Vec<Covers>,
-    /// For each writer that was open in another mount during a truncation: the order of that truncation and the
-    /// bytes of the data log that it covers; in order.
+    /// For each writer that was open in another mount during a truncation: the order of the
+    /// truncation and the covered bytes of the writer's data log. Sorted by order.
     partial: HashMap<u64, Vec<(Order, u64)>>,
 }
 
@@ -256,7 +262,7 @@ impl Truncations {
         Truncations { cuts, covers, partial }
     }
 
-    /// In order.
+    /// Returns the truncations, sorted by order.
     pub fn cuts(&self) -> &[Cut] {
         &self.cuts
     }
@@ -265,15 +271,16 @@ impl Truncations {
         self.cuts.last()
     }
 
-    /// The order that a frame has towards truncations. A frame whose payload does not begin within the bytes that a
-    /// truncation covers was written after that truncation, and after all that are earlier than it, whatever its epoch.
+    /// Returns the order of a frame relative to truncations. A frame whose payload begins at or
+    /// after the covered bytes of a truncation was written after it and after all earlier
+    /// truncations, whatever the frame's epoch.
     fn order_of(&self, order: Order, payload_place: u64) -> Order {
         let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
         let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_place);
         before.map_or(order, |(cut, _)| order.max(*cut))
     }
 
-    /// Where the bytes end that truncations left of a frame.
+    /// Returns the file offset at which truncations cut off a frame, or `u64::MAX`.
     pub fn limit(&self, order: Order, payload_place: u64) -> u64 {
         if self.cuts.is_empty() {
             return u64::MAX;
@@ -282,8 +289,8 @@ impl Truncations {
         self.cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
     }
 
-    /// Where the bytes end that truncations other than those numbered in `known` left of something that ends at `end` and
-    /// that they all cover.
+    /// Returns the end of data that ended at `end`, after the truncations that are not in `known`.
+    /// They must cover all of this data.
     pub fn end_after(&self, end: u64, known: &[u64]) -> u64 {
         self.cuts
             .iter()
@@ -291,7 +298,8 @@ impl Truncations {
             .fold(end, |end, cut| end.min(cut.size))
     }
 
-    /// Truncations other than those numbered in `known`, each with the writers whose logs it covers in part.
+    /// Returns the truncations that are not in `known`, each with the writers whose logs it covers
+    /// in part.
     pub fn other_than(
         &self,
         known: &[u64],
@@ -302,12 +310,13 @@ impl Truncations {
         })
     }
 
-    /// The numbers of all of them.
+    /// Returns the numbers of all truncations.
     pub fn numbers(&self) -> Vec<u64> {
         self.cuts.iter().map(|cut| cut.order.writer).collect()
     }
 
-    /// Whether the last truncation does not cover all of the first `bytes` of a writer's data log.
+    /// Returns true if the last truncation covers less than the first `bytes` of a writer's data
+    /// log.
     fn leaves_some(&self, writer: u64, bytes: u64) -> bool {
         let last = self.partial.get(&writer).and_then(|partial| partial.last());
         last.is_some_and(|(cut, covered)| {
@@ -315,7 +324,7 @@ impl Truncations {
         })
     }
 
-    /// Whether a truncation to nothing covers all that a writer that has ended wrote.
+    /// Returns true if a truncation to size 0 covers everything that an ended writer wrote.
     fn empties(&self, closed: &Closed) -> bool {
         let partial = self.partial.get(&closed.writer).map_or(&[][..], |partial| partial);
         self.cuts.iter().any(|cut| {
@@ -325,21 +334,21 @@ impl Truncations {
         })
     }
 
-    /// Whether the last truncation covers all that a writer that has ended wrote.
+    /// Returns true if the last truncation covers everything that an ended writer wrote.
     pub fn last_covers(&self, closed: &Closed) -> bool {
         self.last().is_some_and(|last| closed.last_epoch < last.order.epoch)
             && !self.leaves_some(closed.writer, closed.data_bytes)
     }
 }
 
-/// The names of one truncation among sorted ones.
+/// Returns the entries of one truncation in a sorted list.
 fn covers_of(covers: &[Covers], cut: u64) -> &[Covers] {
     let from = covers.partition_point(|covers| covers.cut < cut);
     let to = covers.partition_point(|covers| covers.cut <= cut);
     &covers[from..to]
 }
 
-/// What all names of a container say together.
+/// The information in all names of a container.
 #[derive(Debug, Clone, Default)]
 pub struct Summary {
     /// Writers that have not ended.
@@ -347,14 +356,15 @@ pub struct Summary {
     pub closed: Vec<Closed>,
     pub cuts: Truncations,
     set_time: Option<(Order, Time)>,
-    /// All times that were set, in order.
+    /// All modification times that were set, by order.
     set_times: Vec<(Order, Time)>,
-    /// Writers of whose data logs a sync failed, sorted.
+    /// Writers whose data log had a failed sync, sorted.
     failed: Vec<u64>,
 }
 
 impl Summary {
-    /// Names that say nothing are passed over: fsck tells of them. A name may come twice.
+    /// Summarizes the names. Invalid names are ignored, because `quell log fsck` reports them. A
+    /// name may be given twice.
     pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
         let mut summary = Summary::default();
         let (mut cuts, mut covers) = (Vec::new(), Vec::new());
@@ -372,7 +382,8 @@ impl Summary {
                 None => {}
             }
         }
-        // A name that was changed while they were read may be there as it was, too: what it says now is more.
+        // If a name was changed while the directory was read, both the old and the new name may be
+        // present. The new one gives more bytes, or is synced.
         summary.cuts = Truncations::new(cuts, covers);
         let Summary { open, closed, set_times, .. } = &mut summary;
         open.sort_by_key(|running| {
@@ -389,17 +400,20 @@ impl Summary {
         summary
     }
 
-    /// Whether a sync of the data log of `writer` failed, and nothing has made up for it.
+    /// Returns true if a sync of `writer`'s data log failed, and the log has not been rewritten and
+    /// synced since.
     pub fn has_failed(&self, writer: u64) -> bool {
         self.failed.binary_search(&writer).is_ok()
     }
 
-    /// Whether the file was cut to nothing after all that a writer wrote which has ended: its logs hold nothing.
+    /// Returns true if the file was truncated to size 0 after all writes of an ended writer: its
+    /// logs hold no data of the file.
     pub fn is_dead(&self, closed: &Closed) -> bool {
         self.cuts.empties(closed)
     }
 
-    /// What it says of the writers in share `number` of `shares` alone; cuts and times are everybody's.
+    /// Restricts the summary to the writers in share `number` of `shares`. Truncations and times
+    /// are kept.
     pub fn part(mut self, number: usize, shares: usize) -> Summary {
         let closed = self.closed.iter().map(|closed| closed.writer);
         let mut writers: Vec<u64> = closed.chain(self.open.iter().map(|open| open.writer)).collect();
@@ -414,7 +428,8 @@ impl Summary {
         self.cuts.last()
     }
 
-    /// The size as far as the names tell it, and the writers whose logs have to be asked.
+    /// Returns the size according to the names, and the writers whose index logs must be read to
+    /// determine it.
     pub fn size(&self) -> (u64, Vec<u64>) {
         let mut ask = Vec::new();
         let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
@@ -437,12 +452,14 @@ impl Summary {
         (size, ask)
     }
 
-    /// The modification time as far as the names tell it: what was set, unless a later epoch wrote.
+    /// Returns the modification time according to the names: the time that was set, unless a later
+    /// epoch has written.
     pub fn modified(&self) -> Option<Time> {
         self.written().or(self.set_time.map(|(_, time)| time))
     }
 
-    /// When the file was last written, by epochs later than that in which a time was set.
+    /// Returns the time of the last write in an epoch later than that of the last time that was
+    /// set.
     pub fn written(&self) -> Option<Time> {
         let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
@@ -453,13 +470,14 @@ impl Summary {
         written.chain(cuts.map(|cut| cut.time)).max()
     }
 
-    /// Names that say nothing any more since there is `new`.
+    /// Returns the names that have no effect any more once `new` exists.
     ///
-    /// Of times that were set the latest counts alone. An earlier cut that left at least as many bytes takes nothing that the
-    /// new one does not take: what is earlier than it is earlier than the new one as well, and ends there or before (`limit` is
-    /// the smallest of those that apply). The size is that of the last cut, which it is not, and the time of writing that of
-    /// the new one, which is later. A cut that covers logs in part stays as long as an earlier one does: what it does not cover
-    /// is later than the earlier one, too.
+    /// Of the times that were set, only the latest has an effect. An earlier truncation to at least
+    /// the size of `new` removes only data that `new` removes, too: a frame that is earlier than it
+    /// is also earlier than `new`, and `limit` is the smallest of the sizes that apply. It does not
+    /// affect the file's size, which depends on the last truncation, or the time of the last write,
+    /// because `new` is later. A truncation with `covers` names stays as long as there is an
+    /// earlier truncation, because data that it does not cover is later than the earlier one, too.
     pub fn superseded(&self, new: &MetaName) -> Vec<MetaName> {
         match new {
             MetaName::Time(order, _) => {
@@ -474,7 +492,8 @@ impl Summary {
                         is_any_left = true;
                         continue;
                     }
-                    // The cut first: without its other names it would take more than it did.
+                    // The `cut` name comes first: without its `covers` names it would remove more
+                    // than intended.
                     names.push(MetaName::Cut(*cut));
                     names.extend(covers.iter().cloned().map(MetaName::Covers));
                 }
@@ -484,7 +503,7 @@ impl Summary {
         }
     }
 
-    /// Whether somebody writes who is not known to be gone.
+    /// Returns true if a writer is open that is not known to be dead.
     pub fn is_being_written(&self, is_gone: impl Fn(&Holder) -> bool) -> bool {
         self.open.iter().any(|running| !is_gone(&running.holder))
     }
@@ -493,22 +512,23 @@ impl Summary {
         self.set_time.is_some()
     }
 
-    /// Whether a time was set that counts against what was written in `epoch`.
+    /// Returns true if a modification time was set that takes precedence over writes in `epoch`.
     pub fn set_after(&self, epoch: u64) -> bool {
         self.set_time.is_some_and(|(order, _)| order.epoch >= epoch)
     }
 
-    /// Bytes of the data logs of all writers that have ended.
+    /// Returns the size of the data logs of all ended writers.
     pub fn data_bytes(&self) -> u64 {
         self.closed.iter().fold(0, |sum, closed| sum.saturating_add(closed.data_bytes))
     }
 
-    /// The largest epoch that a name tells of.
+    /// Returns the largest epoch in the names.
     pub fn epoch(&self) -> u64 {
         self.epoch_of(&|_| true)
     }
 
-    /// The same of writers that `counts` says, and of cuts and times.
+    /// Returns the largest epoch of the writers for which `counts` is true, and of truncations and
+    /// times.
     pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
         let open = self.open.iter().filter(|running| counts(running.writer));
         let open = open.map(|running| running.told.map_or(running.first_epoch, |told| told.last_epoch));
@@ -617,7 +637,7 @@ mod tests {
             summary(&[closed(1, 1, 1, 50, 0), cut(2, 10), closed(2, 3, 3, 20, 0)]).size(),
             (20, vec![])
         );
-        // Nobody can tell from the name whether it wrote before the cut or after.
+        // The name does not tell whether the write came before or after the truncation.
         assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
         assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
     }
@@ -628,7 +648,8 @@ mod tests {
             MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
         let covers = |cut, writer, bytes| MetaName::Covers(Covers { cut, logs: vec![(writer, bytes)] });
-        // The first one had looked late, when the second had already looked: what came between was written after both.
+        // The first truncation read the log's size later than the second did: data written in
+        // between is later than both.
         let names = [cut(10, 1, 0), covers(1, 7, 900), cut(12, 2, 50), covers(2, 7, 500), covers(3, 7, 0)];
         let cuts = summary(&names).cuts;
         let frame = |epoch, place| cuts.limit(order(epoch, 0), place);
@@ -637,7 +658,8 @@ mod tests {
         assert_eq!((frame(11, 100), frame(13, 100)), (50, u64::MAX));
         let of_another = Order { writer: 8, ..order(3, 0) };
         assert_eq!(cuts.limit(of_another, 950), 0);
-        // Without its names a cut is as it was, as long as the later one is there.
+        // Without its own `covers` names a truncation has the same effect, as long as the later one
+        // exists.
         let lost = summary(&[cut(10, 1, 0), cut(12, 2, 50), covers(2, 7, 500)]).cuts;
         assert_eq!((lost.limit(order(3, 0), 499), lost.limit(order(3, 0), 500)), (0, u64::MAX));
     }
@@ -702,7 +724,7 @@ mod tests {
             let mut names = Vec::new();
             let mut sequence = random.below(997) as u64;
             let mut order = || {
-                sequence = (sequence + 389) % 997; // none twice
+                sequence = (sequence + 389) % 997; // a permutation: no value occurs twice
                 order(1 + random.below(6) as u64, sequence)
             };
             for _ in 0..6 {

@@ -1,8 +1,9 @@
-//! A name that is not there is an answer, where it is asked for by name while others make and remove names.
+//! Turns `NotFound` into `None`, for lookups of names that other processes may create and remove at
+//! any time.
 
 use quell_fs::{ErrorKind, Result};
 
-/// `None` for what is not there.
+/// Returns `None` if the error is `NotFound`.
 pub fn missing<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
         Err(error) if error.kind == ErrorKind::NotFound => Ok(None),

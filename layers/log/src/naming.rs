@@ -1,13 +1,14 @@
-//! How names in the mount become names in the store and back. Values to values, no I/O.
+//! Maps names in the mount to names in the store and back. Pure functions on values, no I/O.
 
 use quell_fs::{Error, ErrorKind, NAME_BYTES_MAX, Result, check_name};
 
-/// What the name of a container ends with.
+/// The suffix of a container's name.
 pub const SUFFIX: &[u8] = b".container";
-/// The store's own directory in its root.
+/// The directory in a store's root that holds the store's own data.
 pub const OWN: &[u8] = b".quell";
 
-/// Whether a name in a store's root is the store's own: its directory, or one that was to become it.
+/// Returns true if a name in a store's root is reserved: `.quell`, or the temporary name of a
+/// `.quell` under construction.
 pub fn is_own(name: &[u8]) -> bool {
     match name.strip_prefix(OWN) {
         Some(rest) => {
@@ -18,16 +19,16 @@ pub fn is_own(name: &[u8]) -> bool {
     }
 }
 
-/// What a name in the store stands for.
+/// The meaning of a name in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored<'a> {
-    /// A directory that should be the container of the file of this name.
+    /// A directory that should be the container of the file with this name.
     Container(&'a [u8]),
-    /// A directory or a symbolic link of this name.
+    /// A directory or a symbolic link with this name.
     Other(&'a [u8]),
 }
 
-/// The name of the container of the file `name`.
+/// Returns the name of the container of the file `name`.
 pub fn container_name(name: &[u8]) -> Result<Vec<u8>> {
     check_name(name)?;
     let stored = [name, SUFFIX].concat();
@@ -37,7 +38,8 @@ pub fn container_name(name: &[u8]) -> Result<Vec<u8>> {
     Ok(stored)
 }
 
-/// The name of the directory or symbolic link `name`: one that could be taken for a container gets one `~` more.
+/// Returns the name in the store of the directory or symbolic link `name`. One `~` is appended to a
+/// name that would otherwise be that of a container.
 pub fn other_name(name: &[u8]) -> Result<Vec<u8>> {
     let tilde: &[u8] = if is_marked(name) { b"~" } else { b"" };
     let stored = [name, tilde].concat();
@@ -45,18 +47,20 @@ pub fn other_name(name: &[u8]) -> Result<Vec<u8>> {
     Ok(stored)
 }
 
-/// Ends with the suffix and any number of `~`.
+/// Returns true if the name ends with the suffix and any number of `~`.
 fn is_marked(name: &[u8]) -> bool {
     let end = name.iter().rposition(|byte| *byte != b'~').map_or(0, |last| last + 1);
     name[..end].ends_with(SUFFIX)
 }
 
-/// The path of `name` in the directory `path`, as a mount shows them; the root's is empty.
+/// Returns the path of `name` in the directory `path`, as the mount shows them. The path of the
+/// root is empty.
 pub fn joined(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
-/// What `stored`, found in a store, is called in the mount; `None` for the name that no file can have.
+/// Returns what the name `stored` in a store means in the mount, or `None` for a name that no file
+/// can have.
 pub fn shown(stored: &[u8]) -> Option<Stored<'_>> {
     match stored.strip_suffix(SUFFIX) {
         Some(b"") => None,

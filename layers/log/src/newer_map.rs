@@ -1,9 +1,10 @@
-//! What a newer version of the map says to who has the stores open: stores that were added are opened by the path that the map
-//! has, and checked, before anything is looked for in them. The order in which maps are written, and why this is enough,
-//! is in docs/formats/log.md, Placement.
+//! Applies a newer version of the placement map to stores that are open. Stores that the map adds
+//! are opened by the path in the map and verified before they are searched. docs/formats/log.md,
+//! Placement, gives the order in which maps are written, and explains why this is sufficient.
 //!
-//! A map is somebody else's word. A store is taken only if it says the same of itself, and is of an owner who could have put the
-//! same files into the stores that are known.
+//! A map may have been written by another user and is not trusted. A store is accepted only if its
+//! own record and map agree, and if its owner could also have put the same files into the known
+//! stores.
 
 use std::sync::Arc;
 
@@ -12,19 +13,19 @@ use quell_fs::{Error, ErrorKind, Result, errno};
 use crate::store_map::{Member, StoreMap};
 use crate::stores::{Opened, Opener, Root, View, enter, map_versions, read_map};
 
-/// Stores that are added while one newer map is looked for: more than anybody has.
+/// The largest number of stores that are added in one step. More than any real installation has.
 const ADDED_MAX: usize = 1024;
 
-/// A version of the map that is not known yet, and a store that has it.
+/// A version of the map that is not known yet, and the store that has it.
 struct Newer {
     map: StoreMap,
-    /// Who may write maps there.
+    /// The owner of that store's `.quell`, who may write maps there.
     owner: u32,
     number: u128,
 }
 
-/// The stores by the newest map that every store has which it adds; `None` if what is known is the newest. One that not all of
-/// them have does not count yet: nobody goes by it.
+/// Returns the stores according to the newest map that is present in every store that it adds, or
+/// `None` if the known map is the newest. A map that is not yet in all of these stores is not used.
 pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<Option<View>> {
     let mut opened = known.opened();
     'opening: loop {
@@ -40,7 +41,7 @@ pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<
                         Some(store) => opened.push(store),
                         None => continue 'maps,
                     }
-                    // It may know of a newer map still.
+                    // The added store may have a still newer map.
                     continue 'opening;
                 }
             }
@@ -58,7 +59,7 @@ pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<
     }
 }
 
-/// All that these stores know beyond `version`, the newest first.
+/// Returns the maps in these stores with a version above `version`, the newest first.
 fn newer_maps(opened: &[Opened], version: u64) -> Result<Vec<Newer>> {
     let mut newer: Vec<Newer> = Vec::new();
     for store in opened {
@@ -73,7 +74,8 @@ fn newer_maps(opened: &[Opened], version: u64) -> Result<Vec<Newer>> {
     Ok(newer)
 }
 
-/// Opens a store that a map adds. `None`: it has not got the map yet that it is to be trusted by.
+/// Opens and verifies a store that a map adds. Returns `None` if the store does not yet have the
+/// map that is required to trust it.
 fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Result<Option<Opened>> {
     let Some(opener) = opener else { return Err(unusable(member, "this program opens no other stores")) };
     let unreachable = |error: Error| unusable(member, &format!("it cannot be opened here: {error}"));
@@ -85,15 +87,17 @@ fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Res
     }
     let of_another =
         || Err(unusable(member, "it belongs to somebody else than the store whose map names it"));
-    // Whoever owns a store could make a map that names any directory.
+    // The owner of a store can write a map that names any directory.
     let owner = store.own.stat_self()?.uid;
-    // Anybody may make a store of a directory that all may write to, which does not make the rest of it theirs.
+    // Any user can create a store in a directory to which all users can write. The other entries of
+    // that directory may belong to others.
     let is_theirs = owner == 0 || owner == uid || dir.stat_self()?.uid == owner;
     if !is_theirs || owner != said.owner && owner != 0 {
         return of_another();
     }
     if owner != said.owner {
-        // Root may have given a store of its own: then that one names the other, too.
+        // Root may have added a store of its own. In this case the added store's map must also name
+        // the store in which the map was found.
         return match newest(&store)? {
             Some(map) if map.version >= said.map.version => match map.member(said.number) {
                 Some(_) => Ok(Some(store)),
@@ -105,7 +109,7 @@ fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Res
     Ok(Some(store))
 }
 
-/// The newest map that a store has.
+/// Returns the newest map of a store.
 fn newest(store: &Opened) -> Result<Option<StoreMap>> {
     for version in map_versions(&*store.own)?.into_iter().rev() {
         if let Some(map) = read_map(&*store.own, version)? {
@@ -115,7 +119,8 @@ fn newest(store: &Opened) -> Result<Option<StoreMap>> {
     Ok(None)
 }
 
-/// The first store has the links, and says which directories there are: it is not another one for who has begun.
+/// Refuses a map that puts an added store before the first known store. The first store holds the
+/// symbolic links and determines the directories, so it must not change while the mount runs.
 fn check_first(known: &View, map: &StoreMap) -> Result<()> {
     match map.members.first() {
         Some(first) if first.number != known.numbers[0] && map.member(known.numbers[0]).is_some() => {
@@ -125,7 +130,7 @@ fn check_first(known: &View, map: &StoreMap) -> Result<()> {
     }
 }
 
-/// Not `NotFound`: what was asked for may well be there.
+/// Returns ENXIO, not `NotFound`, because the requested file may exist.
 fn unusable(member: &Member, why: &str) -> Error {
     let path = String::from_utf8_lossy(&member.path);
     let advice = "let it be reached by this path, or begin again and name all stores";

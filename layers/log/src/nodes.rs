@@ -1,5 +1,6 @@
-//! The nodes that somebody refers to: numbers to names and back. Numbers come from names, so that a listing
-//! needs no memory and a number is the same after the next mount, unless something was renamed meanwhile.
+//! The table of referenced nodes: maps numbers to names and back. A number is derived from the
+//! name, so that a listing needs no memory, and a number is the same after the next mount unless a
+//! file was renamed meanwhile.
 
 use std::collections::HashMap;
 
@@ -8,19 +9,19 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub const ROOT: NodeId = NodeId(0);
 
-/// Numbers must fit a signed 64-bit inode number with one added.
+/// Numbers plus one must fit a signed 64-bit inode number.
 const NUMBER_BITS: u64 = (1 << 62) - 1;
 
-/// What a node is.
+/// A node of the mount.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub parent: NodeId,
     pub name: Vec<u8>,
     pub kind: Kind,
-    /// The name was removed: the node is reached by its number alone.
+    /// The name was removed. The node can be reached by its number only.
     pub is_removed: bool,
     references: u64,
-    /// Nodes in the table whose parent this is.
+    /// Number of nodes in the table whose parent is this node.
     children: u64,
 }
 
@@ -29,7 +30,8 @@ pub struct Node {
 pub struct Nodes {
     nodes: HashMap<NodeId, Node>,
     names: HashMap<(NodeId, Vec<u8>), NodeId>,
-    /// Whose numbers may be given to others now: whoever keeps something by number lets go of it.
+    /// Nodes that were removed from the table and whose numbers may be reused. Callers that keep
+    /// state by number must drop it.
     forgotten: Vec<NodeId>,
 }
 
@@ -54,7 +56,7 @@ impl Nodes {
         self.names.get(&(dir, name.to_vec())).copied()
     }
 
-    /// The number of a name, whether or not anybody refers to it.
+    /// Returns the number for a name, whether the name has a referenced node or not.
     pub fn number(&self, dir: NodeId, name: &[u8]) -> NodeId {
         if let Some(node) = self.named(dir, name) {
             return node;
@@ -69,7 +71,7 @@ impl Nodes {
         }
     }
 
-    /// One more reference to the node of this name and kind.
+    /// Adds a reference to the node with this name and kind, and returns its number.
     pub fn refer(&mut self, dir: NodeId, name: &[u8], kind: Kind) -> NodeId {
         if let Some(known) = self.named(dir, name) {
             let node = self.nodes.get_mut(&known).expect("a name has a node");
@@ -77,7 +79,7 @@ impl Nodes {
                 node.references += 1;
                 return known;
             }
-            // Another node replaced it and nobody told us.
+            // Another mount replaced the node.
             self.removed(dir, name);
         }
         let number = self.number(dir, name);
@@ -95,14 +97,16 @@ impl Nodes {
         }
     }
 
-    /// The name is gone. The node that had it, if anybody refers to it, stays.
+    /// Marks the node with this name as removed. The node stays in the table as long as it is
+    /// referenced.
     pub fn removed(&mut self, dir: NodeId, name: &[u8]) -> Option<NodeId> {
         let number = self.names.remove(&(dir, name.to_vec()))?;
         self.nodes.get_mut(&number).expect("a name has a node").is_removed = true;
         Some(number)
     }
 
-    /// The node that had the first name has the second now; what had that must be `removed` before.
+    /// Gives the node with the first name the second name. A node that had the second name must be
+    /// `removed` before.
     pub fn renamed(&mut self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8]) {
         let Some(number) = self.names.remove(&(from_dir, from.to_vec())) else { return };
         self.names.insert((to_dir, to.to_vec()), number);
@@ -126,7 +130,7 @@ impl Nodes {
         }
     }
 
-    /// Gives references back.
+    /// Drops `references` references to `node`.
     pub fn forget(&mut self, node: NodeId, references: u64) {
         if let Some(found) = self.nodes.get_mut(&node) {
             found.references = found.references.saturating_sub(references);
@@ -134,7 +138,7 @@ impl Nodes {
         }
     }
 
-    /// The nodes that were forgotten since this was asked last.
+    /// Returns the nodes that were removed from the table since the last call.
     pub fn take_forgotten(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.forgotten)
     }
@@ -159,7 +163,7 @@ impl Nodes {
         }
     }
 
-    /// Names from below the root to `node`.
+    /// Returns the nodes and names on the path from the root to `node`, without the root.
     pub fn way(&self, node: NodeId) -> Result<Vec<(NodeId, Vec<u8>)>> {
         let mut way = Vec::new();
         let mut at = node;
@@ -175,7 +179,7 @@ impl Nodes {
         Ok(way)
     }
 
-    /// Whether `node` is `dir` or lies below it.
+    /// Returns true if `node` is `dir` or lies below it.
     pub fn is_below(&self, node: NodeId, dir: NodeId) -> bool {
         let mut at = node;
         while at != dir {

@@ -1,13 +1,15 @@
-//! Which store holds what: rendezvous hashing, so that a store that comes or goes moves only what it
-//! gains or had. Values to values, no I/O.
+//! Chooses the store for a key by rendezvous hashing: adding or removing a store moves only the
+//! keys that it gains or had. Pure functions on values, no I/O.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// The place in `stores` of the store that has `key`: the same whatever the order of the list. `stores` is not empty.
+/// Returns the index in `stores` of the store for `key`. The chosen store does not depend on the
+/// order of the list. `stores` must not be empty.
 pub fn choose(key: &[u8], stores: &[u128]) -> usize {
     let weight = |store: u128| {
         let seed = xxh3_64_with_seed(&store.to_le_bytes(), 0);
-        // Of equal weights the larger number wins, so that the order of the list never counts.
+        // Of equal weights the larger number is used, so that the order of the list has no
+        // influence.
         (xxh3_64_with_seed(key, seed), store)
     };
     (0..stores.len()).max_by_key(|place| weight(stores[*place])).expect("a mount has a store")

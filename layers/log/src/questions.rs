@@ -1,5 +1,6 @@
-//! Bytes and names as the decoders of this layer's formats: refused, or every question about what they say has an answer and
-//! it is written down again as it was. For fuzzers, which may have any bytes.
+//! Entry points for fuzzers, one for each format of the log layer. The input is arbitrary: a
+//! decoder must refuse it, or every function on the decoded value must succeed and the value must
+//! be encoded as it was.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -21,7 +22,8 @@ const KINDS: [HeadKind; 5] =
 const FRAME_SUM_AT: usize = 48;
 const BATCH_SUM_AT: usize = 56;
 
-/// Puts the checksum right that is at `sum_at` and covers what is before it and the bytes from `from` to `to`.
+/// Corrects the checksum at `sum_at`, which covers the bytes before it and the bytes from `from` to
+/// `to`.
 fn reseal(bytes: &mut [u8], sum_at: usize, from: usize, to: usize) {
     let mut sum = Xxh3::new();
     sum.update(&bytes[..sum_at]);
@@ -30,7 +32,7 @@ fn reseal(bytes: &mut [u8], sum_at: usize, from: usize, to: usize) {
     bytes[sum_at..sum_at + 8].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// The 64 bytes that files begin with.
+/// Decodes the header of a file.
 pub fn head(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if is_sealed && bytes.len() >= HEAD_BYTES {
@@ -53,7 +55,7 @@ fn ask(run: &Run) {
     assert!(!run.overlaps(run.end(), u64::MAX));
 }
 
-/// The head of a frame and its runs.
+/// Decodes the header of a frame and its runs.
 pub fn frame(bytes: &[u8], is_sealed: bool) {
     let Some(fixed) = bytes.first_chunk() else { return };
     let Ok(head) = data_log::decode_head(fixed) else { return };
@@ -74,7 +76,7 @@ pub fn frame(bytes: &[u8], is_sealed: bool) {
     assert_eq!(data_log::decode_runs(&second, &again).expect("what we encode we read"), runs);
 }
 
-/// A batch of an index log, wherever it says that it goes on.
+/// Decodes a batch of an index log at the offsets that its own header gives.
 pub fn batch(bytes: &[u8], is_sealed: bool) {
     if bytes.len() < BATCH_HEAD_BYTES {
         return;
@@ -127,7 +129,7 @@ fn extents_of(share: &Share) -> Vec<Extent> {
     share.extents().flat_map(|page| page.expect("all of it was looked at").to_vec()).collect()
 }
 
-/// A share of an index, which is a flat index as well.
+/// Decodes a share of an index, which has the format of a flat index.
 pub fn share(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if is_sealed {
@@ -150,7 +152,7 @@ pub fn share(bytes: &[u8], is_sealed: bool) {
     assert!(share.cuts().iter().all(|cut| again.cuts().contains(cut)));
 }
 
-/// The placement map of several stores.
+/// Decodes the placement map.
 pub fn map(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if let Some(end) = bytes.len().checked_sub(SUM_BYTES).filter(|_| is_sealed) {
@@ -166,7 +168,7 @@ pub fn map(bytes: &[u8], is_sealed: bool) {
     assert_eq!(StoreMap::decode(1, &map.encode()).expect("what we encode we read"), map);
 }
 
-/// Names in `meta`, a line each, and each as a name in a store or of a placement map.
+/// Decodes each line as a name in `meta`, as a name in a store and as the name of a placement map.
 pub fn names(lines: &[u8]) {
     let names: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     for name in &names {
@@ -202,7 +204,7 @@ pub fn names(lines: &[u8]) {
     }
 }
 
-/// One of each, to begin with: the question, a name, and bytes.
+/// Returns initial inputs: the fuzz target, a name, and the bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut runs = Runs::default();
     (0..5).for_each(|i| runs.push(i * 47_008 * 8, 47_008));
@@ -254,7 +256,7 @@ mod tests {
     use super::*;
     use quell_testkit::Random;
 
-    /// The fuzzers' question for one of their inputs.
+    /// Passes one input to the function of the fuzz target.
     fn put(target: &str, bytes: &[u8]) {
         let (choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
         match target {

@@ -1,5 +1,6 @@
-//! What people ask about one file: what its container holds, which log has which bytes of it, and what became of the
-//! bytes of one log. Nothing is changed, and no writer is waited for.
+//! Information about one file for `quell log`: the content of its container, the log that holds
+//! each range of the file, and the state of each range of a log. Changes nothing and does not wait
+//! for writers.
 
 use std::sync::Arc;
 
@@ -16,23 +17,23 @@ use crate::scan::{self, IndexEnd};
 use crate::stores::Host;
 use crate::view::{Torn, View};
 
-/// What a list of files tells of one.
+/// The line of one file in a list.
 #[derive(Debug, Clone, Copy)]
 pub struct Brief {
     pub attributes: Attributes,
-    /// Writers with logs, ended or not.
+    /// Number of writers with logs, including those that have ended.
     pub writers: usize,
-    /// Those that have not ended.
+    /// Number of writers that have not ended.
     pub open: usize,
-    /// Bytes of all data logs.
+    /// Size of all data logs.
     pub data_bytes: u64,
 }
 
-/// Who writes a log that has not ended.
+/// The process that writes a log that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Open {
     pub holder: Holder,
-    /// The process is known to have ended.
+    /// The process is known to be dead.
     pub is_gone: bool,
 }
 
@@ -40,16 +41,16 @@ pub struct Open {
 #[derive(Debug, Clone)]
 pub struct WriterReport {
     pub writer: u64,
-    /// `None` for one that has ended.
+    /// `None` if the writer has ended.
     pub open: Option<Open>,
-    /// First and last; `None` if it wrote nothing yet.
+    /// First and last epoch; `None` if the writer has not written yet.
     pub epochs: Option<(u64, u64)>,
     pub frames: u64,
-    /// Frames that the index log does not tell of.
+    /// Frames without a batch in the index log.
     pub frames_unindexed: u64,
-    /// As they are encoded: in the index log, and in the frames beyond it.
+    /// Encoded runs in the index log, and in the frames without a batch.
     pub runs: u64,
-    /// Bytes of the file in the log, also those that were overwritten.
+    /// Size of the payload in the log, including overwritten data.
     pub payload_bytes: u64,
     pub data_bytes: u64,
     pub index_bytes: u64,
@@ -62,7 +63,7 @@ pub struct FlatReport {
     pub bytes: u64,
 }
 
-/// Everything of one file.
+/// Everything about one file.
 #[derive(Debug)]
 pub struct FileReport {
     pub number: u128,
@@ -70,23 +71,23 @@ pub struct FileReport {
     pub block_bytes: u32,
     pub directories: u32,
     pub attributes: Attributes,
-    /// The largest epoch that was taken.
+    /// The largest epoch that is taken.
     pub epoch: u64,
     pub writers: Vec<WriterReport>,
     pub cuts: Vec<Cut>,
     pub flats: Vec<FlatReport>,
-    /// Extents of the file as readers see it.
+    /// Number of extents of the file as readers see it.
     pub extents: u64,
-    /// Bytes of the file that somebody wrote; the rest are holes.
+    /// Number of bytes of the file that are not holes.
     pub held_bytes: u64,
 }
 
-/// A file as its container has it.
+/// Opens the file of a container.
 fn file_of(container: Container) -> LogFile {
     LogFile::new(container, None, Choices::default(), Arc::default())
 }
 
-/// What a list tells of the file in `container`.
+/// Returns the list entry of the file in `container`.
 pub fn brief(container: Container) -> Result<Brief> {
     let file = file_of(container);
     let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
@@ -99,7 +100,7 @@ pub fn brief(container: Container) -> Result<Brief> {
     Ok(Brief { attributes, writers, open: summary.open.len(), data_bytes })
 }
 
-/// Looks at all of the file in `container`.
+/// Reads everything about the file in `container`.
 pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     let file = file_of(container);
     let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
@@ -141,7 +142,7 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     })
 }
 
-/// What was published of what `summary` names.
+/// Resolves the published data of the writers in `summary`.
 pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
     View::build(container, summary, &|_| None, threads, Torn::new())
 }
@@ -194,33 +195,33 @@ fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<W
     Ok(report)
 }
 
-/// Where bytes of a log lie and when they were written.
+/// The location of bytes in a log, and the order of their write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
     pub writer: u64,
     pub position: u64,
-    /// Of the first byte, in the data log. A checksum of 8 bytes follows each block.
+    /// Data log offset of the first byte. A checksum of 8 bytes follows each block.
     pub place: u64,
     pub epoch: u64,
     pub sequence: u64,
 }
 
-/// A stretch of a file.
+/// A range of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
     pub start: u64,
     pub end: u64,
-    /// `None`: a hole.
+    /// `None` for a hole.
     pub source: Option<Source>,
 }
 
-/// Where `position`, which lies in `frame`, is in the data log.
+/// Returns the data log offset of the payload offset `position`, which lies in `frame`.
 fn place_of(frame: &Frame, position: u64, block_bytes: u64) -> u64 {
     let into = position - frame.position;
     frame.payload_place + into + into / block_bytes * SUM_BYTES
 }
 
-/// The extents of a file resolved once, to be asked.
+/// The extents of a file, resolved once for several queries.
 #[derive(Debug)]
 pub struct Resolved<C: std::ops::Deref<Target = Container> = Box<Container>> {
     container: C,
@@ -229,7 +230,7 @@ pub struct Resolved<C: std::ops::Deref<Target = Container> = Box<Container>> {
 }
 
 impl Resolved {
-    /// Resolves what the logs hold now.
+    /// Resolves the current content of the logs.
     pub fn of(container: Container, threads: usize) -> Result<Resolved> {
         let summary = container.summary()?;
         Resolved::with(Box::new(container), summary, threads)
@@ -237,7 +238,7 @@ impl Resolved {
 }
 
 impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
-    /// Resolves what the logs that `summary` names hold now.
+    /// Resolves the current content of the logs that `summary` names.
     pub(crate) fn with(container: C, summary: Summary, threads: usize) -> Result<Resolved<C>> {
         let view = view_of(&container, &summary, threads)?;
         Ok(Resolved { container, view, summary })
@@ -255,7 +256,7 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         Source { writer: log.writer, position: extent.position, place, epoch, sequence }
     }
 
-    /// Visits what there is from `start` to `end` or the end of the file, in order and without gaps.
+    /// Visits the ranges from `start` to `end` or the end of the file, in order and without gaps.
     pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(Stretch)) -> Result<()> {
         let end = end.min(self.size_bytes());
         if start >= end {
@@ -271,15 +272,20 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         })
     }
 
-    /// Visits the bytes of `writer`'s log from position `start` to `end`, in the order in which they lie in the log: where
-    /// in the file they were written, and what the file has there now. Errors: `NotFound`, no such writer.
+    /// Visits the bytes of `writer`'s log with payload offsets from `start` to `end`, in their
+    /// order in the log. For each range, `visit` receives its place in the file and whether the
+    /// file still holds it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if there is no such writer.
     pub fn query(&self, writer: u64, start: u64, end: u64, visit: &mut dyn FnMut(Wrote)) -> Result<()> {
         let known = self.summary.closed.iter().any(|closed| closed.writer == writer)
             || self.summary.open.iter().any(|running| running.writer == writer);
         if !known {
             return Err(Error::new(ErrorKind::NotFound, "find writer", format!("{writer:016x}")));
         }
-        // What came after the view was built is not told.
+        // Data that was written after the view was built is not reported.
         let log = self.view.logs().iter().find(|log| log.writer == writer);
         let end = end.min(log.map_or(0, |log| log.frames.position()));
         let indexed = scan::batches(&self.container, writer, &mut |batch, position| {
@@ -297,7 +303,8 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         Ok(())
     }
 
-    /// The part of `query` that is in these runs; whether there may be more behind them.
+    /// Visits the part of `query`'s range that lies in these runs. Returns true if later runs may
+    /// contain more of it.
     fn query_runs(
         &self,
         writer: u64,
@@ -315,7 +322,8 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         told.map(|()| more)
     }
 
-    /// What became of `length` bytes that `writer` has at `position` and wrote at `start`.
+    /// Visits the `length` bytes that `writer` has at payload offset `position` and wrote at file
+    /// offset `start`, and reports whether the file still holds them.
     pub(crate) fn became(
         &self,
         writer: u64,
@@ -342,22 +350,22 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
     }
 }
 
-/// What became of bytes of a log.
+/// The state of bytes in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// The file holds them.
     Held,
-    /// The file holds what was written later.
+    /// A later write replaced them.
     Overwritten(Source),
-    /// The file was cut afterwards.
+    /// A later truncation removed them.
     Cut,
 }
 
-/// Bytes of a log, and where in the file they were written.
+/// Bytes of a log, and the file offsets to which they were written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrote {
     pub position: u64,
-    /// Of the first byte, in the data log.
+    /// Data log offset of the first byte.
     pub place: u64,
     pub start: u64,
     pub end: u64,

@@ -1,17 +1,18 @@
-//! Runs: extents of equal length at equal distances, which is how checkpoints are written. Found as the
-//! extents come, and encoded as docs/formats/log.md says ("The data log"). Values to values, no I/O.
+//! Runs: extents of equal length at equal distances, the usual pattern of a checkpoint. Collects
+//! extents into runs, and encodes them as docs/formats/log.md ("The data log") describes. Pure
+//! functions on values, no I/O.
 
 use crate::bytes::{Bytes, put_varint, put_zigzag};
 use crate::damage::Damage;
 
-/// The largest offset that a byte of a file may end at: `off_t` is signed.
+/// The largest file offset at which a byte may end, because `off_t` is signed.
 pub const FILE_END_MAX: u64 = i64::MAX as u64;
 
-/// `count` extents of `length` bytes, `stride` bytes apart in the file, one after another in the log.
+/// `count` extents of `length` bytes, `stride` bytes apart in the file and consecutive in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     pub start: u64,
-    /// Means nothing where `count` is 1.
+    /// Without meaning if `count` is 1.
     pub stride: i64,
     pub length: u64,
     /// At least 1.
@@ -23,32 +24,32 @@ impl Run {
         Run { start, stride: 0, length, count: 1 }
     }
 
-    /// The start of extent `i`, which must be below `count`.
+    /// Returns the start of extent `i`, which must be below `count`.
     pub fn start_of(&self, i: u64) -> u64 {
         self.start.wrapping_add_signed(self.stride.wrapping_mul(i as i64))
     }
 
-    /// What is left of it behind the first `i` extents, of which there are more.
+    /// Returns the run without its first `i` extents. `i` must be below `count`.
     pub fn after(&self, i: u64) -> Run {
         Run { start: self.start_of(i), count: self.count - i, ..*self }
     }
 
-    /// Where the last extent ends.
+    /// Returns the end of the last extent.
     pub fn end_of_last(&self) -> u64 {
         self.start_of(self.count - 1) + self.length
     }
 
-    /// The first byte beyond all extents.
+    /// Returns the largest end of all extents.
     pub fn end(&self) -> u64 {
         self.start.max(self.start_of(self.count - 1)) + self.length
     }
 
-    /// The bytes of all extents.
+    /// Returns the number of bytes in all extents.
     pub fn bytes(&self) -> u64 {
         self.length * self.count
     }
 
-    /// Whether some extent has a byte of `start..end`.
+    /// Returns true if an extent overlaps `start..end`.
     pub fn overlaps(&self, start: u64, end: u64) -> bool {
         let low = self.start.min(self.start_of(self.count - 1));
         if end <= low || start >= self.end() || start >= end {
@@ -56,25 +57,25 @@ impl Run {
         }
         let apart = self.stride.unsigned_abs();
         if self.count == 1 || apart <= self.length {
-            return true; // the extents leave no gap between them
+            return true; // there are no gaps between the extents
         }
-        // The last extent that begins before `end` is the only one that can reach beyond `start`.
+        // Only the last extent that begins before `end` can reach beyond `start`.
         let last = ((end - 1 - low) / apart).min(self.count - 1);
         low + last * apart + self.length > start
     }
 }
 
-/// Collects extents in the order in which they lie in the log.
+/// Collects extents in their order in the log.
 #[derive(Debug, Clone, Default)]
 pub struct Runs {
     done: Vec<Run>,
-    /// The extent that the next one may continue.
+    /// Start and length of the extent that the next one may continue.
     open: Option<(u64, u64)>,
     end: u64,
 }
 
 impl Runs {
-    /// Adds an extent; one that continues the last becomes part of it.
+    /// Adds an extent. If it continues the last one, both become one extent.
     pub fn push(&mut self, start: u64, length: u64) {
         self.end = self.end.max(start + length);
         match &mut self.open {
@@ -88,7 +89,7 @@ impl Runs {
         }
     }
 
-    /// What comes next does not continue the last extent: it lies in another frame.
+    /// Ends the current extent, because the next one belongs to another frame.
     pub fn cut(&mut self) {
         if let Some((start, length)) = self.open.take() {
             self.fold(start, length);
@@ -110,7 +111,7 @@ impl Runs {
         self.done.push(Run::one(start, length));
     }
 
-    /// All runs; none is open any more.
+    /// Ends the current extent and returns all runs.
     pub fn finish(&mut self) -> &[Run] {
         self.cut();
         &self.done
@@ -121,12 +122,12 @@ impl Runs {
         (self.open, self.end) = (None, 0);
     }
 
-    /// The first offset beyond all extents.
+    /// Returns the largest end of all extents.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Number of runs if nothing more came.
+    /// Returns the number of runs, including the current extent.
     pub fn len(&self) -> usize {
         self.done.len() + usize::from(self.open.is_some())
     }
@@ -137,8 +138,9 @@ impl Runs {
     }
 }
 
-/// Visits the bytes at positions `start..end`, if `runs` begin at position `first`: their position, and where in the file they
-/// begin and end. Returns whether there may be more of them behind these runs.
+/// Visits the bytes with payload offsets in `start..end`, where `runs` begin at payload offset
+/// `first`. `visit` receives the payload offset of each piece and its start and end in the file.
+/// Returns true if later runs may contain more of the range.
 pub fn at_positions(
     runs: &[Run],
     first: u64,
@@ -150,7 +152,7 @@ pub fn at_positions(
         if position >= end {
             return false;
         }
-        // The extents before `start` are not gone through one by one.
+        // Skips the extents before `start` without visiting each.
         let mut i = (start.saturating_sub(position) / run.length).min(run.count);
         while i < run.count && position + i * run.length < end {
             let at = position + i * run.length;
@@ -180,7 +182,7 @@ pub fn encode(runs: &[Run], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads `count` runs that `encode` wrote, checks each, and visits it.
+/// Decodes `count` runs that `encode` wrote, verifies each, and visits it.
 pub fn decode(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(Run)) -> Result<(), Damage> {
     let mut expected = 0u64;
     for _ in 0..count {
@@ -199,7 +201,8 @@ pub fn decode(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(Run)) -> 
     Ok(())
 }
 
-/// All extents within 0 and the end of files, and the sums fit.
+/// Returns `None` unless all extents lie between 0 and the largest file offset and no sum
+/// overflows.
 fn check(run: &Run) -> Option<()> {
     let limit = i128::from(FILE_END_MAX);
     let last = i128::from(run.start) + i128::from(run.stride).checked_mul(i128::from(run.count) - 1)?;
@@ -238,7 +241,7 @@ mod tests {
         for i in 0..1_000_000u64 {
             runs.push(i * 8 * 47_008 + 3 * 47_008, 47_008);
         }
-        assert_eq!(runs.len(), 2); // the last extent might still grow
+        assert_eq!(runs.len(), 2); // the last extent may still grow
         assert_eq!(runs.finish().len(), 1);
         assert!(round_trip(runs.finish()) < 20);
     }

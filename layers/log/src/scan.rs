@@ -1,5 +1,5 @@
-//! One writer's logs: the batches of the index log and the frames of the data log, each handed to who looks at them. Nothing
-//! is kept.
+//! Reads one writer's logs, and passes the batches of the index log and the frames of the data log
+//! to the caller. Keeps no state.
 
 use quell_backing::OpenFile;
 use quell_fs::{Error, Result};
@@ -12,29 +12,29 @@ use crate::index_log::{self, BATCH_HEAD_BYTES, BODY_BYTES_MAX, Batch};
 use crate::missing::missing;
 use crate::runs::Run;
 
-/// Index logs are read in pieces of this size.
+/// Size of a read of an index log, in bytes.
 const READ_BYTES: usize = 1 << 20;
 
-/// How far an index log goes.
+/// The end of an index log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexEnd {
-    /// Bytes of the index log; `None` if there is none.
+    /// Size of the index log; `None` if there is none.
     pub bytes: Option<u64>,
-    /// Where it ends, or stops to make sense.
+    /// Offset of the end of the last valid batch.
     pub place: u64,
-    /// What it tells of: positions, and how far that is in the data log.
+    /// Payload offset and data log offset up to which the batches describe the data log.
     pub position: u64,
     pub data_place: u64,
-    /// Why it ends before its end.
+    /// The reason why the last valid batch does not end at the end of the file.
     pub damage: Option<Damage>,
 }
 
-/// A place in an index log, between two batches.
+/// A position in an index log, between two batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexPlace {
-    /// 0: its head was not looked at.
+    /// 0 if the header was not read yet.
     pub place: u64,
-    /// What the batches before tell of: positions, and how far that is in the data log.
+    /// Payload offset and data log offset up to which the previous batches describe the data log.
     pub position: u64,
     pub data_place: u64,
 }
@@ -43,11 +43,11 @@ impl IndexPlace {
     pub const BEGIN: IndexPlace = IndexPlace { place: 0, position: 0, data_place: HEAD_BYTES as u64 };
 }
 
-/// What is done with a batch, and with the position that it begins with. Whether to go on.
+/// Receives a batch and the payload offset at which it begins. Returns true to continue.
 pub type VisitBatch<'a> = dyn FnMut(Batch, u64) -> Result<bool> + 'a;
 
-/// Visits every batch of an index log, with the position that it begins with, until one is torn or `visit` says
-/// that it has seen enough.
+/// Visits every batch of an index log with the payload offset at which it begins, until one is torn
+/// or `visit` returns false.
 pub fn batches(container: &Container, writer: u64, visit: &mut VisitBatch<'_>) -> Result<IndexEnd> {
     let file = missing(container.open_index(writer))?;
     let bytes = file.as_ref().map(|file| file.stat()).transpose()?.map(|stat| stat.size_bytes);
@@ -58,8 +58,9 @@ pub fn batches(container: &Container, writer: u64, visit: &mut VisitBatch<'_>) -
     Ok(IndexEnd { bytes, place, position, data_place, damage })
 }
 
-/// The same from a place on, to see only what has come since. Returns the place behind the last batch, and why nothing that
-/// follows is one, if something does.
+/// Visits the batches from a position on, as `batches` does, to read only those that were added.
+/// Returns the position after the last batch, and the reason why the following bytes, if any, are
+/// not a batch.
 pub fn batches_from(
     file: &dyn OpenFile,
     container: &Container,
@@ -70,7 +71,7 @@ pub fn batches_from(
     let block_bytes = container.head().block_bytes.into();
     let mut at = from;
     let mut buffer = Vec::new();
-    // Bytes of the buffer that are used up.
+    // Number of bytes of the buffer that were used.
     let mut used = 0;
     loop {
         let before = buffer.len();
@@ -110,7 +111,8 @@ pub fn batches_from(
     }
 }
 
-/// How many bytes the batch at the front of `bytes` takes, or at least its head.
+/// Returns the size of the batch at the front of `bytes`, or the size of its header if that is
+/// incomplete.
 fn wanted(bytes: &[u8]) -> usize {
     match bytes.get(4..8) {
         Some(body) => {
@@ -121,11 +123,12 @@ fn wanted(bytes: &[u8]) -> usize {
     }
 }
 
-/// What is done with a frame: its place, head and runs. Whether to go on.
+/// Receives a frame's log offset, header and runs. Returns true to continue.
 pub type VisitFrame<'a> = dyn FnMut(u64, &FrameHead, Vec<Run>) -> Result<bool> + 'a;
 
-/// Visits the frames of a data log by their heads, from `place` and `position` on: place, head, runs. Returns where
-/// there is none any more. The blocks are not looked at, but they are there in full.
+/// Visits the frames of a data log from log offset `place` and payload offset `position` on.
+/// Returns both offsets of the end of the last complete frame. The blocks lie within the size of
+/// the log, but are not read.
 pub fn frames(
     file: &dyn OpenFile,
     block_bytes: u64,
@@ -144,10 +147,11 @@ pub fn frames(
     Ok((place, position))
 }
 
-/// A data log, and whether it begins with its head.
+/// A data log, and the result of verifying its header.
 pub type Data = (Box<dyn OpenFile>, Result<(), Error>);
 
-/// The data log of `writer`, whatever its head is; `None` if there is none.
+/// Returns the data log of `writer`, even if its header is damaged, or `None` if there is no data
+/// log.
 pub fn data(container: &Container, writer: u64) -> Result<Option<Data>> {
     let Some(file) = missing(container.open_log(writer, &data_name(writer)))? else { return Ok(None) };
     let mut bytes = [0; HEAD_BYTES];

@@ -1,6 +1,7 @@
-//! Parallel Index Read (section IV-B of the paper): the reading of a file's logs is divided into shares, and each is read and
-//! resolved by itself. Threads share memory; processes exchange their shares as bytes, by whatever means they have. The
-//! bytes are a flat index of the share's logs (docs/formats/log.md), and are trusted no more than one.
+//! Parallel Index Read (section IV-B of the paper): the logs of a file are divided into shares, and
+//! each share is read and resolved separately. Threads exchange shares in memory, and processes
+//! exchange them as bytes over a transport of their choice. The bytes are a flat index of the
+//! share's logs (docs/formats/log.md), and are verified like one.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,13 +16,15 @@ use crate::heads::Head;
 use crate::meta::Truncations;
 use crate::report;
 
-/// Which of `count` logs share `number` of `shares` has: each log is in one share, and none has two more than another.
+/// Returns the indices of the logs, out of `count`, in share `number` of `shares`. Each log is in
+/// exactly one share, and the sizes of the shares differ by at most one.
 pub fn part(count: usize, number: usize, shares: usize) -> Range<usize> {
     let before = |number: usize| (count as u128 * number as u128 / shares.max(1) as u128) as usize;
     before(number)..before(number + 1)
 }
 
-/// Reads share `number` of `shares` with so many threads, as bytes for all who read the file.
+/// Reads share `number` of `shares` with `threads` threads, and encodes it for the other readers of
+/// the file.
 pub fn read(container: &Container, number: usize, shares: usize, threads: usize) -> Result<Vec<u8>> {
     if number >= shares {
         return Err(Error::new(ErrorKind::InvalidInput, "read share", format!("{number} of {shares}")));
@@ -37,14 +40,18 @@ pub fn read(container: &Container, number: usize, shares: usize, threads: usize)
     Ok(bytes)
 }
 
-/// A share that somebody has read, every byte checked.
+/// A share that another process has read. All of its bytes were verified.
 #[derive(Debug)]
 pub struct Share {
     flat: Flat,
 }
 
 impl Share {
-    /// Errors: `Damaged`, also for a share of another file.
+    /// Decodes a share.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if it is not a valid share of this container.
     pub fn decode(bytes: Vec<u8>, container: &Head) -> Result<Share> {
         let size = bytes.len() as u64;
         let flat = Flat::open(Box::new(Held(bytes)), size, container, b"a share of an index")?;
@@ -52,28 +59,29 @@ impl Share {
         Ok(Share { flat })
     }
 
-    /// What it knows of its logs.
+    /// Returns the rows of the share's logs.
     pub fn logs(&self) -> &[FlatLog] {
         self.flat.logs()
     }
 
-    /// The numbers of the truncations that it takes into account, among others.
+    /// Returns the numbers of the truncations that the share includes, and of logs of which nothing
+    /// is known.
     pub fn cuts(&self) -> &[u64] {
         self.flat.cuts()
     }
 
-    /// As [`Flat::is_usable`].
+    /// Returns true under the same conditions as [`Flat::is_usable`].
     pub fn is_usable(&self, truncations: &Truncations) -> bool {
         self.flat.is_usable(truncations)
     }
 
-    /// All that it has, sorted, some at a time; the logs are numbered as in `logs`.
+    /// Returns all extents, sorted, in groups. Their log numbers are indices into `logs`.
     pub fn extents(&self) -> impl Iterator<Item = Result<Arc<Vec<Extent>>>> {
         self.flat.pages()
     }
 }
 
-/// Bytes in memory, as a file.
+/// Bytes in memory as a file.
 struct Held(Vec<u8>);
 
 impl File for Held {

@@ -1,34 +1,37 @@
-//! The placement map: which stores belong together, in which order, and which of them get nothing new. Values to
-//! values, no I/O; drawn in docs/formats/log.md, Placement.
+//! The placement map: lists the stores that belong together, in order, and marks those that are
+//! being drained. Pure functions on values, no I/O. The format is described in docs/formats/log.md,
+//! Placement.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::damage::Damage;
 use crate::placement;
 
-/// The most that a map may hold.
+/// The largest size of a map, in bytes.
 pub const MAP_BYTES_MAX: usize = 1 << 20;
 const PREFIX: &str = "map-";
 const TITLE: &[u8] = b"quell log map 1\n";
-/// Sixteen digits and the end of the line.
+/// Sixteen digits and a line feed.
 pub(crate) const SUM_BYTES: usize = 17;
 
-/// One store of a map.
+/// One store in a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The store's own number.
+    /// The number in the store's record.
     pub number: u128,
-    /// Nothing new is placed there.
+    /// The store is being drained: nothing new is placed there.
     pub is_draining: bool,
-    /// Where it was when the map was made: where mounts that run look for one that was added. Empty if nobody said it.
+    /// The store's path when the map was created, at which running mounts open an added store.
+    /// Empty if unknown.
     pub path: Vec<u8>,
 }
 
-/// A version of the map.
+/// One version of the map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreMap {
     pub version: u64,
-    /// In the order of the stores: the first has the symbolic links, and what it has as directories counts.
+    /// The stores in order. The first one holds the symbolic links and determines which directories
+    /// exist.
     pub members: Vec<Member>,
 }
 
@@ -37,7 +40,7 @@ impl StoreMap {
         format!("{PREFIX}{:x}", self.version).into_bytes()
     }
 
-    /// The version in a file's name.
+    /// Returns the version in a file name, or `None` if it is not the name of a map.
     pub fn version_of(name: &[u8]) -> Option<u64> {
         let hex = std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?;
         let version = u64::from_str_radix(hex, 16).ok()?;
@@ -93,25 +96,26 @@ impl StoreMap {
         self.members.iter().find(|member| member.number == number)
     }
 
-    /// The stores that get what is new.
+    /// Returns the numbers of the stores in which new files are placed.
     pub fn used(&self) -> Vec<u128> {
         let used = self.members.iter().filter(|member| !member.is_draining);
         used.map(|member| member.number).collect()
     }
 
-    /// The store that gets the next version first, as it has a place in that one as well.
+    /// Returns the number of the store in which the next version is created first
+    /// (docs/formats/log.md, "The map").
     pub fn keeper(&self) -> u128 {
         self.used().into_iter().min().expect("no map is without a store that is used")
     }
 
-    /// The number of the store that should have `key`.
+    /// Returns the number of the home store of `key`.
     pub fn home(&self, key: &[u8]) -> u128 {
         let used = self.used();
         used[placement::choose(key, &used)]
     }
 }
 
-/// The first line of `bytes` and what is behind it.
+/// Parses the first line of `bytes`, and returns it with the remaining bytes.
 fn line(bytes: &[u8]) -> Option<(Member, &[u8])> {
     let end = bytes.iter().position(|byte| *byte == b'\n')?;
     let mut words = bytes[..end].splitn(3, |byte| *byte == b' ');
@@ -188,7 +192,8 @@ mod tests {
         }
     }
 
-    /// Names, the stores that are used, and where they go: for ever, as stores on disks are full of them.
+    /// Each row has the stores in use, and names with their home. These must never change, because
+    /// existing stores were filled by them.
     #[test]
     fn names_stay_where_they_are() {
         let table = "\

@@ -1,5 +1,6 @@
-//! The tree that the stores hold, without a mount: directories, symbolic links and containers by the names that they
-//! have in a mount, and what lies there that no mount shows. No link is followed.
+//! Reads the tree in the stores without a mount: directories, symbolic links and containers under
+//! their names in the mount, and entries that a mount does not show. Symbolic links are not
+//! followed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,44 +13,44 @@ use crate::missing::missing;
 use crate::naming::{OWN, Stored, container_name, is_own, other_name, shown};
 use crate::stores::{Host, StoreNumber, Stores};
 
-/// What has a name in a mount.
+/// An entry with a name in the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub name: Vec<u8>,
     /// A file, a directory or a symbolic link.
     pub kind: Kind,
-    /// Where it lies; directories lie in every store.
+    /// The store that holds it. A directory is in every store.
     pub store: StoreNumber,
 }
 
-/// Why a name in a store is not as this layer makes them.
+/// The reason why a name in a store is not as the log layer creates it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Oddity {
-    /// Somebody else put it there; no mount shows it.
+    /// Quell did not create it; a mount does not show it.
     Foreign,
-    /// The container of a file that another store has, too; mounts show the other.
+    /// Another store has a container of the same file, and a mount shows that one.
     SeveralStores,
-    /// A directory or link that is hidden by a file of the same name.
+    /// A directory or symbolic link that is hidden by a file with the same name.
     FileAndOther,
-    /// A directory or link that the first store does not have; no mount shows it.
+    /// A directory or symbolic link that is missing in the first store; a mount does not show it.
     NotInFirst,
-    /// A directory that this store lacks; files in it cannot be placed there.
+    /// A directory that is missing in this store; files in it cannot be placed in this store.
     Missing,
 }
 
-/// A name that is not as this layer makes them.
+/// A name that is not as the log layer creates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Odd {
     pub store: StoreNumber,
-    /// As it is in the store.
+    /// The name in the store.
     pub stored: Vec<u8>,
     pub why: Oddity,
 }
 
-/// All names of a directory.
+/// All names in a directory.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// By name.
+    /// Sorted by name.
     pub entries: Vec<Entry>,
     pub odd: Vec<Odd>,
 }
@@ -67,18 +68,20 @@ impl std::fmt::Debug for StoredDir {
     }
 }
 
-/// Whether somebody has made a store of this directory.
+/// Returns true if this directory is a store.
 pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
     Ok(missing(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
 }
 
-/// The directory `stored` of `dirs`, which are one directory in every store: made in stores that lack it, as the first one's is.
+/// Opens the directory `stored` in `dirs`, which are one directory in every store. Creates it with
+/// the first store's attributes in stores that lack it.
 pub(crate) fn enter_all(
     dirs: &[Arc<dyn WritableDir>],
     stored: &[u8],
     host: &Host,
 ) -> Result<Vec<Arc<dyn WritableDir>>> {
-    // What is missing is made for all users whom this process serves, as the first store has it.
+    // The directory is created with the rights of this process, because all users that it serves
+    // need it, and with the attributes that it has in the first store.
     let _process = assume(None)?;
     let mut entered: Vec<Arc<dyn WritableDir>> = Vec::with_capacity(dirs.len());
     for dir in dirs {
@@ -86,14 +89,15 @@ pub(crate) fn enter_all(
             (Err(error), Some(first)) if error.kind == ErrorKind::NotFound => {
                 let like = first.stat_self()?;
                 match dir.make_dir(stored, like.mode & 0o7777) {
-                    // Another mount has made it meanwhile.
+                    // Another mount has created it meanwhile.
                     Err(error) if error.kind == ErrorKind::Exists => {}
                     made => {
                         made?;
                         if host.uid == 0 || host.gid != like.gid {
                             let uid = (host.uid == 0).then_some(like.uid);
                             let change = Change { uid, gid: Some(like.gid), ..Change::default() };
-                            // A group that its owner does not belong to is not given.
+                            // An unprivileged process cannot set a group that it does not belong
+                            // to; the directory is usable without it.
                             match dir.change(stored, &change) {
                                 Err(error) if host.uid == 0 => return Err(error),
                                 _ => {}
@@ -110,15 +114,19 @@ pub(crate) fn enter_all(
     Ok(entered)
 }
 
-/// What a path leads to.
+/// The result of resolving a path.
 #[derive(Debug)]
 pub enum Found {
     Dir(StoredDir),
-    /// A file or a symbolic link, and the directory that it is in.
+    /// A file or a symbolic link, and its directory.
     Entry(StoredDir, Entry),
 }
 
-/// What `path`, of names as a mount shows them, leads to. Errors: `NotFound`, `NotADirectory`.
+/// Resolves `path`, which consists of names as the mount shows them.
+///
+/// # Errors
+///
+/// `NotFound`, or `NotADirectory`.
 pub fn find(stores: &Arc<Stores>, path: &[u8]) -> Result<Found> {
     let mut dir = StoredDir::root(stores);
     let mut names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).peekable();
@@ -147,12 +155,12 @@ impl StoredDir {
         self.is_root
     }
 
-    /// The directory in one store.
+    /// Returns the directory in one store, if it exists there.
     pub(crate) fn in_store(&self, store: StoreNumber) -> Option<&dyn WritableDir> {
         self.dirs[store].as_deref()
     }
 
-    /// The directory of the first store, which has what a directory's attributes are.
+    /// Returns the directory in the first store, which holds its attributes.
     fn first(&self) -> &dyn WritableDir {
         self.dirs[0].as_deref().expect("the first store has every directory")
     }
@@ -161,7 +169,7 @@ impl StoredDir {
         self.first().stat_self()
     }
 
-    /// The entry of this name, found as a mount finds it.
+    /// Returns the entry with this name. The search order is that of a mount.
     pub fn lookup(&self, name: &[u8]) -> Result<Option<Entry>> {
         if self.is_root && is_own(name) {
             return Ok(None);
@@ -179,7 +187,8 @@ impl StoredDir {
         if let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink)) {
             return Ok(Some(Entry { name: name.to_vec(), kind, store: 0 }));
         }
-        // In a store that was added since it would not be found; what is being moved has its name at home first.
+        // Fails if a store was added that this program cannot open, since the name may be there. A file
+        // that is being moved has its name in its home before the old name is removed.
         self.stores.refresh()?;
         match &stored {
             Some(stored) if self.kind(home, stored)? == Some(Kind::Dir) => Ok(Some(file(home))),
@@ -192,12 +201,12 @@ impl StoredDir {
         Ok(missing(dir.stat(stored))?.and_then(|stat| stat.kind()))
     }
 
-    /// The directory `name` in this one.
+    /// Opens the directory `name` in this one.
     pub fn enter(&self, name: &[u8]) -> Result<StoredDir> {
         let stored = other_name(name)?;
         let open = |(store, dir): (usize, &Option<Arc<dyn WritableDir>>)| match dir {
             Some(dir) => match dir.open_writable_dir(&stored) {
-                // Missing, or something else: that is for fsck to tell.
+                // Missing, or not a directory. `quell log fsck` reports it.
                 Err(_) if store > 0 => Ok(None),
                 opened => opened.map(Some),
             },
@@ -207,7 +216,7 @@ impl StoredDir {
         Ok(StoredDir { stores: Arc::clone(&self.stores), dirs, is_root: false })
     }
 
-    /// The container of a file in this directory.
+    /// Opens the container of a file in this directory.
     pub fn open(&self, file: &Entry) -> Result<Container> {
         let stored = container_name(&file.name)?;
         let dir = self.in_store(file.store);
@@ -215,13 +224,13 @@ impl StoredDir {
         Container::open(&self.stores, file.store, dir, &stored)
     }
 
-    /// A symbolic link in this directory: its target and what `stat` says of it.
+    /// Returns the target and the attributes of a symbolic link in this directory.
     pub fn link(&self, entry: &Entry) -> Result<(Vec<u8>, Stat)> {
         let stored = other_name(&entry.name)?;
         Ok((self.first().read_link(&stored)?, self.first().stat(&stored)?))
     }
 
-    /// Every name, sorted.
+    /// Returns every name, sorted.
     pub fn list(&self) -> Result<Listing> {
         let mut files: BTreeMap<Vec<u8>, StoreNumber> = BTreeMap::new();
         let mut others: BTreeMap<Vec<u8>, Kind> = BTreeMap::new();
@@ -264,7 +273,8 @@ impl StoredDir {
                 }
             }
         }
-        self.stores.refresh()?; // what is in a store that was added since is not told to be missing
+        // Fails if a store was added that this program cannot open: the list would lack its files.
+        self.stores.refresh()?;
         others.retain(|name, _| !files.contains_key(name));
         let files = files.into_iter().map(|(name, store)| Entry { name, kind: Kind::File, store });
         let others = others.into_iter().map(|(name, kind)| Entry { name, kind, store: 0 });

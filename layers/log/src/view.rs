@@ -1,5 +1,6 @@
-//! What a file holds, as one node sees it: the extents of all its logs, resolved, and followed as the logs
-//! grow. Nothing is read twice. Of extents that do not fit into memory a flat index is made, in a scratch file.
+//! The content of a file as one node sees it: the extents of all its logs, resolved, and updated as
+//! the logs grow. No part of a log is read twice. Extents that do not fit into memory are written
+//! to a flat index in a scratch file.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -19,36 +20,42 @@ use crate::runs::Run;
 use crate::scan::{self, IndexPlace};
 use crate::share::{Share, part};
 
-/// A log that claims more extents than this must show the data for them: each takes memory.
+/// A log with more extents than this must have data for them, because each extent takes memory.
 const EXTENTS_UNCHECKED_MAX: u64 = 1 << 16;
 
-/// For each writer the positions of its log that were torn before anybody synced them, sorted.
+/// For each writer, the payload ranges of its log that were torn before they were synced, sorted.
 pub type Torn = HashMap<u64, Vec<(u64, u64)>>;
 
-/// One log as far as it is known.
+/// One log, as far as it was read.
 #[derive(Debug)]
 pub struct Log {
     pub writer: u64,
     pub frames: Frames,
-    /// Where the next batch of the index log begins, and what it must go on from.
+    /// Offset of the next batch in the index log, and the payload and data log offsets at which
+    /// that batch must begin.
     index_place: u64,
     indexed: (u64, u64),
-    /// Positions below this one survive a loss of power.
+    /// Payload bytes below this payload offset survive a power failure.
     synced: u64,
-    /// Positions that do not count: they were torn before anybody synced them.
+    /// Payload ranges that are ignored, because they were torn before they were synced.
     torn: Vec<(u64, u64)>,
-    /// Where torn parts of extents end in the file, and their positions: they are holes, and the file is as long as it was.
+    /// For each torn part of an extent, its end in the file and the payload offset of the extent.
+    /// These parts are holes, but the file keeps its size.
     lost: Vec<(u64, u64)>,
-    /// So many bytes of the data log count: what its writer ended with, or published last. `None`: all that there is.
+    /// Number of bytes of the data log that count: its final size, or the published size. `None` if
+    /// all complete frames count.
     until: Option<u64>,
-    /// Its writer has lost no power, or a sync of it failed: what is missing or changed in it is damage, not torn.
+    /// The writer had no power failure, or a sync of it failed: missing or changed bytes are
+    /// damage, and not torn.
     is_certain: bool,
-    /// So many bytes of the data log were acknowledged by a writer that has lost no power: all of them must be there.
+    /// Number of bytes of the data log that were acknowledged by a writer without a power failure
+    /// and must be present.
     whole_until: u64,
-    /// Extents that its index log told of, and how many the data log was seen to have room for.
+    /// Number of extents in the batches so far, and the number that the size of the data log
+    /// allows.
     claimed: u64,
     shown: u64,
-    /// Runs that were taken in and not visited yet, each with the position of its first byte.
+    /// Runs that were read and not visited yet, each with the payload offset of its first byte.
     coming: VecDeque<(u64, Run)>,
 }
 
@@ -73,20 +80,20 @@ impl Log {
         }
     }
 
-    /// As far as a flat index knows it.
+    /// Creates a log from its row in a flat index.
     fn known(flat: &FlatLog) -> Log {
         let FlatLog { index_place, indexed, synced, .. } = *flat;
         let new = Log::new(flat.writer, flat.frames.block_bytes());
         Log { frames: flat.frames.clone(), index_place, indexed, synced, ..new }
     }
 
-    /// What a flat index keeps of it.
+    /// Returns the log's row for a flat index.
     pub fn to_flat(&self) -> FlatLog {
         let Log { writer, index_place, indexed, synced, .. } = *self;
         FlatLog { writer, index_place, indexed, synced, frames: self.frames.clone() }
     }
 
-    /// All of it that counts so far is known.
+    /// Returns true if all bytes that count were read.
     fn is_complete(&self) -> bool {
         self.until.is_some_and(|bytes| self.frames.place() >= bytes)
     }
@@ -96,14 +103,16 @@ impl Log {
         Order { epoch, sequence, writer: self.writer }
     }
 
-    /// Where the bytes end that truncations left of the frame at `position`.
+    /// Returns the file offset at which truncations cut off the frame at the payload offset
+    /// `position`.
     fn limit(&self, cuts: &Truncations, position: u64) -> u64 {
         let Frame { epoch, sequence, payload_place, .. } = self.frames.frame(position);
         cuts.limit(Order { epoch, sequence, writer: self.writer }, payload_place)
     }
 
-    /// Takes in what the logs in the store have beyond what is known, until `visit` was called for `room` extents; each comes with its
-    /// position. Returns whether that was all.
+    /// Reads the new part of the logs, until `visit` was called for `room` extents. `visit`
+    /// receives the start, the length and the payload offset of each. Returns true if everything
+    /// was read.
     fn follow(
         &mut self,
         container: &Container,
@@ -134,13 +143,13 @@ impl Log {
         Ok(left > 0)
     }
 
-    /// What is known of the writer: how much of the data log counts, and how much of it must be there.
+    /// Sets how much of the data log counts, and how much of it must be present.
     fn stand(&mut self, standing: Standing) {
         let Standing { until, is_certain, whole_until, .. } = standing;
         (self.until, self.is_certain, self.whole_until) = (until, is_certain, whole_until);
     }
 
-    /// Visits extents that were taken in, no more than are left to visit.
+    /// Visits extents of `coming`, at most `left` of them.
     fn visit_coming(&mut self, left: &mut u64, visit: &mut dyn FnMut(u64, u64, u64)) {
         while *left > 0
             && let Some((position, run)) = self.coming.pop_front()
@@ -156,7 +165,7 @@ impl Log {
             *left -= count;
         }
         if self.coming.is_empty() {
-            self.coming = VecDeque::new(); // its memory would stay as long as the log is known
+            self.coming = VecDeque::new(); // free its memory
         }
     }
 
@@ -166,14 +175,15 @@ impl Log {
         left: &mut u64,
         visit: &mut dyn FnMut(u64, u64, u64),
     ) -> Result<()> {
-        // Nothing was published yet, or the index was lost: the data log has all that is in it.
+        // The writer has not published yet, or the index log was lost: the frames are read from the
+        // data log.
         let Some(file) = missing(container.open_index(self.writer))? else { return Ok(()) };
         let (position, data_place) = self.indexed;
         let from = IndexPlace { place: self.index_place, position, data_place };
         let (writer, until) = (self.writer, self.until.unwrap_or(u64::MAX));
         let mut too_late = 0;
         let (end, _) = scan::batches_from(&*file, container, writer, from, &mut |batch, _| {
-            // Where there is no room left, what only says that all before is synced is taken in.
+            // Without room, only batches without runs are taken, which record a sync.
             if batch.frames.place() > until || *left == 0 && !batch.runs.is_empty() {
                 too_late = batch.bytes as u64;
                 return Ok(false);
@@ -186,7 +196,7 @@ impl Log {
         Ok(())
     }
 
-    /// Takes in a batch; part of it may be known already from the heads of the frames.
+    /// Takes in a batch. A part of it may be known already from the headers of the frames.
     fn take(&mut self, container: &Container, batch: Batch) -> Result<()> {
         self.check_claim(container, &batch)?;
         let (start, known) = (self.indexed.0, self.frames.position());
@@ -205,7 +215,7 @@ impl Log {
         let mut position = start;
         for run in batch.runs {
             let end = position + run.bytes();
-            // Frames are known whole, and no extent goes from one into the next.
+            // Frames are known completely, and an extent never spans frames.
             let before = known.saturating_sub(position).div_ceil(run.length);
             if before < run.count {
                 self.coming.push_back((position + before * run.length, run.after(before)));
@@ -215,8 +225,8 @@ impl Log {
         Ok(())
     }
 
-    /// Every extent has a byte at least: a log whose batches, all together, tell of more extents than its data log takes bytes of the
-    /// store tells of what is not there, and would fill memory with it.
+    /// Refuses a log whose batches have more extents than its data log has bytes. Every extent has
+    /// at least one byte, so such a log is forged or damaged, and would fill the memory.
     fn check_claim(&mut self, container: &Container, batch: &Batch) -> Result<()> {
         let extents = batch.runs.iter().fold(0u64, |sum, run| sum.saturating_add(run.count));
         self.claimed = self.claimed.saturating_add(extents);
@@ -225,12 +235,13 @@ impl Log {
         }
         let file = container.open_data(self.writer)?;
         let stat = file.stat()?;
-        // A size alone says nothing: a file may be all holes.
+        // The size alone is not sufficient, because a file may consist of holes.
         let taken = stat.size_bytes.min(stat.blocks.saturating_mul(512));
         self.shown = EXTENTS_UNCHECKED_MAX.saturating_add(taken);
         let mut is_there = stat.size_bytes >= batch.frames.place();
         if is_there && self.claimed > self.shown {
-            // A store that compresses, or that tells only later what a file takes: the bytes themselves show it.
+            // The store may compress data or update `st_blocks` late, so the blocks themselves are
+            // verified.
             for (frame, _) in batch.frames.iter() {
                 let frame = Frame { position: self.indexed.0 + frame.position, ..frame };
                 is_there = is_there && data_log::is_whole(&*file, &frame, self.frames.block_bytes())?;
@@ -249,7 +260,8 @@ impl Log {
         }
     }
 
-    /// What the data log has beyond the index: whole frames only, each of their blocks checked.
+    /// Reads the frames of the data log that have no batch. Only complete frames count, and each of
+    /// their blocks is verified.
     fn follow_data(
         &mut self,
         container: &Container,
@@ -257,7 +269,7 @@ impl Log {
         visit: &mut dyn FnMut(u64, u64, u64),
     ) -> Result<()> {
         let file = match container.open_data(self.writer) {
-            // Not begun, or torn at its beginning.
+            // The writer has not started, or the header is torn.
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Damaged) => return Ok(()),
             file => file?,
         };
@@ -265,7 +277,8 @@ impl Log {
         let from = (self.frames.place(), self.frames.position());
         let until = self.until.unwrap_or(u64::MAX);
         scan::frames(&*file, block_bytes, from, &mut |place, head, runs| {
-            // Of what must be there one block that is not is damage, and takes no other with it.
+            // In the part that must be present, a bad block is damage and does not affect other
+            // blocks.
             let end = place + head.bytes() + stored_bytes(head.payload_bytes, block_bytes);
             let must_be_there = end <= self.whole_until;
             if place >= until
@@ -286,7 +299,7 @@ impl Log {
     }
 }
 
-/// Visits the parts of an extent at whose positions nothing is torn; `torn` is sorted.
+/// Visits the parts of an extent outside of the payload ranges `torn`, which are sorted.
 fn without(
     torn: &[(u64, u64)],
     start: u64,
@@ -309,40 +322,43 @@ fn without(
     part(at, end);
 }
 
-/// Which bytes of a log a reader needs.
+/// The bytes of a log that a reader needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
     pub writer: u64,
-    /// Where in the reader's buffer they go.
+    /// Index in the reader's buffer.
     pub into: usize,
     pub length: usize,
     pub position: u64,
     pub frame: Frame,
-    /// It was synced, or no loss of power can have taken it: where it is not, it is damaged.
+    /// The bytes were synced, or no power failure can have removed them: if they are missing, they
+    /// are damaged.
     pub must_be_there: bool,
 }
 
-/// A file's logs, resolved.
+/// The resolved logs of a file.
 #[derive(Debug)]
 pub struct View {
     logs: Vec<Log>,
     by_writer: HashMap<u64, u32>,
-    /// What was flattened, if anything was; its logs are the first ones.
+    /// The flat index, if there is one. Its logs come first in `logs`.
     flat: Option<Flat>,
-    /// If `flat` is a scratch file, which has all that did not fit into memory: where it ends.
+    /// Set if `flat` is a scratch file with the extents that did not fit into memory: the end of
+    /// its last extent.
     spilled: Option<Reach>,
-    /// Size of the file when it was flattened last.
+    /// The file's size when it was flattened last.
     flattened: Option<Reach>,
-    /// All else: it hides what `flat` has in the same place.
+    /// All other extents. They hide the extents of `flat` in the same range.
     extents: Extents,
     cuts: Truncations,
     block_bytes: u64,
     torn: Torn,
-    /// What the names in `meta` say of the size, and where what was lost ended: bytes that were lost are holes.
+    /// The size according to the names in `meta`, and the end of lost data: lost bytes are holes.
     told: u64,
 }
 
-/// Where a flat index ends, and the numbers of the truncations that it takes into account; others cover all of it.
+/// An end in the file, and the numbers of the truncations that are included in it. Other
+/// truncations cover all of the data.
 #[derive(Debug)]
 struct Reach {
     end: u64,
@@ -350,18 +366,18 @@ struct Reach {
 }
 
 impl Reach {
-    /// The size of the file when `flat` was made, if it is of use.
+    /// Returns the size of the file when `flat` was created, if `flat` is usable.
     fn of_file(flat: &Flat, cuts: &Truncations) -> Option<Reach> {
         flat.is_usable(cuts).then(|| Reach { end: flat.size(), cuts: flat.cuts().to_vec() })
     }
 
-    /// Where what is left of it ends.
+    /// Returns the end after the truncations that are not included.
     fn end_after(reach: &Option<Reach>, cuts: &Truncations) -> u64 {
         reach.as_ref().map_or(0, |Reach { end, cuts: known }| cuts.end_after(*end, known))
     }
 }
 
-/// Logs one after another, of which the first has this number.
+/// Consecutive logs, and the number of the first one.
 struct Logs<'a>(&'a [Log], u32);
 
 impl Logs<'_> {
@@ -377,7 +393,7 @@ impl Orders for Logs<'_> {
 }
 
 impl View {
-    /// Nothing is known yet.
+    /// Creates an empty view.
     pub fn new(block_bytes: u64) -> View {
         let extents = Extents::new(Vec::new(), Order::default());
         View {
@@ -394,7 +410,8 @@ impl View {
         }
     }
 
-    /// As `build`, but what a flat index has is not read again: of the logs that it knows only what came since.
+    /// Builds a view as `build` does, but uses the newest flat index and reads only the newer parts
+    /// of the logs that it knows.
     pub fn open(
         container: &Container,
         summary: &Summary,
@@ -415,9 +432,10 @@ impl View {
         }
     }
 
-    /// Brings together what was read in shares. What the logs have beyond, and logs that are in no share, are read; a log that is
-    /// in several counts once, so that who divides the logs need not have seen the same names in `meta`. Logs that `summary` does
-    /// not name count as well: what they hide is not in the shares any more.
+    /// Combines shares that were read separately. Newer parts of the logs and logs in no share are
+    /// read from the store. A log in several shares counts once, so the readers need not have seen
+    /// the same names in `meta`. Logs that `summary` does not name count, too, because the shares
+    /// lack the extents that these logs hide.
     pub fn merge(
         container: &Container,
         summary: &Summary,
@@ -450,9 +468,10 @@ impl View {
         view.fill(container, summary, ours, threads, found)
     }
 
-    /// Reads all that the logs have, with `threads` threads (section IV-B of the paper: each reads its share of the index logs).
-    /// `ours` says how many bytes of its data log a writer of this process has written; all of them count, of other writers those that
-    /// they published; nothing at positions that are in `torn`.
+    /// Reads all logs with `threads` threads, each of which reads a share of the index logs
+    /// (section IV-B of the paper). `ours` returns the size of the data log that a writer of this
+    /// process has written, all of which counts. Of other writers the published part counts.
+    /// Payload ranges in `torn` are ignored.
     pub fn build(
         container: &Container,
         summary: &Summary,
@@ -462,13 +481,14 @@ impl View {
     ) -> Result<View> {
         let mut view = View { torn, ..View::new(container.head().block_bytes.into()) };
         if !view.torn.is_empty() {
-            // What was lost was there when it was flattened, and the file is as long as it was.
+            // A flat index may have been created before the data was lost. The file keeps the size
+            // that it had then.
             view.flattened = newest_flat(container)?.and_then(|flat| Reach::of_file(&flat, &summary.cuts));
         }
         view.fill(container, summary, ours, threads, Vec::new())
     }
 
-    /// Reads what the logs have beyond what is known of them; of that, `known` is not taken in yet.
+    /// Reads the newer parts of all logs. `known` are extents that the view does not contain yet.
     fn fill(
         self,
         container: &Container,
@@ -502,8 +522,8 @@ impl View {
         Ok(view)
     }
 
-    /// Reads what the logs have beyond what is known, in shares of equal size, until there are about `room` extents. Returns whether
-    /// that was all.
+    /// Reads the newer parts of the logs in shares of equal size, until there are about `room`
+    /// extents. Returns true if everything was read.
     fn read_shares(
         &mut self,
         container: &Container,
@@ -544,7 +564,7 @@ impl View {
         Ok(is_all)
     }
 
-    /// Takes in extents that may overlap, as all that is kept in memory.
+    /// Resolves `found`, which replaces the extents in memory.
     fn gather(&mut self, found: Vec<Extent>) -> Result<()> {
         let logs = Logs(&self.logs, 0);
         let mut extents = found;
@@ -559,12 +579,12 @@ impl View {
         Ok(())
     }
 
-    /// If more is kept in memory than may be, it goes to a file.
+    /// Writes the extents to a scratch file if there are more in memory than the limit.
     pub fn shrink(&mut self, container: &Container) -> Result<()> {
         if self.extents.len() > container.host().scratch.extents_max { self.spill(container) } else { Ok(()) }
     }
 
-    /// Makes one flat index, in a file of its own, of what is flattened and what is kept in memory.
+    /// Writes the flat index and the extents in memory to one flat index in a scratch file.
     fn spill(&mut self, container: &Container) -> Result<()> {
         let file = (container.host().scratch.make)()?;
         let put = |pieces: &[&[u8]], place| file.write_pieces_at(pieces, place);
@@ -576,7 +596,7 @@ impl View {
         Ok(())
     }
 
-    /// Adds a log as far as somebody else has read it, and returns its number.
+    /// Adds a log as another reader has read it, and returns its number.
     fn learn(&mut self, known: &FlatLog) -> u32 {
         let number = self.logs.len() as u32;
         self.by_writer.insert(known.writer, number);
@@ -592,7 +612,7 @@ impl View {
         })
     }
 
-    /// Takes in what `summary` and the logs of writers of other processes have that is new.
+    /// Takes in new names of `summary`, and new data of the writers of other processes.
     pub fn follow(
         &mut self,
         container: &Container,
@@ -621,7 +641,7 @@ impl View {
         Ok(())
     }
 
-    /// How long the file is whatever can be read of it.
+    /// Sets the file's minimum size, which does not depend on the readable extents.
     fn tell(&mut self, summary: &Summary) {
         let lost = self.logs.iter().flat_map(|log| {
             log.lost.iter().map(|(end, position)| (*end).min(log.limit(&self.cuts, *position)))
@@ -641,7 +661,7 @@ impl View {
         Ok(())
     }
 
-    /// Takes in a frame that a writer of this process has just written, unless it is known already.
+    /// Takes in a frame that a writer of this process has just written, unless it is already known.
     pub fn add(
         &mut self,
         writer: u64,
@@ -670,7 +690,7 @@ impl View {
         self.insert(found)
     }
 
-    /// Takes in truncations: bytes that are earlier and beyond are gone.
+    /// Takes in truncations: earlier data beyond the size is removed.
     pub fn cut(&mut self, cuts: &Truncations) {
         if *cuts == self.cuts {
             return;
@@ -685,8 +705,9 @@ impl View {
         &self.cuts
     }
 
-    /// Whether a truncation that is not known yet leaves some of what is known. It may then leave what the view has dropped,
-    /// because something hid it that the truncation takes; and nobody can tell where what a flat index has ends.
+    /// Returns true if a new truncation covers only a part of the known data. In this case data
+    /// that was dropped because other data hid it may have to reappear, and the end of the flat
+    /// index after the truncation is unknown.
     fn is_outdated_by(&self, cuts: &Truncations) -> bool {
         let latest = self.flat.as_ref().map(Flat::latest);
         cuts.other_than(&self.cuts.numbers()).any(|(cut, mut partly)| {
@@ -698,7 +719,7 @@ impl View {
         })
     }
 
-    /// Where the file ends.
+    /// Returns the size of the file.
     pub fn size(&self) -> u64 {
         Reach::end_after(&self.flattened, &self.cuts)
             .max(Reach::end_after(&self.spilled, &self.cuts))
@@ -707,13 +728,13 @@ impl View {
             .max(self.told)
     }
 
-    /// The largest epoch of a log that `counts`.
+    /// Returns the largest epoch of the logs for which `counts` is true.
     pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
         let logs = self.logs.iter().filter(|log| counts(log.writer));
         logs.filter_map(|log| log.frames.epochs()).map(|(_, last)| last).max().unwrap_or(0)
     }
 
-    /// The largest epoch that was seen.
+    /// Returns the largest epoch of all logs.
     pub fn epoch(&self) -> u64 {
         self.epoch_of(&|_| true)
     }
@@ -722,7 +743,7 @@ impl View {
         &self.logs
     }
 
-    /// Visits what there is from `start` to `end`, in order and without gaps.
+    /// Visits the pieces from `start` to `end`, in order and without gaps.
     pub fn pieces(&self, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) -> Result<()> {
         let mut read = Ok(());
         self.extents.pieces(start, end, &mut |piece| match (piece, &self.flat) {
@@ -734,7 +755,7 @@ impl View {
         read
     }
 
-    /// The same of what is flattened, as far as cuts since then leave it.
+    /// Visits the pieces of the flat index, after the truncations since it was created.
     fn flat_pieces(&self, flat: &Flat, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) -> Result<()> {
         let mut at = start;
         flat.extents(start, end, &mut |extent| {
@@ -755,7 +776,8 @@ impl View {
         Ok(())
     }
 
-    /// What `into`, read from `offset` on, is made of; zeros are put into it at once, and bytes beyond the end are left.
+    /// Returns the ranges of logs that are needed to fill `into` from file offset `offset` on.
+    /// Fills holes with zeros, and ignores bytes beyond the end of the file.
     pub fn wanted(&self, into: &mut [u8], offset: u64) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
         self.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
@@ -780,7 +802,7 @@ impl View {
     }
 }
 
-/// The newest flat index that is whole; others are as if they were not there.
+/// Returns the newest valid flat index. Damaged ones are ignored.
 fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     for name in container.flats()?.iter().rev() {
         match container.open_flat(name) {
@@ -792,7 +814,8 @@ fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     Ok(None)
 }
 
-/// What of `found` is later than what `cuts` left of the flat index in the same place.
+/// Returns the parts of `found` that are later in order than the flat index in the same range,
+/// after the truncations `cuts`.
 fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>, cuts: &Truncations) -> Result<Vec<Extent>> {
     let mut over = Vec::with_capacity(found.len());
     for extent in found {
@@ -816,23 +839,25 @@ fn over_flat(flat: &Flat, found: Vec<Extent>, logs: &Logs<'_>, cuts: &Truncation
     Ok(over)
 }
 
-/// What the names in `meta` say of a writer.
+/// The state of a writer according to the names in `meta`.
 struct Standing {
     writer: u64,
-    /// So many bytes of its data log count; `None`: all whole frames.
+    /// Number of bytes of its data log that count; `None` for all complete frames.
     until: Option<u64>,
     is_certain: bool,
     whole_until: u64,
 }
 
 impl Standing {
-    /// Of a writer of this process all counts, and nothing of it was lost with the power: the bytes that it has written are there.
+    /// Returns the state of a writer of this process: all of its data counts, and the bytes that it
+    /// has written must be present, because it had no power failure.
     fn of_ours(self, written: u64) -> Standing {
         Standing { until: None, is_certain: true, whole_until: self.whole_until.max(written), ..self }
     }
 }
 
-/// All writers. Who is known to have died publishes nothing more: all whole frames count.
+/// Returns the state of all writers. A dead writer does not publish any more, so all of its
+/// complete frames count.
 fn writers<'a>(container: &'a Container, summary: &'a Summary) -> impl Iterator<Item = Standing> + 'a {
     let boot = container.boot();
     let standing = move |writer, until, acknowledged, is_certain: bool| {
@@ -841,7 +866,7 @@ fn writers<'a>(container: &'a Container, summary: &'a Summary) -> impl Iterator<
     };
     let closed = summary.closed.iter().map(move |closed| {
         let is_certain = closed.is_certain(boot);
-        // Its logs may be removed at any moment, or may be already.
+        // Its logs may be removed at any time.
         let acknowledged = if summary.is_dead(closed) { 0 } else { closed.data_bytes };
         standing(closed.writer, Some(closed.data_bytes), acknowledged, is_certain)
     });
@@ -853,8 +878,9 @@ fn writers<'a>(container: &'a Container, summary: &'a Summary) -> impl Iterator<
     closed.chain(open)
 }
 
-/// What the logs of one share have beyond what is known of them and `cuts` left, resolved among themselves, no more than `room`
-/// extents; and whether that was all. `first` is the number of the first log.
+/// Reads the newer parts of the logs of one share, applies `cuts`, and resolves the extents among
+/// themselves. Stops after about `room` extents; returns true if everything was read. `first` is
+/// the number of the first log.
 fn read_share(
     container: &Container,
     logs: &mut [Log],
@@ -873,13 +899,14 @@ fn read_share(
             found.push(Extent { start, position, length: length as u32, log: number });
         })?;
     }
-    // What a truncation took hides nothing: it may be later than what the truncation left.
+    // Truncated data must be removed before resolving: it may be later in order than data that the
+    // truncation keeps, and would hide it.
     let logs = Logs(logs, first);
     clip(&mut found, &logs, cuts);
     Ok((resolve(found, &logs), is_all))
 }
 
-/// Drops what a later cut took.
+/// Removes the data that a later truncation removes.
 fn clip(extents: &mut Vec<Extent>, logs: &Logs<'_>, cuts: &Truncations) {
     if cuts.cuts().is_empty() {
         return;
