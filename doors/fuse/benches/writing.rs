@@ -1,6 +1,7 @@
-//! What the door and the kernel alone take of a checkpoint: a file system behind them that keeps no byte of it.
-//! Prints MiB/s of the fastest of a few rounds, and what the kernel asked besides the writes and the reads; then what an
-//! open and close take, of which those for writing look which process it is.
+//! Measures the cost of the FUSE server and the kernel when a checkpoint is written: the file
+//! system behind the server discards all data. Prints MiB/s of the fastest of a few rounds, and the
+//! requests other than writes and reads; then the time of an open and close. Opens for writing
+//! include the lookup of the caller's process.
 //!
 //! `cargo bench -p quell-fuse --bench writing`
 
@@ -21,12 +22,13 @@ const ROOT: NodeId = NodeId(0);
 const FILE: NodeId = NodeId(1);
 const NAME: &str = "file";
 
-/// What MPI-IO benchmarks write at a time since PLFS, for the inconvenience of it: no page begins where a write does.
+/// The record length of MPI-IO benchmarks since PLFS. Records of this length are never aligned with
+/// pages, except the first.
 const RECORD_BYTES: usize = 47_008;
 const ROUNDS: usize = 5;
 const OPENS: u32 = 4000;
 
-/// One file that is as long as it was written to, of zeros.
+/// One file of zeros, as long as the end of the data written to it.
 #[derive(Default)]
 struct Discard {
     size: Arc<AtomicU64>,
@@ -188,7 +190,7 @@ impl WritableFile for Nothing {
     }
 }
 
-/// One way to write or read a file.
+/// A way to write or read a file.
 struct Case {
     name: &'static str,
     bytes_each: usize,
@@ -205,7 +207,8 @@ fn read(file: &File, buffer: &mut [u8], offset: u64) {
     file.read_exact_at(buffer, offset).unwrap();
 }
 
-/// MiB/s of `clients` threads, each with its own descriptor, that take turns along the file.
+/// Returns MiB/s of `clients` threads, each with its own descriptor, which take turns along the
+/// file.
 fn time(path: &Path, case: &Case, writes: bool) -> f64 {
     let files: Vec<File> = (0..case.clients)
         .map(|_| OpenOptions::new().read(!writes).write(writes).open(path).unwrap())
@@ -224,7 +227,7 @@ fn time(path: &Path, case: &Case, writes: bool) -> f64 {
     (case.count * case.bytes_each) as f64 / (1 << 20) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// What came between, by name.
+/// Returns the requests between two snapshots, by name.
 fn asked(before: Snapshot, after: Snapshot) -> String {
     let pairs = before.pairs().zip(after.pairs());
     let grown = pairs.filter(|((_, before), (_, after))| after > before);

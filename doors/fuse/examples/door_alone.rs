@@ -1,5 +1,5 @@
-//! Times the door alone: a file system in memory behind it, nothing slow anywhere, so that what is
-//! left is the kernel, the device and this crate. Prints the same for a directory of the local disk.
+//! Times the FUSE server with a file system in memory, so that only the kernel, the device and this
+//! crate are measured. Prints the same for a directory of the local disk.
 //!
 //! `cargo run --release -p quell-fuse --example door_alone [THREADS ...]`
 
@@ -17,7 +17,7 @@ use quell_fuse::Options;
 
 const DIRS: usize = 4000;
 const FILES: usize = 20;
-/// The machine may be busy with other things: the best of these counts.
+/// The machine may be busy with other programs, so the best round counts.
 const ROUNDS: usize = 4;
 const LARGE_BYTES: usize = 256 << 20;
 
@@ -37,7 +37,7 @@ fn paths(root: &Path, name: &str, count: usize) -> Vec<PathBuf> {
     (0..count).map(|n| root.join(format!("dir{:04}/{name}{:02}", n / FILES, n % FILES))).collect()
 }
 
-/// Microseconds an operation, with the paths shared out among `clients` threads.
+/// Returns microseconds per operation, with the paths divided among `clients` threads.
 fn time(paths: &[PathBuf], clients: usize, operate: impl Fn(&Path) + Sync) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {
@@ -71,7 +71,7 @@ fn run(program: &str, arguments: &[&str], root: &Path) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// What is measured of one way to mount, in the order of `NAMES`; the smallest of all rounds counts.
+/// The results for one way to mount, in the order of `NAMES`. The smallest of all rounds counts.
 type Numbers = [f64; 12];
 
 const NAMES: [&str; 12] = [
@@ -148,7 +148,7 @@ fn main() {
                 for (best, threads) in best.iter_mut().zip(&chosen) {
                     let options = Options { threads: *threads, no_open, ..Options::default() };
                     let mut seen = measure(&fs, &options, clients);
-                    seen[NAMES.len() - 1] *= -1.0; // the only one of which more is better
+                    seen[NAMES.len() - 1] *= -1.0; // the only number of which more is better
                     best.iter_mut().zip(seen).for_each(|(best, seen)| *best = best.min(seen));
                 }
             }

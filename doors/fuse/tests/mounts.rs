@@ -1,5 +1,5 @@
-//! What programs see through a real mount. Each test mounts a small tree in a directory of its own;
-//! where this machine allows no mounts, the tests print `SKIPPED:` and the reason.
+//! Tests programs' view of a real mount. Each test mounts a small tree in its own directory. If
+//! this machine allows no mounts, the tests print `SKIPPED:` and the reason.
 
 mod memory;
 mod mounted;
@@ -20,9 +20,9 @@ use mounted::mounted;
 use quell_fs::{ErrorKind, Kind, Time};
 use quell_fuse::{Options, Session, Snapshot};
 
-/// A tree mounted for one test, unmounted and removed at its end.
+/// A tree mounted for one test, unmounted and removed when dropped.
 struct View {
-    // Before the directory: fields are dropped in order.
+    // Declared before the directory, because fields are dropped in order.
     session: Session,
     dir: tempfile::TempDir,
 }
@@ -42,7 +42,7 @@ impl View {
     }
 }
 
-/// Mounts, or leaves the test.
+/// Mounts, or ends the test.
 macro_rules! view {
     ($memory:expr) => {
         view!($memory, Options::default())
@@ -55,8 +55,8 @@ macro_rules! view {
     };
 }
 
-/// Whether the kernel answers `ask` by itself. Tried a few times: it drops what it keeps when memory is
-/// short, or when somebody on the machine tells it to.
+/// Returns whether the kernel answers `ask` from its caches. Tried a few times, because the kernel
+/// drops cached data when memory is short or a user requests it.
 fn kept(view: &View, mut ask: impl FnMut()) -> bool {
     (0..5).any(|_| {
         ask();
@@ -70,8 +70,8 @@ fn errno<T>(result: io::Result<T>) -> i32 {
     result.err().expect("an error").raw_os_error().expect("an error of the system")
 }
 
-/// What a program is told by a session that is over: EIO from its last workers, ECONNABORTED for what
-/// was under way as the connection went, ENOTCONN afterwards.
+/// Returns whether a program gets this error from a session that is over: EIO from its last
+/// workers, ECONNABORTED for requests in flight when the connection closed, ENOTCONN afterwards.
 fn dead(number: i32) -> bool {
     [EIO, ECONNABORTED, ENOTCONN].contains(&number)
 }
@@ -423,7 +423,7 @@ fn a_file_read_in_order_arrives_in_large_requests() {
     let view = view!(memory);
     fs::copy(view.path("large"), "/dev/null").unwrap();
     let seen = view.counters();
-    // Requests of 128 KiB are what the kernel does by itself, 1 MiB what root may ask for.
+    // The kernel sends requests of 128 KiB by default; root may raise this to 1 MiB.
     let expected = if rustix::process::geteuid().is_root() { 30 } else { 150 };
     assert!(seen.reads <= expected, "{} reads", seen.reads);
 }
@@ -437,7 +437,8 @@ fn a_mapped_file_shows_its_bytes() {
     let view = view!(memory);
     let file = File::open(view.path("file")).unwrap();
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    // SAFETY: a private mapping of a file that never changes, read within its length, unmapped once.
+    // SAFETY: a private mapping of a file that never changes, read within its length, and unmapped
+    // once.
     unsafe {
         let at =
             mmap(std::ptr::null_mut(), size as usize, ProtFlags::READ, MapFlags::PRIVATE, &file, 0).unwrap();
@@ -536,10 +537,10 @@ fn a_refused_open_reaches_the_program() {
     }
     assert_eq!(fs::read(view.path("good")).unwrap(), b"good");
     let seen = view.counters();
-    // The kernel tries an open that is answered with ESTALE once more.
+    // The kernel repeats an open that fails with ESTALE once.
     assert_eq!((seen.opens, seen.opens_refused, seen.errors), (1, 5, 5));
 
-    // Without announced opens the same errors come from the first read.
+    // If the kernel sends no opens, the first read returns the same errors.
     let view = view!(refused(), Options { no_open: true, ..Options::default() });
     for (name, number) in expected {
         assert_eq!(errno(File::open(view.path(name)).unwrap().read(&mut [0; 10])), number, "{name}");
@@ -559,7 +560,7 @@ fn without_announced_opens_an_open_costs_no_request() {
             assert_eq!(fs::read_to_string(view.path(format!("{n}"))).unwrap(), format!("{n}"));
         }
     };
-    read_all(); // more files than the door keeps open
+    read_all(); // more files than the server keeps open
     let seen = view.counters();
     assert_eq!((seen.opens, seen.errors), (1000, 0));
     assert!(kept(&view, read_all));
@@ -644,7 +645,7 @@ fn unmounting_ends_the_session_and_a_busy_mount_stays() {
     loop {
         match view.session.unmount() {
             Ok(()) => break,
-            // The release of the file that was just closed may still be on its way.
+            // The release of the file that was just closed may not have arrived yet.
             Err(_) if start.elapsed() < Duration::from_secs(60) => std::thread::yield_now(),
             Err(error) => panic!("{error}"),
         }
@@ -678,7 +679,8 @@ fn a_panic_ends_the_session_and_hangs_nobody() {
         assert!(dead(errno(fs::read(view.path("bad")))));
         let error = view.session.join().unwrap_err();
         assert!(error.to_string().contains("panicked"), "{error}");
-        // Each request that still finds a worker ends it; after the last one there is no connection.
+        // Each request that still reaches a worker ends that worker. The last one closes the
+        // connection.
         let numbers: Vec<i32> =
             (0..2 * threads).map(|n| errno(fs::metadata(view.path(format!("new{n}"))))).collect();
         assert!(numbers.iter().all(|number| dead(*number)), "{numbers:?}");

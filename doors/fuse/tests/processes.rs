@@ -1,5 +1,5 @@
-//! What needs a process of its own: a server that is killed, an ordinary user, a user name space.
-//! The server is this test program again, run as `child` below with orders in its environment.
+//! Tests that need separate processes: a server that is killed, an ordinary user, a user namespace.
+//! The server is this test program, started again with its task in the environment (see `child`).
 
 mod memory;
 mod mounted;
@@ -24,10 +24,10 @@ const NOBODY: u32 = 65534;
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
 
-/// Bounds a hang; nothing here takes as long on a busy machine.
+/// The time limit that detects a hang. No test takes this long, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Not a test: a program that the tests below start as a process of its own.
+/// Not a test, but a program that the tests below start.
 #[test]
 #[ignore = "a program that tests start"]
 fn child() {
@@ -35,7 +35,7 @@ fn child() {
     let place = std::env::var_os(PLACE).expect("started by a test, which sets the variable");
     let place = Path::new(&place);
     let say = |line: &str| {
-        println!("\n{line}"); // after the test runner's own unfinished line
+        println!("\n{line}"); // after the test runner's unfinished line
         io::stdout().flush().unwrap();
     };
     match order.as_str() {
@@ -82,7 +82,8 @@ fn tree() -> Memory {
     memory
 }
 
-/// Ends the test with a `SKIPPED:` line where the user that the command prefix changes to cannot mount.
+/// Ends the test with a `SKIPPED:` line if the user that the command prefix changes to cannot
+/// mount.
 macro_rules! can_mount {
     ($before:expr) => {
         if let Some(reason) = mounted::why_no_mounts($before) {
@@ -92,7 +93,7 @@ macro_rules! can_mount {
     };
 }
 
-/// A place that any user can reach, with a copy of this program that any user can run.
+/// A directory that all users can reach, with a copy of this program that all users can run.
 struct Stage {
     dir: tempfile::TempDir,
 }
@@ -101,8 +102,8 @@ impl Stage {
     fn new() -> Stage {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        // By another process: a descriptor that we write to could be inherited by a child that another
-        // test starts, and a program that somebody has open for writing cannot be run.
+        // Copied by another process: a child started by a concurrent test could inherit a
+        // descriptor open for writing, and a program open for writing cannot be executed.
         let program = std::env::current_exe().unwrap();
         assert!(Command::new("cp").arg(program).arg(dir.path().join("program")).status().unwrap().success());
         fs::create_dir(dir.path().join("view")).unwrap();
@@ -113,7 +114,8 @@ impl Stage {
         self.dir.path().join("view")
     }
 
-    /// This program as `child`, to be prefixed by `before` (a command and its arguments).
+    /// Returns the command that runs this program as `child`, prefixed by `before` (a command and
+    /// its arguments).
     fn command(&self, before: &[&str], order: &str) -> Command {
         let program = self.dir.path().join("program");
         let mut words = before.iter().map(|word| word.as_ref()).chain([program.as_os_str()]);
@@ -126,11 +128,11 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        unmount(&self.view()); // what a failed test may have left
+        unmount(&self.view()); // a failed test may have left it mounted
     }
 }
 
-/// A running child, its lines with a time limit, killed at the end.
+/// A running child, whose output is read with a time limit; killed when dropped.
 struct Server {
     child: Child,
     lines: mpsc::Receiver<String>,
@@ -145,7 +147,7 @@ impl Server {
         Server { child, lines }
     }
 
-    /// The next line in capitals: what `child` says, and not the test runner.
+    /// Returns the next line in capitals, which is a line of `child` and not of the test runner.
     fn says(&self) -> String {
         loop {
             let line = self.lines.recv_timeout(PATIENCE).expect("the child says something");
@@ -167,7 +169,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs `ask` aside and fails if it hangs.
+/// Runs `ask` in another thread and fails if it hangs.
 fn promptly<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, answer) = mpsc::channel();
     thread::spawn(move || sender.send(ask()));
@@ -190,7 +192,7 @@ fn when_the_server_is_killed_programs_get_errors_and_do_not_hang() {
     let mut open = fs::File::open(view.join("large")).unwrap();
     open.read_exact(&mut [0; 10]).unwrap();
 
-    // Killed with requests under way: eight readers who go around the cache.
+    // Killed with requests in flight from eight readers that bypass the cache.
     let readers: Vec<_> = (0..8)
         .map(|n| {
             let path = view.join("large");
@@ -239,7 +241,8 @@ fn a_program_started_by_the_server_does_not_keep_the_connection() {
     drop(session);
 }
 
-/// An ordinary user's command prefix: nothing if we are one, otherwise a change to nobody.
+/// The command prefix for an ordinary user: empty if the test runs as one, otherwise a change to
+/// user nobody.
 fn as_ordinary_user(stage: &Stage) -> Vec<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Vec::new();
@@ -321,8 +324,8 @@ fn a_detached_mount_works_in_a_name_space_of_an_ordinary_user() {
     if !rustix::process::geteuid().is_root() {
         return detached_in(&["unshare", "-Urm"]);
     }
-    // Where only root may open /dev/fuse, an ordinary user sees one that all may open: a name space
-    // for this process alone.
+    // If only root may open /dev/fuse, a mount namespace for this process alone shows a device that
+    // all users may open.
     let script = "node=$0.fuse; mknod \"$node\" c 10 229 && chmod 666 \"$node\" && \
                   mount --bind \"$node\" /dev/fuse && \
                   exec setpriv --reuid=65534 --regid=65534 --clear-groups unshare -Urm \"$0\" \"$@\"";
@@ -338,7 +341,7 @@ fn detached_in(before: &[&str]) {
         println!("SKIPPED: no user namespaces: {error}");
         return;
     }
-    // The device that the user sees may be one that `before` makes, so it is opened there.
+    // `before` may create the device that the user sees, so the check opens it there.
     let opens = stage.dir.path().join("opens");
     fs::write(&opens, "#!/bin/sh\n: <>/dev/fuse\n").unwrap();
     fs::set_permissions(&opens, fs::Permissions::from_mode(0o755)).unwrap();

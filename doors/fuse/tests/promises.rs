@@ -1,5 +1,5 @@
-//! The promises of the contract, asked of a real mount by system calls: what the reference model keeps, the kernel and
-//! the door keep with it. Random histories find out what nobody thought of.
+//! Tests the contract with system calls on a real mount of the reference model, so that they cover
+//! the kernel and the FUSE server. Random histories cover sequences that no other test has.
 
 mod mounted;
 mod through;
@@ -13,7 +13,7 @@ use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
 use quell_testkit::histories::{self, Shape};
 use through::Through;
 
-/// A mount, unmounted and removed at its end.
+/// A mount, unmounted and removed when dropped.
 struct Mounted {
     _session: Session,
     dir: tempfile::TempDir,
@@ -25,7 +25,7 @@ fn mount(model: &WritableModel) -> quell_fs::Result<Mounted> {
     Ok(Mounted { _session: session, dir })
 }
 
-/// So many mounts of one new model.
+/// Returns `count` mounts of one new model.
 fn mounts(count: usize) -> Mounts {
     let model = WritableModel::new();
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
@@ -36,12 +36,12 @@ fn mounts(count: usize) -> Mounts {
     Mounts { mounts: mounts.collect(), keep: Some(Box::new(keep)) }
 }
 
-/// Asks what `ask` asks, where this machine allows mounts.
+/// Runs `ask` on a mount, if this machine allows mounts.
 fn of_the_mount(ask: impl FnOnce(&WritingWorld<'_>)) {
     if let Some(reason) = mounted::why_no_mounts(&[]) {
         return println!("SKIPPED: {reason}");
     }
-    // Permissions are to arrive as they were asked for.
+    // Permissions must arrive unchanged.
     rustix::process::umask(rustix::fs::Mode::empty());
     ask(&WritingWorld {
         name: "a mount of the model",

@@ -1,5 +1,5 @@
-//! What programs see through a real mount of a tree that may be changed. Each test mounts an empty one in a directory
-//! of its own; where this machine allows no mounts, the tests print `SKIPPED:` and the reason.
+//! Tests programs' view of a real mount of a writable tree. Each test mounts an empty tree in its
+//! own directory. If this machine allows no mounts, the tests print `SKIPPED:` and the reason.
 
 mod mounted;
 mod watched;
@@ -25,9 +25,9 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use watched::{ROOT, Watch, Watched};
 
-/// An empty tree mounted for one test, unmounted and removed at its end.
+/// An empty tree mounted for one test, unmounted and removed when dropped.
 struct Mounted {
-    // Before the directory: fields are dropped in order.
+    // Declared before the directory, because fields are dropped in order.
     session: Session,
     fs: Arc<Watched>,
     watch: Arc<Watch>,
@@ -62,7 +62,7 @@ impl Mounted {
     }
 }
 
-/// Mounts, or leaves the test.
+/// Mounts, or ends the test.
 macro_rules! mounted {
     () => {
         mounted!(Options::default())
@@ -79,7 +79,7 @@ fn errno<T>(result: io::Result<T>) -> i32 {
     result.err().expect("an error").raw_os_error().expect("an error of the system")
 }
 
-/// What the kernel does when it gets to it.
+/// Waits for an action of the kernel that happens later.
 fn eventually(is_so: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !is_so() {
@@ -91,27 +91,29 @@ fn eventually(is_so: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Closes, and tells what close(2) said.
+/// Closes a file and returns the result of close(2).
 #[allow(unsafe_code)]
 fn close(file: File) -> io::Result<()> {
-    // SAFETY: as every libc declares it. The standard library closes without telling what came of it.
+    // SAFETY: the declaration matches that of every libc. The standard library does not return the
+    // result of close(2).
     unsafe extern "C" {
         fn close(fd: i32) -> i32;
     }
-    // SAFETY: the descriptor was the file's alone and is used by nobody afterwards.
+    // SAFETY: the file owned the descriptor, and nothing uses it afterwards.
     match unsafe { close(file.into_raw_fd()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Maps the first bytes of a file for the time of `with`.
+/// Maps the first bytes of a file during `with`.
 #[allow(unsafe_code)]
 fn map<T>(file: &File, length: usize, shared: bool, writes: bool, with: impl FnOnce(&mut [u8]) -> T) -> T {
     let access = if writes { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     let kind = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
-    // SAFETY: a new mapping, within the file's length as the tests see to, written to only where that was asked for;
-    // what else changes the file meanwhile does not change these pages behind a reference that is in use.
+    // SAFETY: a new mapping, within the file's length (the tests ensure this), and written to only
+    // if it was mapped for writing. Nothing else changes these pages while a reference to them is
+    // in use.
     unsafe {
         let at = mmap(std::ptr::null_mut(), length, access, kind, file, 0).unwrap();
         let result = with(std::slice::from_raw_parts_mut(at.cast::<u8>(), length));
@@ -173,7 +175,7 @@ fn writes_of_any_size_and_place_arrive_as_they_are() {
     assert!(some[..1_000_003] == expected[9_000_000..]);
     assert_eq!(file.read_at(&mut some, 10_000_003).unwrap(), 0);
     assert_eq!(file.read_at(&mut some, 20_000_000).unwrap(), 0);
-    // Also around caches that there are none of, and of bytes that no block begins with.
+    // Also with O_DIRECT and unaligned offsets.
     let direct = mounted.open("file", OFlags::RDWR | OFlags::DIRECT);
     direct.write_all_at(b"direct", 77).unwrap();
     assert_eq!(direct.read_at(&mut some[..8], 76).unwrap(), 8);
@@ -187,7 +189,7 @@ fn what_the_kernel_copies_by_itself_is_what_was_written() {
     let (from, writer) = (mounted.open("from", OFlags::RDONLY), mounted.open("from", OFlags::WRONLY));
     for (number, byte) in [b'a', b'b', b'c'].into_iter().enumerate() {
         writer.write_all_at(&vec![byte; 100_000], 0).unwrap();
-        // Without a buffer of the program's: pages travel.
+        // sendfile(2) moves pages, without a buffer in the program.
         let to = tempfile::tempfile().unwrap();
         let mut offset = 0;
         while rustix::fs::sendfile(&to, &from, Some(&mut offset), 1 << 20).unwrap() > 0 {}
@@ -236,7 +238,7 @@ fn two_descriptors_that_append_never_overwrite_each_other() {
     let expected: String = (0..50).map(|round| format!("a{round}\nb{round}\n")).collect();
     assert_eq!(String::from_utf8(mounted.read("log")).unwrap(), expected);
 
-    // A descriptor may be made to append later, and to stop it.
+    // O_APPEND can be set on an open descriptor, and cleared again.
     let mut c = mounted.open("log", OFlags::RDWR);
     rustix::fs::fcntl_setfl(&c, OFlags::APPEND).unwrap();
     c.write_all(b"appended").unwrap();
@@ -244,7 +246,7 @@ fn two_descriptors_that_append_never_overwrite_each_other() {
     c.write_all_at(b"A", 0).unwrap();
     let seen = mounted.read("log");
     assert!(seen.ends_with(b"b49\nappended") && seen.starts_with(b"A0\nb0"));
-    // What another process appended is where this one's end is.
+    // The end of the file includes data appended by another process.
     a.write_all(b"!").unwrap();
     assert_eq!(c.seek(SeekFrom::End(0)).unwrap(), seen.len() as u64 + 1);
 }
@@ -261,7 +263,7 @@ fn truncating_at_open_is_part_of_the_open() {
     assert_eq!(mounted.counters().changes, 0);
     file.write_all_at(b"new", 0).unwrap();
     assert_eq!(mounted.read("file"), b"new");
-    // Linux does this, and leaves the descriptor for reading.
+    // Linux truncates the file although the descriptor is for reading.
     let mut file = mounted.open("file", OFlags::RDONLY | OFlags::TRUNC);
     assert_eq!(file.read(&mut [0; 10]).unwrap(), 0);
     assert_eq!(mounted.read("file"), b"");
@@ -282,7 +284,7 @@ fn opens_say_how_and_by_whom() {
     let process = String::from_utf8(shell.stdout).unwrap().trim().parse().unwrap();
     let processes = || mounted.watch.opens().iter().map(|how| how.process).collect::<Vec<u32>>();
     assert_eq!(processes(), [process]);
-    // Threads are their process, however many there are.
+    // All threads of a process are reported as that process.
     for _ in 0..2 {
         let open = || mounted.open("file", OFlags::WRONLY);
         std::thread::scope(|scope| scope.spawn(open).join().unwrap());
@@ -521,7 +523,7 @@ fn files_are_mapped_for_reading_and_for_writing() {
     let file = mounted.open("file", OFlags::RDWR);
     for shared in [false, true] {
         map(&file, bytes.len(), shared, false, |seen| assert!(seen == bytes));
-        // What was written meanwhile is in a mapping that is made now.
+        // A mapping made now shows data written since the last one.
         file.write_all_at(b"changed", 50_000).unwrap();
         map(&file, bytes.len(), shared, false, |seen| assert_eq!(&seen[50_000..50_007], b"changed"));
         file.write_all_at(&bytes[50_000..50_007], 50_000).unwrap();
@@ -535,7 +537,7 @@ fn files_are_mapped_for_reading_and_for_writing() {
         &[bytes[8], bytes[9], b'h', b'e', b'r', b'e', bytes[14], bytes[15]]
     );
     assert_eq!(mounted.read("file").len(), bytes.len());
-    // Also where the descriptor appends.
+    // Also if the descriptor appends.
     let append = mounted.open("file", OFlags::RDWR | OFlags::APPEND);
     map(&append, bytes.len(), true, true, |mapped| mapped[20] = 99);
     assert_eq!((mounted.read("file")[20], mounted.read("file").len()), (99, bytes.len()));
@@ -624,11 +626,13 @@ fn what_a_mapping_wrote_is_published_by_an_unmount_at_the_latest() {
     assert!(eventually(|| mounted.session.unmount().is_ok()));
     mounted.session.join().unwrap();
     let opens = mounted.watch.opens().len() as u64;
-    // Each is published when it is closed and when it ends; and once more where a program that another test starts had a copy.
+    // Each file is published when it is closed and when it is released, and once more if a child of
+    // a concurrent test had a copy of the descriptor.
     assert!(mounted.watch.publishes.load(SeqCst) >= 2 * opens);
 }
 
-/// A close returns the error of a sync that failed, whatever the file was opened for: the file is asked at each.
+/// A close returns the error of a failed sync even for a file opened for reading: each close is
+/// passed to the file.
 #[test]
 fn a_close_of_what_was_only_read_asks_the_file() {
     let mounted = mounted!();
@@ -636,7 +640,7 @@ fn a_close_of_what_was_only_read_asks_the_file() {
     assert!(eventually(|| mounted.counters().published == 2), "a close, and the end of the open file");
     close(mounted.open("file", OFlags::RDONLY)).unwrap();
     assert_eq!(mounted.read("file"), b"x");
-    // Nothing was written: the end of such an open file has nothing to publish.
+    // No data was written: releasing a file that was open for reading publishes nothing.
     assert_eq!(mounted.counters().published, 4);
 }
 
@@ -685,7 +689,7 @@ fn a_write_costs_one_request_and_nothing_is_asked_beside_it() {
     assert_eq!((read.reads - after.reads, read.attributes), (200, after.attributes));
 }
 
-/// Has the kernel let go of every name that it knows of the mount and nobody uses.
+/// Makes the kernel drop all names of the mount that are not in use.
 fn forget_names(mounted: &Mounted) {
     use rustix::mount::{MountFlags, mount_remount};
     mount_remount(mounted.path(""), MountFlags::NOSUID | MountFlags::NODEV, "").unwrap();
@@ -724,7 +728,7 @@ fn all_references_come_back() {
             fs::remove_dir_all(mounted.path("a")).unwrap();
         }
     }
-    // What was removed has no name that the kernel could keep.
+    // A removed file has no name that the kernel could cache.
     assert!(eventually(|| mounted.watch.references() == 0), "{}", mounted.watch.references());
 }
 
@@ -733,7 +737,7 @@ fn what_another_node_did_is_seen_at_the_next_look() {
     let mounted = mounted!();
     mounted.write("file", b"one");
     fs::metadata(mounted.path("file")).unwrap();
-    // As if through another mount of the same.
+    // As if through another mount of the same tree.
     let there = mounted.fs.lookup(ROOT, b"file").unwrap().unwrap().node;
     mounted.fs.change(there, &Change { size_bytes: Some(1), ..Change::default() }).unwrap();
     assert_eq!(fs::metadata(mounted.path("file")).unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! Single files of a mount put over others, each at its own path.
+//! Attaches single files of a mount over other files, each at its own path.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -10,19 +10,19 @@ use rustix::mount::{OpenTreeFlags, UnmountFlags, open_tree, unmount};
 
 use crate::mount::{attach, attach_to};
 
-/// A file of a mount and the file that it is put over.
+/// A file of a mount and the file that it covers.
 #[derive(Debug, Clone)]
 pub struct FilePart {
-    /// In the root of the mount.
+    /// The name in the root of the mount.
     pub name: String,
     pub path: PathBuf,
-    /// Device and inode number of the file that must be there.
+    /// Device and inode number that the covered file must have.
     pub original: (u64, u64),
 }
 
-/// Puts the file of each name in the root of a detached mount over the file at the path beside it, in the caller's own
-/// mount namespace. The mount lies on the directory `aside` for a moment: before Linux 6.15 no part is taken of a
-/// mount that is attached nowhere.
+/// Attaches files of a detached mount over other files, in the caller's mount namespace: each
+/// `name` in the root of the mount over its `path`. The mount is attached to the directory `aside`
+/// meanwhile, because before Linux 6.15 the kernel clones no part of a detached mount.
 pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[FilePart]) -> Result<()> {
     attach(mount, aside, None)?;
     let parts = files.iter().map(|file| Ok((part(&aside.join(&file.name))?, file)));

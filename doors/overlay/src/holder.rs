@@ -1,26 +1,29 @@
-//! The holder: one process for each node, user and job that made the namespace. Others come in through
-//! its socket; it stays until the last process of the namespace has gone. Ranks that share a namespace
-//! can read one another's memory (MPI's cross-memory attach), ranks in namespaces of their own cannot.
+//! The holder: one process per node, user and job, which has created the namespace. Other processes
+//! join through its socket; it stays until the last process of the namespace has ended. Ranks that
+//! share a namespace can read each other's memory (MPI's cross-memory attach); ranks in separate
+//! namespaces cannot.
 //!
-//! The protocol, on a Unix stream socket in a directory that only the user may enter. Numbers have 4 bytes and are
-//! little endian.
+//! The protocol uses a Unix stream socket in a directory that only the user may enter. Numbers have
+//! 4 bytes and are little endian.
 //!
 //! ```text
 //! request for a report   "S"
 //! answer                 length of the report, report
 //!
 //! request to join        "J", length of the path, path of the caller's working directory
-//! answer                 length of the rest, error number, where the directory lies: one byte, 0 outside of all covered
-//!                        trees, 1 in a tree, 2 in a tree indexed with the file systems mounted below it; path of the tree
+//! answer                 length of the rest, error number, kind of tree, path of the tree
+//!                        (kind: one byte; 0 outside all covered trees, 1 in a tree, 2 in a tree
+//!                        indexed with the file systems mounted below it)
 //! ```
 //!
-//! Descriptors travel with an answer to "J": the mount namespace; the working directory as the namespace shows it, if the
-//! error number is 0; the user namespace, where there is one. A process cannot leave a namespace that it has entered without
-//! privilege, so a caller learns here, before it enters, whether its working directory exists in the view.
+//! Descriptors sent with an answer to "J": the mount namespace; the working directory as seen in
+//! the namespace, if the error number is 0; the user namespace, if there is one. Without privilege
+//! a process cannot leave a namespace that it has entered, so a caller must learn before it enters
+//! whether its working directory exists in the view.
 //!
-//! The lock file of a holder is locked while a process decides whether there is a holder, while it makes one, and while a
-//! holder leaves. No process waits for an answer with the lock held: a holder that does not answer delays all callers
-//! together, by one timeout.
+//! The lock file of a holder is locked while a process checks for a holder, while it creates one,
+//! and while a holder leaves. No process waits for an answer with the lock held, so a holder that
+//! does not answer delays all callers by one timeout together, not one after the other.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -45,14 +48,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const REPORT_BYTES_MAX: usize = 1 << 20;
-/// A path is longer than PATH_MAX only if it cannot be opened.
+/// A longer path than PATH_MAX cannot be opened.
 const PATH_BYTES_MAX: usize = 4096;
-/// How long a caller waits for its answer, and a holder for a caller's request, in all.
+/// The total time that a caller waits for its answer, and a holder for a caller's request.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two tries of what a lock or a full queue forbids for a moment.
+/// The pause before retrying a lock or a connection to a full queue.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The descriptors that lead into a holder's namespaces.
+/// Descriptors of a holder's namespaces.
 #[derive(Debug)]
 pub struct Namespaces {
     mount: OwnedFd,
@@ -60,7 +63,7 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
-    /// Those of the calling process.
+    /// Returns the namespaces of the calling process.
     pub fn of_caller(with_user: bool) -> Result<Namespaces> {
         let open = |kind: &str| {
             let path = format!("/proc/self/ns/{kind}");
@@ -69,8 +72,9 @@ impl Namespaces {
         Ok(Namespaces { mount: open("mnt")?, user: with_user.then(|| open("user")).transpose()? })
     }
 
-    /// Moves the calling process, which must have a single thread or threads that end, into them. Its root and working
-    /// directory become the namespace's root.
+    /// Moves the calling process into the namespaces. It must have a single thread, or other
+    /// threads that are about to end. Its root and working directory become the root of the
+    /// namespace.
     pub fn enter(&self) -> Result<()> {
         if let Some(user) = &self.user {
             crate::namespace::wait_until_alone();
@@ -82,19 +86,19 @@ impl Namespaces {
     }
 }
 
-/// What a holder gives to a process that joins.
+/// The result of joining a holder.
 #[derive(Debug)]
 pub struct Admission {
     pub namespaces: Namespaces,
     pub directory: ViewDirectory,
 }
 
-/// The caller's working directory as the namespace shows it.
+/// The caller's working directory as seen in the namespace.
 #[derive(Debug)]
 pub struct ViewDirectory {
-    /// An error, if the namespace has no such directory.
+    /// An error if the namespace has no such directory.
     pub opened: Result<OwnedFd>,
-    /// The covered tree that it lies in.
+    /// The covered tree that contains it.
     pub tree: Option<CoveredTree>,
 }
 
@@ -102,7 +106,8 @@ pub struct ViewDirectory {
 #[derive(Debug, Clone)]
 pub struct CoveredTree {
     pub path: PathBuf,
-    /// Whether file systems mounted below it were indexed, too. Otherwise their mount points are empty in the view.
+    /// Whether file systems mounted below it were also indexed. If not, their mount points are
+    /// empty in the view.
     pub crosses_mounts: bool,
 }
 
@@ -110,12 +115,13 @@ fn socket_path(directory: &Path, key: &str) -> PathBuf {
     directory.join(format!("{key}.sock"))
 }
 
-/// Waits for the lock of `key`; `None` after the timeout. A holder of a mount point is made while it is held. The process should
-/// end if it does not get the lock: a thread of it waits still.
+/// Waits for the lock of `key`, which a caller holds while it creates the holder of a mount point.
+/// Returns `None` after the timeout; the process should then end, because one of its threads still
+/// waits for the lock.
 pub fn lock_key_within(directory: &Path, key: &str, timeout: Duration) -> Result<Option<File>> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let (directory, key) = (directory.to_owned(), key.to_owned());
-    // flock(2) knows no timeout.
+    // flock(2) has no timeout.
     std::thread::spawn(move || sender.send(lock_key(&directory, &key)));
     receiver.recv_timeout(timeout).ok().transpose()
 }
@@ -128,8 +134,8 @@ fn lock_key(directory: &Path, key: &str) -> Result<File> {
     }
 }
 
-/// Held while a process looks for a holder or makes one, and while a holder leaves: at most one of them
-/// decides at a time.
+/// Locks the lock file of `key`. The lock is held while a process checks for a holder or creates
+/// one, and while a holder leaves, so that only one process decides at a time.
 fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option<File>> {
     let path = directory.join(format!("{key}.lock"));
     let failed = |e| Error::from_io(e, "lock", path.as_os_str().as_bytes());
@@ -141,7 +147,7 @@ fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option
             Err(rustix::io::Errno::INTR) => continue,
             Err(e) => return Err(failed(e.into())),
         }
-        // The file may have been removed by the one that held the lock before.
+        // The previous owner of the lock may have removed the file.
         let still = rustix::fs::stat(&path).ok();
         let ours = rustix::fs::fstat(&file).map_err(|e| failed(e.into()))?;
         if still.is_some_and(|still| (still.st_dev, still.st_ino) == (ours.st_dev, ours.st_ino)) {
@@ -150,13 +156,15 @@ fn lock(directory: &Path, key: &str, operation: FlockOperation) -> Result<Option
     }
 }
 
-/// Joins the holder of `key`, or makes one with `make`, which returns once its socket is there. Of several
-/// callers at once one makes it and the others join. `make` gets the lock, for the new process to hold as well: if the
-/// caller is killed, no other makes a second holder beside the one that is still starting.
+/// Joins the holder of `key`, or creates one with `make`, which must return once the holder's
+/// socket exists. Of several concurrent callers one creates the holder and the others join it.
+/// `make` gets the lock, so that the new process holds it too: if the caller is killed, no other
+/// caller creates a second holder while the first is starting.
 ///
-/// `working_directory`: where the caller asks to be in the namespace.
+/// `working_directory`: the directory that the caller will use in the namespace.
 ///
-/// Errors: `Os(ETIMEDOUT)` where a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names it.
+/// Errors: `Os(ETIMEDOUT)` if a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names
+/// the process.
 pub fn join(
     directory: &Path,
     key: &str,
@@ -167,7 +175,7 @@ pub fn join(
     let mut deadline = None;
     loop {
         let lock = lock_key(directory, key)?;
-        // The wait for a process that makes a holder is not one for an answer.
+        // The wait for a process that creates a holder does not count towards the timeout.
         let mut until = *deadline.get_or_insert_with(|| Instant::now() + ANSWER_TIMEOUT);
         let mut connection = connect(directory, key)?;
         if let Connection::None { is_left_behind } = connection {
@@ -184,12 +192,12 @@ pub fn join(
         drop(lock);
         match connection {
             Connection::Made(stream) => match admitted(&stream, working_directory, until) {
-                // It was killed between the connection and the answer, and is as good as one that was killed before.
+                // The holder was killed before it answered; the next pass replaces it.
                 Err(e) if [errno::ECONNRESET, errno::EPIPE].contains(&e.errno()) => {}
                 answer => return answer,
             },
             Connection::None { .. } => return Err(Error::new(ErrorKind::NotFound, "join the holder", key)),
-            // It does not take callers from its queue.
+            // The holder accepts no connections from its queue.
             Connection::QueueFull if Instant::now() < until => std::thread::sleep(RETRY_INTERVAL),
             Connection::QueueFull => return Err(no_answer("a process whose queue is full")),
         }
@@ -201,7 +209,7 @@ fn no_answer(holder: &str) -> Error {
     Error::from_io(cause, "wait for an answer of", holder)
 }
 
-/// A holder's report; `None` where there is no such holder.
+/// Returns a holder's report, or `None` if there is no such holder.
 pub fn ask(directory: &Path, key: &str) -> Result<Option<String>> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
@@ -220,7 +228,7 @@ pub fn ask(directory: &Path, key: &str) -> Result<Option<String>> {
     }
 }
 
-/// A holder as a process, whether it answers or not.
+/// The process of a holder, whether it answers or not.
 #[derive(Debug)]
 pub struct HolderProcess {
     pub pid: i32,
@@ -228,7 +236,7 @@ pub struct HolderProcess {
 }
 
 impl HolderProcess {
-    /// Waits for its end, which is `true`, or for the timeout.
+    /// Waits until the process ends or for the timeout; returns whether it has ended.
     pub fn wait(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         loop {
@@ -242,11 +250,11 @@ impl HolderProcess {
     }
 }
 
-/// The process behind the socket of `key`; `None` where there is no such holder.
+/// Returns the process that listens on the socket of `key`, or `None` if there is no such holder.
 pub fn process_of(directory: &Path, key: &str) -> Result<Option<HolderProcess>> {
     let Connection::Made(stream) = connect(directory, key)? else { return Ok(None) };
     let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "find the holder", key);
-    // The credentials of the process that listens, as they were when it began to.
+    // The kernel reports the listening process, as of its call to listen(2).
     let pid = rustix::net::sockopt::socket_peercred(&stream).map_err(failed)?.pid;
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(descriptor) => Ok(Some(HolderProcess { pid: pid.as_raw_nonzero().get(), descriptor })),
@@ -272,10 +280,10 @@ pub fn sweep(directory: &Path) {
     }
 }
 
-/// The suffixes of the files of a key. The lock goes last.
+/// The suffixes of the files of a key. The lock file is removed last.
 const SUFFIXES: [&str; 2] = ["sock", "lock"];
 
-/// The caller holds the lock.
+/// Removes the files of `key`. The caller must hold the lock.
 fn remove_files(directory: &Path, key: &str) {
     for suffix in SUFFIXES {
         let _ = std::fs::remove_file(directory.join(format!("{key}.{suffix}")));
@@ -285,15 +293,16 @@ fn remove_files(directory: &Path, key: &str) {
 #[derive(Debug)]
 enum Connection {
     Made(UnixStream),
-    /// The holder lives and takes nobody in.
+    /// The holder exists, but accepts no connections.
     QueueFull,
-    /// `is_left_behind`: the socket of a holder that was killed is still there. It is removed by a caller that has the lock.
+    /// No holder. If `is_left_behind`, the socket of a killed holder still exists; a caller that
+    /// has the lock removes it.
     None {
         is_left_behind: bool,
     },
 }
 
-/// Does not wait.
+/// Connects to the holder of `key` without waiting.
 fn connect(directory: &Path, key: &str) -> Result<Connection> {
     use rustix::io::Errno;
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -317,7 +326,7 @@ fn connect(directory: &Path, key: &str) -> Result<Connection> {
 fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) -> Result<Admission> {
     let damaged = |what: &str| Error::new(ErrorKind::Damaged, "join the holder", what);
     let path = working_directory.as_os_str().as_bytes();
-    // No directory of such a path can be opened: none is asked for.
+    // A directory with so long a path cannot be opened, so the request has no path.
     let path = if path.len() > PATH_BYTES_MAX { b"" } else { path };
     let request = [b"J", &(path.len() as u32).to_le_bytes()[..], path].concat();
     let (answer, descriptors) = call(stream, &request, deadline)?;
@@ -345,7 +354,7 @@ fn admitted(stream: &UnixStream, working_directory: &Path, deadline: Instant) ->
 /// Sends a request and waits for the answer, both until the deadline.
 fn call(stream: &UnixStream, request: &[u8], deadline: Instant) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let failed = |e: std::io::Error| match e.kind() {
-        // What a timeout of a socket is called.
+        // The error of a socket timeout.
         std::io::ErrorKind::WouldBlock => match rustix::net::sockopt::socket_peercred(stream) {
             Ok(peer) => no_answer(&format!("process {}", peer.pid.as_raw_nonzero())),
             Err(_) => no_answer("the holder"),
@@ -353,7 +362,7 @@ fn call(stream: &UnixStream, request: &[u8], deadline: Instant) -> Result<(Vec<u
         _ => Error::from_io(e, "ask the holder", b""),
     };
     let wait = || {
-        // Zero would be no timeout.
+        // A timeout of zero would mean no timeout.
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         stream
             .set_read_timeout(Some(left))
@@ -374,7 +383,8 @@ fn call(stream: &UnixStream, request: &[u8], deadline: Instant) -> Result<(Vec<u
         }
     };
     if got.bytes == 0 {
-        // Closed without a word, which the kernel says in either way.
+        // The connection was closed without an answer; the kernel may also report this as
+        // ECONNRESET.
         return Err(failed(std::io::Error::from_raw_os_error(errno::ECONNRESET)));
     }
     let length = u32::from_le_bytes(length) as usize;
@@ -398,23 +408,23 @@ fn call(stream: &UnixStream, request: &[u8], deadline: Instant) -> Result<(Vec<u
 /// Why a holder ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HolderEnd {
-    /// The last process of the namespace has gone.
+    /// The last process of the namespace has ended.
     Deserted,
-    /// `need` said so.
+    /// The callback `need` returned `Over`.
     NotNeeded,
 }
 
 /// Whether a holder is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
-    /// It serves, and is found by its socket.
+    /// The holder is needed and can be joined through its socket.
     Listed,
-    /// It serves what programs still use, and its place is free for another.
+    /// The holder serves programs that still use its view; a new holder may take its key.
     Unlisted,
     Over,
 }
 
-/// A process that has connected and not yet sent all of its request.
+/// A connected process whose request is not complete yet.
 #[derive(Debug)]
 struct Caller {
     stream: UnixStream,
@@ -422,30 +432,30 @@ struct Caller {
     deadline: Instant,
 }
 
-/// The holder's side.
+/// The server side of the protocol.
 #[derive(Debug)]
 pub struct Holder {
     directory: PathBuf,
     key: String,
     listener: UnixListener,
-    /// Processes of the namespace, by their descriptors.
+    /// Processes of the namespace, by process number, each with its pidfd.
     members: HashMap<i32, OwnedFd>,
     callers: Vec<Caller>,
     trees: Vec<CoveredTree>,
     creator: Option<OwnedFd>,
-    /// Descriptors after whose events `need` is asked.
+    /// Descriptors whose events make `serve` call `need`.
     wakers: Vec<(OwnedFd, PollFlags)>,
     is_unlisted: bool,
 }
 
 impl Holder {
-    /// Opens the socket. The caller of `join` that started this process holds the lock.
+    /// Creates the socket. The caller of `join` that started this process holds the lock.
     pub fn bind(directory: &Path, key: &str) -> Result<Holder> {
         let path = socket_path(directory, key);
         let failed = |e| Error::from_io(e, "open socket", path.as_os_str().as_bytes());
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(failed)?;
-        // The directory keeps other users out.
+        // The mode of the directory already excludes other users.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(Holder {
@@ -461,7 +471,7 @@ impl Holder {
         })
     }
 
-    /// Stays at least as long as the process lives that asked for the view.
+    /// Keeps the holder running at least until the process that requested the view has ended.
     pub fn wait_for_creator(&mut self, pid: i32) {
         self.wait_for(pid);
         self.creator = self.members.get(&pid).and_then(|descriptor| descriptor.try_clone().ok());
@@ -474,19 +484,19 @@ impl Holder {
         }
     }
 
-    /// Says what the view covers, for the answers to processes that join.
+    /// Adds a tree that the view covers, for the answers to processes that join.
     pub fn covers(&mut self, tree: CoveredTree) {
         self.trees.push(tree);
     }
 
-    /// Asks `need` as soon as the descriptor has one of the events.
+    /// Makes `serve` call `need` when the descriptor has one of the events.
     pub fn wake_on(&mut self, descriptor: OwnedFd, events: PollFlags) {
         self.wakers.push((descriptor, events));
     }
 
-    /// Answers callers until the namespace is deserted or `need` is over. `report` is asked whenever a caller is answered,
-    /// `tick` about every `interval`, `need` after that and when a descriptor of `wake_on` has an event; `creator_ended` is
-    /// called once.
+    /// Answers callers until the namespace has no other processes or `need` returns `Over`. Calls
+    /// `report` for each report request, `tick` about every `interval`, `need` after each `tick`
+    /// and when a descriptor of `wake_on` has an event, and `creator_ended` once.
     pub fn serve(
         mut self,
         namespaces: Option<&Namespaces>,
@@ -504,7 +514,7 @@ impl Holder {
                 false => next_tick.saturating_duration_since(Instant::now()),
             })?;
             while let Ok((stream, _)) = self.listener.accept() {
-                // A caller that goes wrong harms only itself, and one that is slow nobody else.
+                // An error or delay of one caller must not affect the others.
                 if stream.set_nonblocking(true).is_ok() {
                     let deadline = Instant::now() + ANSWER_TIMEOUT;
                     self.callers.push(Caller { stream, request: Vec::new(), deadline });
@@ -543,12 +553,13 @@ impl Holder {
         }
     }
 
-    /// Removes the socket, which no process knows yet. The caller holds the lock.
+    /// Removes the socket, which no other process knows yet. The caller must hold the lock.
     pub fn abandon(self) {
         remove_files(&self.directory, &self.key);
     }
 
-    /// Until a caller comes or says something, a member ends, or the time is up. `true`: a descriptor of `wake_on` has an event.
+    /// Waits until a caller connects or sends data, a member ends, or the timeout. Returns whether
+    /// a descriptor of `wake_on` has an event.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         let mut watched: Vec<PollFd<'_>> =
             self.wakers.iter().map(|(waker, events)| PollFd::new(waker, *events)).collect();
@@ -571,12 +582,12 @@ impl Holder {
         }
     }
 
-    /// Reads what callers have sent, without waiting, and answers those that have sent all.
+    /// Reads the available data of all callers without waiting, and answers complete requests.
     fn hear_callers(&mut self, namespaces: Option<&Namespaces>, report: &mut dyn FnMut() -> String) {
         let mut waiting = Vec::new();
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.hear() {
-                // A caller that goes wrong harms only itself.
+                // An error of one caller must not affect the others.
                 Ok(Some(request)) => drop(self.answer(&caller.stream, request, namespaces, report)),
                 Ok(None) if Instant::now() < caller.deadline => waiting.push(caller),
                 Ok(None) | Err(_) => {}
@@ -593,11 +604,11 @@ impl Holder {
         report: &mut dyn FnMut() -> String,
     ) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(stream)?;
-        // The directory keeps others out; should it ever not, so does this.
+        // The mode of the directory already excludes other users; this is a second check.
         if peer.uid != rustix::process::geteuid() {
             return Ok(());
         }
-        // What a socket takes at once is more than most answers have.
+        // Most answers fit into the socket buffer, so writing them does not block.
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let (Request::Join(path), Some(namespaces)) = (&request, namespaces) else {
@@ -615,12 +626,13 @@ impl Holder {
         let mut descriptors: Vec<BorrowedFd<'_>> = vec![namespaces.mount.as_fd()];
         descriptors.extend(opened.as_ref().ok().map(AsFd::as_fd));
         descriptors.extend(namespaces.user.as_ref().map(AsFd::as_fd));
-        // A member before it can enter: the holder must not leave meanwhile.
+        // Recorded as a member before it can enter, so that the holder does not leave meanwhile.
         self.wait_for(peer.pid.as_raw_nonzero().get());
         send_answer(stream, &[&number.to_le_bytes()[..], &tree].concat(), &descriptors)
     }
 
-    /// Processes of the namespace that did not come through the socket: children that outlived theirs.
+    /// Finds processes of the namespace that did not join through the socket: children that
+    /// outlived their parents.
     fn find_members(&mut self) {
         let Ok(ours) = std::fs::read_link("/proc/self/ns/mnt") else { return };
         let own_pid = std::process::id() as i32;
@@ -637,10 +649,10 @@ impl Holder {
         self.members.retain(|_, descriptor| !has_ended(descriptor.as_fd()));
     }
 
-    /// Removes the socket, unless a caller is just coming in.
+    /// Removes the socket, unless a caller is connecting. Returns whether it was removed.
     fn leave(&self) -> Result<bool> {
         let Some(_lock) = lock(&self.directory, &self.key, FlockOperation::NonBlockingLockExclusive)? else {
-            // Another process holds the lock, and may connect.
+            // Another process holds the lock and may connect.
             std::thread::sleep(RETRY_INTERVAL);
             return Ok(false);
         };
@@ -655,7 +667,7 @@ impl Holder {
     }
 }
 
-/// What a caller asks.
+/// A request of a caller.
 #[derive(Debug)]
 enum Request {
     Report,
@@ -663,7 +675,7 @@ enum Request {
 }
 
 impl Caller {
-    /// Reads what is there. `None`: there is more to come.
+    /// Reads the available data. `None`: the request is not complete.
     fn hear(&mut self) -> std::io::Result<Option<Request>> {
         let mut bytes = [0; 4096];
         loop {
@@ -694,7 +706,7 @@ impl Caller {
     }
 }
 
-/// A directory at exactly this path, without a symbolic link on the way, that may be entered.
+/// Opens the directory at exactly this path, without symbolic links, if it may be entered.
 fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
     use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, readlinkat, statat};
     use std::os::fd::AsRawFd;
@@ -707,12 +719,12 @@ fn open_directory(path: &Path) -> rustix::io::Result<OwnedFd> {
     if found.as_bytes() != path.as_os_str().as_bytes() {
         return Err(rustix::io::Errno::LOOP);
     }
-    // Asks for permission to search it, as fchdir(2) will.
+    // Checks the search permission, as fchdir(2) will.
     statat(&directory, ".", AtFlags::empty())?;
     Ok(directory)
 }
 
-/// The descriptors travel with the length.
+/// Sends an answer. The descriptors are sent with its length.
 fn send_answer(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<()> {
     let length = (bytes.len() as u32).to_le_bytes();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -728,7 +740,7 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() }
 }
 
-/// Whether the process behind the descriptor has ended.
+/// Returns whether the process of the pidfd has ended.
 fn has_ended(process: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -771,7 +783,7 @@ mod tests {
             let callers: Vec<_> = (0..CALLERS).map(|_| scope.spawn(call)).collect();
             let mut streams: Vec<UnixStream> = (0..CALLERS).map(|_| listener.accept().unwrap().0).collect();
             drop(lock_key(path, "key").unwrap());
-            // All of them wait still, without the lock: an answer reaches each.
+            // All of them still wait, without the lock, and each receives its answer.
             for stream in &mut streams {
                 let damaged = [8, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0];
                 std::io::Write::write_all(stream, &damaged).unwrap();

@@ -1,9 +1,10 @@
-//! The overlay door: the kernel serves a tree's metadata from a tmpfs (or from a FUSE mount of ours)
-//! through overlayfs, and its data from the tree itself. No daemon is on the path of any request.
+//! Overlay views: the kernel serves the metadata of a tree from a tmpfs (or from a FUSE mount of
+//! Quell) through overlayfs, and its data from the tree itself. No Quell process is involved in a
+//! request.
 //!
-//! The metadata layer holds one empty file for each entry, with `user.overlay.metacopy` and
-//! `user.overlay.redirect`, which send the kernel to the data-only layer for the bytes (Linux 6.16 for
-//! callers without privilege).
+//! The metadata layer has one empty file for each regular file. Its attributes
+//! `user.overlay.metacopy` and `user.overlay.redirect` direct the kernel to the data-only layer for
+//! the data. (Linux 6.16 for callers without privilege.)
 
 mod descriptors;
 mod files;

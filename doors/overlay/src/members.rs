@@ -7,8 +7,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 const POLL: Duration = Duration::from_millis(10);
 
-/// Other processes in the mount namespace of the caller. Each descriptor refers to a process that was in the namespace
-/// after the descriptor was opened, so a reused process number is never taken for a member.
+/// Returns the other processes in the caller's mount namespace. Each was in the namespace after its
+/// descriptor was opened, so a reused process number is never mistaken for a member.
 fn others() -> Vec<OwnedFd> {
     let Ok(ours) = std::fs::read_link("/proc/self/ns/mnt") else { return Vec::new() };
     let own_pid = std::process::id() as i32;
@@ -30,8 +30,8 @@ fn others() -> Vec<OwnedFd> {
     found
 }
 
-/// Ends all other processes in the mount namespace of the caller: SIGTERM, and SIGKILL for those that are still there
-/// after `grace`. Processes that enter the namespace while this runs are ended, too.
+/// Ends all other processes in the caller's mount namespace: with SIGTERM, and after `grace` with
+/// SIGKILL. Processes that enter the namespace meanwhile are also ended.
 pub fn end_other_members(grace: Duration) {
     let begun = Instant::now();
     let mut signal = Signal::TERM;
@@ -41,7 +41,7 @@ pub fn end_other_members(grace: Duration) {
             return;
         }
         for member in &members {
-            // A process that has just ended, or that has other rights by now, takes no signal.
+            // Signalling fails for a process that has just ended or has changed its user.
             let _ = pidfd_send_signal(member, signal);
         }
         let pause_ends = Instant::now() + if signal == Signal::TERM { grace } else { POLL };

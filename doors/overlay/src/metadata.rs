@@ -1,6 +1,6 @@
-//! Fills a tmpfs with a tree's metadata for overlayfs: directories, links and special files as they are,
-//! and for each regular file an empty one of the same size with a note where its bytes are; or none, where the
-//! file is to be whole here.
+//! Fills a tmpfs with the metadata of a tree for overlayfs. Directories, links and special files
+//! are created as they are. A regular file becomes an empty file of the same size with an attribute
+//! that names its data; a file whose data is to be written here gets no such attribute.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -15,12 +15,13 @@ use rustix::io::Errno;
 
 use crate::redirected::{METACOPY, REDIRECT, REDIRECT_BYTES_MAX, escaped};
 
-/// Directories that a thread takes at a time.
+/// The number of directories that a thread takes at a time.
 const DIRECTORIES_AT_ONCE: usize = 32;
-/// Links made to show a file's link count where its other names lie outside the tree.
+/// The maximum number of links made to reproduce a file's link count if its other names lie outside
+/// the tree.
 const OUTSIDE_LINKS_MAX: u32 = 1000;
 
-/// Who the caller is, where the metadata layer can hold no other owner.
+/// The user and groups of the caller, if the metadata layer can have no other owner.
 #[derive(Debug, Clone)]
 pub struct Ids {
     pub uid: u32,
@@ -28,7 +29,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// The calling process.
+    /// Returns the ids of the calling process.
     pub fn of_caller() -> Result<Ids> {
         let mut groups: Vec<u32> = rustix::process::getgroups()
             .map_err(|e| Error::from_io(e.into(), "read groups", b""))?
@@ -39,8 +40,9 @@ impl Ids {
         Ok(Ids { uid: rustix::process::geteuid().as_raw(), groups })
     }
 
-    /// The mode that gives the caller, who will be the owner, no more than the original gives: read and
-    /// search where the caller is another. Writing is no question in a view that is read-only or private.
+    /// Returns the mode that gives the caller, as the owner of the copy, no more read and search
+    /// permission than the original gives. Write permission is not restricted, because the view is
+    /// read-only or private.
     fn mode_for(&self, a: &Attributes) -> u32 {
         if a.uid == self.uid {
             return a.permissions;
@@ -51,7 +53,7 @@ impl Ids {
     }
 }
 
-/// The filled layer: descriptors for `mount_overlay`.
+/// The filled layer, as descriptors for `mount_overlay`.
 #[derive(Debug)]
 pub struct Metadata {
     /// The root of the metadata layer.
@@ -61,11 +63,11 @@ pub struct Metadata {
     pub work: OwnedFd,
 }
 
-/// One directory to be filled.
+/// A directory to fill.
 struct Directory {
     node: NodeId,
     attributes: Attributes,
-    /// Relative to the layer's root, empty for it.
+    /// Relative to the root of the layer; empty for the root.
     path: Vec<u8>,
 }
 
@@ -79,18 +81,19 @@ struct Name {
 struct Fill<'a> {
     fs: &'a dyn FileSystem,
     layer: BorrowedFd<'a>,
-    /// `None`: owners are kept as they are.
+    /// `None` if owners are kept.
     squash: Option<&'a Ids>,
     xattrs: bool,
     whole: &'a HashSet<NodeId>,
 }
 
-/// Fills `tmpfs`, a file system that is empty. `squash`: make the caller the owner of everything, as a
-/// user namespace with one user must. The caller's umask must be 0. `whole`: files whose bytes will be written
-/// ([`Metadata::write`], then [`Metadata::finish`]), and that no other layer is asked for.
+/// Fills `tmpfs`, an empty file system. With `squash`, the caller becomes the owner of all entries,
+/// as a user namespace with one user requires. The caller's umask must be 0. The data of the files
+/// in `whole` is written later ([`Metadata::write`], then [`Metadata::finish`]); overlayfs does not
+/// look for it in other layers.
 ///
-/// An error of kind `Unsupported` names the first entry that a tmpfs cannot show in this namespace; the
-/// tree needs another view.
+/// An error of kind `Unsupported` names the first entry that a tmpfs cannot show in this namespace;
+/// the tree then needs another view.
 pub fn fill(
     fs: &dyn FileSystem,
     tmpfs: &OwnedFd,
@@ -135,7 +138,7 @@ pub fn fill(
 }
 
 impl Metadata {
-    /// Writes to a file that is to be whole.
+    /// Writes data of a file in `whole`.
     pub fn write(&self, path: &[u8], offset: u64, bytes: &[u8]) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.layer, os(path), flags, Mode::empty())
@@ -144,8 +147,8 @@ impl Metadata {
         file.write_all_at(bytes, offset).map_err(|e| Error::from_io(e, "write", path))
     }
 
-    /// What writing to these files has undone: their times, modes that go with an owner, and attributes that
-    /// give power to a program.
+    /// Restores metadata of the written files that writing has changed: their times, set-id bits
+    /// and extended attributes, such as file capabilities.
     pub fn finish(&self, fs: &dyn FileSystem, whole: &HashSet<NodeId>) -> Result<()> {
         let xattrs = fs.capabilities().xattrs;
         let fill = Fill { fs, layer: self.layer.as_fd(), squash: None, xattrs, whole };
@@ -182,7 +185,7 @@ fn failed(errno: Errno, operation: &'static str, path: &[u8]) -> Error {
     Error::from_io(errno.into(), operation, path)
 }
 
-/// What the namespace does not let the tmpfs hold.
+/// The error for an entry that the tmpfs cannot hold in this namespace.
 fn unsupported(what: &'static str, path: &[u8]) -> Error {
     Error::new(ErrorKind::Unsupported, what, path)
 }
@@ -200,7 +203,7 @@ fn open_dir(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd> {
 
 fn times(modified: Time) -> Timestamps {
     let time = Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() };
-    // There is no access time in the index; see quell_fs::Attributes.
+    // The index has no access times; see quell_fs::Attributes.
     Timestamps { last_access: time, last_modification: time }
 }
 
@@ -213,7 +216,7 @@ impl Fill<'_> {
         self.squash.map_or(a.permissions, |ids| ids.mode_for(a))
     }
 
-    /// All directories, parents first; still empty, and with the times of just now.
+    /// Creates all directories, parents first. They are still empty and have the current time.
     fn make_directories(&self) -> Result<Vec<Directory>> {
         let root = self.fs.root();
         let mut all = vec![Directory { node: root, attributes: self.fs.attributes(root)?, path: Vec::new() }];
@@ -231,7 +234,7 @@ impl Fill<'_> {
                 continue;
             }
             let parent = open_dir(self.layer, &path)?;
-            // A tmpfs lists the newest first: made backwards, directories are listed in order.
+            // A tmpfs lists the newest entry first, so directories are created in reverse order.
             for directory in below.iter().rev() {
                 if directory.path.len() > REDIRECT_BYTES_MAX {
                     return Err(unsupported("redirect to so long a path:", &directory.path));
@@ -244,7 +247,8 @@ impl Fill<'_> {
         Ok(all)
     }
 
-    /// A directory whose content is not known stays empty, and closed: see `finish_directory`.
+    /// Lists a directory. One whose content is not known stays empty and inaccessible: see
+    /// `finish_directory`.
     fn list(&self, node: NodeId, path: &[u8], visit: &mut dyn FnMut(&[u8], Attributes)) -> Result<()> {
         let listed = self.fs.list(node, Cursor::START, &mut |entry| {
             visit(entry.name, entry.attributes);
@@ -256,7 +260,8 @@ impl Fill<'_> {
         }
     }
 
-    /// All that is in a directory but for directories. Files with several names come later.
+    /// Creates all entries of a directory except directories. Files with several names are created
+    /// later.
     fn make_children(&self, directory: &Directory, later: &mut Vec<Name>) -> Result<()> {
         let mut children = Vec::new();
         self.list(directory.node, &directory.path, &mut |name, attributes| {
@@ -304,14 +309,15 @@ impl Fill<'_> {
             rustix::fs::fsetxattr(&file, os(name), value, XattrFlags::empty())
                 .map_err(|e| failed(e, "set attribute of", path))
         };
-        // What is empty has no bytes to look for elsewhere.
+        // An empty file has no data in another layer.
         if a.size_bytes > 0 && !self.whole.contains(&a.node) {
             set(METACOPY, b"")?;
             set(REDIRECT, &redirect)?;
         }
         if a.size_bytes > 0 {
             rustix::fs::ftruncate(&file, a.size_bytes).map_err(|e| match e {
-                // The process may not make so large a file (RLIMIT_FSIZE), not even an empty one.
+                // The size exceeds the file size limit of the process (RLIMIT_FSIZE), which applies
+                // even to a file without data.
                 Errno::FBIG => unsupported("show the size of", path),
                 e => failed(e, "set size of", path),
             })?;
@@ -321,7 +327,7 @@ impl Fill<'_> {
                 .map_err(|e| failed(e, "give an owner to", path))?;
         }
         if a.permissions & 0o6000 != 0 {
-            // Taken away by the calls before.
+            // The calls above have cleared the set-id bits.
             rustix::fs::fchmod(&file, mode).map_err(|e| failed(e, "set mode of", path))?;
         }
         if self.xattrs {
@@ -335,7 +341,7 @@ impl Fill<'_> {
     fn make_special(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, path: &[u8]) -> Result<()> {
         let kind = FileType::from_raw_mode(a.kind.mode_bits());
         if a.kind == Kind::CharDevice && a.rdev == 0 {
-            // To overlayfs this is the sign for a name that was removed.
+            // In overlayfs such a device is a whiteout, which hides a name.
             return Err(unsupported("show the device", path));
         }
         let mode = Mode::from_raw_mode(self.mode(a));
@@ -373,8 +379,8 @@ impl Fill<'_> {
         for name in self.fs.xattr_names(node)? {
             let Some(value) = self.fs.xattr(node, &name)? else { continue };
             set(&escaped(&name), &value).map_err(|e| match e {
-                // An access control list or a capability that names somebody whom this namespace does
-                // not know, or a kernel without such attributes on a tmpfs.
+                // An access control list or a capability refers to an id that this namespace does
+                // not map, or the kernel has no such attributes on a tmpfs.
                 Errno::INVAL | Errno::PERM | Errno::OPNOTSUPP => unsupported("keep the attributes of", path),
                 e => failed(e, "set attribute of", path),
             })?;
@@ -382,8 +388,9 @@ impl Fill<'_> {
         Ok(())
     }
 
-    /// Files with several names: the first is made, the others are linked to it. Names that lie outside
-    /// the tree are stood for by links beside the layer, so that the link count is right.
+    /// Creates files with several names: the first is created, the others are links to it. Names
+    /// outside the tree are represented by links beside the layer, so that the link count is
+    /// correct.
     fn make_linked(&self, mut names: Vec<Name>, outside: BorrowedFd<'_>) -> Result<()> {
         names.sort_by(|a, b| (a.node, &a.path).cmp(&(b.node, &b.path)));
         let mut counts: HashMap<NodeId, u32> = HashMap::new();
@@ -421,17 +428,19 @@ impl Fill<'_> {
         Ok(())
     }
 
-    /// What filling a directory would undo: owner, mode, attributes, times.
+    /// Sets the metadata that filling a directory changes: owner, mode, attributes, times.
     fn finish_directory(&self, directory: &Directory) -> Result<()> {
         let (a, path) = (&directory.attributes, directory.path.as_slice());
         let name: &[u8] = if path.is_empty() { b"." } else { path };
         let known = self.fs.list(directory.node, Cursor::START, &mut |_| false).is_ok();
-        // Not known is shown as closed, also to its owner: never as empty.
+        // A directory with unknown content is inaccessible, even to its owner, but never shown
+        // empty.
         let mode = if known { self.mode(a) } else { self.mode(a) & !0o555 };
         self.finish(self.layer, name, a, mode, path)
     }
 
-    /// The mode comes last but for the times: an access control list would open what it closes.
+    /// Sets the mode after the attributes, because an access control list would restore permissions
+    /// that the mode removes, and the times last.
     fn finish(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, mode: u32, path: &[u8]) -> Result<()> {
         if self.xattrs && !self.fs.xattr_names(a.node)?.is_empty() {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -447,15 +456,15 @@ impl Fill<'_> {
         self.set_times(at, name, a, path)
     }
 
-    /// With an upper directory the view's root shows the upper's own attributes, so these must let nobody
-    /// in whom the original keeps out.
+    /// With an upper directory, the root of the view has the attributes of the upper directory.
+    /// They must not give access to users whom the original denies it.
     fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         let root = self.fs.attributes(self.fs.root())?;
         self.finish(at, name, &root, self.mode(&root), b"the upper directory")
     }
 }
 
-/// Makes the new directory `name` fit to be the upper directory of a view of `fs`.
+/// Prepares the new directory `name` as the upper directory of a view of `fs`.
 pub fn finish_upper(
     fs: &dyn FileSystem,
     at: BorrowedFd<'_>,
@@ -466,7 +475,7 @@ pub fn finish_upper(
     Fill { fs, layer: at, squash, xattrs: fs.capabilities().xattrs, whole }.finish_upper(at, name)
 }
 
-/// A path as its directory and its last component.
+/// Splits a path into its directory and its last component.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|b| *b == b'/') {
         Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -498,12 +507,12 @@ mod tests {
     fn becoming_the_owner_gives_no_more_than_before() {
         let me = Ids { uid: 7, groups: vec![70] };
         for (uid, gid, before, after) in [
-            (7, 1, 0o4711, 0o4711), // mine: as it is
-            (1, 1, 0o755, 0o755),   // readable by all: as it is
-            (1, 1, 0o700, 0o200),   // another's private file
-            (1, 1, 0o711, 0o311),   // may be executed, not read
+            (7, 1, 0o4711, 0o4711), // the caller's own: unchanged
+            (1, 1, 0o755, 0o755),   // readable by all: unchanged
+            (1, 1, 0o700, 0o200),   // another user's private file
+            (1, 1, 0o711, 0o311),   // executable, not readable
             (1, 70, 0o750, 0o750),  // through the group
-            (1, 70, 0o705, 0o205),  // the group is kept out
+            (1, 70, 0o705, 0o205),  // denied to the group
             (1, 1, 0o640, 0o240),
         ] {
             let mode = me.mode_for(&attributes(uid, gid, before));

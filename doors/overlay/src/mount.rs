@@ -1,5 +1,5 @@
-//! The mounts that make the view, with the system calls that name layers by descriptor: no path is
-//! quoted, nothing is attached but the finished view.
+//! The mounts of a view. The system calls take layers as descriptors, so that no path has to be
+//! escaped, and only the finished view is attached.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,43 +14,44 @@ use rustix::mount::{
 };
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// A directory to be a layer. It must be opened in the namespace in which the overlay is mounted.
+/// Opens a directory as a layer. It must be opened in the namespace that mounts the overlay.
 pub fn open_layer(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(CWD, path, flags, Mode::empty())
         .map_err(|e| Error::from_io(e.into(), "open", path.as_os_str().as_bytes()))
 }
 
-/// Where writes go.
+/// The upper layer, which takes writes.
 #[derive(Debug)]
 pub struct Upper {
     pub upper: OwnedFd,
     /// An empty directory on the same file system.
     pub work: OwnedFd,
-    /// Whether it lies on the file system of the metadata layer.
+    /// Whether it is on the file system of the metadata layer.
     pub same_file_system: bool,
-    /// The mount that both lie on, if nothing else holds it: a mount that is attached nowhere ends with its
-    /// descriptor, and the kernel takes no layer from it then.
+    /// The mount of both directories, if nothing else holds it: a detached mount ends when its
+    /// descriptor is closed, and the kernel then accepts no layer from it.
     pub mount: Option<OwnedFd>,
 }
 
-/// With whose rights overlayfs reaches its layers. What a program may do with a file of the view is decided by the
-/// view's own attributes first, with the program's rights.
+/// The credentials with which overlayfs accesses its layers. A program's access to a file of the
+/// view is first checked against the attributes of the view, with the program's own credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credentials {
-    /// Those of the process that mounts.
+    /// The credentials of the process that mounts.
     Mounter,
-    /// Those of a user and group without any files (65534), and no capability that opens files: what is not
-    /// readable by everybody cannot be opened through the view by anybody. Linux 6.15; not with an upper layer.
+    /// User and group 65534, who own no files, without capabilities that bypass permissions. A file
+    /// that is not readable by every user cannot be opened through the view by any user. Needs
+    /// Linux 6.15; not possible with an upper layer.
     Nobody,
 }
 
-/// What the files of a mount may do besides being read and run; nothing unless root asks for it.
+/// Privileges that files of a mount can give. None, unless root requests them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Powers {
-    /// Set-id bits and file capabilities count.
+    /// Set-id bits and file capabilities have an effect.
     pub suid: bool,
-    /// Device nodes lead to devices.
+    /// Device nodes can be opened as devices.
     pub dev: bool,
 }
 
@@ -63,22 +64,22 @@ impl Powers {
     }
 }
 
-/// What an overlay is made of.
+/// The parts of an overlay mount.
 #[derive(Debug)]
 pub struct Layers<'a> {
-    /// Names and attributes.
+    /// The source of names and attributes.
     pub metadata: BorrowedFd<'a>,
-    /// Where the bytes are; the first that has the file is taken.
+    /// The layers with data, in order: the first one that has a file is used.
     pub data: &'a [OwnedFd],
     pub upper: Option<&'a Upper>,
-    /// With whose rights the kernel opens what the layers have.
+    /// The credentials with which the kernel opens files of the layers.
     pub credentials: Credentials,
     pub powers: Powers,
-    /// Shown as the source in the list of mounts.
+    /// The source in the list of mounts.
     pub source: &'a str,
 }
 
-/// An empty tmpfs, attached nowhere.
+/// Creates a detached, empty tmpfs.
 pub fn mount_tmpfs() -> Result<OwnedFd> {
     let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "mount", b"tmpfs");
     let fs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed)?;
@@ -91,7 +92,7 @@ pub fn mount_tmpfs() -> Result<OwnedFd> {
     fsmount(fs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(failed)
 }
 
-/// The overlay, attached nowhere yet. The layers' descriptors may be closed afterwards.
+/// Creates a detached overlay mount. The layers' descriptors may be closed afterwards.
 pub fn mount_overlay(layers: &Layers<'_>) -> Result<OwnedFd> {
     let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)
         .map_err(|e| Error::from_io(e.into(), "mount", b"overlay"))?;
@@ -116,7 +117,7 @@ fn configure(fs: &OwnedFd, layers: &Layers<'_>) -> rustix::io::Result<()> {
         fsconfig_set_fd(fs, "upperdir", upper.upper.as_fd())?;
         fsconfig_set_fd(fs, "workdir", upper.work.as_fd())?;
         if !upper.same_file_system {
-            // One device number for the whole view, though its files come from two.
+            // One device number for the whole view, although its files come from two file systems.
             fsconfig_set_string(fs, "xino", "on")?;
         }
     }
@@ -125,7 +126,8 @@ fn configure(fs: &OwnedFd, layers: &Layers<'_>) -> rustix::io::Result<()> {
             let override_credentials = || {
                 become_nobody()?;
                 for layer in layers.data {
-                    // A layer that this user may not search would show files that cannot be opened.
+                    // If this user may not search a layer, the view would show files that cannot be
+                    // opened.
                     rustix::fs::openat(layer, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                 }
                 fsconfig_set_flag(fs, "override_creds")
@@ -137,24 +139,26 @@ fn configure(fs: &OwnedFd, layers: &Layers<'_>) -> rustix::io::Result<()> {
     fsconfig_create(fs)
 }
 
-/// Takes its rights from the calling thread, which should end soon. Overlayfs keeps a copy of what is left, and needs
-/// CAP_SYS_ADMIN in it to make its mounts; that capability opens no file.
+/// Drops the privileges of the calling thread, which should end soon. Overlayfs keeps a copy of the
+/// remaining credentials and needs CAP_SYS_ADMIN in them for its mounts; that capability opens no
+/// file.
 fn become_nobody() -> rustix::io::Result<()> {
     use rustix::process::{Gid, Uid};
     let (uid, gid) = (Uid::from_raw(NOBODY_ID), Gid::from_raw(NOBODY_ID));
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(gid, gid, gid)?;
-    // The real user stays, so that the capability may be taken back into the effective set.
+    // The real user id is kept, so that the capability can be set in the effective set again.
     rustix::thread::set_thread_res_uid(None::<Uid>, uid, None::<Uid>)?;
     let needed = CapabilitySet::SYS_ADMIN;
     let sets = CapabilitySets { effective: needed, permitted: needed, inheritable: CapabilitySet::empty() };
     rustix::thread::set_capabilities(None, sets)
 }
 
-/// The user and group that the kernel, NFS and distributions give to nobody's files.
+/// The user and group that the kernel, NFS and distributions use for `nobody`.
 const NOBODY_ID: u32 = 65534;
 
-/// Overlayfs writes its reasons into a log of the configuration; the error number alone says little.
+/// Adds overlayfs's messages from the log of the configuration to the error, because the error
+/// number alone is not specific.
 fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
     let mut reasons = Vec::new();
     let mut line = [0; 1024];
@@ -166,15 +170,17 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
     Error::from_io(errno.into(), "mount", subject)
 }
 
-/// Puts a detached mount over the directory `path`. No part of the path may be a symbolic link: another user who owns one
-/// of its directories could put one there that leads anywhere. Linux 5.6.
+/// Attaches a detached mount over the directory `path`. No component of the path may be a symbolic
+/// link: another user who owns one of its directories could replace it with a link to any place.
+/// Needs Linux 5.6.
 ///
-/// `original`: device and inode number of the directory that must be there: another one may have been moved to its path.
+/// `original`: device and inode number that the directory must have, because another one may have
+/// been moved to this path.
 pub fn attach(mount: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
     attach_to(mount, path, OFlags::DIRECTORY, original)
 }
 
-/// `kind`: the flag that says what `path` must be.
+/// Attaches over a file or directory. `kind` is the open flag for its type.
 pub(crate) fn attach_to(
     mount: &OwnedFd,
     path: &Path,
@@ -188,7 +194,8 @@ pub(crate) fn attach_to(
     move_over(mount, &target, path)
 }
 
-/// The same for a path below the root of a mount that is attached already; no symbolic link is followed.
+/// Attaches over a path below the root of a mount that is already attached; follows no symbolic
+/// link.
 pub fn attach_below(mount: &OwnedFd, around: &OwnedFd, path: &Path) -> Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -224,7 +231,7 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return println!("SKIPPED: only root mounts outside of a user namespace");
         }
-        // Of this thread alone.
+        // For this thread only.
         isolate(Isolation::Mount).unwrap();
         let temp = tempfile::tempdir().unwrap();
         let base = temp.path().canonicalize().unwrap();

@@ -1,4 +1,4 @@
-//! A mount namespace of our own: what is mounted there is seen by the processes in it alone, and is gone
+//! Private mount namespaces. Mounts in one are visible only to the processes in it, and disappear
 //! when the last of them ends, however it ends.
 
 use std::time::{Duration, Instant};
@@ -7,21 +7,22 @@ use quell_fs::{Error, Result};
 use rustix::mount::{MountPropagationFlags, mount_change};
 use rustix::thread::UnshareFlags;
 
-/// How the namespace was made.
+/// The kinds of namespaces to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
-    /// A mount namespace alone: the caller may mount (root).
+    /// A mount namespace only, for a caller with the right to mount (root).
     Mount,
-    /// A user namespace around it, in which the caller's user and group are mapped to themselves and
-    /// everybody else shows as the overflow user.
+    /// A mount namespace in a user namespace that maps the caller's user and group to themselves.
+    /// All other ids show as the overflow ids.
     UserAndMount,
 }
 
-/// How long threads that have done their work may take to be gone.
+/// How long to wait for threads that have finished their work to exit.
 const THREADS_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Threads that were joined may still be on their way out, and the kernel lets no process with several
-/// into another user namespace: waits until there is one, for a while.
+/// Waits until the process has one thread, at most for the timeout. Joined threads may not have
+/// exited yet, and the kernel does not move a process with several threads into another user
+/// namespace.
 pub(crate) fn wait_until_alone() {
     let begun = Instant::now();
     let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
@@ -30,7 +31,8 @@ pub(crate) fn wait_until_alone() {
     }
 }
 
-/// Moves the calling process into new namespaces. It must have a single thread, or threads that end.
+/// Moves the calling process into new namespaces. It must have a single thread, or other threads
+/// that are about to end.
 pub fn isolate(isolation: Isolation) -> Result<()> {
     wait_until_alone();
     let uid = rustix::process::geteuid().as_raw();
@@ -40,14 +42,15 @@ pub fn isolate(isolation: Isolation) -> Result<()> {
         Isolation::Mount => unshare(UnshareFlags::NEWNS).map_err(failed("make a mount namespace"))?,
         Isolation::UserAndMount => {
             unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(failed("make a user namespace"))?;
-            // Without this the kernel refuses the map of groups.
+            // Otherwise the kernel rejects the group map.
             write("/proc/self/setgroups", "deny").map_err(failed("deny setgroups"))?;
             write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(failed("map the user"))?;
             write("/proc/self/gid_map", format!("{gid} {gid} 1")).map_err(failed("map the group"))?;
         }
     }
-    // What we mount must not travel out. Mounts of the outside still come in and, above all, go: an
-    // administrator can unmount a file system although a job is running.
+    // Mounts made here must not propagate to the parent namespace. Mounts and, more importantly,
+    // unmounts of the parent still propagate here: an administrator can unmount a file system while
+    // a job is running.
     let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", slave).map_err(|e| Error::from_io(e.into(), "separate mounts", b"/"))
 }
@@ -57,8 +60,9 @@ fn write(path: &str, text: impl AsRef<[u8]>) -> std::io::Result<()> {
 }
 
 fn unshare(flags: UnshareFlags) -> std::io::Result<()> {
-    // SAFETY: unsharing namespaces invalidates neither memory nor descriptors; it is unsafe in rustix
-    // only for the flag that unshares the table of descriptors, which is not used here.
+    // SAFETY: unsharing namespaces invalidates neither memory nor descriptors. In rustix the call
+    // is unsafe only because of the flag that unshares the descriptor table, which is not used
+    // here.
     #[allow(unsafe_code)]
     unsafe {
         rustix::thread::unshare_unsafe(flags)?;

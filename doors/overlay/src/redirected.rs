@@ -1,5 +1,6 @@
-//! A file system's metadata as overlayfs wants its metadata layer: every regular file says where in the
-//! data layers its bytes are. Served by the FUSE door for trees too large for a tmpfs.
+//! Metadata of a file system in the form that overlayfs needs for its metadata layer: each regular
+//! file names its data in the data layers. Served by the FUSE server for trees too large for a
+//! tmpfs.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ const OVERLAY_PREFIX: &[u8] = b"user.overlay.";
 /// The kernel looks a redirect up as one path.
 pub(crate) const REDIRECT_BYTES_MAX: usize = 4095;
 
-/// Overlayfs keeps names with its prefix to itself; one more `overlay.` makes them the file's own.
+/// Escapes a name: overlayfs hides names with its own prefix, and shows those with an additional
+/// `overlay.` as the file's own.
 pub(crate) fn escaped(name: &[u8]) -> Vec<u8> {
     match name.strip_prefix(OVERLAY_PREFIX) {
         Some(rest) => [OVERLAY_PREFIX, b"overlay.", rest].concat(),
@@ -20,8 +22,8 @@ pub(crate) fn escaped(name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The inner file system as a layer: with redirected files, which cannot be opened here, or with its own
-/// ones. In both its attributes that overlayfs would take for orders are escaped.
+/// The inner file system as a layer, either with redirected files, which cannot be opened here, or
+/// with its own files. In both cases attributes that overlayfs would interpret are escaped.
 pub struct Redirected {
     inner: Arc<dyn FileSystem>,
     redirects: bool,
@@ -38,7 +40,7 @@ impl Redirected {
         Redirected { inner, redirects: true }
     }
 
-    /// A layer that has the bytes, too.
+    /// Creates a layer that also has the data.
     pub fn with_data(inner: Arc<dyn FileSystem>) -> Redirected {
         Redirected { inner, redirects: false }
     }
@@ -75,8 +77,9 @@ impl FileSystem for Redirected {
         Ok(self.inner.xattr_names(node)?.iter().map(|name| escaped(name)).collect())
     }
 
-    /// Before it copies a file up, overlayfs asks for flags (`lsattr`), for which FUSE opens it. This answer
-    /// it takes for "there are no flags"; any other makes the copy fail.
+    /// Opens a file. Before it copies a file up, overlayfs asks for inode flags (`lsattr`), for
+    /// which FUSE opens the file. overlayfs treats ENOTTY as "no flags"; any other error makes the
+    /// copy fail.
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
         if !self.redirects {
             return self.inner.open(node);

@@ -1,4 +1,5 @@
-//! A file system in memory, simple enough to be obviously right, with the faults that the tests need.
+//! A file system in memory, simple enough to be verified by reading, with the faults that the tests
+//! need.
 
 #![allow(dead_code)] // each user of this file needs another part of it
 
@@ -12,15 +13,15 @@ use quell_fs::{
 
 pub const ROOT: NodeId = NodeId(0);
 
-/// What reading a file does.
+/// The result of reading a file.
 #[derive(Clone)]
 pub enum Content {
     Bytes(Arc<[u8]>),
     /// `size_bytes` bytes, each the low byte of its offset divided by 4,096.
     Pattern,
-    /// Opening answers with this error.
+    /// An open returns this error.
     Refused(ErrorKind),
-    /// Reading panics.
+    /// A read panics.
     Panic,
 }
 
@@ -76,7 +77,7 @@ impl Memory {
         node
     }
 
-    /// A node of any kind with a name in `dir`.
+    /// Adds a node of any kind with a name in `dir`.
     pub fn add(&mut self, dir: NodeId, name: impl AsRef<[u8]>, kind: Kind, permissions: u32) -> NodeId {
         let node = self.push(dir, name.as_ref(), kind, permissions);
         self.link(dir, name, node);
@@ -120,7 +121,7 @@ impl Memory {
         node
     }
 
-    /// Another name for a node (also used for the first one).
+    /// Adds a name for a node (also used for the first name).
     pub fn link(&mut self, dir: NodeId, name: impl AsRef<[u8]>, node: NodeId) {
         let dir = &mut self.nodes[dir.0 as usize];
         dir.entries.push((name.as_ref().to_vec(), node));

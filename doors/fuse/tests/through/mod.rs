@@ -1,5 +1,5 @@
-//! A mount as a file system of the contract again: each verb is the system call that a program would make. So what
-//! implementations are tested with can be asked of the kernel and the door together.
+//! A mount as a file system of the contract: each method makes the system call that a program would
+//! make. The tests for implementations can thus be run on the kernel and the FUSE server together.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,19 +19,19 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
 };
 
-/// What is below a mount point. The kernel's inode numbers are the nodes plus one.
+/// The tree below a mount point. The kernel's inode numbers are the nodes plus one.
 pub struct Through {
     point: PathBuf,
     root: Arc<OwnedFd>,
     known: Mutex<HashMap<NodeId, Known>>,
 }
 
-/// A node that somebody refers to.
+/// A node with references.
 struct Known {
-    /// Open for nothing.
+    /// Opened with O_PATH.
     fd: Arc<OwnedFd>,
     references: u64,
-    /// Where it was found: for paths that are longer than the kernel can tell.
+    /// The directory and name where it was found, for paths that are too long for /proc.
     place: (NodeId, Vec<u8>),
 }
 
@@ -41,13 +41,13 @@ fn failed(operation: &'static str, subject: &[u8]) -> impl Fn(rustix::io::Errno)
 
 fn io_failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
     move |cause| match cause.raw_os_error() {
-        // The kernel's word for a file that would end where none can.
+        // The kernel's error for a file that would end beyond the largest offset.
         Some(quell_fs::errno::EFBIG) => Error::new(ErrorKind::InvalidInput, operation, b""),
         _ => Error::from_io(cause, operation, b""),
     }
 }
 
-/// A way to what a descriptor is.
+/// Returns a path to the file of a descriptor.
 fn way(fd: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
 }
@@ -103,7 +103,7 @@ impl Through {
         self.refer(fd, dir, name)
     }
 
-    /// From the mount point; of what has a name.
+    /// Returns the path from the mount point to a node that has a name.
     fn path_of(&self, node: NodeId) -> Result<PathBuf> {
         let path = match std::fs::read_link(way(&*self.fd(node)?)).map_err(io_failed("find")) {
             Err(error) if error.kind == ErrorKind::NameTooLong => {
@@ -130,7 +130,7 @@ impl FileSystem for Through {
 
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
         match check_name(name) {
-            // The kernel asks nobody about these.
+            // The kernel sends no request for these names.
             Err(error) if error.kind == ErrorKind::InvalidInput => return Ok(None),
             _ => {}
         }
@@ -199,7 +199,7 @@ impl FileSystem for Through {
 
     fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
         let target = rustix::fs::readlinkat(&*self.fd(node)?, "", Vec::new());
-        // A descriptor that is no link's is no name either, the kernel says.
+        // For a descriptor that is not a symbolic link's, the kernel returns ENOENT.
         let fail = |errno| match errno {
             rustix::io::Errno::NOENT => Error::new(ErrorKind::InvalidInput, "read link", b""),
             errno => failed("read link", b"")(errno),
@@ -355,19 +355,20 @@ impl Writable for Through {
 
 struct ThroughFile {
     file: Opened,
-    /// The same opened to append, once that was asked for.
+    /// The same file opened to append, once an append was made.
     appending: Mutex<Option<Opened>>,
 }
 
-/// What close(2) of another descriptor of the same open file says.
+/// Returns the result of close(2) on another descriptor of the same open file.
 #[allow(unsafe_code)]
 fn close_another(file: &Opened) -> Result<()> {
-    // SAFETY: as every libc declares it. The standard library closes without telling what came of it.
+    // SAFETY: the declaration matches that of every libc. The standard library does not return the
+    // result of close(2).
     unsafe extern "C" {
         fn close(fd: i32) -> i32;
     }
     let another = file.try_clone().map_err(io_failed("publish"))?.into_raw_fd();
-    // SAFETY: the descriptor was made a line above and is used by nobody else.
+    // SAFETY: the descriptor was duplicated above and is not used anywhere else.
     match unsafe { close(another) } {
         0 => Ok(()),
         _ => Err(io_failed("publish")(io::Error::last_os_error())),
@@ -376,7 +377,7 @@ fn close_another(file: &Opened) -> Result<()> {
 
 impl File for ThroughFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        // Places that the kernel refuses to hear of: no file ends there.
+        // The kernel rejects these offsets; no file extends there.
         let Some(room) = (i64::MAX as u64).checked_sub(offset) else { return Ok(0) };
         let length = into.len().min(usize::try_from(room).unwrap_or(usize::MAX));
         let into = &mut into[..length];

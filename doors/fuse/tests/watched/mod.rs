@@ -1,4 +1,4 @@
-//! The reference model with somebody watching: who holds references, how files are opened, and faults to order.
+//! The reference model with counters of references and opens, and with injected faults.
 
 #![allow(dead_code)] // each user of this file needs another part of it
 
@@ -14,14 +14,15 @@ use quell_testkit::WritableModel;
 
 pub const ROOT: NodeId = NodeId(0);
 
-/// What goes wrong from now on, and what was seen so far. Shared by the file system and the test.
+/// The injected faults and the recorded calls, shared by the file system and the test.
 #[derive(Debug, Default)]
 pub struct Watch {
     pub no_space_to_write: AtomicBool,
     pub no_space_to_publish: AtomicBool,
     pub cannot_sync: AtomicBool,
     pub panics: AtomicBool,
-    /// So many look-ups of names that exist miss them, as if another node had made them a moment later.
+    /// The number of lookups that do not find an existing name, as if another node created it
+    /// immediately afterwards.
     pub look_ups_too_early: AtomicU64,
     pub syncs: AtomicU64,
     pub publishes: AtomicU64,
@@ -35,14 +36,15 @@ impl Watch {
         found
     }
 
-    /// References that were given out and not given back; never too many given back.
+    /// Returns the number of references not yet returned, and checks that no node got back too
+    /// many.
     pub fn references(&self) -> i64 {
         let references = self.references.lock().unwrap();
         assert!(references.values().all(|held| *held >= 0), "{references:?}");
         references.values().sum()
     }
 
-    /// How files were opened since the last time this was asked.
+    /// Returns the opens since the last call.
     pub fn opens(&self) -> Vec<Open> {
         std::mem::take(&mut self.opens.lock().unwrap())
     }
@@ -55,7 +57,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// An empty tree in which everybody may do everything.
+    /// An empty tree that all users may change.
     pub fn new() -> (Arc<Watched>, Arc<Watch>) {
         let (model, watch) = (WritableModel::new(), Arc::new(Watch::default()));
         model.change(ROOT, &Change { permissions: Some(0o777), ..Change::default() }).unwrap();
