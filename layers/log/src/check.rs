@@ -1,10 +1,11 @@
-//! Whether all that the stores hold is as it should be, and the repair of what can be repaired without losing anything.
-//! Every head, name, frame and block is looked at; nothing is trusted, no link is followed, and nothing outside of the
-//! stores' own names is touched. Without a repair nothing is written.
+//! `quell log fsck`: checks all data in the stores, and repairs everything that can be repaired
+//! without loss. Every header, name, frame and block is verified; no value is trusted, no symbolic
+//! link is followed, and only names that belong to the stores are changed. Without a repair nothing
+//! is written.
 //!
-//! What is repaired: index logs, which the data logs have all of; the ends of data logs that were torn when their writers
-//! ended; writers that have ended without saying so; what is left over of making and removing. Bytes that are damaged stay
-//! as they are: to read them is an error.
+//! Repaired are: index logs, which can be rebuilt from the data logs; torn ends of data logs of
+//! ended writers; writers that ended without their `closed` name; remains of interrupted creations
+//! and removals. Damaged bytes stay as they are, and reading them is an error.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -33,25 +34,26 @@ use crate::stores::{StoreNumber, Stores, number_name, owners_of};
 use crate::tree::{Entry, Found, Oddity, StoredDir, find};
 use crate::view::View;
 
-/// The index is written anew in batches of so many frames.
+/// Number of frames in a batch of a rebuilt index log.
 const BATCH_FRAMES: usize = 1 << 14;
-/// What an index log is called while it is written anew.
+/// Prefix of the temporary name of a rebuilt index log.
 const NEW: &str = ".new-";
-/// How often a file is looked at that changes meanwhile.
+/// Number of attempts to check a file that changes during the check.
 const TRIES: usize = 3;
 
-/// What is asked of a check.
+/// The options of a check.
 pub struct Checking<'a> {
     pub threads: usize,
     pub repair: bool,
-    /// Nodes (or boots of nodes) that are known to be dead: their writers are gone.
+    /// Nodes, or boots of nodes, that the user states to be dead: their writers are dead.
     pub dead: &'a [String],
-    /// Writers that are to be ended though they may live: somebody knows better, and says so.
+    /// Writers that are to be retired even if they may be alive, at the user's request.
     pub ended: &'a [u64],
-    /// The time, and how old something must be that nobody needs any more.
+    /// The current time, and the minimum age in seconds of remains that are removed.
     pub now: Time,
     pub old_seconds: i64,
-    /// Whether a process of this node has something open below a name of a store's own directory.
+    /// Returns true if a process of this node has an open file below a name in a store's `.quell`
+    /// directory.
     pub is_used: &'a (dyn Fn(StoreNumber, &[&[u8]]) -> bool + Sync),
 }
 
@@ -61,85 +63,86 @@ impl fmt::Debug for Checking<'_> {
     }
 }
 
-/// What is wrong.
+/// A kind of problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trouble {
-    /// A name that is not as this layer makes them.
+    /// A name that is not as the log layer creates it.
     Odd(Oddity, StoreNumber),
-    /// A directory with the name of a container and no record in it.
+    /// A directory with the name of a container that holds no record.
     NoContainer,
-    /// The container's own files cannot be used.
+    /// A file of the container itself cannot be used.
     Container(String),
-    /// A name in the container that says nothing.
+    /// A name without meaning in the container.
     Name(String),
-    /// Logs that no name in `meta` tells of: they are no part of the file.
+    /// An orphaned log: no name in `meta` refers to it, so it is not part of the file.
     Nobody(u64),
-    /// An epoch was used that no name tells of: two epochs may become one.
+    /// An epoch that was used without an `epoch` name: another writer may take it again.
     Epoch(u64),
-    /// The index log is missing, damaged, or ends before the data log, whose frames have to be read instead.
+    /// The index log is missing, damaged, or ends before the data log, whose frames must be read
+    /// instead.
     Index(u64, &'static str),
-    /// A flat index is damaged, or does not say what the logs have.
+    /// A flat index is damaged or contradicts the logs.
     Flat(String, &'static str),
-    /// The head of the data log is not what it should be: nothing in it can be read.
+    /// The header of the data log is damaged, so nothing in it can be read.
     DataHead(u64),
-    /// The head of a frame is damaged; the index log has what it said.
+    /// The header of a frame is damaged; the index log has the same information.
     FrameHead(u64, u64),
-    /// The file has lost these bytes of its own: to read them is an error.
+    /// The file has lost these bytes; reading them is an error.
     Damaged(u64, Vec<(u64, u64)>),
-    /// These bytes of the file were lost before anybody synced them: readers get what was there before.
+    /// These bytes of the file were lost before they were synced; readers get the previous content.
     Lost(u64, Vec<(u64, u64)>),
-    /// Damaged bytes that the file does not hold any more.
+    /// Damaged bytes that the file no longer holds.
     DamagedUnused(u64, Vec<(u64, u64)>),
-    /// Frames behind something damaged, of which nobody can tell what they were: where they lie in the data log.
+    /// The range of the data log with frames after a damaged part, whose headers are unknown.
     Unreadable(u64, u64, u64),
-    /// The data log ends before its writer did, by so many bytes.
+    /// Number of bytes missing at the end of the data log.
     Short(u64, u64),
-    /// The data log ends with so many bytes that are no whole frame.
+    /// Number of bytes after the last complete frame of the data log.
     Torn(u64, u64),
-    /// The name of a writer that has ended says something else than its logs.
+    /// The `closed` name of a writer contradicts its logs.
     Closed(u64),
-    /// A writer has ended without saying so.
+    /// A writer is dead and has no `closed` name.
     Gone(u64, Holder),
-    /// Left over of something that was made or removed: where in the store.
+    /// The remains of an interrupted creation or removal, and their name in the store.
     Leftover(StoreNumber, String),
-    /// Log directories of a container that no store has.
+    /// Log directories of a container that is in none of the stores.
     Parts(StoreNumber, String),
-    /// It could not be looked at.
+    /// The object could not be checked.
     Unknown(String),
 }
 
-/// What was done about it.
+/// The result of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Found,
     Repaired,
-    /// The repair was tried, and failed.
+    /// The repair failed.
     Failed(String),
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// As the mount names it; empty for what belongs to a store.
+    /// The path in the mount; empty for problems of a store itself.
     pub path: Vec<u8>,
     pub trouble: Trouble,
     pub outcome: Outcome,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Checked {
     pub files: u64,
     pub bytes: u64,
-    /// Writers that have not ended and are not known to be gone.
+    /// Number of open writers that are not known to be dead.
     pub open: u64,
     pub findings: Vec<Finding>,
-    /// Containers that were seen.
+    /// Numbers of the containers that were found.
     numbers: HashSet<u128>,
 }
 
 impl Trouble {
-    /// One word for programs.
+    /// Returns a short name for programs.
     pub fn name(&self) -> &'static str {
         match self {
             Trouble::Odd(Oddity::Foreign, _) => "foreign",
@@ -170,7 +173,7 @@ impl Trouble {
         }
     }
 
-    /// The ranges of the file that it is about.
+    /// Returns the affected ranges of the file.
     pub fn ranges(&self) -> &[(u64, u64)] {
         match self {
             Trouble::Damaged(_, ranges) | Trouble::Lost(_, ranges) | Trouble::DamagedUnused(_, ranges) => {
@@ -199,7 +202,7 @@ impl Trouble {
     }
 }
 
-/// Ranges as people read them; of many only the first.
+/// Ranges in a message; only the first four are shown.
 struct Ranges<'a>(&'a [(u64, u64)]);
 
 impl fmt::Display for Ranges<'_> {
@@ -299,11 +302,12 @@ struct Work<'a> {
     how: &'a Checking<'a>,
     tally: &'a Tally,
     checked: Mutex<Checked>,
-    /// Threads for the logs of one file: all of them if only one is asked for.
+    /// Number of threads for the logs of one file. All threads if only one file is checked.
     each: usize,
 }
 
-/// Checks the file or directory at `path`; where that is the root, also what the stores keep for themselves.
+/// Checks the file or directory at `path`. For the root, the `.quell` directories of the stores are
+/// checked, too.
 pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tally) -> Result<Checked> {
     let (first, is_all, is_file) = match find(stores, path)? {
         Found::Dir(dir) => (Task::Dir(clean(path)), dir.is_root(), false),
@@ -323,7 +327,7 @@ pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tall
         Task::File(dir, entry, path) => work.file(&dir, &entry, &path),
     });
     if is_all && !tally.is_stopped() {
-        // All containers are known before parts are taken for nobody's.
+        // All containers must be known before log directories in `parts` are reported as orphaned.
         let stores = 0..stores.count();
         let areas = stores.clone().map(|store| work.own(store));
         for done in areas.chain(stores.map(|store| work.parts(store))) {
@@ -338,7 +342,7 @@ pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tall
     Ok(checked)
 }
 
-/// The path as it is shown.
+/// Returns the path in the form in which it is shown.
 fn clean(path: &[u8]) -> Vec<u8> {
     let names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     names.collect::<Vec<_>>().join(&b'/')
@@ -353,7 +357,7 @@ impl Work<'_> {
         self.note(|checked| checked.findings.push(Finding { path: path.to_vec(), trouble, outcome }));
     }
 
-    /// As `found`, after `repair` was tried if repairs are wanted.
+    /// Records a problem as `found` does, after a repair if repairs were requested.
     fn mend(&self, path: &[u8], trouble: Trouble, repair: impl FnOnce() -> Result<()>) {
         let outcome = match self.how.repair.then(repair) {
             None => Outcome::Found,
@@ -400,10 +404,10 @@ impl Work<'_> {
         for _ in 0..TRIES {
             let looked = self.look(&container);
             if self.tally.is_stopped() {
-                return; // what was not looked at to the end is not to be repaired
+                return; // the check is incomplete, so nothing may be repaired
             }
             match looked {
-                // Who writes meanwhile makes troubles that are none.
+                // A concurrent writer can cause apparent problems.
                 Ok(looked) if looked.is_clean() || !looked.has_changed(&container) => {
                     self.note(|checked| {
                         checked.files += 1;
@@ -431,7 +435,7 @@ impl Work<'_> {
         is_dead || (self.stores.host().is_gone)(holder)
     }
 
-    /// Looks at all of a container; nothing is written.
+    /// Checks one container completely. Writes nothing.
     fn look(&self, container: &Container) -> Result<Looked> {
         let names = sorted(container.meta()?.names()?);
         let summary = Summary::of(names.iter().cloned());
@@ -471,7 +475,8 @@ impl Work<'_> {
         Ok(Looked { names, summary, troubles, leftovers, flats, logs, damage, epoch_used, open })
     }
 
-    /// The names in the container and its log directories: logs that are there, and what is not ours.
+    /// Checks the names in the container and its log directories, and collects the writers with
+    /// logs.
     fn names(
         &self,
         container: &Container,
@@ -526,7 +531,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Whether nothing has happened to `name` for so long that nobody is at it.
+    /// Returns true if `name` did not change for so long that no process is using it.
     fn is_old(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<bool> {
         let Some(stat) = missing(dir.stat(name))? else { return Ok(false) };
         let last = stat.changed.max(stat.modified).seconds;
@@ -553,7 +558,7 @@ impl Work<'_> {
             });
         }
         for (name, why) in flats {
-            // Readers go to the logs then, and it can be made again.
+            // Readers use the logs instead, and the flat index can be created again.
             self.mend(path, Trouble::Flat(shown(&name), why), || container.dir().remove(&name));
         }
         for log in logs {
@@ -568,13 +573,13 @@ impl Work<'_> {
         }
         let mut is_sound = true;
         let mut mend = |trouble, repair: &dyn Fn() -> Result<()>| {
-            // After a repair that failed nothing else is changed of this log.
+            // After a failed repair nothing else of this log is changed.
             self.mend(path, trouble, || match is_sound {
                 true => repair().inspect_err(|_| is_sound = false),
                 false => Err(Error::new(ErrorKind::Unsupported, "repair", b"what comes before failed")),
             });
         };
-        // Before anything is changed, as it changes with it.
+        // Read before the repair, which changes it.
         let modified = log_modified(container, writer);
         if let Some(bytes) = log.torn_bytes {
             mend(Trouble::Torn(writer, bytes), &|| {
@@ -586,7 +591,8 @@ impl Work<'_> {
         if let Some(why) = log.index_trouble {
             match log.can_index {
                 true => mend(Trouble::Index(writer, why), &|| {
-                    // They may have been made of what the old one said; readers do without them.
+                    // Flat indices may have been created from the damaged index log; readers do not
+                    // depend on them.
                     container.flats()?.iter().try_for_each(|name| container.dir().remove(name))?;
                     self.index_anew(container, log)
                 }),
@@ -619,14 +625,14 @@ impl Work<'_> {
         }
     }
 
-    /// Writes the index log of what the data log has, beside the old one, and puts it in its place.
+    /// Rebuilds the index log from the data log under a temporary name, and replaces the old one.
     fn index_anew(&self, container: &Container, log: &LogFacts) -> Result<()> {
         let writer = log.writer;
         let dir = container.logs_of(writer, false)?;
         let Some((data, _)) = scan::data(container, writer)? else {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
-        // The new index says so.
+        // The new index log records that the data log was synced.
         container.open_data_for_repair(writer)?.sync()?;
         let temporary = [NEW.as_bytes(), &number_name(self.stores.random_number())[..]].concat();
         let index = dir.create_file(&temporary, LOG_PERMISSIONS)?;
@@ -670,7 +676,7 @@ impl Work<'_> {
         written
     }
 
-    /// Says what a writer that has ended did not say itself.
+    /// Creates the `closed` name of a dead writer, or corrects it.
     fn retire(
         &self,
         container: &Container,
@@ -681,7 +687,7 @@ impl Work<'_> {
     ) -> Result<()> {
         let writer = log.writer;
         let Some((first_epoch, last_epoch)) = log.epochs else {
-            // It has written nothing that counts.
+            // The writer has no complete frame.
             missing(container.remove_logs(writer))?;
             return container.remove_meta(from);
         };
@@ -689,7 +695,7 @@ impl Work<'_> {
             return Err(Error::new(ErrorKind::NotFound, "open", data_name(writer)));
         };
         container.open_data_for_repair(writer)?.sync()?;
-        // What was lost and not synced is a hole: the file is as long as it was.
+        // Unsynced data that was lost is a hole; the file keeps its size.
         let mut end = log.lost_end;
         let block_bytes = container.head().block_bytes.into();
         scan::frames(&*data, block_bytes, (HEAD_BYTES as u64, 0), &mut |place, head, runs| {
@@ -703,13 +709,13 @@ impl Work<'_> {
         })?;
         let time = modified.unwrap_or_default();
         let data_bytes = log.good_place;
-        let is_synced = true; // a moment ago
+        let is_synced = true; // by the call above
         let closed = Closed { writer, first_epoch, last_epoch, end, data_bytes, time, is_synced, boot: 0 };
         container.rename_meta(from, &MetaName::Closed(closed))?;
         container.meta()?.sync()
     }
 
-    /// What a store keeps for itself: what was being made, what was removed.
+    /// Checks a store's `.quell` directory: containers under construction and removed containers.
     fn own(&self, store: StoreNumber) -> Result<()> {
         let root = &self.stores.roots()[store];
         for name in root.names()? {
@@ -720,19 +726,20 @@ impl Work<'_> {
         }
         let own = root.open_writable_dir(OWN)?;
         for area in [&b"new"[..], b"trash"] {
-            // A store that is drained has no place for what is new.
+            // A drained store has no `new`.
             let Some(dir) = missing(own.open_writable_dir(area))? else { continue };
             for name in dir.names()? {
                 let container = Container::open(self.stores, store, &*dir, &name).ok();
                 let number = container.as_ref().map(Container::number);
-                // A copy that a rebalance has put away has the number of the file that is in use.
+                // A copy that `quell log rebalance` has moved to `trash` has the number of a file
+                // that is in use.
                 let is_in_use = self.note(|checked| number.is_some_and(|n| !checked.numbers.insert(n)));
                 if !self.is_old(&*dir, &name)? || (self.how.is_used)(store, &[area, &name]) {
                     continue;
                 }
                 let summary = container.as_ref().and_then(|container| container.summary().ok());
                 if summary.is_some_and(|s| s.is_being_written(|holder| self.is_gone(holder))) {
-                    continue; // somebody may write to it still
+                    continue; // a process may still write to it
                 }
                 let text = format!(".quell/{}/{}", shown(area), shown(&name));
                 self.mend(b"", Trouble::Leftover(store, text), || {
@@ -748,7 +755,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Log directories for containers of other stores.
+    /// Checks the log directories of containers in other stores.
     fn parts(&self, store: StoreNumber) -> Result<()> {
         let own = self.stores.roots()[store].open_writable_dir(OWN)?;
         for name in own.open_writable_dir(b"parts")?.names()? {
@@ -756,7 +763,7 @@ impl Work<'_> {
             let is_known = self.note(|checked| number.is_some_and(|n| checked.numbers.contains(&n)));
             if !is_known {
                 let text = format!(".quell/parts/{}", shown(&name));
-                // Never removed: it may belong to a store that was not given.
+                // Never removed: the container may be in a store that was not given.
                 self.found(b"", Trouble::Parts(store, text), Outcome::Found);
             }
         }
@@ -767,7 +774,7 @@ impl Work<'_> {
         for root in self.stores.roots() {
             let parts = root.open_writable_dir(OWN)?.open_writable_dir(b"parts")?;
             if parts.stat(&number_name(number)).is_ok_and(|stat| !owners.contains(&stat.uid)) {
-                continue; // another's, whatever the number
+                continue; // owned by another user, so it does not belong to this container
             }
             missing(remove_shallow(&*parts, &number_name(number)))?;
         }
@@ -775,7 +782,7 @@ impl Work<'_> {
     }
 }
 
-/// A batch that is collected from frames.
+/// A batch that is built from frames.
 struct NewBatch {
     frames: Frames,
     runs: Runs,
@@ -793,12 +800,13 @@ impl NewBatch {
         for run in runs {
             (0..run.count).for_each(|i| self.runs.push(run.start_of(i), run.length));
         }
-        // An extent never crosses from one frame into the next.
+        // An extent never spans frames.
         self.runs.cut();
         self.count += 1;
     }
 
-    /// The batch as it is written, of a data log that was synced; the next one begins where it ends.
+    /// Encodes the batch, whose part of the data log was synced, and begins the next one at its
+    /// end.
     fn encoded(&mut self) -> Vec<u8> {
         let place = self.frames.groups()[0].place;
         let bytes = index_log::encode(&self.frames, self.runs.finish(), self.position, place, true);
@@ -808,14 +816,14 @@ impl NewBatch {
     }
 }
 
-/// What was seen of a container.
+/// The result of checking one container.
 struct Looked {
     names: Vec<Vec<u8>>,
     summary: Summary,
     troubles: Vec<Trouble>,
-    /// What was left of an index log that was to be written anew.
+    /// Temporary names of index logs whose rebuilding was interrupted.
     leftovers: Vec<(u32, Vec<u8>)>,
-    /// Flat indices that are of no use, and why.
+    /// Flat indices that cannot be used, and the reason.
     flats: Vec<(Vec<u8>, &'static str)>,
     logs: Vec<LogFacts>,
     damage: Vec<Trouble>,
@@ -832,7 +840,7 @@ impl Looked {
             && self.logs.iter().all(LogFacts::is_clean)
     }
 
-    /// Whether somebody wrote while it was looked at.
+    /// Returns true if names in `meta` changed during the check.
     fn has_changed(&self, container: &Container) -> bool {
         match container.meta().and_then(|meta| meta.names()) {
             Ok(names) => sorted(names) != self.names,
@@ -855,7 +863,7 @@ fn log_modified(container: &Container, writer: u64) -> Option<Time> {
     Some(file.stat().ok()?.modified)
 }
 
-/// Flat indices that are damaged or do not say what the logs have, and why.
+/// Returns the flat indices that are damaged or contradict the logs, and the reason.
 fn flats(
     container: &Container,
     summary: &Summary,
@@ -868,7 +876,7 @@ fn flats(
     let view = report::view_of(container, summary, 1)?;
     for name in names {
         let sound = match container.open_flat(&name) {
-            // Readers pass over it.
+            // Readers ignore it.
             Ok(flat) if !flat.is_usable(&summary.cuts) => Ok(true),
             Ok(flat) => says_the_same(&flat, &view, summary),
             Err(error) => Err(error),
@@ -884,7 +892,7 @@ fn flats(
     Ok(wrong)
 }
 
-/// Whether the flat index has what the logs have, but for what came later.
+/// Returns true if the flat index agrees with the logs, apart from later changes.
 fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
     let (logs, known) = (view.logs(), flat.logs());
     let (mut is_same, mut asked) = (true, Ok(()));
@@ -906,7 +914,7 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
         asked = std::mem::replace(&mut asked, Ok(())).and(pieces);
     })?;
     asked?;
-    // And that it lacks nothing.
+    // The flat index must also contain all extents.
     let positions: HashMap<u64, u64> = known.iter().map(|log| (log.writer, log.frames.position())).collect();
     let mut lacks = Ok(false);
     view.pieces(0, view.size(), &mut |piece| {
@@ -923,7 +931,7 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
     Ok(is_same && !lacks?)
 }
 
-/// Which ranges of the file are damaged, and whether the file still holds them.
+/// Returns the damaged ranges of the file, by whether the file still holds them.
 fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result<Vec<Trouble>> {
     let mut troubles = Vec::new();
     if logs.iter().all(|log| log.damaged.is_empty() && log.lost.is_empty()) {
@@ -953,7 +961,7 @@ fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result
     Ok(troubles)
 }
 
-/// Ranges sorted, and those that touch made one.
+/// Sorts ranges and merges adjacent ones.
 fn joined(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();

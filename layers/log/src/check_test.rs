@@ -1,4 +1,5 @@
-//! Each kind of damage is told as what it is; a repair loses nothing, and a second one finds nothing to do.
+//! Tests that each kind of damage is reported as such, that a repair loses nothing, and that a
+//! second repair finds nothing.
 
 use quell_backing::WritableFile;
 use quell_fs::{Change, FileSystem, Writable};
@@ -24,7 +25,7 @@ fn names(checked: &Checked) -> Vec<&'static str> {
     checked.findings.iter().map(|finding| finding.trouble.name()).collect()
 }
 
-/// What is found; then it is repaired, and what is found then.
+/// Returns the problems before and after a repair.
 fn found_and_left(stores: &[MemoryStore]) -> (Vec<&'static str>, Vec<&'static str>) {
     let before = checked(stores, &asked(false, 0, &[]));
     assert!(before.findings.iter().all(|finding| finding.outcome == Outcome::Found));
@@ -42,7 +43,7 @@ fn found_and_left(stores: &[MemoryStore]) -> (Vec<&'static str>, Vec<&'static st
     (names(&before), left)
 }
 
-/// A file that two processes have written, in some frames each.
+/// Creates a file that two processes have written, with several frames each.
 fn written() -> [MemoryStore; 2] {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
@@ -109,7 +110,7 @@ fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
         assert_eq!(content(&stores, "f").unwrap(), whole);
         assert_eq!(found_and_left(&stores), (vec!["index"], vec![]), "{damage}");
         assert_eq!(content(&stores, "f").unwrap(), whole);
-        // The new one alone tells everything.
+        // The rebuilt index log is complete.
         let end = scan::batches(&container(&stores, "f"), writer, &mut |_, _| Ok(true)).unwrap();
         assert_eq!((end.position, end.damage), (240_000, None));
     }
@@ -120,7 +121,7 @@ fn an_index_that_says_something_else_is_made_anew() {
     let stores = written();
     let whole = content(&stores, "f").unwrap();
     let writer = writer(&stores);
-    // As if other frames had been meant: a good batch with wrong runs.
+    // A valid batch with the runs of other frames.
     let mut frames = Frames::new(16_384, HEAD_BYTES as u64);
     let mut runs = Runs::default();
     let container = container(&stores, "f");
@@ -151,9 +152,9 @@ fn damaged_bytes_are_told_with_their_place_in_the_file_and_left() {
     let [(start, end)] = ranges[..] else { panic!("{ranges:?}") };
     assert_eq!(((start % 50_000), end - start), (16_384, 30_000 - 16_384));
     assert_eq!((finding.path.as_slice(), &finding.outcome), (&b"f"[..], &Outcome::Found));
-    // To read them is an error, and all others are there.
+    // Reading the damaged bytes is an error; all other bytes are readable.
     assert!(content(&stores, "f").is_err());
-    // Once they are overwritten nobody misses them.
+    // After an overwrite the damaged bytes are not needed.
     let fs = mount(&stores, 8, 1);
     again(&fs, "f", 3).write_at(&vec![1; 30_000], start / 50_000 * 50_000).unwrap();
     assert_eq!(names(&checked(&stores, &asked(false, 0, &[]))), ["damaged-unused"]);
@@ -195,7 +196,7 @@ fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
     assert_eq!(before[..20_000], pattern(20_000, 1));
     let found = names(&checked(&stores, &asked(true, 0, &[])));
     assert_eq!(found, ["lost-unsynced", "torn", "index", "writer-gone"]);
-    // Nothing tells of what was lost any more.
+    // The lost bytes are not reported again.
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     let after = content(&stores, "f").unwrap();
     assert_eq!((after.len(), &after[..20_000]), (40_000, &before[..20_000]));
@@ -208,7 +209,8 @@ fn a_damaged_head_of_a_frame_is_told_and_the_index_has_what_it_said() {
     flip(&*log(&stores, &data_name(writer(&stores))), HEAD_BYTES as u64 + 9);
     assert_eq!(found_and_left(&stores), (vec!["frame-head"], vec!["frame-head"]));
     assert_eq!(content(&stores, "f").unwrap(), whole);
-    // Without the index nobody knows what was there: nothing is cut, nothing is made up.
+    // Without the index log the content of the frame is unknown: the log is not truncated, and no
+    // data is invented.
     let index = index_name(writer(&stores));
     container(&stores, "f").logs_of(writer(&stores), false).unwrap().remove(&index).unwrap();
     let (found, left) = found_and_left(&stores);
@@ -230,7 +232,7 @@ fn a_log_that_lost_its_end_is_told_and_left() {
     assert!(found_and_left(&stores).1.contains(&"data-head"));
 }
 
-/// A file whose writer was killed: two frames are published, one is in the data log alone.
+/// Creates a file whose writer was killed: two frames are published, one is in the data log only.
 fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, GONE);
@@ -239,9 +241,9 @@ fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
         file.write_at(&pattern(20_000, i), i * 20_000).unwrap();
         file.publish().unwrap();
     }
-    // Too much for a frame to be collected: it goes to the data log at once.
+    // Larger than a frame: written to the data log immediately.
     file.write_at(&pattern(50_000, 3), 40_000).unwrap();
-    // Never closed: the process is gone.
+    // The process is killed before it closes the file.
     let stores = [stores[0].kill()];
     let writer = container(&stores, "f").summary().unwrap().open[0].writer;
     let data = container(&stores, "f").logs_of(writer, false).unwrap();
@@ -341,7 +343,7 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
         let container = container(&stores, "f");
         crate::flatten::flatten(&container, 1).unwrap();
         assert_eq!(found_and_left(&stores), (vec![], vec![]));
-        // What comes later is no contradiction.
+        // Later data does not contradict the flat index.
         let fs = mount(&stores, 8, 1);
         again(&fs, "f", 3).write_at(b"later", 10).unwrap();
         assert_eq!(found_and_left(&stores), (vec![], vec![]));
@@ -351,7 +353,7 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
             0 => flip(&*flat, HEAD_BYTES as u64 + 3),
             1 => flat.set_size(100).unwrap(),
             _ => {
-                // One that another file's logs would have made.
+                // A flat index of another file's logs.
                 let other = make(&fs, "other", 1);
                 other.write_at(&whole[..1000], 0).unwrap();
                 drop(other);
@@ -417,7 +419,7 @@ fn a_file_in_two_stores_and_a_damaged_record_are_told() {
     for (alone, seed) in stores.iter().zip(5..) {
         drop(make(&mount(std::slice::from_ref(alone), seed, 1), "f", 1));
     }
-    // Each has made its own while it was alone.
+    // Each store was mounted separately and created a file of this name.
     join(&stores);
     assert_eq!(found_and_left(&stores).0, ["several-stores"]);
     let stores = written();
@@ -433,7 +435,7 @@ fn leftovers_are_removed_when_they_are_old_and_nobody_uses_them() {
     let opened = Arc::new(opened(&stores, 41));
     let summary = container(&stores, "f").summary().unwrap();
     let home = (0..2).find(|s| stores[*s].root().stat(b"f.container").is_ok()).unwrap();
-    // Removed while somebody had it open who then was killed.
+    // A file that was removed while a process had it open, and the process was killed.
     let trash = opened.trash(home).unwrap();
     stores[home].root().rename(b"f.container", &*trash, b"0123", Rename::Replace).unwrap();
     opened.making(1).unwrap().make_dir(b"4567", 0o700).unwrap();

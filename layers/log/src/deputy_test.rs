@@ -1,5 +1,6 @@
-//! Root's mount and root's tools in a store that belongs to a user who exchanges names at any moment: they never change a
-//! file of a third user. The store is user 1234's, on a real file system; the tests need root.
+//! Root's mount and root's tools on a store of a user who exchanges names at any moment must never
+//! change a file of a third user. The store belongs to user 1234 and lies on a real file system;
+//! the tests need root.
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -43,7 +44,8 @@ impl Scene {
         Some(Scene { _temp: temp, store, secret })
     }
 
-    /// `made` is called with each number of a writer, file or container before it is used.
+    /// Mounts the store. `made` is called with each number of a writer, file or container before
+    /// the number is used.
     fn mount(&self, made: impl Fn(u64) + Send + Sync + 'static) -> LogFs {
         let before = host(7, 1);
         let random = before.random;
@@ -77,7 +79,7 @@ fn user(uid: u32) -> Caller {
     Caller { uid, gid: uid, groups: Vec::new() }
 }
 
-/// A file of the user with some bytes, written through root's mount; and its node.
+/// Writes a file as the user through root's mount, and returns its node.
 fn write_as_user(fs: &LogFs, permissions: u32) -> NodeId {
     let (made, file) = {
         let _caller = fs.act_for(user(USER)).unwrap();
@@ -131,7 +133,7 @@ fn whatever_the_user_puts_in_the_place_of_access_no_foreign_file_is_changed() {
             let before = owner_and_mode(&access);
             for change in [modes(0o666), modes(0o4755)] {
                 let acting = caller.clone().map(|caller| fs.act_for(caller).unwrap());
-                // What comes of it for the file does not matter.
+                // The result for the file does not matter.
                 let _ = fs.change(node, &change);
                 drop(acting);
                 scene.expect_secret();

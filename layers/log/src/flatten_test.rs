@@ -1,5 +1,5 @@
-//! Flattening in the background of a mount: who waits for it, when it is done, and what becomes of it when a store fails or the
-//! mount ends.
+//! Flattening in the background of a mount: its effect on other operations, the time at which it
+//! runs, and its behaviour when a store fails or the mount ends.
 
 use std::slice::from_ref;
 use std::sync::{Arc, Condvar, Mutex};
@@ -21,7 +21,7 @@ fn flattens() -> bool {
     std::thread::current().name() == Some("quell-flatten")
 }
 
-/// Flattening waits here, at the place where the flat index gets its number, until it is let through.
+/// Blocks flattening at the moment when the flat index gets its number, until the gate is opened.
 #[derive(Clone, Default)]
 struct Gate(Arc<(Mutex<(bool, bool)>, Condvar)>);
 
@@ -39,14 +39,14 @@ impl Gate {
         self.0.1.notify_all();
     }
 
-    /// Returns once somebody is there.
+    /// Waits until a thread is blocked at the gate.
     fn wait_for_one(&self) {
         let (state, changed) = &*self.0;
         drop(changed.wait_while(state.lock().unwrap(), |(_, is_there)| !*is_there).unwrap());
     }
 }
 
-/// A mount that flattens in the background, each time through the gate.
+/// Returns a mount whose background flattening passes the gate.
 fn mount_with(store: &MemoryStore, gate: &Gate) -> LogFs {
     let (mut host, gate) = (host(5, 1), gate.clone());
     let random = host.random;
@@ -67,7 +67,7 @@ fn open_gate() -> Gate {
     gate
 }
 
-/// A file that two processes have written, and closed.
+/// Creates a file that two processes have written and closed.
 fn write(fs: &LogFs, name: &str) {
     let first = make(fs, name, 1);
     let second = again(fs, name, 2);
@@ -99,7 +99,7 @@ fn a_flat_index_appears_and_no_close_waits_for_it() {
     let fs = mount_with(&store, &gate);
     write(&fs, "f");
     gate.wait_for_one();
-    // Everything goes on meanwhile.
+    // Other operations continue meanwhile.
     write(&fs, "g");
     assert_eq!((flats(&store, "f"), content(from_ref(&store), "f").unwrap()), (0, written()));
     assert!(fs.is_flattening());
@@ -118,7 +118,7 @@ fn nothing_is_flattened_while_somebody_writes_or_that_one_process_wrote() {
     write(&fs, "f");
     wait_until_idle(&fs);
     let before = container(from_ref(&store), "f").flats().unwrap();
-    // Another node's writer.
+    // A writer of another node.
     let theirs = again(&elsewhere, "f", 1);
     theirs.write_at(b"theirs", 0).unwrap();
     theirs.publish().unwrap();
@@ -183,7 +183,7 @@ fn what_is_removed_is_deleted_and_not_flattened() {
         fs.remove(fs.root(), name.as_bytes()).unwrap();
         fs.forget(node, u64::from(u32::MAX));
     }
-    // The first goes when nobody is at it any more.
+    // The first file is deleted when it is no longer in use.
     assert_eq!(trash(), 1);
     gate.open();
     wait_until_idle(&fs);

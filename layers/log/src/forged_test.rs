@@ -1,4 +1,4 @@
-//! What somebody may put into a store with the names and checksums of logs, and what it must not do.
+//! Forged logs with valid names and checksums, and the effects that they must not have.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::runs::Run;
 use crate::test_stores::{again, container, make, mount};
 use crate::view::View;
 
-/// A file with one writer, which has ended; and the directory of its logs.
+/// Creates a file with one writer, which has ended, and returns the directory of its logs.
 fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
     let stores = std::slice::from_ref(store);
     let fs = mount(stores, 1, 1);
@@ -30,8 +30,8 @@ fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
     (container, closed, logs)
 }
 
-/// Gives the writer an index log of `batches` batches with 2^15 extents of one byte each, and a data log of a fitting size
-/// that is a hole.
+/// Gives the writer an index log of `batches` batches with 2^15 extents of one byte each, and a
+/// data log of the matching size that consists of a hole.
 fn claim(container: &Container, closed: Closed, logs: &dyn WritableDir, batches: u64) {
     let head = container.head();
     let mut index = head.of(crate::heads::HeadKind::Index, closed.writer).encode().to_vec();
@@ -86,7 +86,8 @@ fn a_flat_index_of_another_user_than_the_files_counts_for_nobody() {
     let (container, ..) = written(&store);
     crate::flatten::flatten(&container, 1).unwrap();
     let flat = container.flats().unwrap().remove(0);
-    // It stands for logs up to a place that they have not reached: what is written from here on would be hidden.
+    // It covers the logs up to an offset that they have not reached, and would hide data that is
+    // written from now on.
     let later = [&b"flat-ffff-"[..], &[b'0'; 32]].concat();
     container.dir().rename(&flat, container.dir(), &later, quell_fs::Rename::Replace).unwrap();
     assert!(container.open_flat(&later).is_ok());

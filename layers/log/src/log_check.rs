@@ -1,5 +1,5 @@
-//! One writer's logs, looked at from beginning to end: every head, every block, and whether the index log says what the
-//! data log has. Nothing is written; what may be repaired is told.
+//! Checks one writer's logs completely: every header, every block, and whether the index log agrees
+//! with the data log. Writes nothing, and reports what can be repaired.
 
 use quell_backing::OpenFile;
 use quell_fs::{ErrorKind, Result};
@@ -14,14 +14,14 @@ use crate::meta::{Closed, Running, Summary, boot_of};
 use crate::runs::{Run, at_positions};
 use crate::scan;
 
-/// Blocks that are read at once.
+/// Number of blocks in one read.
 const BLOCKS: u64 = 64;
-/// Bytes that are looked through at once for a frame behind something that is none.
+/// Number of bytes in one read of the search for a frame after a damaged part.
 const SEARCH_BYTES: usize = 1 << 20;
-/// Ranges of damage that are kept for one log; what is behind them is one more.
+/// The largest number of damaged ranges that are kept for one log. Further ranges are dropped.
 const DAMAGE_MAX: usize = 100_000;
 
-/// What the names in `meta` say of a writer.
+/// The state of a writer according to the names in `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
     Open {
@@ -29,42 +29,42 @@ pub enum Standing {
         is_gone: bool,
     },
     Closed(Closed),
-    /// There are logs, and no name.
+    /// There are logs, but no name refers to them.
     Nobody,
 }
 
 impl Standing {
-    /// Nobody writes to the logs any more.
+    /// Returns true if no process writes to the logs any more.
     fn has_ended(&self) -> bool {
         matches!(self, Standing::Closed(_) | Standing::Open { is_gone: true, .. })
     }
 }
 
-/// What was seen of a writer's logs.
+/// The result of checking a writer's logs.
 #[derive(Debug)]
 pub struct LogFacts {
     pub writer: u64,
     pub standing: Standing,
-    /// What cannot be repaired.
+    /// Problems that cannot be repaired.
     pub troubles: Vec<Trouble>,
-    /// Damaged bytes: position, and where in the file they begin and end.
+    /// Damaged bytes: payload offset, and start and end in the file.
     pub damaged: Vec<(u64, u64, u64)>,
-    /// The same of what was lost before anybody synced it.
+    /// Bytes that were lost before they were synced, in the same form.
     pub lost: Vec<(u64, u64, u64)>,
-    /// Where that ends in the file, as far as no cut took it.
+    /// The end of `lost` in the file, after truncations.
     pub lost_end: u64,
-    /// Whole frames end here in the data log, and at this position.
+    /// Data log offset and payload offset of the end of the complete frames.
     pub good_place: u64,
     pub good_position: u64,
-    /// Bytes behind the last whole frame that may be cut off.
+    /// Number of bytes after the last complete frame, if they may be removed.
     pub torn_bytes: Option<u64>,
     pub index_trouble: Option<&'static str>,
-    /// The index log can be made anew from the data log.
+    /// The index log can be rebuilt from the data log.
     pub can_index: bool,
-    /// The writer's end can be told from the data log.
+    /// The `closed` name of the writer can be derived from the data log.
     pub can_retire: bool,
     pub closed_is_wrong: bool,
-    /// Its logs were removed when the file was cut; the name is left.
+    /// The logs were removed when the file was truncated, but the name remains.
     pub is_dead: bool,
     pub epochs: Option<(u64, u64)>,
 }
@@ -82,25 +82,26 @@ impl LogFacts {
     }
 }
 
-/// What the index log says, all of it.
+/// The whole content of the index log.
 struct Indexed {
     frames: Frames,
     runs: Vec<Run>,
-    /// Positions below this one survive a loss of power.
+    /// Payload bytes below this payload offset survive a power failure.
     synced: u64,
 }
 
-/// Goes through runs as the positions of frames come.
+/// A position in a list of runs, advanced along with the frames.
 struct Cursor<'a> {
     runs: &'a [Run],
     run: usize,
     extent: u64,
-    /// Bytes of the extent that are used up.
+    /// Number of bytes of the extent that were taken.
     used: u64,
 }
 
 impl Cursor<'_> {
-    /// Takes the next piece, at most `length` bytes; where it begins in the file, and its bytes.
+    /// Takes the next piece of at most `length` bytes. Returns its start in the file and its
+    /// length.
     fn take(&mut self, length: u64) -> Option<(u64, u64)> {
         let run = self.runs.get(self.run)?;
         let start = run.start_of(self.extent) + self.used;
@@ -115,7 +116,7 @@ impl Cursor<'_> {
         Some((start, taken))
     }
 
-    /// Takes as many bytes as `runs` have; whether they are the same bytes of the file.
+    /// Takes as many bytes as `runs` have. Returns true if they are at the same file offsets.
     fn is_next(&mut self, runs: &[Run]) -> bool {
         for run in runs {
             for i in 0..run.count {
@@ -132,7 +133,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Looks at the logs of one writer.
+/// Checks the logs of one writer.
 pub fn look(
     container: &Container,
     writer: u64,
@@ -170,13 +171,13 @@ pub fn look(
     let Some((data, head)) = data else {
         match facts.standing {
             Standing::Closed(closed) => {
-                // Who cuts a file to nothing removes logs first, then their names.
+                // A truncation to size 0 removes the logs first, then their names.
                 facts.is_dead = summary.is_dead(&closed);
                 if !facts.is_dead {
                     facts.troubles.push(Trouble::Short(writer, closed.data_bytes));
                 }
             }
-            // It has not begun; if it is gone it never will.
+            // The writer has not started. A dead writer will not start.
             _ => facts.can_retire = true,
         }
         return Ok(facts);
@@ -214,7 +215,7 @@ pub fn look(
         Standing::Nobody => false,
     };
     if keeps_all || summary.has_failed(writer) {
-        // No loss of power took anything: what is not there is damaged.
+        // No power failure can have removed data: missing data is damage.
         indexed.synced = u64::MAX;
     }
     let walk = walk(&*data, size, &indexed, block_bytes, &mut facts, tally)?;
@@ -222,26 +223,27 @@ pub fn look(
     Ok(facts)
 }
 
-/// A frame that is not whole: place, position, and the damaged bytes as position, start and end in the file.
+/// A frame that is not complete: log offset, payload offset, and the damaged bytes as payload
+/// offset, start and end in the file.
 type TornFrame = (u64, u64, Vec<(u64, u64, u64)>);
 
-/// What came of going through the data log.
+/// The result of reading the data log from beginning to end.
 struct Walk {
-    /// Where heads end, and positions.
+    /// Data log offset and payload offset of the end of the headers.
     place: u64,
     position: u64,
-    /// Where the first frame begins that no index tells of and that is not whole, though others follow.
+    /// A frame without a batch is not complete, although others follow.
     broken: bool,
-    /// The index tells of something else than the data log.
+    /// The index log contradicts the data log.
     disagrees: bool,
-    /// Heads of frames are damaged.
+    /// Headers of frames are damaged.
     headless: bool,
-    /// The index tells of more than the data log has: of what was synced, too.
+    /// The index log has more frames than the data log; `lacks_synced` if synced ones are missing.
     is_short: bool,
     lacks_synced: bool,
-    /// Something behind the last frame is a whole frame again.
+    /// There is a complete frame after the end of the frames.
     more_later: bool,
-    /// Where what was written ends in the file.
+    /// The largest end of the frames' extents in the file.
     end: u64,
 }
 
@@ -267,7 +269,8 @@ fn walk(
         end: 0,
     };
     let mut cursor = Cursor { runs: &indexed.runs, run: 0, extent: 0, used: 0 };
-    // A frame that no index tells of and that is not whole: it is the end, unless something follows.
+    // The first frame without a batch that is not complete. It is the end of the log, unless others
+    // follow.
     let mut torn: Option<TornFrame> = None;
     while !tally.is_stopped() {
         let told = (!walk.disagrees && walk.position < indexed.frames.position())
@@ -283,7 +286,7 @@ fn walk(
             }
             (None, Some(told)) => {
                 if told.payload_place + stored_bytes(told.payload_bytes, block_bytes) > size {
-                    // All from here on is gone; the index says what it was.
+                    // The rest of the log is missing; the index log tells which bytes it held.
                     let lost = (walk.position, indexed.frames.position());
                     damage(facts, indexed, &[lost], indexed.synced);
                     walk.is_short = true;
@@ -314,7 +317,8 @@ fn walk(
         }
         let bad = bad_blocks(data, &frame, block_bytes, tally)?;
         if is_told {
-            // What was not written to its end was lost, if nobody had synced it; all else is damaged.
+            // Blocks that were not written completely were lost if they had not been synced. All
+            // other bad blocks are damaged.
             let torn =
                 if bad.is_empty() { Vec::new() } else { data_log::torn_blocks(data, &frame, block_bytes)? };
             let blocks = bad.iter().flat_map(|(start, end)| {
@@ -355,7 +359,7 @@ fn walk(
         walk.place < size && !walk.is_short && has_frame_after(data, walk.place, size, walk.position)?;
     let is_closed = matches!(&facts.standing, Standing::Closed(closed) if torn.as_ref().is_some_and(|torn| closed.data_bytes > torn.0));
     if !facts.standing.has_ended() {
-        // What is being written is not whole at times; what the index tells of is.
+        // Frames that are just being written may be incomplete; those with a batch are not.
         walk.more_later = false;
         return Ok(walk);
     }
@@ -364,15 +368,15 @@ fn walk(
             facts.damaged.extend(found);
             walk.broken = !is_closed;
         } else {
-            // The last frame, begun and not ended: it was never written.
+            // The last frame was not written completely and does not count.
             (walk.place, walk.position) = (place, position);
         }
     }
     Ok(walk)
 }
 
-/// Notes damaged positions with what they are in the file. What was not synced was lost with the power, and never
-/// counted.
+/// Adds the file ranges of bad payload ranges: below `synced` to `damaged`, and the rest, which a
+/// power failure removed, to `lost`.
 fn damage(facts: &mut LogFacts, indexed: &Indexed, bad: &[(u64, u64)], synced: u64) {
     let LogFacts { damaged, lost, .. } = facts;
     for (start, end) in bad {
@@ -388,7 +392,7 @@ fn damage(facts: &mut LogFacts, indexed: &Indexed, bad: &[(u64, u64)], synced: u
     }
 }
 
-/// Positions of blocks that are not as their checksums say.
+/// Returns the payload ranges of blocks that do not match their checksums.
 fn bad_blocks(
     data: &dyn OpenFile,
     frame: &Frame,
@@ -427,10 +431,10 @@ fn bad_blocks(
     Ok(bad)
 }
 
-/// Whether a whole head of a later frame lies anywhere behind `place`. Bytes of users may look like one: then less is
-/// repaired, nothing else.
+/// Returns true if there is a complete header of a later frame anywhere after `place`. File data
+/// may look like one; in this case less is repaired, but nothing is lost.
 fn has_frame_after(data: &dyn OpenFile, place: u64, size: u64, position: u64) -> Result<bool> {
-    // What begins at `place` itself is not whole.
+    // The header at `place` itself is not complete.
     let mut at = place + 1;
     let overlap = FRAME_HEAD_BYTES as usize - 1;
     let mut buffer = vec![0; SEARCH_BYTES + overlap];
@@ -458,7 +462,7 @@ fn has_frame_after(data: &dyn OpenFile, place: u64, size: u64, position: u64) ->
     Ok(false)
 }
 
-/// What follows from what was seen.
+/// Derives the possible repairs from the result of `walk`.
 fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, summary: &Summary) {
     let writer = facts.writer;
     (facts.good_place, facts.good_position) = (walk.place, walk.position);
@@ -488,7 +492,8 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
             let is_cut = summary.last_cut().is_some();
             facts.closed_is_wrong = facts.epochs != Some((closed.first_epoch, closed.last_epoch))
                 || closed.data_bytes != walk.place
-                // More than the log has is what was lost before it was synced.
+                // The name may have a larger END than the log, if data was lost before it was
+                // synced.
                 || !is_cut && closed.end < walk.end;
         }
     }

@@ -1,4 +1,4 @@
-//! Stores that are added while a mount runs which began without them.
+//! Stores that are added while a mount is running.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ fn root(stores: &[MemoryStore], place: usize) -> Root {
     Root { dir: stores[place].root(), path: format!("/s{place}").into_bytes() }
 }
 
-/// Every store is reached by the path that it has in maps, unless `is_away` says otherwise.
+/// Opens every store by its path in maps, or fails while `is_away` is set.
 fn opener(stores: &[MemoryStore], is_away: &Arc<AtomicBool>) -> Opener {
     let (stores, is_away) = (stores.to_vec(), Arc::clone(is_away));
     Box::new(move |path| {
@@ -79,7 +79,7 @@ fn name(file: u64) -> String {
 
 const NEW: New = New { permissions: 0o750, uid: 1000, gid: 100 };
 
-/// Files of five processes each, half of them in a directory.
+/// Creates files of five processes each, half of them in a directory.
 fn fill(fs: &LogFs) -> NodeId {
     let dir = fs.make_dir(fs.root(), b"deep", NEW).unwrap().node;
     fs.make_symlink(dir, b"up", b"../rank-1", NEW).unwrap();
@@ -127,7 +127,7 @@ fn listed(fs: &LogFs, dir: NodeId) -> Result<BTreeSet<Vec<u8>>> {
     Ok(names)
 }
 
-/// How often each file's name is there, in the root and in `deep`, in all stores together.
+/// Returns the number of containers with each name, in the root and in `deep` of all stores.
 fn containers(stores: &[MemoryStore]) -> BTreeMap<Vec<u8>, usize> {
     let mut found = BTreeMap::new();
     for store in stores {
@@ -294,7 +294,7 @@ fn a_mount_that_slept_wakes_up_among_the_stores_of_today() {
     rebalanced(&stores, &[(0, KEEP), (1, KEEP), (2, Role::Add)]);
     rebalanced(&stores, &[(0, KEEP), (1, Role::Drain), (2, KEEP)]);
     is_all_there(&fs);
-    // Here all stores that it knows have gone.
+    // At this point no store that the second mount knows is in use.
     rebalanced(&stores, &[(0, KEEP), (2, KEEP), (3, Role::Add)]);
     rebalanced(&stores, &[(0, Role::Drain), (2, KEEP), (3, KEEP)]);
     for fs in [&second, &fs] {
@@ -368,7 +368,8 @@ fn a_store_is_taken_from_who_could_have_put_the_same_files_into_the_others() {
         let owner = Change { uid: Some(uid), ..Change::default() };
         stores[place].root().change(name, &owner).unwrap();
     };
-    // Who owns `.quell` of the known one, that of the added one, and the added directory; the mount is user 1000's.
+    // The owners of `.quell` in the known store, of `.quell` in the added store, and of the added
+    // directory. The mount belongs to user 1000.
     for (first, added, dir, is_taken) in [
         (7, 7, 7, true),
         (1000, 1000, 0, true),

@@ -1,4 +1,4 @@
-//! Files that belong to other users than who works with them.
+//! Files that belong to other users than the process that uses them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn what_cannot_be_given_to_who_makes_it_is_not_left_behind() {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     for refusing in 0..2 {
         let fs = mount(&stores, 1, 1);
-        // A mount by a user who is not root.
+        // A mount of an unprivileged user.
         stores[refusing].fail(|operation| (operation.verb == "change").then_some(EPERM));
         let new = New { permissions: 0o755, uid: 1001, gid: 100 };
         assert_eq!(fs.make_dir(fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
@@ -99,7 +99,8 @@ fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
     drop(make(&fs, "f", 1));
 }
 
-/// A file whose eight writers have logs in both of two stores, and its container's store.
+/// Creates a file whose eight writers have logs in both of two stores. Returns the stores and the
+/// index of the container's store.
 fn in_two_stores() -> ([MemoryStore; 2], usize) {
     (1..)
         .find_map(|seed| {
@@ -199,7 +200,7 @@ fn rights_are_taken_at_the_gates_first_and_given_there_last() {
         fs.change(node, &mode(to)).unwrap();
         assert_eq!(gates(), [dir_permissions(to); 2]);
     }
-    // A log directory that another user made is passed over.
+    // A log directory that another user created is skipped.
     for store in &stores {
         let is_logs = |path: &[u8]| path.windows(6).any(|part| part == b"/logs-");
         store.fail(move |op| (op.verb == "change" && is_logs(&op.path)).then_some(EPERM));
@@ -251,7 +252,7 @@ fn directories_of_logs_are_open_in_bounded_number() {
     fs.remove(fs.root(), b"f").unwrap();
     drop(make(&fs, "g", 0));
     let open = store.open_handles() - before;
-    // And the data logs that were read last, and a few of the container's own.
+    // In addition, the data logs that were read last, and a few files of the container itself.
     assert!(open < 256 + 128 + 20, "{open}");
     fs.remove(fs.root(), b"g").unwrap();
 }
@@ -270,7 +271,8 @@ fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
     assert_eq!(root.open_dir(b"meta").unwrap().names().unwrap(), [b"meta"]);
 }
 
-/// What a second user does who may write to a file of the first one. Needs root, to become others.
+/// Checks the operations of a second user with write permission to the first user's file. Needs
+/// root to change users.
 #[test]
 fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
     if !rustix::process::geteuid().is_root() {
@@ -278,9 +280,9 @@ fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
     }
     let temp = tempfile::tempdir().unwrap();
     std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
-    // No two mounts give the same numbers.
+    // Every mount has its own random numbers.
     let mounts = std::sync::atomic::AtomicU64::new(1000);
-    // Capabilities go with the user; both are the thread's alone.
+    // Changing the user drops the capabilities; both affect this thread only.
     let as_user = |uid: u32, work: &(dyn Fn(&LogFs) + Sync)| {
         std::thread::scope(|scope| {
             let user = scope.spawn(|| {

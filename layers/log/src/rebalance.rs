@@ -1,12 +1,16 @@
-//! Rebalance: every container, and every log directory of one that is in several stores, comes to lie where the map of the
-//! stores wants it; a store that is drained is emptied and leaves the map.
+//! Rebalance: moves every container, and every log directory of a container with logs in several
+//! stores, to the store that the placement map gives. A drained store is emptied and leaves the
+//! map.
 //!
-//! What is moved is copied and synced first, has its name in the new place then, and loses it in the old one last. Whoever is
-//! ended on the way leaves two copies at most, of which the one at home is whole; the next run adds what it lacks and removes
-//! the other. Logs only grow and no two have one name, so that adding is copying what is missing or shorter.
+//! A container is first copied and synced, then gets its name in the new store, and is removed from
+//! the old one last. If the process is killed, there are at most two copies, of which the one in
+//! the home store is complete; the next run copies missing parts and removes the other. Logs only
+//! grow and their names are unique, so a copy is completed by copying files that are missing or
+//! shorter.
 //!
-//! A file that somebody writes is left. Who opens one in the very moment in which it is moved is noticed by the names in
-//! `meta`, as every writer puts one there before it has logs: then the move is taken back.
+//! Files that are being written are skipped. A writer that opens a file while it is moved is
+//! detected by the names in `meta`, because every writer creates a name there before its logs: the
+//! move is then undone.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,33 +25,34 @@ use crate::store_map::StoreMap;
 use crate::stores::{StoreNumber, Stores, enter_or_make, logs_name, number_name};
 use crate::tree::{Found, StoredDir, enter_all, find};
 
-/// Bytes that are copied at once.
+/// Size of a read, in bytes.
 const PIECE_BYTES: usize = 4 << 20;
-/// What comes into a store that is drained while it is emptied is looked for so often.
+/// The largest number of passes. A later pass finds files that were created in a drained store
+/// during the earlier ones.
 const PASSES_MAX: usize = 4;
 
-/// What was moved, and what could not be.
+/// The result of a rebalance.
 #[derive(Debug, Default)]
 pub struct Rebalanced {
-    /// Files that lie where the map wants them, also those that were moved there.
+    /// Files in the store that the map gives, including moved files.
     pub files: u64,
     pub moved: u64,
-    /// Log directories that were moved apart from their files.
+    /// Log directories that were moved separately from their containers.
     pub parts: u64,
     pub bytes: u64,
-    /// Files that somebody is writing.
+    /// Files that are being written.
     pub busy: Vec<Vec<u8>>,
     pub failed: Vec<(Vec<u8>, Error)>,
-    /// What was to be drained is, and is no longer one of the stores.
+    /// The drained stores are empty and were removed from the map.
     pub is_complete: bool,
 }
 
-/// One directory, in every store.
+/// One directory in every store.
 type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 
 enum Task {
     Dir(Dirs, Vec<u8>, Vec<u8>),
-    /// In these stores.
+    /// The file, and the stores that have a container of this name.
     File(Dirs, Vec<u8>, Vec<StoreNumber>, Vec<u8>),
 }
 
@@ -57,7 +62,7 @@ struct Work<'a> {
     done: Mutex<Rebalanced>,
 }
 
-/// Brings everything where the map wants it.
+/// Moves everything to the store that the map gives.
 pub fn rebalance(stores: &Arc<Stores>, threads: usize, tally: &Tally) -> Result<Rebalanced> {
     let work = Work { stores, tally, done: Mutex::default() };
     for _ in 0..PASSES_MAX {
@@ -91,7 +96,7 @@ pub fn rebalance(stores: &Arc<Stores>, threads: usize, tally: &Tally) -> Result<
     Ok(work.done.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What a map that does not count yet would move; nothing is changed.
+/// Returns what would be moved with a map that is not in use yet. Changes nothing.
 pub fn foretell(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalanced> {
     let mut told = Rebalanced::default();
     let mut waiting = vec![(StoredDir::root(stores), Vec::new())];
@@ -124,7 +129,7 @@ pub fn foretell(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalanced> {
     Ok(told)
 }
 
-/// Whether somebody has the file open for writing who is not known to be gone.
+/// Returns true if a writer is open that is not known to be dead.
 fn is_live(container: &Container) -> Result<bool> {
     let host = container.host();
     Ok(container.summary()?.is_being_written(&host.is_gone))
@@ -136,12 +141,14 @@ fn meta_names(container: &Container) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// Deletes a copy that is in the trash. Without its record it is not taken for the container that it was, whose parts are
-/// another one's now; it must not get its name back without it, after a loss of power.
+/// Deletes a copy in `trash`. The record is removed first, so that the copy is not mistaken for the
+/// container with this number, to which the log directories in `parts` now belong. `trash` is
+/// synced before, so that after a power failure the copy does not reappear under its old name
+/// without a record.
 fn delete(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
     container.dir().remove(RECORD)?;
-    // Who has it open must not take some of its names for all of them.
+    // A process that still has the copy open must not take the remaining names for all names.
     let meta = container.meta()?;
     meta.create_file(MOVED, 0o644)?;
     for name in meta.names()?.iter().filter(|name| *name != MOVED) {
@@ -150,10 +157,10 @@ fn delete(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result
     remove_tree(trash, name)
 }
 
-/// Where a log directory lies.
+/// The location of a log directory.
 struct Place {
     dir: Arc<dyn WritableDir>,
-    /// `None`: in the container itself.
+    /// `None` for the container itself.
     store: Option<StoreNumber>,
 }
 
@@ -220,7 +227,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// `None`: it is no file. Otherwise whether it lies where it should now.
+    /// Moves one file. Returns `None` if there is no such file, and otherwise whether everything of
+    /// it is in the right store.
     fn file(&self, dirs: &Dirs, name: &[u8], places: &[StoreNumber]) -> Result<Option<bool>> {
         let (stored, home) = (container_name(name)?, self.stores.home(name));
         let mut is_file = false;
@@ -239,7 +247,7 @@ impl Work<'_> {
 
     fn open(&self, dirs: &Dirs, stored: &[u8], store: StoreNumber) -> Result<Option<Container>> {
         match Container::open(self.stores, store, &*dirs[store], stored) {
-            // Somebody else put something of that name there.
+            // Another program created an object with this name.
             Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
             container => container.map(Some),
         }
@@ -279,7 +287,7 @@ impl Work<'_> {
                     making.rename(&temporary, &*dirs[to], stored, Rename::Replace)
                 });
                 if made.is_err() {
-                    let _ = remove_tree(&*making, &temporary); // of use to nobody
+                    let _ = remove_tree(&*making, &temporary); // an incomplete copy
                 }
                 made?;
                 dirs[to].sync()?;
@@ -288,7 +296,7 @@ impl Work<'_> {
         };
         let (trash, name) = (self.stores.trash(from)?, number_name(self.stores.random_number()));
         match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
-            // It was removed meanwhile, or has another name: the copy must not bring it back.
+            // The file was removed or renamed meanwhile: the copy must not restore its old name.
             Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_live(&target)? => {
                 missing(self.discard(&target, &*dirs[to], stored, to))?;
                 return Ok(None);
@@ -333,7 +341,8 @@ impl Work<'_> {
         self.fill(source, &dir, to)
     }
 
-    /// Gives `into`, in store `to`, all that `source` has and it lacks; it is safe then.
+    /// Copies everything of `source` that is missing in `into`, a directory in store `to`, and
+    /// syncs it.
     fn fill(&self, source: &Container, into: &Arc<dyn WritableDir>, to: StoreNumber) -> Result<()> {
         let from = source.dir();
         for name in from.names()? {
@@ -380,7 +389,7 @@ impl Work<'_> {
         into.sync()
     }
 
-    /// Wherever logs of the log directory `number` lie.
+    /// Returns all locations with logs of the log directory `number`.
     fn places(&self, container: &Container, number: u32) -> Result<Vec<Place>> {
         let (name, own) = (logs_name(number), number_name(container.number()));
         let mut places = Vec::new();
@@ -399,7 +408,7 @@ impl Work<'_> {
         Ok(places)
     }
 
-    /// The log directory among the parts of `store`, made if it is not there.
+    /// Opens the log directory in `parts` of `store`, and creates it if it is missing.
     fn part(&self, container: &Container, store: StoreNumber, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
         let like = container.dir().stat_self()?;
         let parts = self.stores.parts(store)?;
@@ -410,7 +419,8 @@ impl Work<'_> {
         Ok(dir)
     }
 
-    /// Log directories of a container that is at home come where they are wanted. Whether they all are there.
+    /// Moves the log directories of a container in its home store to the stores that the map gives.
+    /// Returns true if all are there.
     fn settle_logs(&self, container: &Container) -> Result<bool> {
         for number in 0..container.head().directories {
             let places = self.places(container, number)?;
@@ -442,7 +452,8 @@ impl Work<'_> {
         let (name, home) = (logs_name(number), container.home());
         let before = meta_names(container)?;
         let local = places.iter().find(|place| place.store.is_none());
-        // A directory of the container stays one if it is wanted there; else a file in its place names the store.
+        // A directory in the container stays if the container's store is the right one. Otherwise a
+        // file replaces it, which names the store.
         let (target, store) = match local {
             Some(local) if wanted == home => (Arc::clone(&local.dir), None),
             _ => (self.part(container, wanted, &name)?, Some(wanted)),
@@ -465,7 +476,7 @@ impl Work<'_> {
                 match making.rename(&old, container.dir(), &name, Rename::Exchange) {
                     Err(error) if error.kind == ErrorKind::Unsupported => {
                         making.remove(&old)?;
-                        return Ok(true); // it is found where it is
+                        return Ok(true); // readers find it in its old location
                     }
                     exchanged => exchanged?,
                 }
@@ -511,7 +522,8 @@ impl Work<'_> {
         from.names()?.iter().try_for_each(|name| self.copy_file(from, into, name, store))
     }
 
-    /// Copies a file unless it is there already: it has its name when it is whole and safe.
+    /// Copies a file unless it is already there. The copy gets its name after it is complete and
+    /// synced.
     fn copy_file(
         &self,
         from: &dyn WritableDir,
@@ -526,11 +538,12 @@ impl Work<'_> {
             return Ok(());
         }
         let Some(file) = missing(from.open_file(name))? else { return Ok(()) };
-        // Owner and permissions of what is copied, and not of what had its name before.
+        // Owner and permissions are read from the open file, because its name may have been
+        // replaced.
         let stat = file.stat()?;
         let making = self.stores.making(store)?;
         let temporary = number_name(self.stores.random_number());
-        // Other users reach it here, and not where it goes to.
+        // Other users can reach this directory, but not necessarily the final one.
         let copy = making.create_file(&temporary, 0o600)?;
         let copied = (|| {
             let mut bytes = vec![0; PIECE_BYTES.min(stat.size_bytes as usize)];
@@ -560,7 +573,7 @@ impl Work<'_> {
         copied
     }
 
-    /// Permissions, owners and time of what is copied.
+    /// Returns the permissions, owner and time of a copy.
     fn dress(&self, name: &[u8], stat: &Stat) -> Result<Change> {
         let host = self.stores.host();
         if host.uid != 0 && host.uid != stat.uid {
@@ -587,7 +600,7 @@ impl Work<'_> {
         Ok(dir)
     }
 
-    /// The store that will be the first one gets the symbolic links of the one that is.
+    /// Copies the symbolic links of the first store to the store that will be the first one.
     fn copy_links(&self, root: &Dirs, store: StoreNumber) -> Result<()> {
         let mut waiting = vec![Arc::clone(root)];
         while let Some(dirs) = waiting.pop() {

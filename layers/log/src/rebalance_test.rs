@@ -1,4 +1,4 @@
-//! Stores that come and go while files stay what they are.
+//! Stores are added and drained while the files keep their content.
 
 use quell_fs::{FileSystem, New, Open, Writable, WritableFile};
 use quell_testkit::MemoryStore;
@@ -14,7 +14,7 @@ fn name(file: u64) -> String {
     format!("rank-{file}")
 }
 
-/// Files with logs of five processes each, a directory with one of them, and a link.
+/// Creates files with logs of five processes each, a directory with one of them, and a link.
 fn filled(stores: &[MemoryStore]) {
     let fs = mount(stores, 11, 1);
     let new = New { permissions: 0o750, uid: 1000, gid: 100 };
@@ -70,7 +70,7 @@ fn read(stores: &[MemoryStore], path: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Every container and every log directory lies where a mount would place it.
+/// Checks that every container and log directory is where a mount would place it.
 #[track_caller]
 fn is_settled(stores: &[MemoryStore]) {
     let opened = Arc::new(crate::test_stores::opened(stores, 55));
@@ -131,7 +131,8 @@ fn a_store_that_is_drained_is_empty_and_gone() {
             (0..3).filter(|store| *store != drained).map(|store| stores[store].clone()).collect();
         is_all_there(&left, "drained");
         is_settled(&left);
-        // A mount that does not know goes on, and what it makes is where others look.
+        // A mount that does not know of the change continues, and its new files are found by
+        // others.
         for file in 0..8 {
             let name = format!("later-{file}");
             make(&running, &name, 1).write_at(b"later", 0).unwrap();
@@ -162,7 +163,7 @@ fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
                 let what = format!("{roles:?}, store {failing}, operation {nth}");
                 if !is_complete {
                     match with_roles(&killed, &roles, nth + 200) {
-                        // All was done but to say so.
+                        // Everything was done except for the report.
                         Err(error) if error.to_string().contains("is drained already") => {}
                         again => assert!(again.unwrap().is_complete, "{what}"),
                     }
@@ -192,7 +193,7 @@ fn a_loss_of_power_on_the_way_costs_no_file() {
             }
         }
         drop(fs);
-        // With this seed nothing is lost, and all of it is safe.
+        // With this seed the crash loses nothing, and everything is durable.
         let stores: Vec<_> = stores.iter().map(|store| store.crash(1)).collect();
         stores[(nth % 3) as usize].fail_nth(nth / 2, 5);
         let roles = [Role::Keep, Role::Drain, Role::Keep];
@@ -251,7 +252,7 @@ fn a_writer_that_is_known_to_be_gone_hinders_nobody() {
     let handle = make(&fs, "file", 1);
     handle.write_at(b"bytes", 0).unwrap();
     handle.publish().unwrap();
-    // Nobody closes it.
+    // The file is never closed.
     let told = with_roles(&stores, &[Role::Keep, Role::Add], 3).unwrap();
     assert!(told.is_complete && told.busy.is_empty(), "{told:?}");
     assert_eq!(content(&stores, "file").unwrap(), b"bytes");
@@ -295,7 +296,7 @@ fn who_has_a_file_open_that_is_moved_reads_no_holes_and_finds_it_by_name() {
                 }
             }
         }
-        // Also with the node that was known, and while the other is open.
+        // Checked with the node that was known before, and while the other one is open.
         for (node, file) in nodes.iter().zip(files()) {
             for node in [*node, fs.lookup(fs.root(), name(file).as_bytes()).unwrap().unwrap().node] {
                 assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000);

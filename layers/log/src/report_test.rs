@@ -1,4 +1,4 @@
-//! What is told of a file is what was written to it.
+//! Tests that the reports about a file agree with the data written to it.
 
 use quell_fs::{Change, FileSystem, Writable};
 use quell_testkit::{MemoryStore, Random};
@@ -6,7 +6,7 @@ use quell_testkit::{MemoryStore, Random};
 use super::*;
 use crate::test_stores::{again, container, content, make, mount, pattern};
 
-/// Two processes write here and there, one after another.
+/// Two processes write alternately at random offsets.
 fn scribble(stores: &[MemoryStore], cut: bool) {
     let fs = mount(stores, 5, 1);
     let one = make(&fs, "f", 1);
@@ -43,7 +43,7 @@ fn the_map_names_the_bytes_that_readers_get() {
                 assert!(expected.iter().all(|byte| *byte == 0));
                 return;
             };
-            // Up to the next checksum the bytes lie one after another in the data log.
+            // Up to the next checksum the bytes are consecutive in the data log.
             let mut first = [0; 1];
             let file = logs.open_data(source.writer).unwrap();
             file.read_at(&mut first, source.place).unwrap();

@@ -1,4 +1,5 @@
-//! Files whose index is read in shares, or does not fit into memory: what is read is what all logs say.
+//! Files whose index is read in shares or does not fit into memory have the same content as with an
+//! index of all logs.
 
 use super::*;
 
@@ -13,7 +14,8 @@ use crate::test_stores::{
 };
 use crate::view::{Torn, View};
 
-/// Everything that a view says: where the file ends, who has which of its bytes, and how far each log is known.
+/// Returns everything that a view contains: the size of the file, the source of each byte, and the
+/// known part of each log.
 fn said(view: &View) -> (u64, Vec<[u64; 4]>, Vec<FlatLog>) {
     let mut pieces: Vec<[u64; 4]> = Vec::new();
     view.pieces(0, view.size(), &mut |piece| {
@@ -55,7 +57,8 @@ fn resize(fs: &LogFs, node: NodeId, size: u64) {
     fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
 }
 
-/// A file that processes of three nodes have written, one of which died; some have it open still.
+/// Creates a file that processes of three nodes have written. One of them died, and some still have
+/// it open.
 fn history(seed: u64, check: impl Fn(&MemoryStore, &mut Random)) {
     let mut random = Random::new(seed);
     let store = MemoryStore::new();
@@ -103,7 +106,8 @@ fn parts_are_all_logs_and_as_equal_as_can_be() {
 fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
     for seed in 0..60 {
         history(seed, |store, random| {
-            // Also as a loss of power leaves it: with logs that are torn, or lost, or of which nothing is indexed.
+            // Checked after a power failure, too, with logs that are torn, missing or without
+            // batches.
             let crashed = store.crash(seed);
             for store in [store, &crashed] {
                 let container = container(std::slice::from_ref(store), "f");
@@ -212,7 +216,8 @@ fn ranks_that_saw_other_names_or_less_of_them_read_the_same_file() {
                 let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
                 resize(&fs, node, random.below(20_000) as u64);
             }
-            // Each sees other writers than the one before, so that logs are in several shares or in none.
+            // Each reader sees other writers than the one before, so that logs are in several
+            // shares or in none.
             let container = container(stores, "f");
             shares.extend(decode(&container, vec![read(&container, rank, 4, 1).unwrap()]));
         }

@@ -1,4 +1,4 @@
-//! Which stores may be opened together, and what they keep about it.
+//! Tests which stores may be opened together, and which maps they keep.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use quell_testkit::MemoryStore;
 use super::*;
 use crate::test_stores::host;
 
-/// Nobody has the same chance twice.
+/// Returns a host with its own random numbers.
 fn any_host() -> Host {
     static SEED: AtomicU64 = AtomicU64::new(1);
     host(SEED.fetch_add(1, Ordering::Relaxed), 1)
@@ -76,17 +76,17 @@ fn a_store_that_was_alone_gets_others_and_they_may_go_again() {
     refused_with(change(&stores, &[(0, Role::Drain)]), "/s1 belongs");
     let drained = change(&stores, &[(0, Role::Drain), (1, Role::Keep)]).unwrap();
     assert_eq!(drained.draining(), [0]);
-    // Who did not know finds no place there, and reads the map again.
+    // A mount that does not know of the change finds no `new` there, and reads the map again.
     let names = |stores: &Stores| (0..50).map(|i| stores.home(&[i])).collect::<Vec<_>>();
     assert!(names(&running).contains(&0));
     assert!(running.making_new(0).is_err_and(|error| error.kind == ErrorKind::NotFound));
     assert!(running.refresh().unwrap() && !running.refresh().unwrap());
     assert!(names(&running).iter().all(|store| *store == 1));
-    // It may be used again before it has gone ...
+    // A draining store may be used again ...
     let again = change(&stores, &[(0, Role::Add), (1, Role::Keep)]).unwrap();
     assert_eq!(again.draining(), [0; 0]);
     again.making_new(0).unwrap();
-    // ... and is none of them when it has.
+    // ... but is no longer a member after it has left.
     change(&stores, &[(0, Role::Drain), (1, Role::Keep)]).unwrap().leave_drained().unwrap();
     assert_eq!(open(&stores, &[1]).unwrap().count(), 1);
     refused_with(open(&stores, &[0, 1]), "/s0 is none of these stores");

@@ -1,4 +1,5 @@
-//! Stores in memory for the tests of this room, and files in them that are written as a mount writes them.
+//! Stores in memory for the unit tests of this crate, and files that are written as a mount writes
+//! them.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +15,7 @@ use crate::scratch::{EXTENTS_MAX, Scratch};
 use crate::stores::{Host, Role, Root, Stores};
 use crate::tree::{Found, find};
 
-/// Processes with this number are gone.
+/// Processes with this number are dead.
 pub const GONE: u32 = 666;
 pub const NODE: &str = "boot.node1";
 
@@ -30,13 +31,14 @@ pub fn host(seed: u64, pid: u32) -> Host {
     }
 }
 
-/// The host of one that looks at the stores after its node was started again: power may have been lost.
+/// Returns the host of a reader after a reboot of its node, so that a power failure is possible.
 fn later(seed: u64) -> Host {
     let host = host(seed, 1);
     Host { holder: Holder { node: "later.node1".to_owned(), ..host.holder }, ..host }
 }
 
-/// Of an index so many extents are kept in memory, and the rest in files in memory that stand for those on a disk.
+/// Returns a scratch that keeps `extents_max` extents of an index in memory, and the others in
+/// files in memory that stand for files on disk.
 pub fn scratch(extents_max: usize) -> Scratch {
     let make = || MemoryStore::new().root().create_file(b"scratch", 0o600);
     Scratch { extents_max, ..Scratch::new(make) }
@@ -50,13 +52,13 @@ pub fn opened(stores: &[MemoryStore], seed: u64) -> Stores {
     Stores::open(roots(stores), later(seed), 4).unwrap()
 }
 
-/// Stores that were used one by one belong together from now on.
+/// Makes stores that were used separately belong together.
 pub fn join(stores: &[MemoryStore]) {
     let keep = |dir| (Root { dir, path: Vec::new() }, Role::Keep);
     Stores::change(roots(stores).into_iter().map(keep).collect(), host(95, 1), 4).unwrap();
 }
 
-/// A mount by process `pid`.
+/// Returns a mount of process `pid`.
 pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
     let choices = Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false };
     LogFs::new(Stores::open(roots(stores), host(seed, pid), 4).unwrap(), choices)
@@ -68,7 +70,7 @@ pub fn make(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
     fs.create(fs.root(), name.as_bytes(), new, how).unwrap().1
 }
 
-/// Opens a file of the root once more, for another process.
+/// Opens a file in the root again, for another process.
 pub fn again(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
     let node = fs.lookup(fs.root(), name.as_bytes()).unwrap().unwrap().node;
     fs.open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
@@ -78,7 +80,7 @@ pub fn container(stores: &[MemoryStore], name: &str) -> Container {
     container_with(stores, name, EXTENTS_MAX)
 }
 
-/// A file of whose index so many extents are kept in memory.
+/// Opens the container of a file. `extents_max` extents of its index are kept in memory.
 pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) -> Container {
     let host = Host { scratch: scratch(extents_max), ..later(99) };
     let stores = Arc::new(Stores::open(roots(stores), host, 4).unwrap());
@@ -88,19 +90,19 @@ pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) ->
     }
 }
 
-/// Bytes that tell where they are from.
+/// Returns `length` random bytes that depend on `seed`.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..length).map(|_| random.number() as u8).collect()
 }
 
-/// A mount on a node that was started again since the stores were written to.
+/// Returns a mount on a node that was rebooted since the stores were written.
 pub fn mount_later(stores: &[MemoryStore], seed: u64) -> LogFs {
     let choices = Choices { index_threads: 1, ..Choices::default() };
     LogFs::new(Stores::open(roots(stores), later(seed), 4).unwrap(), choices)
 }
 
-/// All of a file, as a fresh mount reads it.
+/// Returns the content of a file as a new mount reads it.
 pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> {
     let fs = mount_later(stores, 77);
     let attributes = fs.lookup(fs.root(), name.as_bytes())?.unwrap();
@@ -110,7 +112,7 @@ pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// Everything below a directory of the real file system.
+/// Visits everything below a directory of the real file system.
 pub fn walk(dir: &std::path::Path, visit: &mut dyn FnMut(&std::path::Path)) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

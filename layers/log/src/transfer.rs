@@ -1,5 +1,5 @@
-//! Files out of the stores and into them, without a mount: a tree of the stores becomes a tree of plain files, and
-//! back. A file gets its name when it is whole. Holes stay holes.
+//! Export and import without a mount: copies a tree in the stores to plain files, and back. A file
+//! gets its name after it is complete. Holes are preserved.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,24 +24,24 @@ use crate::stores::{Stores, number_name};
 use crate::tree::{Entry, StoredDir};
 use crate::view::View;
 
-/// Bytes that are copied at once.
+/// Size of a read, in bytes.
 const PIECE_BYTES: usize = 4 << 20;
-/// Files larger than this are copied by several threads, each a range of this size.
+/// Larger files are copied by several threads in ranges of this size, in bytes.
 const RANGE_BYTES: u64 = 128 << 20;
-/// Runs of zeros that are left out of what is imported, if the file had holes.
+/// Granularity in which zeros are skipped on import, if the file has holes.
 const HOLE_BYTES: usize = 64 << 10;
-/// What is not yet a file has a name that begins with this.
+/// Prefix of the temporary names of incomplete files.
 const TEMPORARY: &[u8] = b".quell-part-";
-/// Permissions of what is not yet whole.
+/// Permissions of files and directories while they are incomplete.
 const OWN_FILE: u32 = 0o600;
 const OWN_DIR: u32 = 0o700;
 
-/// The file of a container at one moment.
+/// The content of a container at one moment.
 pub struct Snapshot {
     file: LogFile,
     attributes: Attributes,
     summary: Summary,
-    /// As readers see it when the snapshot is taken: what is no hole.
+    /// The resolved extents at the moment of the snapshot. They show which ranges are holes.
     view: View,
     is_short: bool,
 }
@@ -77,18 +77,19 @@ impl Snapshot {
         self.view.size()
     }
 
-    /// Whether somebody has the file open for writing who is not known to be gone.
+    /// Returns true if a writer is open that is not known to be dead.
     pub fn is_being_written(&self) -> bool {
         let host = self.file.container().host();
         self.summary.is_being_written(&host.is_gone)
     }
 
-    /// Whether a log ends before its writer did: what is missing reads as what was there before.
+    /// Returns true if a log is shorter than its `closed` name states. The missing ranges read as
+    /// the previous content.
     pub fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// The stretches from `start` to `end` that are no holes.
+    /// Returns the ranges from `start` to `end` that are not holes.
     pub fn stretches(&self, start: u64, end: u64) -> Result<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         let end = end.min(self.size_bytes());
@@ -113,37 +114,37 @@ impl File for Snapshot {
     }
 }
 
-/// How files are moved out or in.
+/// The options of an export or import.
 #[derive(Debug, Clone, Copy)]
 pub struct How {
     pub threads: usize,
-    /// What is there already, with the size and time that it should have, is left as it is; what has others is replaced.
+    /// Existing files with the expected size and time are skipped; others are replaced.
     pub resume: bool,
-    /// Everything that was written is read again and compared.
+    /// Every copied file is read again and compared.
     pub verify: bool,
-    /// Owners and groups are kept.
+    /// Owners and groups are preserved.
     pub owners: bool,
 }
 
-/// What was moved.
+/// The result of an export or import.
 #[derive(Debug, Default)]
 pub struct Moved {
     pub files: u64,
     pub bytes: u64,
     pub dirs: u64,
     pub links: u64,
-    /// Files that were there already.
+    /// Number of files that were skipped because they existed.
     pub skipped: u64,
-    /// Files that others were writing meanwhile.
+    /// Files that were written by others during the copy.
     pub written: Vec<Vec<u8>>,
-    /// Files whose logs have lost what their writers had written at last.
+    /// Files whose logs are shorter than their writers had written them.
     pub short: Vec<Vec<u8>>,
-    /// What can be neither in a store nor brought out of one: devices, sockets, fifos.
+    /// Objects that are not supported in a store: devices, sockets, FIFOs.
     pub special: Vec<Vec<u8>>,
     pub failed: Vec<(Vec<u8>, Error)>,
 }
 
-/// What all threads share.
+/// State that all threads share.
 struct Work<'a> {
     how: How,
     tally: &'a Tally,
@@ -164,7 +165,7 @@ impl Work<'_> {
         [TEMPORARY, &number_name((self.random)())[..]].concat()
     }
 
-    /// Between two pieces: whether to go on.
+    /// Returns an error if the work was stopped.
     fn go_on(&self) -> Result<()> {
         match self.tally.is_stopped() {
             true => Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", b"")),
@@ -177,7 +178,7 @@ impl Work<'_> {
     }
 }
 
-/// The state in which an entry is left.
+/// Returns the final attributes of an entry.
 fn change_of(how: &How, permissions: Option<u32>, uid: u32, gid: u32, modified: Time) -> Change {
     let (uid, gid) = if how.owners { (Some(uid), Some(gid)) } else { (None, None) };
     Change { permissions, uid, gid, size_bytes: None, modified: Some(modified) }
@@ -187,7 +188,8 @@ fn change_from(how: &How, stat: &Stat, is_link: bool) -> Change {
     change_of(how, (!is_link).then_some(stat.mode & 0o7777), stat.uid, stat.gid, stat.modified)
 }
 
-/// Gives `from` its final name. Not every file system can see to it that nothing has it by then.
+/// Renames `from` to its final name. Not every file system supports renaming without replacing;
+/// there the name is checked first.
 fn settle(dir: &dyn WritableDir, from: &[u8], to: &[u8], resume: bool) -> Result<()> {
     if resume {
         return dir.rename(from, dir, to, Rename::Replace);
@@ -201,13 +203,13 @@ fn settle(dir: &dyn WritableDir, from: &[u8], to: &[u8], resume: bool) -> Result
     }
 }
 
-/// A directory that is being written; its attributes are set when all that is in it is there.
+/// A directory that is being exported. Its attributes are set after all of its entries.
 struct OutDir<'a> {
     dir: Arc<dyn WritableDir>,
     path: Vec<u8>,
     change: Option<Change>,
     work: &'a Work<'a>,
-    /// Nothing above it is finished before it.
+    /// Keeps the parent from being completed before this directory.
     _parent: Option<Arc<OutDir<'a>>>,
 }
 
@@ -222,7 +224,7 @@ impl Drop for OutDir<'_> {
     }
 }
 
-/// A file that several threads bring out.
+/// A file that is exported by several threads.
 struct OutFile<'a> {
     snapshot: Snapshot,
     into: Box<dyn WritableFile>,
@@ -239,16 +241,17 @@ enum OutTask<'a> {
     Range(Arc<OutFile<'a>>, u64, u64),
 }
 
-/// What is brought out of the stores.
+/// The source of an export.
 #[derive(Debug)]
 pub enum Wanted {
-    /// All that is in a directory.
+    /// All entries of a directory.
     Dir(StoredDir),
-    /// A file or a link of a directory, and the name that it gets.
+    /// A file or link in a directory, and its name at the destination.
     Entry(StoredDir, Entry, Vec<u8>),
 }
 
-/// Brings files out of the stores into `to`. What could not be brought out is told and leaves nothing under its name.
+/// Copies files from the stores to `to`. Entries that fail are listed in the result, and no file
+/// with their name is created.
 pub fn export(wanted: Wanted, to: Arc<dyn WritableDir>, how: How, tally: &Tally) -> Result<Moved> {
     let stores = Arc::clone(match &wanted {
         Wanted::Dir(dir) | Wanted::Entry(dir, ..) => dir.stores(),
@@ -316,7 +319,8 @@ fn export_dir<'a>(
     }
     let path = joined(&parent.path, &entry.name);
     let into = parent.dir.open_writable_dir(&entry.name)?;
-    // Its permissions and owner are set in the end: not of a directory that another user has put there.
+    // The attributes are set at the end. They must not be applied to a directory that another user
+    // created.
     let (found, stat) = (into.stat_self()?, dir.stat()?);
     if work.how.owners && ![0, stat.uid].contains(&found.uid) {
         return Err(Error {
@@ -341,14 +345,14 @@ fn export_link(
         work.note(|moved| moved.skipped += 1);
         return Ok(());
     }
-    // Only a link is replaced, also by --resume.
+    // `--resume` replaces only a symbolic link by a symbolic link.
     if work.how.resume && out.dir.stat(name).is_ok_and(|there| there.kind() != Some(Kind::Symlink)) {
         return Err(Error::new(ErrorKind::Exists, "export", name));
     }
     let temporary = work.temporary();
     out.dir.make_symlink(&temporary, &target)?;
-    // A link cannot be opened to be changed. Where another user may exchange it, it stays root's, which says nothing of what it
-    // leads to.
+    // A symbolic link's attributes can be set by name only. In a directory where another user could
+    // exchange it, it stays owned by root, which gives no access to its target.
     let place = out.dir.stat_self()?;
     let is_safe = !work.how.owners || place.uid == 0 && (place.mode & 0o022 == 0 || place.mode & 0o1000 != 0);
     let dressed = match is_safe {
@@ -373,13 +377,15 @@ fn begin_file<'a>(
     descriptors: &Arc<Descriptors>,
     more: &mut Vec<OutTask<'a>>,
 ) -> Result<()> {
-    // A directory with the name of a container and nothing in it is none: no mount shows it.
+    // A directory with the name of a container but without a record is not a file; a mount does not
+    // show it.
     let Some(container) = missing(from.open(entry))? else { return Ok(()) };
     let snapshot = Snapshot::with(container, work.how.threads, descriptors)?;
     if let Ok(there) = dir.dir.stat(&name) {
         let same = (there.kind(), there.size_bytes, there.modified)
             == (Some(Kind::File), snapshot.size_bytes(), snapshot.attributes.modified);
-        // Only a file is replaced, also by --resume: a device or a link with the name was not exported here.
+        // `--resume` replaces only regular files: a device or a link with this name is not from an
+        // earlier export.
         if !work.how.resume || there.kind() != Some(Kind::File) {
             return Err(Error::new(ErrorKind::Exists, "export", &name));
         }
@@ -412,7 +418,7 @@ fn begin_file<'a>(
     Ok(())
 }
 
-/// Copies a range; who is last makes the file whole.
+/// Copies a range. The thread that copies the last range completes the file.
 fn export_range(work: &Work<'_>, file: &OutFile<'_>, start: u64, end: u64) {
     if let Err(error) = copy_range(work, file, start, end) {
         file.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -443,7 +449,7 @@ fn export_range(work: &Work<'_>, file: &OutFile<'_>, start: u64, end: u64) {
 
 impl Drop for OutFile<'_> {
     fn drop(&mut self) {
-        // Ranges that were not begun, as somebody wanted an end: nothing stays.
+        // The work was stopped before all ranges were copied: the incomplete file is removed.
         if *self.left.get_mut() > 0 {
             let _ = self.dir.dir.remove(&self.temporary);
         }
@@ -480,15 +486,16 @@ fn finish_file(work: &Work<'_>, file: &OutFile<'_>) -> Result<()> {
     if work.how.verify {
         compare(work, &file.snapshot, &*file.into, size)?;
     }
-    // What has its name is whole, whatever happens to the power.
+    // Synced before the rename, so that a file with its final name is complete even after a power
+    // failure.
     file.into.sync()?;
     let dir = &*file.dir.dir;
-    // What was written, whatever has its name by now: others may change names where it is exported to.
+    // Applied to the open file, because other users may rename files in the destination.
     file.into.change(&change_of(&work.how, Some(permissions), uid, gid, modified))?;
     settle(dir, &file.temporary, &file.name, work.how.resume)
 }
 
-/// Reads both again, from beginning to end.
+/// Reads both files completely and compares them.
 fn compare(work: &Work<'_>, one: &dyn File, other: &dyn File, size: u64) -> Result<()> {
     let (mut a, mut b) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
     let mut at = 0;
@@ -508,7 +515,7 @@ fn compare(work: &Work<'_>, one: &dyn File, other: &dyn File, size: u64) -> Resu
     Ok(())
 }
 
-/// A directory that is being filled with what is imported.
+/// A directory that is being imported.
 struct InDir<'a> {
     node: NodeId,
     from: Arc<dyn Dir>,
@@ -534,7 +541,7 @@ impl Drop for InDir<'_> {
     }
 }
 
-/// A file that several threads bring in.
+/// A file that is imported by several threads.
 struct InFile<'a> {
     from: Box<dyn OpenFile>,
     stat: Stat,
@@ -542,7 +549,8 @@ struct InFile<'a> {
     temporary: Vec<u8>,
     name: Vec<u8>,
     dir: Arc<InDir<'a>>,
-    /// Writers that nobody uses just now; there are as many as threads were at the file at once.
+    /// Writers that no thread is using. There are as many as threads that worked on the file at the
+    /// same time.
     idle: Mutex<Vec<Box<dyn quell_fs::WritableFile>>>,
     writers: AtomicU32,
     left: AtomicUsize,
@@ -554,15 +562,16 @@ enum InTask<'a> {
     Range(Arc<InFile<'a>>, u64, u64),
 }
 
-/// What is brought into the stores: all that is in a directory, or one name of it under another.
+/// The source of an import: all entries of a directory, or one entry and its name at the
+/// destination.
 #[derive(Debug, Clone)]
 pub enum Offered {
     All,
     Entry(Vec<u8>, Vec<u8>),
 }
 
-/// Brings plain files from `from` into the directory `path` of `fs`, the file system of `stores`; it must be there. Each thread is a writer
-/// of its own, so that a large file is cut among as many logs.
+/// Copies plain files from `from` into the directory `path` of `fs`, the file system of `stores`.
+/// The directory must exist. Each thread is a writer of its own, so a large file has several logs.
 pub fn import(
     from: Arc<dyn Dir>,
     offered: Offered,
@@ -576,7 +585,7 @@ pub fn import(
     let random = || stores.random_number();
     let work = Work { how, tally, moved: Mutex::default(), random: &random };
     let change = match offered {
-        // A store's root is the store's owner's.
+        // The attributes of a store's root are not changed.
         Offered::All if into != fs.root() => Some(change_from(&how, &from.stat_self()?, false)),
         _ => None,
     };
@@ -603,7 +612,7 @@ pub fn import(
     Ok(work.end())
 }
 
-/// The directory `path`; its reference is kept to the end.
+/// Resolves the directory `path`. Its reference is kept until the end.
 fn enter(fs: &LogFs, path: &[u8]) -> Result<NodeId> {
     let mut at = fs.root();
     for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {
@@ -623,7 +632,7 @@ fn offer_all<'a>(dir: &Arc<InDir<'a>>, more: &mut Vec<InTask<'a>>) -> Result<()>
     Ok(())
 }
 
-/// Whose an entry of the stores becomes.
+/// Returns the owner and group of an imported entry.
 fn owners_of(how: &How, stat: &Stat, stores: &Stores) -> (u32, u32) {
     let host = stores.host();
     if how.owners { (stat.uid, stat.gid) } else { (host.uid, host.gid) }
@@ -701,7 +710,7 @@ fn import_file<'a>(
     named: Vec<u8>,
     more: &mut Vec<InTask<'a>>,
 ) -> Result<()> {
-    // What is imported gets owner and permissions of the file whose bytes it has: the name may lead to another one by now.
+    // Attributes are read from the open file, because its name may be replaced meanwhile.
     let from = dir.from.open_file(name)?;
     let stat = from.stat()?;
     let (uid, gid) = owners_of(&work.how, &stat, dir.stores);
@@ -716,7 +725,8 @@ fn import_file<'a>(
         }
     }
     let stores = dir.stores;
-    // The store that should have the file under its final name should have it from the beginning.
+    // The temporary name is chosen so that its home is the home of the final name, and the file
+    // need not be moved.
     let home = stores.home(&named);
     let temporary = loop {
         let temporary = work.temporary();
@@ -755,7 +765,7 @@ fn import_range(work: &Work<'_>, file: &InFile<'_>, start: u64, end: u64) {
     let known = idle().pop();
     let writer = match known {
         Some(writer) => Ok(writer),
-        // Writers are told apart by the process: here it stands for a thread.
+        // Writers are distinguished by process number; here each thread has its own number.
         None => {
             let process = file.writers.fetch_add(1, Ordering::Relaxed);
             file.dir.into.open_as(file.node, Open { process, ..Open::WRITE })
@@ -769,7 +779,7 @@ fn import_range(work: &Work<'_>, file: &InFile<'_>, start: u64, end: u64) {
     imported(work, file, copied);
 }
 
-/// A range was copied; who is last makes the file whole.
+/// Records that a range was copied. The thread that copied the last range completes the file.
 fn imported(work: &Work<'_>, file: &InFile<'_>, copied: Result<()>) {
     if let Err(error) = copied {
         file.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -859,7 +869,7 @@ fn import_bytes(
         at += part.len() as u64;
         work.tally.add_bytes(part.len() as u64);
     }
-    // Who imports may remove the original next.
+    // The user may delete the original after the import.
     into.sync()
 }
 

@@ -1,4 +1,5 @@
-//! What is brought out is what was in, and back; nothing half has a name.
+//! Tests that an export has the content of the stores and an import that of the source, and that no
+//! incomplete file gets a name.
 
 use quell_backing::WritableDir;
 use quell_fs::Change;
@@ -17,7 +18,7 @@ fn plain(store: &MemoryStore, name: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A plain directory with some of everything.
+/// Creates a plain directory with entries of all kinds.
 fn plain_tree() -> MemoryStore {
     let store = MemoryStore::new();
     let root = store.root();
@@ -38,7 +39,7 @@ fn plain_tree() -> MemoryStore {
     store
 }
 
-/// Names, kinds, permissions, times and bytes.
+/// Collects names, kinds, permissions, times and bytes.
 fn look(dir: &dyn WritableDir, path: &str, found: &mut Vec<String>) {
     let mut names = dir.names().unwrap();
     names.sort();
@@ -72,7 +73,8 @@ fn bring_in(source: &MemoryStore, offered: Offered, stores: &[MemoryStore], how:
 fn a_tree_goes_in_and_comes_out_as_it_was() {
     for stores in [vec![MemoryStore::new()], vec![MemoryStore::new(), MemoryStore::new()]] {
         let (source, out) = (plain_tree(), MemoryStore::new());
-        // Attributes of a link are set only where no other user can exchange the link: in a directory of root's.
+        // Attributes of a symbolic link are set only in a directory of root's, where no other user
+        // can exchange the link.
         out.root().change(b"", &Change { uid: Some(0), ..Change::default() }).unwrap();
         let moved = bring_in(&source, Offered::All, &stores, HOW).unwrap();
         assert_eq!((moved.files, moved.dirs, moved.links, moved.failed.len()), (5, 1, 1, 0), "{moved:?}");
@@ -82,13 +84,13 @@ fn a_tree_goes_in_and_comes_out_as_it_was() {
         look(&*source.root(), "", &mut before);
         look(&*out.root(), "", &mut after);
         assert_eq!(before, after);
-        // Again: everything is there.
+        // On a second run every entry already exists.
         let again = How { resume: true, ..HOW };
         let moved = export_all(&stores, &out, again);
         assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
         let moved = bring_in(&source, Offered::All, &stores, again).unwrap();
         assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
-        // Without being told so, nothing that is there is replaced.
+        // Without `resume` no existing entry is replaced.
         let moved = export_all(&stores, &out, HOW);
         assert_eq!((moved.files, moved.failed.len()), (0, 6));
     }
@@ -124,7 +126,7 @@ fn a_damaged_file_is_told_and_leaves_no_name() {
     let moved = export_all(&stores, &out, HOW);
     assert_eq!((moved.files, moved.failed.len()), (1, 1), "{moved:?}");
     assert_eq!(out.root().names().unwrap(), [b"good".to_vec()]);
-    // A log that is shorter than its writer synced it has lost what nobody can tell: no file is made of it.
+    // A log that is shorter than its synced size has lost unknown data: no file is created from it.
     dir.open_writable_file(&name).unwrap().set_size(64).unwrap();
     let index = crate::container::index_name(writer);
     dir.remove(&index).unwrap();

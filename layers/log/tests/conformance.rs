@@ -1,4 +1,4 @@
-//! The promises of the contract, on stores in memory and on a real file system.
+//! Checks the promises of the contract, on stores in memory and on a real file system.
 
 mod mounted;
 
@@ -26,12 +26,12 @@ fn mount(
     ))
 }
 
-/// Mounts of so many stores in memory, whose writers collect `buffer_bytes`, and where the last one flattens index logs of at most
-/// `flatten_bytes`.
+/// Runs `check` on mounts of `stores` stores in memory. Writers collect `buffer_bytes`, and the
+/// last writer of a file flattens index logs of at most `flatten_bytes`.
 fn in_memory(stores: usize, buffer_bytes: usize, flatten_bytes: u64, check: impl Fn(&WritingWorld<'_>)) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
-        // Each mount names the stores in another order: that of the first one counts.
+        // Each mount names the stores in another order; the order of the first one is used.
         let roots = |mount: usize| {
             let order = (0..stores.len()).map(|place| (place + mount) % stores.len());
             order.map(|place| stores[place].root() as Arc<dyn WritableDir>).collect()
@@ -111,7 +111,8 @@ fn random_histories_of_two_mounts_are_those_of_the_model() {
     }
 }
 
-/// Stores, bytes that a writer collects, and the bytes of index logs up to which they are flattened.
+/// Number of stores, bytes that a writer collects, and size of index logs up to which they are
+/// flattened.
 const CRASH_WORLDS: [(usize, usize, u64); 3] = [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)];
 
 fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashWorld<'_>) -> T) -> T {
@@ -133,7 +134,8 @@ fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
     }
 }
 
-/// Runs histories with one kind of failure: QUELL_HISTORIES of them (50), from seed QUELL_SEED (0) on.
+/// Runs histories with one kind of failure: QUELL_HISTORIES of them (default 50), starting with
+/// seed QUELL_SEED (default 0).
 fn histories_of(name: &str) {
     let number = |variable, otherwise: u64| {
         std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
@@ -143,7 +145,8 @@ fn histories_of(name: &str) {
     let begun = std::time::Instant::now();
     let mut failed = Vec::new();
     for seed in first..first + count {
-        // Mounts draw their numbers from this as well, so that a seed is one history whatever ran before.
+        // Mounts derive their random numbers from the seed, too, so that a seed always gives the
+        // same history.
         mounted::begin_with(seed);
         let outcome =
             in_crash_world(seed as usize % CRASH_WORLDS.len(), |world| crash::run(world, trouble, seed));

@@ -1,4 +1,5 @@
-//! What programs see when the store fails for a moment, when two nodes do the same at once, and when another process syncs.
+//! Tests the behaviour that programs see when a store fails temporarily, when two nodes act at the
+//! same time, and when another process syncs.
 
 mod mounted;
 
@@ -72,7 +73,7 @@ fn of_nodes_that_opened_together_the_one_that_opens_again_and_writes_is_later() 
     drop(make(&on_disk(temp.path()), own()));
     let (of_a, of_b) = (open(&a, by(1)).unwrap(), open(&b, by(2)).unwrap());
     of_a.write_at(b"first of a", 500).unwrap();
-    // As if both had looked before either had taken its epoch.
+    // The state after both nodes had listed the epochs before either took one.
     for entry in std::fs::read_dir(temp.path().join("f.container")).unwrap() {
         let entry = entry.unwrap();
         if entry.file_name().to_str().unwrap().starts_with("epoch-") {
@@ -185,7 +186,8 @@ fn the_logs_of_who_writes_are_left_to_it_until_somebody_reads() {
     file.write_at(&[b'1'; 2000], 0).unwrap();
     file.publish().unwrap();
     file.write_at(&[b'2'; 2000], 1000).unwrap();
-    // The other node neither opens nor asks for a log: some file systems then take the right to buffer from who writes it.
+    // The other node must not open or stat a log: on some file systems this takes away the writer's
+    // permission to buffer.
     store.fail(|operation| {
         let is_log = [b".data".as_slice(), b".index"].iter().any(|end| operation.path.ends_with(end));
         is_log.then_some(errno::EIO)
@@ -194,7 +196,7 @@ fn the_logs_of_who_writes_are_left_to_it_until_somebody_reads() {
     assert_eq!(found.size_bytes, 2000);
     drop(b.open_as(found.node, Open { process: 2, ..Open::WRITE }).unwrap());
     store.fail_nothing();
-    // What is read is what was published, as stat says.
+    // The published data is read, as stat reports it.
     assert_eq!(read(&*open(&b, Open::READ).unwrap(), 5000), [b'1'; 2000]);
     file.publish().unwrap();
     assert_eq!(b.attributes(found.node).unwrap().size_bytes, 3000);
@@ -237,7 +239,7 @@ fn a_first_write_that_fails_leaves_neither_a_hole_nor_a_writer_that_is_not_found
     let store = MemoryStore::new();
     let fs = in_memory(&store, 64);
     let file = make(&fs, MEMORY);
-    // The log is made, and there is no room for the frame.
+    // The log is created, but there is no space for the frame.
     let count = AtomicU64::new(0);
     store.fail(move |operation| {
         let is_data = operation.verb.starts_with("write") && is_data(&operation.path);
@@ -283,12 +285,12 @@ fn a_file_that_was_removed_stays_so_after_a_sync_of_the_directory() {
         drop(file);
         fs.remove(fs.root(), b"f").unwrap();
         fs.sync_dir(fs.root()).unwrap();
-        // Another one of that name, which nobody has synced.
+        // Another file with this name, which was not synced.
         drop(make(&fs, MEMORY));
         let after = in_memory(&store.crash(seed), 64);
         match after.lookup(after.root(), b"f") {
             Ok(found) => assert_eq!(found.map_or(0, |found| found.size_bytes), 0, "seed {seed}"),
-            // Its record may be lost, as nobody has synced it.
+            // Its record may be lost, because it was not synced.
             Err(error) => assert_eq!(error.kind, ErrorKind::Damaged, "seed {seed}"),
         }
     }
@@ -356,18 +358,18 @@ fn a_block_that_was_changed_is_an_error_and_one_that_was_never_whole_shows_what_
         open(&fs, Open::READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
     };
     assert_eq!((seen(0).unwrap(), seen(1).unwrap()), (b'2', b'2'));
-    // Power was lost before the end of the block was there.
+    // A power failure before the end of the block was written.
     std::fs::write(&second, &whole[..whole.len() - 8]).unwrap();
     assert_eq!(seen(1).unwrap(), b'1');
-    // On a node that was not started again since, nothing but the store can have lost it.
+    // On a node that was not rebooted since, only a fault of the store can have lost it.
     assert_eq!(seen(0).unwrap_err().kind, ErrorKind::Damaged);
-    // It was there, and is another now.
+    // The block was written and has changed since.
     let mut changed = whole.clone();
     changed[whole.len() - 50] ^= 1;
     std::fs::write(&second, &changed).unwrap();
     assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);
     std::fs::write(&second, &whole).unwrap();
-    // What was synced is never taken for torn.
+    // Synced data is never taken for torn.
     let first = std::fs::read(&data[0]).unwrap();
     std::fs::write(&data[0], &first[..first.len() - 8]).unwrap();
     assert_eq!(seen(1).unwrap_err().kind, ErrorKind::Damaged);
@@ -392,7 +394,7 @@ fn a_writeback_that_failed_is_an_error_of_every_sync_and_close_and_zeros_are_nev
     a.write_at(&[b'a'; 50_000], 0).unwrap();
     a.publish().unwrap();
     assert_eq!(store.fail_writeback(0, Writeback::Dropped, is_data), 1);
-    // The store reports it once; whoever asks is told, however often.
+    // The store reports the failure once; the mount reports it to every caller on every call.
     assert!(eio(b.sync()));
     for _ in 0..3 {
         assert!(eio(a.sync()) && eio(b.sync()) && eio(reader.sync()));
@@ -413,7 +415,7 @@ fn a_writeback_that_failed_is_an_error_of_every_sync_and_close_and_zeros_are_nev
         assert!(eio(file.read_at(&mut [0; 4], 0)), "the name says so also after the node was started again");
         assert!(eio(file.sync()) && eio(file.publish()));
     }
-    // The file is given up.
+    // The file is truncated to 0.
     let file = open(&other, Open { truncate: true, ..by(8) }).unwrap();
     file.write_at(b"new", 0).unwrap();
     file.sync().unwrap();
@@ -456,7 +458,7 @@ fn what_a_writer_left_that_closed_in_time_is_an_error_of_those_who_sync_and_no_h
     a.publish().unwrap();
     drop(a);
     store.fail_writeback(0, Writeback::Dropped, is_data);
-    // Nobody has synced anything yet.
+    // No process has synced yet.
     let reader = open(&other, Open::READ).unwrap();
     assert!(eio(reader.read_at(&mut [0; 4], 0)));
     for _ in 0..3 {
@@ -475,7 +477,7 @@ fn a_directory_that_could_not_be_synced_is_an_error_until_it_is() {
     store.fail(|operation| (operation.verb == "sync directory").then_some(errno::EIO));
     assert!(eio(b.sync()) && eio(a.publish()) && eio(b.publish()) && eio(a.sync()));
     store.fail_nothing();
-    // Success says that all of it was synced.
+    // Success means that everything was synced.
     a.publish().unwrap();
     for seed in 0..8 {
         let after = in_memory(&store.crash(seed), 1 << 16);
@@ -536,7 +538,7 @@ fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
     };
     round(false);
     let (before, room) = (store.open_handles(), 10 * 4096);
-    // What the removed file took is free again, to the byte.
+    // The space of the removed file is free again, exactly.
     store.set_room(Some(700_000 + 100 * 4096 + room));
     for i in 0..30 {
         round(i % 2 == 0);

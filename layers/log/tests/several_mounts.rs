@@ -1,7 +1,8 @@
-//! Several mounts of the same stores that work on the same file or name at once: truncations while others write, and directories
-//! that are made, removed, renamed and filled. Two mounts are interleaved at every operation on the store.
+//! Several mounts of the same stores that use the same file or name at the same time: truncations
+//! while other mounts write, and directories that are created, removed, renamed and filled. Two
+//! mounts are interleaved at every operation on the store.
 
-// `own` is for mounts of real directories.
+// `own` is used for mounts of real directories.
 #[allow(dead_code)]
 mod mounted;
 
@@ -59,7 +60,7 @@ fn put(file: &dyn WritableFile, bytes: &[u8], offset: u64) {
     file.sync().unwrap();
 }
 
-/// All of `f`, as a mount reads it that knows nothing yet.
+/// Returns the content of `f` as a new mount reads it.
 fn content(stores: &[MemoryStore]) -> Vec<u8> {
     let fs = mount(stores);
     let file = open(&fs, Open::READ);
@@ -112,7 +113,7 @@ fn a_writer_that_has_begun_keeps_what_it_writes_after_another_mounts_truncation(
             expected[end - 20..end].fill(number as u8 + b'a');
         }
         assert_eq!(content(&stores), expected, "round {round}");
-        // Each mount has the same in view once it has looked.
+        // Each mount has the same content after it has read it again.
         for file in &files {
             file.sync().unwrap();
             let mut bytes = vec![0; 1000];
@@ -160,7 +161,7 @@ fn a_flat_index_that_was_made_between_shows_what_came_after_a_truncation() {
     assert_eq!(content(&stores), b"");
 }
 
-/// The mount of a process whose every operation on the stores is announced.
+/// Returns a mount that calls `hook` before every operation on the stores.
 fn hooked(stores: &[MemoryStore], hook: impl Fn() + Send + Sync + 'static) -> LogFs {
     let hook = Arc::new(hook);
     let roots = stores.iter().map(|store| {
@@ -171,7 +172,8 @@ fn hooked(stores: &[MemoryStore], hook: impl Fn() + Send + Sync + 'static) -> Lo
     mounted::mount(roots.collect(), MEMORY, choices(1 << 16, 0))
 }
 
-/// What one mount does while another one is at its `at`th operation on the stores; does nothing before it is armed.
+/// An action of one mount at the `at`th operation of another mount on the stores. Does nothing
+/// before it is armed.
 struct Between {
     at: usize,
     count: AtomicUsize,
@@ -197,14 +199,15 @@ impl Between {
         }
     }
 
-    /// Whether the operation was long enough for it.
+    /// Returns true if the operation had enough steps for the action to run.
     fn disarm(&self) -> bool {
         self.is_armed.store(false, Ordering::SeqCst);
         self.act.lock().unwrap().is_none()
     }
 }
 
-/// Calls `run` for each operation on the stores during which another mount may act, until there are no more.
+/// Calls `run` for each operation on the stores during which another mount may act, until there are
+/// no more.
 fn at_every_operation(mut run: impl FnMut(Arc<Between>) -> bool) {
     let count = (0..1000).take_while(|at| run(Between::new(*at))).count();
     assert!((3..1000).contains(&count), "{count} operations");
@@ -310,7 +313,7 @@ fn random_histories_of_mounts_that_truncate_what_others_write() {
 
 // --- directories --------------------------------------------------------------------------------
 
-/// Every store has the directory `name`.
+/// Returns true if every store has the directory `name`.
 fn is_everywhere(stores: &[MemoryStore], name: &[u8]) -> bool {
     stores.iter().all(|store| store.root().stat(name).is_ok())
 }
@@ -399,7 +402,7 @@ fn a_directory_that_is_filled_while_it_is_removed_stays_in_every_store() {
                 if let Some(dir) = dir {
                     assert_eq!(removed.unwrap_err().kind, ErrorKind::NotEmpty, "{count} {knows_it} {at}");
                     assert!(is_everywhere(&stores, b"dir"), "{count} {knows_it} {at}");
-                    // And the mount that filled it goes on in it.
+                    // The mount that filled the directory can continue to use it.
                     let again = node(&b, b"dir");
                     for (name, _) in made {
                         for (fs, dir) in [(&fresh, dir.node), (&*b, again)] {
@@ -443,7 +446,7 @@ fn what_fills_a_directory_while_another_is_renamed_over_it_stays() {
             let new = node(&fresh, b"new");
             let old = fresh.lookup(fresh.root(), b"old").unwrap();
             for (name, _) in files.iter().filter(|(_, made)| made.is_ok()) {
-                // With several stores there is a moment in which both names lead to both directories.
+                // With several stores, both names may temporarily lead to both directories.
                 let is_in_old =
                     count > 1 && old.is_some_and(|old| fresh.lookup(old.node, name).unwrap().is_some());
                 let is_there = is_in_old || fresh.lookup(new, name).unwrap().is_some();
