@@ -1,4 +1,4 @@
-//! One command a file.
+//! The commands, one module for each.
 
 pub mod boot;
 pub mod disks;

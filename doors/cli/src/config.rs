@@ -1,5 +1,6 @@
-//! quell.toml: which trees to cover with which index, which stores to mount where. Written by `quell profile`, read by
-//! `quell run --config` and `quell mount --config`; docs/formats/config.md.
+//! quell.toml: the trees to cover and their indexes, the stores to mount and their mount points. It
+//! is written by `quell profile` and read by `quell run --config` and `quell mount --config`; see
+//! docs/formats/config.md.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::failure::Failure;
 use crate::inputs::{Named, shown};
 use crate::trust;
 
-/// Nobody writes more by hand; a larger file is another one.
+/// Size limit in bytes: a larger file is not a configuration.
 const BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +30,7 @@ pub struct Config {
 pub struct TreeConfig {
     /// The directory to cover.
     pub path: PathBuf,
-    /// Its index; a relative path is one from the directory of this file.
+    /// The path of its index. A relative path is relative to the directory of this file.
     pub index: PathBuf,
 }
 
@@ -39,13 +40,13 @@ pub struct LogConfig {
     /// The mount point.
     pub path: PathBuf,
     pub stores: Vec<PathBuf>,
-    /// How the index is read, unless the command line says it.
+    /// How the index is read, unless the command line specifies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<IndexWay>,
 }
 
 impl Config {
-    /// For `quell run`.
+    /// Reads the trees for `quell run`. It is an error if there are none.
     pub fn read_trees(file: &Path, trust_owners: &[u32]) -> Result<Vec<TreeConfig>, Failure> {
         let trees = Config::read(file, trust_owners)?.trees;
         match trees.is_empty() {
@@ -54,7 +55,7 @@ impl Config {
         }
     }
 
-    /// For `quell mount`.
+    /// Reads the log mounts for `quell mount`. It is an error if there are none.
     pub fn read_logs(file: &Path, trust_owners: &[u32]) -> Result<Vec<LogConfig>, Failure> {
         let logs = Config::read(file, trust_owners)?.logs;
         match logs.is_empty() {

@@ -1,9 +1,10 @@
-//! When a process that serves a view ends: signals that ask for it, and mounts that are taken away.
+//! Decides when a process that serves a view ends: on signals, or when its mount is removed.
 //!
-//! SIGTERM, SIGINT and SIGHUP ask for the end. A view at a mount point is unmounted; while programs use it, it is detached, which
-//! removes its name, and served until the last of them has ended. A view of `quell run` is served until the last program has
-//! ended. A view that programs write to stays where it is while they use it: its process has the lock of what they write.
-//! A second SIGTERM or SIGINT ends all of them at once.
+//! SIGTERM, SIGINT and SIGHUP request the end. A view at a mount point is unmounted. If programs
+//! use it, it is detached, which removes its name, and is served until the last of them has ended.
+//! A view of `quell run` is served until the last program has ended. A writable view remains in
+//! place while programs use it, because its process holds the lock of the writable layer. A second
+//! SIGTERM or SIGINT ends all of them at once.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,18 +22,18 @@ use crate::inputs::shown;
 use crate::mounts::{self, Mount};
 use crate::streams::say;
 
-/// How often this process was asked to end.
+/// Counts the requests to end this process.
 #[derive(Debug)]
 pub struct Signals {
-    /// A byte for each SIGTERM and SIGINT.
+    /// Receives a byte for each SIGTERM and SIGINT.
     ends: UnixStream,
-    /// The same for SIGHUP, which asks once: systemd sends it beside SIGTERM.
+    /// Receives a byte for each SIGHUP. SIGHUP counts once: systemd sends it together with SIGTERM.
     hang_ups: UnixStream,
     requests: u32,
 }
 
 impl Signals {
-    /// From here on the signals do not end the process by themselves.
+    /// Installs the handlers. From now on these signals do not end the process by themselves.
     pub fn listen() -> Result<Signals, Failure> {
         let cannot = |e: std::io::Error| Failure::cannot(format!("cannot wait for signals: {e}"));
         let pipe = |signals: &[i32]| {
@@ -47,7 +48,7 @@ impl Signals {
         Ok(Signals { ends, hang_ups, requests: 0 })
     }
 
-    /// Has the holder look here as soon as a signal comes.
+    /// Makes the holder check for requests as soon as a signal arrives.
     pub fn wake(&self, holder: &mut Holder) -> Result<(), Failure> {
         for stream in [&self.ends, &self.hang_ups] {
             let stream =
@@ -57,7 +58,8 @@ impl Signals {
         Ok(())
     }
 
-    /// Requests so far; several that came since the last call count as one.
+    /// Returns the number of requests so far. Several that arrived since the last call count as
+    /// one.
     pub fn requests(&mut self) -> u32 {
         let came = |mut stream: &UnixStream| {
             let mut any = false;
@@ -74,32 +76,32 @@ impl Signals {
     }
 }
 
-/// A mount of this process at a mount point.
+/// This process's mount at a mount point.
 #[derive(Debug)]
 pub struct MountedAt {
     mount: Option<Mount>,
     is_detached: bool,
-    /// The requests to end after which it was said that it could not be unmounted.
+    /// The number of requests at which an unmount last failed, and the failure was reported.
     requests_failed: u32,
 }
 
-/// What becomes of a mount that programs use when its process is asked to end.
+/// The action for a mount that is in use when its process gets a request to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InUse {
-    /// It stays.
+    /// The mount stays.
     Keep,
-    /// The kernel alone serves its programs on.
+    /// The mount is detached, and the process ends: the kernel alone continues to serve programs.
     Detach,
     DetachAndServe,
 }
 
 impl MountedAt {
-    /// The one that was just made at `path`.
+    /// Returns the mount that was just created at `path`.
     pub fn of(path: &Path) -> MountedAt {
         MountedAt { mount: mounts::topmost_at(path), is_detached: false, requests_failed: 0 }
     }
 
-    /// Has the holder look here as soon as the table of mounts changes.
+    /// Makes the holder check the mount as soon as the mount table changes.
     pub fn wake(&self, holder: &mut Holder) -> Result<(), Failure> {
         let table =
             File::open(mounts::TABLE).map_err(|e| Failure::cannot(format!("{}: {e}", mounts::TABLE)))?;
@@ -107,12 +109,12 @@ impl MountedAt {
         Ok(())
     }
 
-    /// Where it is now. A mount moves with the directories above it.
+    /// Returns the mount with its current path: a mount moves with the directories above it.
     fn now(&self) -> Option<Mount> {
         let mount = self.mount.as_ref()?;
         match mounts::table() {
             Ok(table) => table.into_iter().find(|other| other.is_same(mount)),
-            // Where the table cannot be read, the mount is taken to be there.
+            // If the table cannot be read, the mount is taken to exist.
             Err(_) => Some(mount.clone()),
         }
     }
@@ -121,7 +123,7 @@ impl MountedAt {
         self.now().is_some()
     }
 
-    /// Whether the holder is needed, after so many requests to end.
+    /// Returns whether the holder is still needed after this number of requests to end.
     pub fn need(&mut self, requests: u32, in_use: InUse) -> Need {
         let is_served = matches!(in_use, InUse::DetachAndServe);
         if self.is_detached {
@@ -144,7 +146,7 @@ impl MountedAt {
         }
     }
 
-    /// Takes the mount away at once: the command that asked for it has been killed.
+    /// Removes the mount at once, because the command that requested it was killed.
     pub fn abandon(&mut self) {
         if let Some(mount) = self.now()
             && let Err(failure) = self.take_away(&mount, true, InUse::Detach)

@@ -1,19 +1,19 @@
-//! How a command ends when it did not do what was asked.
+//! Exit codes and error messages of failed commands.
 
 use std::fmt;
 use std::process::ExitCode;
 
 use quell_fs::{Error, ErrorKind};
 
-/// The exit codes that every command keeps to. `run` ends with its program's own.
+/// The exit codes of all commands. `run` ends with its program's own.
 pub const YES: u8 = 0;
 pub const NO: u8 = 1;
 pub const WRONG_INPUT: u8 = 2;
 pub const CANNOT: u8 = 3;
-/// As a shell says it: ended by SIGINT.
+/// The code by which shells report a program that SIGINT ended.
 pub const INTERRUPTED: u8 = 130;
 
-/// An exit code and what to print on the way out.
+/// An exit code, and the message to print.
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
@@ -23,22 +23,23 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The user asked for something that does not exist or makes no sense.
+    /// The input does not exist or is not valid.
     pub fn wrong_input(message: impl Into<String>) -> Failure {
         Failure::of_code(WRONG_INPUT, message)
     }
 
-    /// A file that is not used for a reason that the user has to know: no program is run without it.
+    /// A file is refused for a reason that the user must know. The program is not run without it.
     pub fn refused(message: impl Into<String>) -> Failure {
         Failure { is_final: true, ..Failure::wrong_input(message) }
     }
 
-    /// The same failure, after which no program is run on the original directory.
+    /// Returns the same failure, after which the program is not run on the original directory.
     pub fn and_final(self) -> Failure {
         Failure { is_final: true, ..self }
     }
 
-    /// A file of the right format is damaged: what it is for can be done without it.
+    /// Returns whether a file of the right format is damaged, so that the command can continue
+    /// without it.
     pub fn is_damage(&self) -> bool {
         self.is_damage
     }
@@ -47,7 +48,7 @@ impl Failure {
         self.is_final
     }
 
-    /// The machine or the file system cannot do it.
+    /// The machine or the file system does not support the request.
     pub fn cannot(message: impl Into<String>) -> Failure {
         Failure::of_code(CANNOT, message)
     }
@@ -56,7 +57,7 @@ impl Failure {
         Failure::of_code(INTERRUPTED, message)
     }
 
-    /// What another process of ours ended with.
+    /// A failure with the exit code of another Quell process.
     pub fn of_code(code: u8, message: impl Into<String>) -> Failure {
         Failure { code, message: message.into(), is_final: false, is_damage: false }
     }

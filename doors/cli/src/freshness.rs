@@ -1,5 +1,6 @@
-//! Decides which trees are checked whole, by which node of a job, and whether the program waits for it; and words what a
-//! check found. Pure: values in, values out (docs/decisions/0013-one-full-check-a-job.md).
+//! Decides which trees are checked completely, by which node of a job, and whether the program
+//! waits for it; formats the result of a check. All functions are pure
+//! (docs/decisions/0013-one-full-check-a-job.md).
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,41 +12,47 @@ use serde::{Deserialize, Serialize};
 use crate::commands::holder::line_of;
 use crate::inputs::shown;
 
-/// How long a start waits for the check of a tree that the caller may write to. On an idle machine that is enough for
-/// some 100,000 entries on a cold shared file system; a larger tree goes on being checked beside the program. Nothing but
-/// this check keeps Python from running the bytecode of a module's indexed version.
+/// How long a start waits for the check of a tree that the caller may write to. On an idle machine
+/// that is enough for about 100,000 entries on a cold shared file system; the check of a larger
+/// tree continues while the program runs. Only this check prevents Python from running the bytecode
+/// of a module's indexed version.
 pub const START_WAIT: Duration = Duration::from_secs(5);
-/// A program that ends before this has passed is not checked for beside it: of many short programs each would begin a
-/// check that none completes, and the check would compete with the program's own start.
+/// The delay before a check while the program runs. Programs that end earlier are not checked for:
+/// many short programs would each start a check and complete none, and the checks would slow down
+/// the programs' start.
 pub const CHECK_DELAY: Duration = Duration::from_secs(1);
-/// How long a tree that the caller cannot write to counts as unchanged after a check without a difference: long enough
-/// that a thousand jobs of one array make one check, short enough that a changed installation is noticed the same hour.
+/// How long a tree that the caller cannot write to counts as unchanged after a check without a
+/// difference: long enough that a thousand jobs of one array make one check, short enough that a
+/// changed installation is noticed within the hour.
 pub const CLEAN_LASTS: Duration = Duration::from_secs(600);
-/// A claim without a result is given up after this: its program may have ended before the check did.
+/// A claim without a result is ignored after this time: its program may have ended before the check
+/// did.
 pub const CLAIM_LASTS: Duration = Duration::from_secs(120);
-/// How long a node asks for the result of another.
+/// How long a node asks for another node's result.
 pub const AWAIT_LASTS: Duration = Duration::from_secs(600);
-/// The first pause before a node asks for the result, doubled each time up to the longest: 500 nodes then make fewer
-/// than 50 look-ups a second, and soon fewer than 10.
+/// The first pause before a node asks for the result. It is doubled each time up to
+/// `AWAIT_PAUSE_MAX`: 500 nodes then make fewer than 50 lookups per second, and soon fewer than 10.
 const AWAIT_PAUSE: Duration = Duration::from_secs(2);
 const AWAIT_PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A check ends after so many differences: by then it is clear that the index is out of date.
+/// A check ends after this number of differences: by then it is clear that the index is out of
+/// date.
 pub const DIFFERENCES_MAX: usize = 16;
-/// Differences that a message shows.
+/// Number of differences in a message.
 pub const DIFFERENCES_SHOWN: usize = 3;
 
-/// The place of this node in the job that started this process.
+/// The role of this node in the job that started this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeRole {
     /// No launcher of parallel jobs started this process.
     Alone,
     First,
     Other,
-    /// In a job, at an unknown place.
+    /// In a job, and the launcher's variables do not tell which node this is.
     Unknown,
 }
 
-/// Pairs of variables that launchers set for each process: its number in the job and its number on the node.
+/// Pairs of variables that launchers set for each process: its rank in the job, and its rank on the
+/// node.
 const RANK_PAIRS: [(&str, &str); 6] = [
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     // Hydra (MPICH, Intel MPI).
@@ -55,15 +62,16 @@ const RANK_PAIRS: [(&str, &str); 6] = [
     ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
 ];
-/// Variables with the number of the node in the job. They are set for the processes of a resource manager's own launcher;
-/// Hydra passes those of the first node to all others, so the pairs above come first.
+/// Variables with the number of the node in the job. A resource manager's own launcher sets them for
+/// each process. Hydra passes those of the first node to all others, so the pairs above come first.
 const NODE_NUMBERS: [&str; 3] = ["SLURM_NODEID", "PALS_NODEID", "PBS_NODENUM"];
 /// Variables with the number of nodes.
 const NODE_COUNTS: [&str; 4] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES", "FLUX_JOB_NNODES", "NHOSTS"];
-/// Numbers of a process in the job for which no number on the node is known.
+/// Variables with a process's rank in the job, for launchers that set no rank on the node.
 const RANKS: [&str; 2] = ["PMIX_RANK", "PMI_RANK"];
 
-/// `variable` answers with a variable of the environment that is set and not empty.
+/// Determines the role of this node. `variable` returns the value of an environment variable that
+/// is set and not empty.
 pub fn node_role(in_job: bool, variable: &dyn Fn(&str) -> Option<String>) -> NodeRole {
     if !in_job {
         return NodeRole::Alone;
@@ -71,8 +79,8 @@ pub fn node_role(in_job: bool, variable: &dyn Fn(&str) -> Option<String>) -> Nod
     let number = |name: &str| variable(name)?.trim().parse::<u64>().ok();
     let pair = RANK_PAIRS.iter().find_map(|(rank, local)| Some((number(rank)?, number(local)?)));
     if let Some((rank, local_rank)) = pair {
-        // A process's number on its node counts the lower numbers of the job there: equal numbers mean that process 0
-        // is on this node, however processes are distributed.
+        // The rank on the node counts the lower ranks of the job there. Equal ranks therefore mean
+        // that rank 0 is on this node, regardless of how processes are distributed.
         return if rank == local_rank { NodeRole::First } else { NodeRole::Unknown };
     }
     if let Some(node) = NODE_NUMBERS.iter().find_map(|name| number(name)) {
@@ -85,23 +93,27 @@ pub fn node_role(in_job: bool, variable: &dyn Fn(&str) -> Option<String>) -> Nod
     NodeRole::Unknown
 }
 
-/// What the holder does about a tree besides the sample.
+/// The action of the holder for a tree, besides the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WholeCheck {
-    /// Check it before the program starts, for at most `START_WAIT`; then beside it.
+    /// Check the tree before the program starts, for at most `START_WAIT`; then continue while it
+    /// runs.
     Before,
-    /// The same if this node is the first of the job to claim the check; otherwise ask for the result.
+    /// As `Before` if this node is the first of the job to claim the check; otherwise ask for the
+    /// result.
     BeforeIfClaimed,
-    /// Ask for a recent result beside the program, and check the tree if there is none and no other node is at it.
+    /// While the program runs, ask for a recent result, and check the tree if there is none and no
+    /// other node is checking it.
     Beside,
-    /// Ask for the result of another node.
+    /// Ask for another node's result.
     Await,
 }
 
-/// `is_shared`: the state directory lies on a file system that other nodes see, so a claim counts for all of them.
+/// Chooses the action. `is_shared`: the state directory is on a file system that other nodes can
+/// access, so a claim is valid for all of them.
 pub fn decide(role: NodeRole, is_writable: bool, is_shared: bool) -> WholeCheck {
     match (role, is_writable) {
-        // A person who edits a file starts the program next: an earlier result says nothing.
+        // After an edit the program is often started at once, so an earlier result is not valid.
         (NodeRole::Alone | NodeRole::First, true) => WholeCheck::Before,
         (NodeRole::Alone | NodeRole::First, false) => WholeCheck::Beside,
         (NodeRole::Unknown, true) if is_shared => WholeCheck::BeforeIfClaimed,
@@ -110,9 +122,10 @@ pub fn decide(role: NodeRole, is_writable: bool, is_shared: bool) -> WholeCheck 
     }
 }
 
-/// Whether the caller may change some entry, judged by indexed owners and modes alone: owners may, whatever the mode says, as
-/// they may change the mode. Root counts as the owner of what it owns: that root may write to every tree says nothing
-/// about whether it edits this one.
+/// Returns whether the caller may change some entry, judged by indexed owners and modes alone.
+/// Owners may, whatever the mode is, because they can change it. Root counts as the owner of root's
+/// entries and of no others: root can write to every tree, which does not mean that root edits this
+/// one.
 pub fn is_writable_by(
     classes: impl IntoIterator<Item = (u32, u32, u32)>,
     has_acls: bool,
@@ -125,21 +138,22 @@ pub fn is_writable_by(
         }
         // The mode of a symbolic link has no meaning.
         let bits = if Kind::from_mode(mode) == Some(Kind::Symlink) { 0 } else { mode };
-        // With an access control list the group's bits are the most that any user named in it has.
+        // With an access control list, the group bits are the maximum for all users named in it.
         bits & 0o002 != 0 || (bits & 0o020 != 0 && (has_acls || groups.contains(&gid)))
     })
 }
 
-/// The pauses between questions for a result; `random` shifts each by up to a quarter.
+/// Returns the pause before the next request for a result. `random` varies it by up to a quarter.
 pub fn await_pause(question: u32, random: u64) -> Duration {
     let pause = AWAIT_PAUSE.saturating_mul(1 << question.min(10)).min(AWAIT_PAUSE_MAX);
     pause * 3 / 4 + pause / 2 * (random % 1024) as u32 / 1024
 }
 
-/// Differences between an index and its tree, as they are said and as they are passed to the other nodes of a job.
+/// Differences between an index and its tree, in the form in which they are printed and passed to
+/// the other nodes of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stale {
-    /// The first few, as `quell verify` prints them.
+    /// The first few differences, as `quell verify` prints them.
     lines: Vec<String>,
     count: usize,
     /// Whether there may be more than `count`.
@@ -147,7 +161,7 @@ pub struct Stale {
 }
 
 impl Stale {
-    /// `None` if nothing differs. `is_all`: the whole tree was compared.
+    /// Returns `None` if there is no difference. `is_all`: the whole tree was compared.
     pub fn of(differences: &[Difference], is_all: bool) -> Option<Stale> {
         let lines = differences.iter().take(DIFFERENCES_SHOWN).map(line_of).collect();
         let count = differences.len();
@@ -158,7 +172,8 @@ impl Stale {
         self.count
     }
 
-    /// One line with the index and what follows from it, the first differences, the command that mends it.
+    /// Returns a line with the index and the consequence, the first differences, and the command
+    /// that updates the index.
     pub fn message(&self, index: &Path, consequence: &str) -> String {
         let index = shown(index);
         let at_least = if self.is_more { "at least " } else { "" };
@@ -171,7 +186,7 @@ impl Stale {
     }
 }
 
-/// A refusal's message with what follows from it in the first line.
+/// Inserts the consequence into the first line of a refusal's message.
 pub fn with_consequence(message: &str, consequence: &str) -> String {
     match message.split_once('\n') {
         Some((first, rest)) => format!("{first}{consequence}\n{rest}"),
@@ -197,7 +212,7 @@ mod tests {
             (&[job, ("SLURM_NODEID", "0")][..], NodeRole::First),
             (&[job, ("SLURM_NODEID", "1")], NodeRole::Other),
             (&[job, ("SLURM_NODEID", "x")], NodeRole::Unknown),
-            // The shell of an allocation of several nodes, and of one.
+            // The shell of an allocation of several nodes, and of one node.
             (&[job, ("SLURM_NNODES", "4")], NodeRole::Unknown),
             (&[job, ("SLURM_NNODES", "1")], NodeRole::First),
             (&[("PBS_JOBID", "a"), ("PBS_NODENUM", "0")], NodeRole::First),
@@ -205,11 +220,11 @@ mod tests {
             (&[("PBS_JOBID", "a")], NodeRole::Unknown),
             (&[("PMIX_NAMESPACE", "a"), ("PMIX_RANK", "0")], NodeRole::First),
             (&[("PMIX_NAMESPACE", "a"), ("PMIX_RANK", "5")], NodeRole::Unknown),
-            // Process 2 is the third on its node: 0 and 1 are there, too.
+            // Rank 2 is the third on its node, so ranks 0 and 1 are there too.
             (&[job, ("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "2")], NodeRole::First),
             (&[job, ("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "0")], NodeRole::Unknown),
             (&[("FLUX_JOB_ID", "f"), ("FLUX_TASK_RANK", "0"), ("FLUX_TASK_LOCAL_ID", "0")], NodeRole::First),
-            // Hydra gives the environment of the first node to all others.
+            // Hydra passes the environment of the first node to all others.
             (&[job, ("SLURM_NODEID", "0"), ("PMI_RANK", "9"), ("MPI_LOCALRANKID", "1")], NodeRole::Unknown),
         ] {
             assert_eq!(role(variables), expected, "{variables:?}");
@@ -241,7 +256,7 @@ mod tests {
         let may =
             |classes: &[(u32, u32, u32)], acls| is_writable_by(classes.iter().copied(), acls, 1000, &[100]);
         assert!(!may(&[(dir, 0, 0), (file, 0, 0), (link, 0, 0)], false));
-        // The owner, also of what is read-only.
+        // The owner may, even if the entry is read-only.
         assert!(may(&[(dir, 0, 0), (0o100_444, 1000, 0)], false));
         assert!(may(&[(0o040_775, 0, 100)], false));
         assert!(!may(&[(0o040_775, 0, 200)], false));

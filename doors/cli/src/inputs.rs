@@ -1,4 +1,4 @@
-//! What users name on the command line, looked at before anything is done with it.
+//! Files and directories that the user named, opened and checked before they are used.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,12 +17,14 @@ use quell_index::{BuildOptions, Image, Progress, Tree, Trust};
 use crate::failure::Failure;
 use crate::{memory, progress};
 
-/// A path as people read it, on one line; control characters and bytes that are not text are shown escaped.
+/// Returns a path as one printable line; control characters and bytes that are not UTF-8 are
+/// escaped.
 pub fn shown(path: impl AsRef<Path>) -> String {
     quell_fs::printable(path.as_ref().as_os_str().as_bytes())
 }
 
-/// A path as a string for JSON, which escapes control characters itself. Bytes that are not text are escaped.
+/// Returns a path as a string for JSON, which escapes control characters itself. Bytes that are not
+/// UTF-8 are escaped.
 pub fn text_of(path: impl AsRef<Path>) -> String {
     match path.as_ref().to_str() {
         Some(text) => text.into(),
@@ -30,26 +32,26 @@ pub fn text_of(path: impl AsRef<Path>) -> String {
     }
 }
 
-/// The bytes of a path within an index, likewise.
+/// As `text_of`, for the bytes of a path within an index.
 pub fn text_of_bytes(path: &[u8]) -> String {
     text_of(OsStr::from_bytes(path))
 }
 
-/// The bytes of a path within an index, likewise.
+/// As `shown`, for the bytes of a path within an index.
 pub fn shown_bytes(path: &[u8]) -> String {
     shown(OsStr::from_bytes(path))
 }
 
-/// The path with all symbolic links resolved.
+/// Returns the path with all symbolic links resolved.
 pub fn real_path(path: &Path) -> std::result::Result<PathBuf, Failure> {
     path.canonicalize().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))
 }
 
-/// A file that was looked up and opened once: whoever needs it later gets the descriptor, and the file system that it
-/// lies on is asked nothing more. Every launch on every node costs what is saved here.
+/// A file that was looked up and opened once. Later uses take the descriptor, so that they cause no
+/// further requests to the file system. Every launch on every node would repeat them.
 #[derive(Debug)]
 pub struct Named {
-    /// With all symbolic links resolved.
+    /// The path with all symbolic links resolved.
     pub path: PathBuf,
     pub file: File,
 }
@@ -57,7 +59,7 @@ pub struct Named {
 impl Named {
     pub fn open(path: &Path) -> std::result::Result<Named, Failure> {
         let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
-        // A pipe must not wait for somebody to write.
+        // Opening a FIFO must not block until a writer opens it.
         let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
         let file =
             File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path).map_err(failed)?;
@@ -65,7 +67,7 @@ impl Named {
         Ok(Named { path, file })
     }
 
-    /// The index in the file.
+    /// Loads the index in the file.
     pub fn index(&self) -> std::result::Result<Image, Failure> {
         memory::load_index(&self.file, &self.path)
     }
@@ -75,9 +77,9 @@ impl Named {
     }
 }
 
-/// The content of a small input file, or of a pipe.
+/// Reads a small input file, or a pipe.
 ///
-/// Errors: wrong input, where the file cannot be read or has more than `bytes_max` bytes.
+/// Errors: wrong input, if the file cannot be read or has more than `bytes_max` bytes.
 pub fn read_small(path: &Path, bytes_max: u64) -> std::result::Result<Vec<u8>, Failure> {
     let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
     let mut content = Vec::new();
@@ -92,29 +94,29 @@ pub fn read_small(path: &Path, bytes_max: u64) -> std::result::Result<Vec<u8>, F
     Ok(content)
 }
 
-/// The directory that an index describes, as a path.
+/// Returns the path of the directory that an index describes.
 pub fn root_of(image: &Image) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(image.root_path()))
 }
 
-/// How a tree is to be read.
+/// A request to read a tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading<'a> {
-    /// Where it lies.
+    /// The tree's current location.
     pub directory: &'a Path,
-    /// Where it lay when it was indexed first: what the index calls its root.
+    /// The path at which it was indexed first, which is the root path in the index.
     pub root_path: &'a Path,
     pub options: &'a BuildOptions,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub threads: u16,
     pub trust: Option<Trust<'a>>,
-    /// Entries of an older index, where there is one.
+    /// The number of entries of an older index, if there is one.
     pub expected: Option<u64>,
     pub quiet: bool,
 }
 
 impl Reading<'_> {
-    /// Reads it with a progress bar, until Ctrl-C.
+    /// Reads the tree with a progress bar, until Ctrl-C.
     pub fn read(&self) -> std::result::Result<Tree, Failure> {
         let interrupted = progress::interruption();
         let tree = self.read_unless(&|| interrupted.load(Ordering::Relaxed));
@@ -126,11 +128,11 @@ impl Reading<'_> {
         }
     }
 
-    /// The same, but ends with an error as soon as it is `unwanted`.
+    /// As `read`, but fails as soon as `unwanted` returns true.
     pub fn read_unless(&self, unwanted: &dyn Fn() -> bool) -> Result<Tree> {
         let progress = Progress::default();
         let what = format!("indexing {}", shown(self.directory));
-        // Not `self` whole: the work is sent to another thread.
+        // The work runs in another thread, so it must not borrow `self`.
         let Reading { directory, root_path, options, threads, trust, .. } = *self;
         progress::watch(&what, &progress, self.expected, self.quiet, unwanted, || {
             let root = Arc::new(PosixDir::open(directory)?);
@@ -140,7 +142,7 @@ impl Reading<'_> {
     }
 }
 
-/// The index of a tree just read, checked as every index is before it is used.
+/// Returns the index of a tree that was just read, with the same checks as for every index.
 pub fn image_of(tree: &Tree) -> std::result::Result<Image, Failure> {
     Image::parse(quell_index::encode(tree)?)
         .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))

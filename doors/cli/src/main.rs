@@ -1,4 +1,4 @@
-//! The command line: reads what was asked, has the layers and doors do it, says how it went.
+//! The `quell` command: parses the command line, runs the command, and prints its result.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -60,11 +60,11 @@ fn main() -> ExitCode {
     ended(result)
 }
 
-/// A wrong command line, or the help that was asked for.
+/// Prints the error of a wrong command line, or the requested help.
 fn explained(error: &clap::Error) -> ExitCode {
     let text = error.render();
     if error.use_stderr() {
-        // Arguments are repeated in it, which may be names of files.
+        // The message repeats arguments, which may be file names, so it is escaped.
         errln!("{}", text.to_string().trim_end());
         return ExitCode::from(failure::WRONG_INPUT);
     }
@@ -75,7 +75,7 @@ fn explained(error: &clap::Error) -> ExitCode {
     ended(Ok(ExitCode::SUCCESS))
 }
 
-/// A failure of the command says more than that of its output.
+/// Prints a failure. The failure of the command takes precedence over a failure of standard output.
 fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
     let printed = output::finish();
     match result.and_then(|code| printed.map(|()| code)) {

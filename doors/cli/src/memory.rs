@@ -1,5 +1,6 @@
-//! How much memory boot images may take here: what was asked for, and never more than there is, on the machine and in the
-//! control groups that this process is in. Refusing beats swapping, and a program that is killed.
+//! The memory limit of boot images: the requested amount, and never more than is available on the
+//! machine and in the control groups of this process. A refusal is better than swapping or the OOM
+//! killer.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,10 +12,10 @@ use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::mounts::{self, Mount};
 
-/// Without `--budget`: this, or half of what is available where that is less.
+/// The limit without `--budget`, in MiB, unless half of the available memory is less.
 pub const DEFAULT_MIB: u64 = 1024;
 
-/// Memory that may be taken, and why it is not more.
+/// The memory limit, and the reason for it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Allowed {
     pub bytes: u64,
@@ -22,14 +23,15 @@ pub struct Allowed {
 }
 
 impl Allowed {
-    /// Takes memory for an image: some for as long as it is served, some only while it is decoded.
+    /// Reserves memory for an image: `served_bytes` as long as it is served, `passing_bytes` only
+    /// while it is decoded.
     pub fn take(&mut self, image: &Path, served_bytes: u64, passing_bytes: u64) -> Result<(), Failure> {
         self.fits(image, "", served_bytes + passing_bytes)?;
         self.bytes -= served_bytes;
         Ok(())
     }
 
-    /// Whether so much is left: what an image takes at least, known before the rest of it is.
+    /// Checks that the minimum size of an image fits, before the rest of it is read.
     pub fn holds(&self, image: &Path, bytes: u64) -> Result<(), Failure> {
         self.fits(image, "at least ", bytes)
     }
@@ -48,12 +50,12 @@ impl Allowed {
     }
 }
 
-/// Reads a boot image, unless its file alone is too large.
+/// Reads a boot image, unless its file alone exceeds the limit.
 pub fn load_boot(file: &File, path: &Path, allowed: &Allowed) -> Result<BootImage, Failure> {
     quell_stack::load_boot_from(file, path, |bytes| allowed.fits(path, "at least ", bytes))
 }
 
-/// Reads an index, unless it is larger than the memory that is available.
+/// Reads an index, unless it is larger than the available memory.
 pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
     quell_stack::load_index_from(file, path, |bytes| match available() {
         Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
@@ -67,14 +69,14 @@ pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
     })
 }
 
-/// What can be had without pushing anything but caches of files out.
+/// Memory that can be allocated without reclaiming anything but page cache.
 #[derive(Debug)]
 struct Available {
     bytes: u64,
     place: String,
 }
 
-/// For boot images, all together.
+/// Returns the limit for all boot images together.
 pub fn allowed(asked_mib: Option<u64>) -> Allowed {
     decide(asked_mib, available().as_ref())
 }
@@ -95,7 +97,8 @@ fn decide(asked_mib: Option<u64>, available: Option<&Available>) -> Allowed {
     }
 }
 
-/// The least of what the machine and each control group have left. `None`: nobody says.
+/// Returns the minimum of the available memory of the machine and of each control group, or `None`
+/// if none of them can be read.
 fn available() -> Option<Available> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| field(&text, "MemAvailable:"));
     let machine = machine.map(|kib| Available { bytes: kib << 10, place: "on this machine".into() });
@@ -106,7 +109,8 @@ fn available() -> Option<Available> {
     groups().into_iter().filter_map(left).chain(machine).min_by_key(|available| available.bytes)
 }
 
-/// The control groups that bound this process's memory, as directories, those above too.
+/// Returns the directories of the control groups that limit this process's memory, including their
+/// ancestors.
 fn groups() -> Vec<PathBuf> {
     let (Ok(own), Ok(mounts)) = (fs::read_to_string("/proc/self/cgroup"), mounts::table()) else {
         return Vec::new();
@@ -114,7 +118,7 @@ fn groups() -> Vec<PathBuf> {
     mounts.iter().flat_map(|mount| groups_on(mount, &own)).collect()
 }
 
-/// Those that one mount shows. `own` is /proc/self/cgroup.
+/// Returns the control groups in one mount. `own` is the content of /proc/self/cgroup.
 fn groups_on(mount: &Mount, own: &str) -> Vec<PathBuf> {
     let lines = own.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -132,11 +136,12 @@ fn groups_on(mount: &Mount, own: &str) -> Vec<PathBuf> {
     group.ancestors().take_while(|above| above.starts_with(&mount.point)).map(Path::to_owned).collect()
 }
 
-/// What a group may still take; `None` without a limit.
+/// Returns the memory that a group may still allocate, or `None` if it has no limit.
 fn left_in(group: &Path) -> Option<u64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    // The second version's names, then the first's; there `memory.stat` tells of groups below in fields of their own.
+    // File names of cgroup version 2, then of version 1, whose `memory.stat` counts descendants in
+    // separate fields.
     let limit = [number("memory.max"), number("memory.high")].into_iter().flatten().min();
     let (limit, used, prefix) = match limit {
         Some(limit) => (limit, number("memory.current")?, ""),
@@ -147,7 +152,7 @@ fn left_in(group: &Path) -> Option<u64> {
     Some(limit.saturating_sub(kept))
 }
 
-/// The number behind a name in lines of names and numbers.
+/// Returns the number after `name`, in lines of names and numbers.
 fn field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(char::is_whitespace))?;
     line.split_whitespace().next()?.parse().ok()
@@ -186,7 +191,7 @@ mod tests {
         let first = b"35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
         let own = "5:devices:/other\n4:cpu,memory:/a\n0::/\n";
         assert_eq!(groups(first, own), paths(&["/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"]));
-        // A container that is shown its own group alone, at the top.
+        // A container in which only its own group is mounted, as root.
         let shown = b"41 31 0:38 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
         assert_eq!(groups(shown, "0::/docker/1/x\n"), paths(&["/sys/fs/cgroup/x", "/sys/fs/cgroup"]));
         assert_eq!(groups(shown, "0::/elsewhere\n"), paths(&[]));

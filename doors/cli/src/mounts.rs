@@ -1,26 +1,26 @@
-//! The kernel's table of mounts, read without asking any file system.
+//! Reads the kernel's mount table, without a request to any file system.
 
 use std::path::{Path, PathBuf};
 
-/// What the source of our mounts begins with; the index follows.
+/// Prefix of the source of Quell's mounts; the index or the stores follow.
 const OURS: &str = "quell:";
 
-/// The table itself.
+/// The path of the mount table.
 pub const TABLE: &str = "/proc/self/mountinfo";
 
 /// One line of the table.
 #[derive(Debug, Clone)]
 pub struct Mount {
-    /// The kernel's number of it; that of a mount that is gone may be given again.
+    /// The kernel's mount id. The id of a removed mount may be used again.
     pub id: u64,
     /// Major and minor number of the device, with a colon.
     pub device: String,
-    /// What of the file system is seen there.
+    /// The directory of the file system that is mounted.
     pub root: PathBuf,
     pub point: PathBuf,
     pub kind: String,
     pub source: String,
-    /// The file system's own, not those of this mount.
+    /// The file system's own options, without those of this mount.
     pub options: String,
 }
 
@@ -29,41 +29,42 @@ impl Mount {
         self.source.starts_with(OURS)
     }
 
-    /// Whether both are lines for one mount, perhaps moved in between.
+    /// Returns whether both lines describe the same mount, which may have been moved in between.
     pub fn is_same(&self, other: &Mount) -> bool {
         (self.id, &self.device, &self.source) == (other.id, &other.device, &other.source)
     }
 }
 
-/// The source that a mount of ours shows.
+/// Returns the source of a Quell mount.
 pub fn source_of(index: &Path) -> String {
     format!("{OURS}{}", index.display())
 }
 
-/// The mount at exactly this path that covers all others there.
+/// Returns the topmost mount at exactly this path.
 pub fn topmost_at(path: &Path) -> Option<Mount> {
     table().ok()?.into_iter().rfind(|mount| mount.point == path)
 }
 
-/// The topmost mount of ours at exactly this path, also below a mount of another kind.
+/// Returns the topmost Quell mount at exactly this path, even if another mount covers it.
 pub fn ours_at(path: &Path) -> Option<Mount> {
     table().ok()?.into_iter().rfind(|mount| mount.point == path && mount.is_ours())
 }
 
-/// All mounts that this process sees; of several at one place the last covers the others.
+/// Returns all mounts that this process sees. Of several at one path, the last one covers the
+/// others.
 pub fn table() -> std::io::Result<Vec<Mount>> {
     Ok(read(&std::fs::read(TABLE)?))
 }
 
-/// The mounts in a copy of the table; lines of another form are passed over.
+/// Parses a copy of the mount table; malformed lines are skipped.
 pub fn read(table: &[u8]) -> Vec<Mount> {
     table.split(|b| *b == b'\n').filter_map(parse).collect()
 }
 
-/// The type of the file system that holds `path`.
+/// Returns the type of the file system that contains `path`.
 pub fn file_system_of(path: &Path) -> Option<String> {
     let above = table().ok()?.into_iter().filter(|mount| path.starts_with(&mount.point));
-    // Of equals this takes the last.
+    // `max_by_key` returns the last of equal elements, which covers the others.
     above.max_by_key(|mount| mount.point.components().count()).map(|mount| mount.kind)
 }
 
@@ -82,7 +83,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     Some(Mount { id, device, root, point, kind, source, options })
 }
 
-/// The mount table writes blanks and backslashes as three octal digits.
+/// Decodes a field: the mount table writes blanks and backslashes as three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

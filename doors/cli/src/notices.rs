@@ -1,5 +1,6 @@
-//! What all ranks of a job on a node would say or find out alike is said and found out once: by files in the runtime
-//! directory that are made with `O_EXCL` and count for a short time. Runs that share nothing are not affected.
+//! Messages and refusals that are common to all ranks of a job on a node, so that they are printed
+//! and determined only once. Files in the runtime directory record them: they are created with
+//! `O_EXCL` and are valid for a short time. Runs that do not share a view are not affected.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,14 +13,16 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::plan::Refusal;
 
-/// The ranks of a job start on a node within seconds of one another. A later run with the same job number, in the shell
-/// of an allocation for example, is told again.
+/// How long a file is valid. The ranks of a job start on a node within seconds of one another. A
+/// later run with the same job number, for example in the shell of an allocation, prints its
+/// messages again.
 const LASTS: Duration = Duration::from_secs(30);
 const REFUSAL_BYTES_MAX: u64 = 1 << 20;
 const SAID: &str = "said-";
 const REFUSED: &str = ".refused";
 
-/// Whether this process is the one of the job on this node that says this. `job`: `None` for a run of its own.
+/// Returns whether this process is the first of the job on this node to print the message. `job` is
+/// `None` for a run outside a job.
 pub fn is_first_to_say(directory: Option<&Path>, job: Option<&str>, message: &str) -> bool {
     let (Some(directory), Some(job)) = (directory, job) else { return true };
     let name = format!("{SAID}{:016x}", xxh3_64(&[job.as_bytes(), b"\0", message.as_bytes()].concat()));
@@ -27,20 +30,20 @@ pub fn is_first_to_say(directory: Option<&Path>, job: Option<&str>, message: &st
     remove_old(&path);
     match create(&path) {
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => false,
-        // Rather twice than not at all.
+        // If the file cannot be created, printing twice is better than not at all.
         _ => true,
     }
 }
 
-/// Keeps for the other ranks of the job why the view of this key was refused.
+/// Records for the other ranks of the job that the view of this key was refused.
 pub fn remember(directory: &Path, key: &str, refusal: &Refusal) {
     sweep(directory);
     let text = serde_json::to_vec(refusal).expect("a refusal is always JSON");
-    // One that cannot be kept is found out again by the next rank.
+    // If the file cannot be created, the next rank tries the view itself.
     let _ = create(&refusal_path(directory, key)).and_then(|mut file| file.write_all(&text));
 }
 
-/// Why the view of this key was refused to another rank a moment ago.
+/// Returns the recent refusal of the view of this key to another rank.
 pub fn recall(directory: &Path, key: &str) -> Option<Refusal> {
     let path = refusal_path(directory, key);
     remove_old(&path);
@@ -60,7 +63,7 @@ fn create(path: &Path) -> std::io::Result<File> {
 
 fn remove_old(path: &Path) {
     let Ok(modified) = std::fs::symlink_metadata(path).and_then(|found| found.modified()) else { return };
-    // A file from the future counts as old.
+    // A file with a time in the future counts as old.
     if modified.elapsed().map_or(true, |age| age >= LASTS) {
         let _ = std::fs::remove_file(path);
     }

@@ -1,5 +1,6 @@
-//! What commands print. A full disk or a reader that has gone is not a panic: what is printed from then on is dropped, and
-//! `finish` says how the command ends. No output holds control characters, whatever names are in it.
+//! Standard output and standard error of commands. A full disk or a closed pipe causes no panic:
+//! later output is dropped, and `finish` returns the error. Control characters are escaped, because
+//! names of files may contain them.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -8,19 +9,20 @@ use std::sync::Mutex;
 
 use crate::failure::{CANNOT, Failure};
 
-/// As a shell shows a program that SIGPIPE ended. Not 0: the result was not all printed.
+/// The exit code by which shells report a program that SIGPIPE ended. It is not 0, because the
+/// result was not printed completely.
 const NO_READER: u8 = 141;
 
-/// The first error of standard output.
+/// The first error of writing to standard output.
 static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// A line on standard output.
+/// Prints a line on standard output.
 macro_rules! outln {
     () => { $crate::output::print(format_args!("\n")) };
     ($($text:tt)*) => { $crate::output::print_line(format_args!($($text)*)) };
 }
 
-/// A line on standard error, which may have no reader.
+/// Prints a line on standard error; errors are ignored.
 macro_rules! errln {
     ($($text:tt)*) => { $crate::output::report_line(format_args!($($text)*)) };
 }
@@ -35,7 +37,7 @@ pub fn print_line(text: fmt::Arguments<'_>) {
     write(harmless(&format!("{text}\n")).as_bytes());
 }
 
-/// Text whose names are escaped already, with colours.
+/// Prints text with colours, in which names are already escaped.
 pub fn print_coloured(text: &str) {
     write(text.as_bytes());
 }
@@ -44,7 +46,7 @@ pub fn report_line(text: fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(harmless(&format!("{text}\n")).as_bytes());
 }
 
-/// The same for what goes on on the same line.
+/// Prints text with colours on standard error, without a line end; names are already escaped.
 pub fn report_coloured(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
@@ -56,7 +58,7 @@ fn write(bytes: &[u8]) {
     }
 }
 
-/// Whether what is printed is dropped: long work for it alone may end.
+/// Returns whether output is dropped, so that a command may stop work that only prints.
 pub fn has_failed() -> bool {
     FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
 }
@@ -65,9 +67,10 @@ pub fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Writes what is buffered.
+/// Flushes standard output.
 ///
-/// Errors: a failure that says why standard output could not be written; without a message where its reader has gone.
+/// Errors: why standard output could not be written; without a message if its reader has closed the
+/// pipe.
 pub fn finish() -> Result<(), Failure> {
     let mut failed = FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let error = failed.take().or_else(|| io::stdout().flush().err());
@@ -78,8 +81,9 @@ pub fn finish() -> Result<(), Failure> {
     }
 }
 
-/// The text without characters that a terminal obeys, but for the ends of lines and tabs. They are in it where the name of a file, a
-/// line of another program or an argument is. Each is written as a backslash and its code.
+/// Returns the text with control characters escaped, except newlines and tabs. They can come from
+/// names of files, arguments and output of other programs. Each is written as a backslash and its
+/// code.
 fn harmless(text: &str) -> Cow<'_, str> {
     let obeyed = |c: char| !matches!(c, '\n' | '\t') && quell_fs::is_unprintable(c);
     if !text.chars().any(obeyed) {
@@ -88,7 +92,7 @@ fn harmless(text: &str) -> Cow<'_, str> {
     let mut escaped = String::with_capacity(text.len() + 16);
     for c in text.chars() {
         if obeyed(c) {
-            // As JSON has it. Writing to a string does not fail.
+            // The form of JSON escapes. Writing to a string does not fail.
             let _ = write!(escaped, "\\u{:04x}", c as u32);
         } else {
             escaped.push(c);
@@ -105,7 +109,7 @@ mod tests {
     fn what_a_terminal_obeys_is_escaped() {
         assert_eq!(harmless("a\tb\nc é 名\n"), "a\tb\nc é 名\n");
         assert_eq!(harmless("\x1b[2J\r\u{7f}\u{9b}\u{202e}"), "\\u001b[2J\\u000d\\u007f\\u009b\\u202e");
-        // JSON stays JSON of the same value.
+        // JSON remains valid JSON with the same value.
         let value = serde_json::json!({ "path": "\u{9b}\u{202e}\u{7f}\x1b" });
         let text = value.to_string();
         let printed = harmless(&text);

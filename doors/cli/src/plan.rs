@@ -1,5 +1,5 @@
-//! What `run` and `mount` ask of the process that will serve the view, and what that process answers.
-//! Travels as JSON over a socket pair between two processes of one program.
+//! The plan that `run` and `mount` send to the holder, and the holder's answer. Both are JSON, sent
+//! over a socket pair between two processes of the same program.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -14,87 +14,91 @@ use crate::inputs::shown;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
-    /// Where the holder's socket lies, and its name there.
+    /// The directory of the holder's socket; `key` is the socket's name in it.
     pub directory: PathBuf,
     pub key: String,
     pub place: Place,
     pub trees: Vec<TreePlan>,
-    /// Instead of trees.
+    /// Used instead of trees.
     pub disk: Option<DiskPlan>,
-    /// Instead of trees.
+    /// Used instead of trees.
     pub log: Option<LogPlan>,
-    /// Boot images, each for the tree whose index it belongs to.
+    /// Boot images, each of which belongs to the tree with its index.
     pub boots: Vec<PathBuf>,
-    /// Files named here that the creator has opened; their descriptors come with the plan, in this order, after that of the lock.
+    /// Files that the creator has opened. Their descriptors are sent with the plan, in this order,
+    /// after that of the lock.
     pub opened: Vec<PathBuf>,
-    /// Memory that boot images may take together, if the user said so.
+    /// Memory limit for all boot images together, if the user gave one.
     pub budget_mib: Option<u64>,
     pub recording: Option<RecordingPlan>,
     pub view: ViewArg,
     pub check: Check,
-    /// Looks per second while the tree is covered.
+    /// Number of entries to compare per second while the tree is covered.
     pub recheck: f64,
     pub strict: bool,
-    /// Users whose indexes and boot images are used, besides the caller, root and the owner of a tree.
+    /// Users whose indexes and boot images are used, besides those of the caller, root and the
+    /// owner of a tree.
     pub trust_owners: Vec<u32>,
     pub writes: Writes,
     pub on_change: OnChangeArg,
-    /// What root asks for, as `--suid` and `--dev`.
+    /// The options `--suid` and `--dev`, for root only.
     pub suid: bool,
     pub dev: bool,
     pub memory_mib: u64,
     pub threads: u16,
     pub quiet: bool,
-    /// The process that waits for the answer; the holder stays at least as long as it does.
+    /// The process that waits for the answer; the holder exists at least as long as this process.
     pub creator: i32,
 }
 
-/// What the holder of a recorded start does when the last program has gone.
+/// The recording that the holder writes when the last program has ended.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RecordingPlan {
     /// The boot image to write.
     pub output: PathBuf,
     pub merge: bool,
-    /// Replace any regular file.
+    /// Whether to replace any regular file.
     pub force: bool,
     pub min_runs: u32,
     pub budget_mib: Option<u64>,
-    /// A pipe in the runtime directory on which `quell record` waits for a line of `Begun` and one of `Recorded`.
+    /// A FIFO in the runtime directory, from which `quell record` reads a line with `Begun` and a
+    /// line with `Recorded`.
     pub pipe: PathBuf,
-    /// What the program is given as its output and its error output, if not ours.
+    /// FIFOs for the program's standard output and standard error, if they are not those of `quell
+    /// run`.
     pub outputs: Option<[PathBuf; 2]>,
 }
 
-/// Which processes are recorded.
+/// The processes that are recorded.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Begun {
-    /// Their mount namespace, as /proc/PID/ns/mnt names it.
+    /// Their mount namespace, as given by the link /proc/PID/ns/mnt.
     pub namespace: PathBuf,
-    /// The one in it that is not of the program.
+    /// The process id of the holder, which is in the namespace too and is not recorded.
     pub holder: u32,
 }
 
-/// What became of a recording.
+/// The result of a recording.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Recorded {
     pub failure: Option<String>,
-    /// Read in this start.
+    /// Files and blocks that were read in this start.
     pub files: u64,
     pub blocks: u64,
-    /// In the image.
+    /// Files, contents and bytes of the image.
     pub image_files: u64,
     pub image_contents: u64,
     pub image_bytes: u64,
     pub recordings: u32,
 }
 
-/// Where the view is seen.
+/// Where the view is mounted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Place {
-    /// At the trees' own paths, in a namespace of its own.
+    /// At the trees' own paths, in a separate mount namespace.
     Namespace,
-    /// At a mount point, by every process.
+    /// At a mount point, visible to all processes.
     Mountpoint { path: PathBuf, allow_other: bool },
 }
 
@@ -112,17 +116,19 @@ pub struct TreePlan {
     pub index: PathBuf,
     pub source: Option<PathBuf>,
     pub at: Option<PathBuf>,
-    /// The directory that the user named, without symbolic links: the index must be one of it.
+    /// The directory that the user named, without symbolic links. The index must be an index of
+    /// this directory.
     pub named: Option<PathBuf>,
 }
 
 /// A disk image of virtual machines.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DiskPlan {
-    /// As it was named, absolute: the files below are found from there.
+    /// The absolute path as the user named it: names in the backing chain are relative to it.
     pub path: PathBuf,
     pub format: Option<ImageFormatArg>,
-    /// All files that it is made of, itself first, without symbolic links; and what tells that they are the same still.
+    /// The files of the backing chain from top to bottom, without symbolic links; `state`
+    /// identifies their state.
     pub files: Vec<PathBuf>,
     pub state: String,
 }
@@ -130,7 +136,7 @@ pub struct DiskPlan {
 /// A log mount.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LogPlan {
-    /// Without symbolic links.
+    /// The stores' paths, without symbolic links.
     pub stores: Vec<PathBuf>,
     pub buffer_bytes: usize,
     pub index: IndexWay,
@@ -178,7 +184,7 @@ impl Plan {
         }
     }
 
-    /// Names the writable layer by a path without symbolic links. It need not exist yet.
+    /// Resolves symbolic links in the path of the writable layer, which need not exist yet.
     pub fn resolve_writable(&mut self) -> Result<(), Failure> {
         let Writes::Kept(directory) = &mut self.writes else { return Ok(()) };
         let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(&*directory)));
@@ -193,12 +199,12 @@ impl Plan {
         Ok(())
     }
 
-    /// Whose files are used.
+    /// Returns the users whose files are used.
     pub fn trusted(&self) -> Trusted {
         Trusted::by_caller(&self.trust_owners)
     }
 
-    /// What the index layer does when it opens a file that changed.
+    /// Returns what the index layer does when it opens a changed file.
     pub fn layer_on_change(&self) -> OnChange {
         match self.on_change {
             OnChangeArg::Refuse => OnChange::Refuse,
@@ -208,8 +214,9 @@ impl Plan {
     }
 }
 
-/// A block in memory is of the file as it was indexed; beside blocks of the file as it is now it would make a file that never
-/// was.
+/// Refuses a boot image with `--on-change serve` or `ignore`. A block in memory has the file's
+/// content at indexing; together with blocks of a changed file, it would form content that the file
+/// never had.
 pub fn refuse_mixtures(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Failure> {
     if boot.boot.is_empty() || cover.on_change == OnChangeArg::Refuse {
         return Ok(());
@@ -219,7 +226,7 @@ pub fn refuse_mixtures(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Failure
     ))
 }
 
-/// `--suid` and `--dev` are for root, and for trees.
+/// Refuses `--suid` and `--dev` for other users than root, and for disk images.
 pub fn refuse_powers(cover: &CoverArgs, disk: bool) -> Result<(), Failure> {
     if !cover.suid && !cover.dev {
         return Ok(());
@@ -233,10 +240,10 @@ pub fn refuse_powers(cover: &CoverArgs, disk: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The holder's answer, one line, once the view is there or cannot be.
+/// The holder's answer, one line, sent when the view exists or cannot be created.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Answer {
-    /// Why nothing is covered; the reasons were printed.
+    /// Why nothing is covered. The reasons were printed.
     pub refused: Option<Refusal>,
 }
 
@@ -244,7 +251,7 @@ pub struct Answer {
 pub struct Refusal {
     pub code: u8,
     pub message: String,
-    /// No program is run on the original directory.
+    /// Whether the program must not be run on the original directory.
     pub is_final: bool,
 }
 
@@ -261,7 +268,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// What a holder tells those who ask.
+/// The report that a holder sends on request.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     pub pid: u32,
@@ -269,12 +276,12 @@ pub struct Report {
     pub trees: Vec<TreeReport>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogReport>,
-    /// The file with the messages of a mount's process.
+    /// The path of the message log of a mount's process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub messages: Option<PathBuf>,
 }
 
-/// Of a log mount.
+/// The report of a log mount.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LogReport {
     pub path: PathBuf,
@@ -288,16 +295,16 @@ pub struct LogReport {
 pub struct TreeReport {
     pub index: PathBuf,
     pub generation: String,
-    /// Where the view is.
+    /// The path at which the view is seen.
     pub path: PathBuf,
     pub source: PathBuf,
     pub view: String,
-    /// Why this view and none before it.
+    /// Why this view was chosen, and not one that comes before it.
     pub reason: String,
     pub entries: u64,
-    /// Looks at the tree's freshness since it is covered, and the changes they found.
+    /// Number of entries compared since the tree was covered, and number of changes found.
     pub looks: u64,
     pub changes: u64,
-    /// What the view counts; the kernel's own views count nothing.
+    /// The view's counters; a view that is served by the kernel alone has none.
     pub counters: Option<BTreeMap<String, u64>>,
 }

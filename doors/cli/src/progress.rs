@@ -1,4 +1,4 @@
-//! Progress on a terminal, plain lines in a log, nothing when asked to be quiet.
+//! Progress messages: a line on a terminal, lines at intervals in a log, none with `--quiet`.
 
 use crate::output::errln;
 use std::io::IsTerminal;
@@ -9,23 +9,24 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use quell_index::Progress;
 
-/// Between two lines in a log.
+/// Interval between two lines in a log.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
-/// True from the first Ctrl-C (or SIGTERM) on; a second one ends the process at once.
+/// Returns a flag that the first Ctrl-C (or SIGTERM) sets. A second one ends the process at once.
 pub fn interruption() -> Arc<AtomicBool> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // In this order: the first signal sets the flag, the second finds it set and ends the process.
+        // The order of registration matters: the first signal sets the flag; the second one finds
+        // it set and ends the process.
         let _ = signal_hook::flag::register_conditional_shutdown(signal, 130, interrupted.clone());
         let _ = signal_hook::flag::register(signal, interrupted.clone());
     }
     interrupted
 }
 
-/// Runs `work`, showing how far `progress` has come. `unwanted` is asked now and then whether to end early.
-/// `expected` is the number of entries of an older index, where there is one.
+/// Runs `work` and shows its `progress`. `unwanted` is called at intervals; if it returns true, the
+/// work ends early. `expected` is the number of entries of an older index, if there is one.
 pub fn watch<T: Send>(
     what: &str,
     progress: &Progress,
@@ -43,7 +44,8 @@ pub fn watch<T: Send>(
     watch_line(&line, quiet, &look, work)
 }
 
-/// Runs `work`, showing a line about it, made anew from the time that has passed. `look` is called now and then.
+/// Runs `work` and shows a line, which is computed from the elapsed time. `look` is called at
+/// intervals.
 pub fn watch_line<T: Send>(
     line: &dyn Fn(Duration) -> String,
     quiet: bool,
@@ -86,7 +88,7 @@ fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> Strin
     let entries = progress.entries();
     let rate = (entries as f64 / seconds) as u64;
     let mut line = format!("{} entries, {}/s", HumanCount(entries), HumanCount(rate));
-    // Before a tree is read nobody knows its size; an older index is the best guess there is.
+    // The size of a tree is unknown before it was read; an older index is the best estimate.
     let share = match expected {
         Some(expected) if expected > entries => entries as f64 / expected as f64,
         _ => progress.share(),

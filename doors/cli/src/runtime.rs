@@ -1,4 +1,4 @@
-//! Where this user's holders on this node meet, and which runs share one.
+//! The runtime directory, the names of holders in it, and which runs share a holder.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,8 +15,8 @@ use crate::failure::Failure;
 use crate::inputs::{Named, shown};
 use crate::plan::Plan;
 
-/// Set by the launchers of parallel jobs for every rank of a job on a node, most exact first. The first
-/// one that is set names the job.
+/// Variables that launchers of parallel jobs set for all ranks of a job on a node, the most
+/// specific first. The first one that is set identifies the job.
 const JOB_VARIABLES: [&[&str]; 10] = [
     &["PMIX_NAMESPACE"],
     &["OMPI_MCA_ess_base_jobid"],
@@ -30,12 +30,13 @@ const JOB_VARIABLES: [&[&str]; 10] = [
     &["JOB_ID", "SGE_TASK_ID"],
 ];
 
-/// Directories in /tmp that are tried: another user may have made some of them.
+/// Number of directories in /tmp that are tried: another user may have created some of them.
 const SHARED_DIRECTORIES_MAX: u32 = 16;
 
-/// A directory that only this user may enter: `$QUELL_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/quell`, for root `/run/quell`, or
-/// `/tmp/quell-UID`. Where that is another user's it is the first of `/tmp/quell-UID-1`, `-2`, ... that exists and belongs to this
-/// user, or the first that can be made: all processes of a user find the same one.
+/// Returns a directory that only this user can access: `$QUELL_RUNTIME_DIR`,
+/// `$XDG_RUNTIME_DIR/quell`, for root `/run/quell`, or `/tmp/quell-UID`. If another user owns the
+/// last one, it is the first of `/tmp/quell-UID-1`, `-2`, ... that exists and belongs to this user,
+/// or the first that can be created. All processes of a user therefore find the same directory.
 pub fn directory() -> Result<PathBuf, Failure> {
     let uid = rustix::process::geteuid().as_raw();
     let own = |variable: &str| std::env::var_os(variable).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -57,7 +58,7 @@ pub fn directory() -> Result<PathBuf, Failure> {
     }
 }
 
-/// `run`: where root alone may make directories; `shared`: where every user may.
+/// `run`: a directory in which only root can create entries; `shared`: one in which all users can.
 fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Failure> {
     let numbered = (0..SHARED_DIRECTORIES_MAX).map(|number| match number {
         0 => shared.join(format!("quell-{uid}")),
@@ -71,7 +72,7 @@ fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Fail
     let mut reason = String::new();
     for path in &paths {
         match make_private(path) {
-            // Another process of this user may have made it meanwhile.
+            // Another process of this user may have created it meanwhile.
             Ok(()) if is_private(path, uid) => return Ok(path.clone()),
             Ok(()) => reason = "is not a directory of yours with mode 700".into(),
             Err(e) => reason = e.to_string(),
@@ -84,7 +85,7 @@ fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Fail
     )))
 }
 
-/// No error if there is something of that name.
+/// Creates a directory with mode 0700. It is no error if the name exists.
 fn make_private(path: &Path) -> std::io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
@@ -92,18 +93,19 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Another user may have made it, or put a link there.
+/// Returns whether `path` is a directory of this user that others cannot access. Another user may
+/// have created it, or a symbolic link in its place.
 fn is_private(path: &Path, uid: u32) -> bool {
     let found = std::fs::symlink_metadata(path);
     found.is_ok_and(|found| found.is_dir() && found.uid() == uid && found.mode() & 0o077 == 0)
 }
 
-/// A named pipe of this process in the directory above, whose other end some process of ours opens later. Removed when
-/// this goes.
+/// A FIFO in the runtime directory, which another Quell process opens for writing. The FIFO is
+/// removed when this value is dropped.
 #[derive(Debug)]
 pub struct Pipe {
     pub path: PathBuf,
-    /// To read from, without waiting.
+    /// The read end, in non-blocking mode.
     pub end: File,
 }
 
@@ -113,7 +115,7 @@ impl Pipe {
         sweep_pipes(&directory);
         let path = directory.join(format!("{purpose}-{}", std::process::id()));
         let failed = |e: rustix::io::Errno| Failure::cannot(format!("{}: {e}", shown(&path)));
-        // Of a process that had this number before and was killed.
+        // It may exist from a killed process with the same process id.
         let _ = std::fs::remove_file(&path);
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).map_err(failed)?;
         let end = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
@@ -121,7 +123,7 @@ impl Pipe {
     }
 }
 
-/// The other end, to write to. A pipe that nobody reads any more is an error, and not waited for.
+/// Opens the write end. Fails at once if no process has the FIFO open for reading.
 pub fn open_pipe(path: &Path) -> Result<File, Failure> {
     let failed = |e: rustix::io::Errno| match e {
         rustix::io::Errno::NXIO => Failure::cannot(format!("{}: who reads it has gone", shown(path))),
@@ -129,7 +131,7 @@ pub fn open_pipe(path: &Path) -> Result<File, Failure> {
     };
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let end = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
-    // From here on writing waits for the reader, as programs expect.
+    // From here on writes block, as programs expect.
     rustix::io::ioctl_fionbio(&end, false).map_err(failed)?;
     Ok(end.into())
 }
@@ -140,7 +142,8 @@ impl Drop for Pipe {
     }
 }
 
-/// Removes the pipes of processes that were killed: nobody of that number lives, and nobody reads.
+/// Removes the FIFOs of killed processes: their process id does not exist, and no process reads
+/// from them.
 fn sweep_pipes(directory: &Path) {
     let Ok(entries) = std::fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -151,7 +154,7 @@ fn sweep_pipes(directory: &Path) {
         if !is_pipe || owner.is_none_or(lives) {
             continue;
         }
-        // It may belong to a process that is numbered elsewhere, in a container.
+        // The FIFO may belong to a process in another PID namespace, for example a container.
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         if matches!(rustix::fs::open(entry.path(), flags, Mode::empty()), Err(rustix::io::Errno::NXIO)) {
             let _ = std::fs::remove_file(entry.path());
@@ -159,12 +162,12 @@ fn sweep_pipes(directory: &Path) {
     }
 }
 
-/// Processors that this process may use: threads for work that waits for nothing else.
+/// Returns the number of processors that this process may use, for work that does no I/O.
 pub fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The job that this process is a rank of, if it is one.
+/// Returns the job of which this process is a rank, if any.
 pub fn job() -> Option<String> {
     let value = |name: &&str| std::env::var(name).ok().filter(|v| !v.is_empty());
     JOB_VARIABLES.iter().find_map(|names| {
@@ -175,20 +178,20 @@ pub fn job() -> Option<String> {
     })
 }
 
-/// Changes with what processes and holders say to each other.
+/// The version of the messages between processes and holders. It must change with them.
 const PROTOCOL: &str = "protocol 2";
 
-/// The name of a holder that serves exactly this plan to exactly this job, seen from the namespaces that
-/// the caller is in. `job`: `None` for a holder of one's own.
+/// Returns the name of a holder for exactly this plan and job, in the caller's namespaces. `job` is
+/// `None` for a holder that is not shared.
 pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("/proc/self/ns: {e}"));
     let mut text = OsString::new();
     for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
         text.push(std::fs::read_link(namespace).map_err(cannot)?);
     }
-    // Processes of another version ask their holder in another way.
+    // Processes of other versions use another protocol.
     text.push(PROTOCOL);
-    // Who says less is served no less.
+    // The creator and `quiet` do not change the view.
     let shared = Plan { creator: 0, quiet: false, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for Named { path, file } in files {
@@ -203,13 +206,14 @@ pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Fa
 
 const STAMP: &str = "checked-";
 
-/// A file whose age says when a tree was last seen to be as this generation of its index has it.
+/// Returns the path of a file whose age is the time since the tree was last found equal to this
+/// generation of its index.
 pub fn stamp_of(plan: &Plan, image: &Image, source: &Path) -> PathBuf {
     let text = [image.generation().to_string().as_bytes(), source.as_os_str().as_bytes()].concat();
     plan.directory.join(format!("{STAMP}{:016x}", xxh3_64(&text)))
 }
 
-/// Removes all other stamps that are too old to say anything.
+/// Removes all other stamps that are older than `lasts`.
 pub fn sweep_stamps(but: &Path, lasts: Duration) {
     let Some(entries) = but.parent().and_then(|directory| std::fs::read_dir(directory).ok()) else { return };
     for entry in entries.flatten() {
@@ -221,17 +225,18 @@ pub fn sweep_stamps(but: &Path, lasts: Duration) {
     }
 }
 
-/// The name of the holder behind a mount point.
+/// Returns the name of the holder that serves a mount point.
 pub fn mount_key(mountpoint: &Path) -> String {
     format!("mount-{:016x}", xxh3_64(mountpoint.as_os_str().as_encoded_bytes()))
 }
 
-/// Removes the lock file of a holder that was not made. The caller holds the lock; processes that wait for it make another file.
+/// Removes the lock file of a holder that was not created. The caller holds the lock; processes
+/// that wait for it then create a new file.
 pub fn remove_lock(plan: &Plan) {
     let _ = std::fs::remove_file(plan.directory.join(format!("{}.lock", plan.key)));
 }
 
-/// The names of all holders that have a socket in the directory.
+/// Returns the names of all holders with a socket in the directory.
 pub fn keys(directory: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
     let mut keys: Vec<String> = entries
@@ -252,7 +257,8 @@ mod tests {
         let (run, shared) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let uid = rustix::process::geteuid().as_raw();
         let find = |run: &Path| shared_directory(uid, run, shared.path());
-        // As if another user had made them: a mode that is not private, a link, a file.
+        // Stand-ins for entries of another user: a mode that is not private, a symbolic link, a
+        // file.
         let name = |number: &str| shared.path().join(format!("quell-{uid}{number}"));
         std::fs::create_dir(name("")).unwrap();
         std::fs::set_permissions(name(""), std::fs::Permissions::from_mode(0o777)).unwrap();
@@ -260,7 +266,7 @@ mod tests {
         std::fs::write(name("-2"), "").unwrap();
         let none = Path::new("/nonexistent");
         assert_eq!(find(none).unwrap(), name("-3"));
-        // Once made it is found, though another could be made now.
+        // An existing directory is found, although one with a lower number could be created now.
         std::fs::remove_file(name("-1")).unwrap();
         assert_eq!(find(none).unwrap(), name("-3"));
         for number in 1..SHARED_DIRECTORIES_MAX {

@@ -1,7 +1,8 @@
-//! A program's output on its way to ours: passed on as it comes, byte for byte, and looked at for a line.
+//! Copies a program's output to this process's output, byte for byte, and searches it for a line.
 //!
-//! Where ours is a terminal the program gets a terminal (a pseudo-terminal that changes nothing), so that it writes lines and
-//! colours as ever; elsewhere a pipe. Standard input is not touched: it stays the program's own.
+//! If this process's output is a terminal, the program gets a pseudo-terminal in raw mode, so that
+//! it writes lines and colours as usual; otherwise it gets a pipe. Standard input remains the
+//! program's own.
 
 use std::fs::File;
 use std::io::{IsTerminal, Stderr, Stdout};
@@ -20,22 +21,23 @@ use crate::failure::Failure;
 use crate::runtime::{Pipe, open_pipe};
 use crate::until::Lines;
 
-/// As much as a pipe holds.
+/// The capacity of a pipe, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// Between two looks whether the program has ended, which a closed stream tells at once.
+/// Interval between two checks that the program has ended; a closed stream is detected at once.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Standard output and standard error of a program.
 #[derive(Debug)]
 pub struct Taps {
-    /// One if ours are the same file: the order of what is written there is the program's.
+    /// A single element if both streams of this process are the same file, so that the order of the
+    /// program's output is kept.
     taps: Vec<Tap>,
 }
 
 #[derive(Debug)]
 struct Tap {
     source: Source,
-    /// What the program writes to.
+    /// The path that the program opens for writing.
     path: PathBuf,
     to: Ours,
 }
@@ -43,7 +45,8 @@ struct Tap {
 #[derive(Debug)]
 enum Source {
     Pipe(Pipe),
-    /// Both ends: with ours alone it would count as closed until the program has opened its own.
+    /// Both ends: with only this process's end open, the terminal would count as closed until the
+    /// program has opened its end.
     Terminal {
         end: OwnedFd,
         _programs: File,
@@ -88,14 +91,14 @@ impl Taps {
         Ok(Taps { taps })
     }
 
-    /// What the program is to open as its output and as its error output.
+    /// Returns the paths that the program must open as standard output and standard error.
     pub fn paths(&self) -> [PathBuf; 2] {
         let path = |tap: Option<&Tap>| tap.map(|tap| tap.path.clone()).unwrap_or_default();
         [path(self.taps.first()), path(self.taps.last())]
     }
 
-    /// Until nobody has the streams open any more, or `ended` is set and all was read. Sets `found` with the first line that
-    /// the pattern is found in.
+    /// Copies until no process has the streams open, or `ended` is set and all output was read.
+    /// Sets `found` at the first line that matches the pattern.
     pub fn pass_on(self, pattern: &Regex, found: &AtomicBool, ended: &AtomicBool) {
         std::thread::scope(|scope| {
             for tap in self.taps {
@@ -107,7 +110,7 @@ impl Taps {
 
 impl Tap {
     fn make(is_terminal: bool, name: &str, to: Ours) -> Result<Tap, Failure> {
-        // Where there are no pseudo-terminals a pipe does it, too.
+        // A pipe is the fallback if there are no pseudo-terminals.
         if is_terminal && let Some((source, path)) = terminal(to.as_fd()) {
             return Ok(Tap { source, path, to });
         }
@@ -115,13 +118,13 @@ impl Tap {
         Ok(Tap { path: pipe.path.clone(), source: Source::Pipe(pipe), to })
     }
 
-    /// Returns early, and closes its end, if what is passed on can be written no more: the program is told as it would be
-    /// without us.
+    /// Returns early, and closes its end, if the output cannot be written any more. The program
+    /// then gets the same error as without the copy.
     fn pass_on(self, pattern: &Regex, found: &AtomicBool, ended: &AtomicBool) {
         let mut piece = vec![0; PIECE_BYTES];
         let mut lines = Lines::new(pattern);
         loop {
-            // Asked before looking: what was written before the end is read after it.
+            // Loaded before the poll, so that output written before the end is still read.
             let was_ended = ended.load(Ordering::Acquire);
             let ready = poll(&mut [PollFd::new(&self.source, PollFlags::IN)], Some(&LOOK));
             if matches!(ready, Err(Errno::INTR)) {
@@ -141,14 +144,15 @@ impl Tap {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if !was_ended => {}
-                // Closed by everybody; a terminal says so with an error.
+                // All writers have closed the stream; a terminal reports this as an error.
                 _ => return,
             }
         }
     }
 }
 
-/// A pseudo-terminal of the size of ours that passes on every byte as it is: ours does what a terminal does.
+/// Opens a pseudo-terminal with the window size of `ours` and in raw mode: the real terminal does
+/// all processing.
 fn terminal(ours: BorrowedFd<'_>) -> Option<(Source, PathBuf)> {
     let end = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).ok()?;
     grantpt(&end).ok()?;
@@ -170,7 +174,7 @@ fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
         match rustix::io::write(to, bytes) {
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Ours may have been made not to wait by whoever shares it.
+            // Another process may have set O_NONBLOCK on the shared open file description.
             Err(Errno::AGAIN) => _ = poll(&mut [PollFd::new(&to, PollFlags::OUT)], None),
             Err(e) => return Err(e),
         }

@@ -1,8 +1,9 @@
-//! Runs a program under strace, which needs no privilege, and finds out what that costs.
+//! Runs a program under strace, which needs no privilege, and measures the cost of tracing.
 //!
-//! Each traced call stops the program and wakes the tracer, and back: two sleeping processors are woken, which on
-//! virtual machines costs more than all else. While a program is traced, a thread of the lowest priority keeps a processor
-//! awake (docs/decisions/0007-tracing.md has the measurements).
+//! Each traced call stops the program and wakes the tracer, and then the reverse. Both wake a
+//! sleeping processor, which on virtual machines costs more than everything else. While a program
+//! is traced, a thread of the lowest priority therefore keeps a processor awake
+//! (docs/decisions/0007-tracing.md has the measurements).
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -24,22 +25,24 @@ use crate::inputs::shown;
 use crate::output::outln;
 use crate::runtime::Pipe;
 
-/// Calls that are timed to know what tracing costs: a fifth of a second at the slowest machines seen.
+/// Number of calls that are timed to measure the cost of tracing: 0.2 s on the slowest machines
+/// seen.
 const CALIBRATION_CALLS: u32 = 2_000;
-/// What the start of a Python program does between two calls to the file system, more or less.
+/// The approximate time between two file-system calls in the start of a Python program.
 const WORK_BETWEEN_CALLS: Duration = Duration::from_micros(50);
 const POLL: Duration = Duration::from_millis(20);
-/// The most that Linux lets a user's pipe hold.
+/// The largest pipe that Linux allows an ordinary user, in bytes.
 const PIPE_BYTES: usize = 1 << 20;
-/// A tracer that writes 20,000 lines a second fills the pipe in a third of a second.
+/// A tracer that writes 20,000 lines per second fills the pipe in a third of a second.
 const PIPE_POLL: Duration = Duration::from_millis(5);
 
-/// A strace that works here.
+/// A working strace.
 #[derive(Debug)]
 pub struct Tracer {
     program: PathBuf,
     pub version: String,
-    /// It stops only at the calls that are asked for (strace 5.3 and later).
+    /// Whether strace stops only at the requested calls, with a filter in the kernel (strace 5.3
+    /// and later).
     filters: bool,
 }
 
@@ -55,7 +58,7 @@ impl Tracer {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let version = text.lines().next().and_then(|line| line.rsplit(' ').next()).unwrap_or("?").to_owned();
         let mut tracer = Tracer { program: "strace".into(), version, filters: true };
-        // Older ones do not know the option, and some kernels refuse the filter.
+        // Older versions do not know the option, and some kernels refuse the filter.
         tracer.filters = tracer.works()?;
         Ok(tracer)
     }
@@ -65,7 +68,7 @@ impl Tracer {
         format!("strace {}{filter}", self.version)
     }
 
-    /// Whether the filter works; an error if tracing does not work at all.
+    /// Returns whether the filter works. It is an error if tracing does not work at all.
     fn works(&self) -> Result<bool, Failure> {
         let mut last = String::new();
         for filters in [true, false] {
@@ -83,8 +86,8 @@ impl Tracer {
         )))
     }
 
-    /// What all traces here are made with. Structures and what is read and written are not looked at: that is private,
-    /// and costs time.
+    /// Returns the strace command with the options of all traces. Structures and data buffers are
+    /// not decoded, because data is private and decoding takes time.
     fn command(&self, output: &Path) -> Command {
         let mut command = Command::new(&self.program);
         command.args([
@@ -103,13 +106,14 @@ impl Tracer {
         if self.filters {
             command.arg("--seccomp-bpf");
         }
-        // A `?` allows calls that this processor or this strace does not have.
+        // A `?` makes strace accept calls that this architecture or this version does not have.
         let calls: Vec<String> = quell_profile::TRACED.iter().map(|call| format!("?{call}")).collect();
         command.args(["-e", &format!("trace={}", calls.join(","))]).arg("-o").arg(output).arg("--");
         command
     }
 
-    /// Runs a program to its end, writing the trace to `output`. The first Ctrl-C is the program's.
+    /// Runs a program to its end and writes the trace to `output`. The first Ctrl-C is for the
+    /// program.
     pub fn run(
         &self,
         command: &[OsString],
@@ -117,7 +121,7 @@ impl Tracer {
         interrupted: &AtomicBool,
     ) -> Result<(ExitStatus, Duration), Failure> {
         let pipe = Pipe::make("trace")?;
-        // As much as a user may have; with less the tracer waits more often.
+        // The maximum for an ordinary user; with a smaller pipe the tracer blocks more often.
         let _ = rustix::pipe::fcntl_setpipe_size(&pipe.end, PIPE_BYTES);
         let mut options = std::fs::File::options();
         let mut file = options
@@ -146,7 +150,7 @@ impl Tracer {
         Ok((status?, time))
     }
 
-    /// What tracing adds to one call.
+    /// Returns the time that tracing adds to one call.
     pub fn cost_of_a_call(&self) -> Option<Duration> {
         let _awake = Awake::begin();
         let own = std::env::current_exe().ok()?;
@@ -171,13 +175,14 @@ impl Tracer {
     }
 }
 
-/// Copies what strace writes until everything is there. It writes each line by itself; the file, which may lie on a shared
-/// file system, gets large pieces instead. Looks now and then instead of being woken by each line.
+/// Copies the output of strace until all of it was read. strace writes each line separately; the
+/// file, which may be on a shared file system, is written in large pieces. The pipe is polled at
+/// intervals, so that not every line wakes this thread.
 fn copy(from: &Pipe, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
     let mut piece = Vec::with_capacity(PIPE_BYTES);
     let mut result = Ok(());
     loop {
-        // Asked before reading: what was written before the end is read after it.
+        // Loaded before the read, so that output written before the end is still read.
         let was_ended = ended.load(Ordering::Acquire);
         let read = rustix::io::read(&from.end, spare_capacity(&mut piece));
         match read {
@@ -187,7 +192,8 @@ fn copy(from: &Pipe, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::R
             Err(e) => return Err(e.into()),
         }
         if piece.len() > PIPE_BYTES / 2 {
-            // With a full disk the rest is read and dropped, so that the program goes on.
+            // If the disk is full, the remaining output is read and dropped, so that the program
+            // continues.
             result = result.and_then(|()| file.write_all(&piece));
             piece.clear();
         }
@@ -210,8 +216,9 @@ pub fn run_plainly(
     Ok((status, begun.elapsed()))
 }
 
-/// A Ctrl-C of the terminal has reached the program too. A signal to this process alone is passed on: also to all that is
-/// traced, as strace goes on until the last of it has ended, and itself lets no signal end it.
+/// Waits for the program. A Ctrl-C of the terminal has reached the program already. A signal to
+/// this process alone is passed on to all traced processes: strace continues until the last of them
+/// has ended, and does not end on signals itself.
 fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot wait for the program: {e}"));
     let mut told = false;
@@ -239,7 +246,7 @@ fn tracees_of(tracer: u32) -> Vec<i32> {
     processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_one).collect()
 }
 
-/// The exit code of a program as shells tell it.
+/// Returns the exit code of a program as shells report it.
 pub fn code_of(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
@@ -248,8 +255,8 @@ pub fn code_of(status: ExitStatus) -> u8 {
     }
 }
 
-/// Keeps a processor from sleeping until it goes, with one thread: a second one gets in the way of a file system that is
-/// served on the same machine.
+/// Keeps one processor awake until this value is dropped. It uses a single thread, because a second
+/// one would slow down a file system that is served on the same machine.
 #[derive(Debug)]
 struct Awake {
     enough: Arc<AtomicBool>,
@@ -259,9 +266,9 @@ impl Awake {
     fn begin() -> Awake {
         let enough = Arc::new(AtomicBool::new(false));
         let asked = enough.clone();
-        // If there can be no thread it is only slower.
+        // Without the thread, tracing is only slower.
         let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
-            // On Linux this is the thread's own.
+            // On Linux this sets the priority of the calling thread only.
             if rustix::process::setpriority_process(None, 19).is_err() {
                 return;
             }
@@ -279,9 +286,10 @@ impl Drop for Awake {
     }
 }
 
-/// Prints the nanoseconds that this number of calls took: a file is looked up, opened, asked and closed. Between two calls
-/// it works for a while, as programs do: a tracer that is woken without a pause is quicker or slower, by chance of where
-/// the two run.
+/// Prints the nanoseconds that this number of calls took: a file is looked up, opened, its
+/// attributes are read, and it is closed. Between two calls the process works for a while, as
+/// programs do: without a pause the result would depend on the processors on which tracer and
+/// program happen to run.
 pub fn calibrate(calls: u32) -> ExitCode {
     let Ok(own) = std::env::current_exe() else { return ExitCode::from(crate::failure::CANNOT) };
     let mut spent = Duration::ZERO;

@@ -1,4 +1,5 @@
-//! Trace files as lines in the order of time: one file, one for each rank, or the many of `strace -ff`.
+//! Reads trace files as lines in the order of time: one file, one for each rank, or the files of
+//! `strace -ff`.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -20,7 +21,7 @@ pub struct Traces {
     pub bytes: u64,
 }
 
-/// One line and where it is from.
+/// One line and its origin.
 #[derive(Debug)]
 pub struct Line<'a> {
     pub source: Source,
@@ -30,7 +31,7 @@ pub struct Line<'a> {
 }
 
 impl Traces {
-    /// Looks at the files: they must be ordinary ones, which can be read twice.
+    /// Opens and checks the files: they must be regular files, because they are read twice.
     pub fn open(paths: &[PathBuf]) -> Result<Traces, Failure> {
         raise_limit_of_descriptors();
         let mut spaces: HashMap<Vec<u8>, u32> = HashMap::new();
@@ -48,17 +49,17 @@ impl Traces {
             bytes += metadata.len();
             let mut source = Source { space: number as u32, pid: 0 };
             if let Some((stem, pid)) = pid_in_name(path).filter(|_| !has_pids(path)) {
-                // `strace -ff`: all files of one run have pids of one machine.
+                // `strace -ff`: the process ids in all files of one run belong to the same machine.
                 source = Source { space: *spaces.entry(stem).or_insert(number as u32), pid };
             }
             files.push((path.clone(), source));
         }
-        // Where times are equal or absent, parents come before their children.
+        // If times are equal or absent, parents come before their children.
         files.sort_by_key(|(_, source)| (source.space, source.pid));
         Ok(Traces { files, bytes })
     }
 
-    /// Gives all lines to `each`, which says with `false` that it has enough.
+    /// Passes all lines to `each`, until it returns `false`.
     pub fn read(&self, each: &mut dyn FnMut(Line) -> bool) -> Result<(), Failure> {
         let mut readers = Vec::new();
         let mut next = BinaryHeap::new();
@@ -80,7 +81,7 @@ impl Traces {
         }
         while let Some(Reverse((_, number))) = next.pop() {
             let reader = &mut readers[number];
-            // As long as no other file has an earlier line, stay with this one.
+            // Stay with this file as long as no other file has an earlier line.
             loop {
                 let line = Line {
                     source: reader.source,
@@ -117,7 +118,8 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// To the next line; `false` at the end. Of a line that is too long only the begin is kept.
+    /// Reads the next line. Returns `false` at the end. Of a line that is too long, only the
+    /// beginning is kept.
     fn advance(&mut self) -> Result<bool, Failure> {
         self.text.clear();
         let mut any = false;
@@ -142,20 +144,21 @@ impl Lines<'_> {
         Ok(any)
     }
 
-    /// A line that tells none (a remark, another program's output) belongs to the one before.
+    /// Returns the line's time. A line without a time (a remark, output of another program) has
+    /// that of the previous line.
     fn time(&mut self) -> u64 {
         self.time = quell_profile::time_of(&self.text).unwrap_or(self.time);
         self.time
     }
 }
 
-/// The `.1234` that `strace -ff` puts behind a name.
+/// Splits off the suffix `.1234` that `strace -ff` adds to a name.
 fn pid_in_name(path: &Path) -> Option<(Vec<u8>, u32)> {
     let pid = path.extension()?.to_str()?.parse().ok()?;
     Some((path.with_extension("").into_os_string().into_encoded_bytes(), pid))
 }
 
-/// Whether the first lines carry pids.
+/// Returns whether the first lines have process ids.
 fn has_pids(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     let mut text = Vec::new();
@@ -164,7 +167,7 @@ fn has_pids(path: &Path) -> bool {
     text.split(|b| *b == b'\n').take(20).any(quell_profile::has_pid)
 }
 
-/// As many files as there are ranks are open at once.
+/// Raises the limit of open files: one file per rank is open at the same time.
 fn raise_limit_of_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });

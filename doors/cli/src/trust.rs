@@ -1,5 +1,5 @@
-//! Files that decide what programs are given, checked before they are used: the rules are in quell-stack, the users and the
-//! message are here.
+//! Checks the owner and mode of indexes and boot images before they are used, because these files
+//! decide which bytes programs get. The rules are in quell-stack; user names and messages are here.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::inputs::shown;
 
 /// Refuses a file whose owner or mode does not allow its use.
 ///
-/// `tree`: the tree or disk image that it is for.
+/// `tree`: the tree or disk image that the file belongs to.
 pub fn check(
     trusted: &Trusted,
     file: &File,
@@ -60,7 +60,7 @@ fn message(distrust: &Distrust, tree: Option<&Path>) -> String {
     }
 }
 
-/// A user for a message, and for the option.
+/// Returns a description of a user for a message, and a value for the option.
 fn described(uid: u32) -> (String, String) {
     match id(&["-un", &uid.to_string()]) {
         Some(name) if name.chars().all(|c| c.is_ascii_graphic()) => (format!("{name} (user {uid})"), name),
@@ -68,7 +68,7 @@ fn described(uid: u32) -> (String, String) {
     }
 }
 
-/// The number of the user that an option names: a number, or a name that the system's databases of users know.
+/// Parses the user of an option: a number, or a name in the system's user databases.
 pub fn user(text: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -77,7 +77,8 @@ pub fn user(text: &str) -> Result<u32, String> {
     found.ok_or_else(|| "there is no such user".to_owned())
 }
 
-/// What id(1) prints: it asks all databases that the system is configured with, LDAP among them.
+/// Returns the output of id(1), which uses all databases that the system is configured with,
+/// including LDAP.
 fn id(arguments: &[&str]) -> Option<String> {
     let output =
         Command::new("id").args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;

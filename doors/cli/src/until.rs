@@ -1,12 +1,12 @@
-//! When a recording ends: after some time, or with a line of the program's output. Decides and touches nothing.
+//! The end condition of a recording: a time, or a line of the program's output. No I/O.
 
 use std::time::Duration;
 
 use regex::bytes::{Regex, RegexBuilder};
 
-/// Of a line that never ends, so much is looked at.
+/// Only this many bytes of a line are searched.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// Compiled, a pattern takes no more than this.
+/// Size limit of a compiled pattern, in bytes.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
 
 #[derive(Debug, Clone)]
@@ -15,7 +15,7 @@ pub enum Until {
     Line(Regex),
 }
 
-/// A number is seconds, all else a pattern.
+/// Parses a number of seconds; any other text is a pattern.
 pub fn parse(text: &str) -> Result<Until, String> {
     let is_number = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     if let (true, Ok(seconds)) = (is_number, text.parse::<f64>()) {
@@ -31,11 +31,11 @@ pub fn parse(text: &str) -> Result<Until, String> {
     pattern.map(Until::Line).map_err(|e| format!("not a pattern: {e}"))
 }
 
-/// Looks for a pattern in a stream, line by line.
+/// Searches a stream for a pattern, line by line.
 #[derive(Debug)]
 pub struct Lines<'a> {
     pattern: &'a Regex,
-    /// Of the line that has no end yet.
+    /// The beginning of the line whose end was not read yet.
     line: Vec<u8>,
 }
 
@@ -44,7 +44,8 @@ impl Lines<'_> {
         Lines { pattern, line: Vec::new() }
     }
 
-    /// Whether a line is found in what came. The last one counts before its end: a prompt has none.
+    /// Returns whether the new bytes complete or extend a matching line. The last line is matched
+    /// before its end, because a prompt has none.
     pub fn find(&mut self, came: &[u8]) -> bool {
         let mut found = false;
         for piece in came.split_inclusive(|b| *b == b'\n') {

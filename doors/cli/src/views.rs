@@ -1,5 +1,6 @@
-//! Which view a tree gets: the first in an order that works here. Deciding is a pure function; trying is
-//! the probe, as nothing else tells what a kernel and a site allow.
+//! Chooses the view of a tree: the first in an order of preference that works. The order is a pure
+//! function. Whether a view works is found out by trying it, because nothing else shows what the
+//! kernel and its configuration allow.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -17,14 +18,14 @@ use crate::mounts;
 use crate::plan::{Plan, Writes};
 use crate::runtime;
 
-/// Kernel memory that a tmpfs takes for one entry, in bytes: measured with 78,624 entries, see
+/// Kernel memory per entry of a tmpfs, in bytes: measured with 78,624 entries, see
 /// docs/decisions/0004-views.md.
 const TMPFS_BYTES_PER_ENTRY: u64 = 1300;
 
 /// More threads do not fill a tmpfs faster.
 const FILL_THREADS: usize = 8;
 
-/// The file systems that overlayfs refuses or fails on as a layer, by the name in the mount table.
+/// File system types that overlayfs refuses as a layer, or fails on, as named in the mount table.
 const NO_OVERLAY_OVER: [&str; 2] = ["lustre", "gpfs"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,15 +45,15 @@ impl View {
     }
 }
 
-/// What is known of a tree before anything is tried.
+/// The facts about a tree that determine the order of views.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub entries: u64,
     pub longest_path_bytes: u64,
-    /// The kind of file system that the data lies on.
+    /// The type of the file system that contains the data.
     pub file_system: Option<String>,
     pub memory_budget_bytes: u64,
-    /// What the user forced.
+    /// The view that the user selected.
     pub forced: ViewArg,
 }
 
@@ -60,7 +61,7 @@ pub fn refuses_overlay(file_system: &str) -> bool {
     NO_OVERLAY_OVER.contains(&file_system)
 }
 
-/// The views to try, best first, and why others are not.
+/// Returns the views to try, best first, and why others are left out.
 pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     match facts.forced {
         ViewArg::Overlay => return (vec![View::Overlay], vec!["asked for".into()]),
@@ -86,12 +87,13 @@ pub fn candidates(facts: &Facts) -> (Vec<View>, Vec<String>) {
     } else {
         views.push(View::Overlay);
     }
-    // Overlay over FUSE needs all that FUSE needs and is slower to walk; it is there to be asked for.
+    // Overlay over FUSE has all requirements of FUSE and is slower to walk, so it is used only on
+    // request.
     views.push(View::Fuse);
     (views, reasons)
 }
 
-/// A view that works, mounted but attached nowhere yet.
+/// A working view, mounted but not attached to a path yet.
 #[derive(Debug)]
 pub struct Taken {
     pub view: View,
@@ -99,29 +101,29 @@ pub struct Taken {
     pub mounted: Mounted,
 }
 
-/// What one attempt made.
+/// The mounts and sessions of one attempt.
 #[derive(Debug)]
 pub struct Mounted {
-    /// `None`: it is at its place already.
+    /// `None` if the mount is attached already.
     pub mount: Option<OwnedFd>,
-    /// Those that serve it, if not the kernel alone.
+    /// The FUSE sessions; empty if the kernel alone serves the view.
     pub sessions: Vec<Session>,
     pub heat: Option<Heat>,
 }
 
-/// What a boot image gave to a view.
+/// The blocks that a boot image added to a view.
 #[derive(Debug)]
 pub struct Heat {
-    /// What the view's process serves.
+    /// The blocks that the view's process serves.
     pub hot: Arc<Hot>,
-    /// Files that lie whole in the kernel's memory.
+    /// Number of whole files, which are in the tmpfs.
     pub whole_files: u64,
-    /// Bytes that were put into the kernel's cache.
+    /// Number of bytes that were written to the kernel's page cache.
     pub cached_bytes: u64,
 }
 
 impl Heat {
-    /// Puts what is hot into the kernel's cache, from which most of it will be read without a request.
+    /// Fills the kernel's page cache with the recorded blocks, so that most reads cause no request.
     fn cached(hot: Arc<Hot>, session: &mut Session, mount: &OwnedFd, covered: &Covered) -> Heat {
         let path = |node| Some((node, covered.fs.path(node).ok()?));
         let files: Vec<_> = hot.nodes().filter_map(path).collect();
@@ -130,35 +132,35 @@ impl Heat {
     }
 }
 
-/// Who sees a view.
+/// The users who see a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
-    /// The user who asked for it, with no more rights than that user has.
+    /// The user who created it, with that user's permissions.
     Caller,
     /// Programs that root starts in it.
     RootsPrograms,
-    /// Every user of the machine, of a view that root mounts.
+    /// All users of the machine; the view is mounted by root.
     Everybody,
 }
 
-/// What the attempts need to know besides the tree.
+/// The inputs of an attempt, besides the tree.
 #[derive(Debug)]
 pub struct Surroundings<'a> {
     pub plan: &'a Plan,
     /// `Some` in a user namespace that maps one user.
     pub squash: Option<Ids>,
     pub audience: Audience,
-    /// The index belongs to root.
+    /// Whether the index belongs to root.
     pub index_is_roots: bool,
-    /// Shown in the list of mounts.
+    /// The source shown in the mount table.
     pub source_name: String,
     pub allow_other: bool,
-    /// There is a boot image.
+    /// Whether there is a boot image.
     pub hot: bool,
 }
 
 impl Surroundings<'_> {
-    /// What root asked for; the plan was checked.
+    /// Returns the options that root gave; the plan was checked.
     fn powers(&self) -> Powers {
         Powers { suid: self.plan.suid, dev: self.plan.dev }
     }
@@ -193,8 +195,9 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
     Err(Error::new(kind, "cover: no view works here:", reasons.join("; ")))
 }
 
-/// With whose rights the kernel may open originals for the users of the view. It compares nothing at an open, so a
-/// private file that was put in the place of a public one would be shown with the rights of root.
+/// Returns the credentials with which the kernel opens originals for the users of the view. The
+/// kernel compares nothing at an open, so a private file that replaced a public one would be
+/// readable with root's permissions.
 fn credentials(covered: &Covered, around: &Surroundings<'_>) -> Result<Credentials> {
     if around.audience == Audience::Caller {
         return Ok(Credentials::Mounter);
@@ -216,7 +219,8 @@ fn credentials(covered: &Covered, around: &Surroundings<'_>) -> Result<Credentia
     Err(Error::new(ErrorKind::Unsupported, "open originals with no more rights than every user has:", reason))
 }
 
-/// Whether every user may read all files, list all directories and use all special files, by their modes.
+/// Returns whether the modes allow every user to read all files, list all directories and use all
+/// special files.
 fn is_public(image: &Image) -> bool {
     let open = |entry| {
         let attributes = image.attributes(entry);
@@ -224,7 +228,7 @@ fn is_public(image: &Image) -> bool {
             Kind::File => 0o004,
             Kind::Dir => 0o005,
             Kind::Symlink => 0,
-            // A pipe may be written to although the view is read-only.
+            // A FIFO can be written to even in a read-only view.
             _ => 0o006,
         };
         attributes.permissions & needed == needed
@@ -232,7 +236,8 @@ fn is_public(image: &Image) -> bool {
     !image.has_flag(format::FLAG_ACLS) && (ROOT..image.entries()).all(open)
 }
 
-/// The tree as a layer. It is opened again, as the kernel takes layers of the caller's own namespace alone.
+/// Returns the tree as a layer. The directory is opened again, because the kernel accepts only
+/// layers of mounts in the caller's own namespace.
 fn data_layer(covered: &Covered) -> Result<OwnedFd> {
     use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
     let subject = covered.source_path.as_os_str().as_encoded_bytes();
@@ -277,10 +282,10 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
     join_layers(covered, layer.as_fd(), hot_layer, upper.as_ref(), None, credentials, around)
 }
 
-/// A data layer with the files whose blocks are in memory of this process.
+/// A data layer with the files whose blocks are in this process's memory.
 struct HotLayer {
     heat: Heat,
-    /// None if there are no such files.
+    /// `None` if there are no such files.
     mount: Option<(OwnedFd, Session)>,
 }
 
@@ -295,7 +300,7 @@ impl HotLayer {
             return Ok(HotLayer { heat: Heat { hot, whole_files, cached_bytes: 0 }, mount: None });
         }
         let options = quell_fuse::Options {
-            // Nobody else is asked at an open; what the first miss of a file says, its reader hears.
+            // Opens need no request; if the first miss of a file fails, the reader gets the error.
             no_open: true,
             ..fuse_options(around, true)
         };
@@ -306,8 +311,8 @@ impl HotLayer {
     }
 }
 
-/// Whether the kernel takes a user's data-only layers at all, before a tmpfs is filled for nothing. Both
-/// layers are empty and in memory: the shared file system is asked nothing.
+/// Checks that the kernel accepts an unprivileged user's data-only layers, before a tmpfs is
+/// filled. Both layers are empty tmpfs mounts, so this causes no request to the shared file system.
 fn probe(credentials: Credentials) -> Result<()> {
     let metadata = quell_overlay::mount_tmpfs()?;
     let data = [quell_overlay::mount_tmpfs()?];
@@ -320,10 +325,12 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mou
     let credentials = credentials(covered, around)?;
     probe(credentials)?;
     let metadata = Arc::new(Redirected::new(covered.fs.clone()));
-    // The layer is used with the mounter's credentials and must not refuse anybody else's.
+    // The kernel accesses the layer with the mounter's credentials, and other users' accesses must
+    // not be refused.
     let options = quell_fuse::Options { fills_cache: false, ..fuse_options(around, true) };
     let (layer, session) = quell_fuse::detached(metadata, &options)?;
-    // Overlayfs judges access to its root by the owner in the kernel's inode, which is known once it was asked for.
+    // Overlayfs checks access to its root by the owner in the kernel's inode, which is set only
+    // after a stat.
     rustix::fs::statx(&layer, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::BASIC_STATS)
         .map_err(|e| Error::from_io(e.into(), "stat", b"the metadata layer"))?;
     let hot = match &covered.hot {
@@ -349,7 +356,7 @@ fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
             metadata: mount.as_fd(),
             data: &[],
             upper: Some(upper),
-            // The FUSE view compares what it opens.
+            // The FUSE view compares files at each open.
             credentials: Credentials::Mounter,
             powers: around.powers(),
             source: &around.source_name,
@@ -361,14 +368,14 @@ fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
 
 type WithHot = (Arc<dyn FileSystem>, Option<Arc<Hot>>);
 
-/// The tree as a file system of ours, with all that is hot in memory.
+/// Returns the tree as a file system of this process, with all recorded blocks in memory.
 fn served(covered: &Covered) -> Result<WithHot> {
     let Some(set) = &covered.hot else { return Ok((covered.fs.clone(), None)) };
     let hot = set.decode(runtime::processors())?;
     Ok((Arc::new(BootFs::new(covered.fs.clone(), hot.clone())), Some(hot)))
 }
 
-/// A FUSE view at a place of its own.
+/// Mounts a FUSE view at `path`.
 pub fn fuse_at(covered: &Covered, path: &Path, around: &Surroundings<'_>) -> Result<Taken> {
     let (fs, hot) = served(covered)?;
     let mut session = quell_fuse::at(fs, path, &fuse_options(around, around.allow_other))?;
@@ -380,7 +387,7 @@ pub fn fuse_at(covered: &Covered, path: &Path, around: &Surroundings<'_>) -> Res
     Ok(Taken { view: View::Fuse, reason: "an ordinary user's mount".into(), mounted })
 }
 
-/// `session` serves the metadata, if anybody does.
+/// Mounts the layers as an overlay. `session` serves the metadata layer, unless that is a tmpfs.
 fn join_layers(
     covered: &Covered,
     metadata: BorrowedFd<'_>,
@@ -402,7 +409,7 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
     quell_fuse::Options {
         threads: around.plan.threads.into(),
         no_open: around.plan.on_change == OnChangeArg::Ignore,
-        // What is read ahead of the program is in no recording.
+        // Read-ahead would add blocks to the recording that the program did not read.
         no_read_ahead: around.plan.recording.is_some(),
         fills_cache: around.hot,
         allow_other,
@@ -413,7 +420,7 @@ pub fn fuse_options(around: &Surroundings<'_>, allow_other: bool) -> quell_fuse:
     }
 }
 
-/// The writable layer, where it does not lie beside the metadata.
+/// Returns the writable layer, unless it is on the same tmpfs as the metadata.
 fn upper(covered: &Covered, around: &Surroundings<'_>) -> Result<Option<Upper>> {
     let root = match &around.plan.writes {
         Writes::Refused => return Ok(None),
@@ -440,7 +447,7 @@ fn upper(covered: &Covered, around: &Surroundings<'_>) -> Result<Option<Upper>> 
     Ok(Some(Upper { upper, work, same_file_system: false, mount: Some(root) }))
 }
 
-/// What is known of a tree before anything is tried.
+/// Collects the facts about a tree that determine the order of views.
 pub fn facts(image: &Image, source: &Path, plan: &Plan) -> Facts {
     Facts {
         entries: image.entries().into(),

@@ -1,10 +1,12 @@
-//! Carries out the check of a whole tree: in a thread of the holder, with its result passed to the other nodes of the job and
-//! to later runs. What is to be done is decided in `freshness.rs`.
+//! Runs the check of a whole tree in a thread of the holder, and passes its result to the other
+//! nodes of the job and to later runs. `freshness.rs` decides which check is run.
 //!
-//! Results lie in a directory that the nodes of a job share and only the user may enter: `$XDG_STATE_HOME/quell`, by default
-//! `~/.local/state/quell`; where that cannot be used, in the runtime directory of the node. A file `check-KEY` is made with
-//! `O_EXCL` by the node that checks, and is empty until it holds the result: JSON of an `Option<Stale>`. For a tree that the
-//! caller may write to the key names tree and job, otherwise the tree alone: one result serves all jobs of the user.
+//! Results are in the state directory, which the nodes of a job share and only the user can access:
+//! `$XDG_STATE_HOME/quell`, by default `~/.local/state/quell`. If that cannot be used, they are in
+//! the runtime directory of the node. The checking node creates a file `check-KEY` with `O_EXCL`.
+//! It is empty until it has the result: JSON of an `Option<Stale>`. For a tree that the caller may
+//! write to, the key depends on tree and job, otherwise on the tree alone, so that one result
+//! serves all jobs of the user.
 
 use std::fs::{DirBuilder, File};
 use std::io::{Read, Write};
@@ -23,39 +25,40 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::freshness::{self, Stale, WholeCheck};
 use crate::runtime;
 
-/// Requests in flight while a start waits.
+/// Number of requests in flight while a start waits.
 const THREADS_BEFORE: usize = 16;
-/// Requests in flight beside a program, which has its own.
+/// Number of requests in flight while the program runs and makes its own requests.
 const THREADS_BESIDE: usize = 4;
-/// The check gives way to the program.
+/// Nice value of a check while the program runs.
 const NICE_BESIDE: i32 = 10;
-/// Nodes without a common clock are not expected to differ by more.
+/// The largest expected difference between the clocks of two nodes.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 /// Result files older than this are removed.
 const RESULTS_LAST: Duration = Duration::from_secs(3600);
-/// A result has a few lines; each may hold a path of 4,096 bytes, escaped.
+/// Size limit of a result in bytes. It has a few lines, each with a path of up to 4,096 bytes,
+/// escaped.
 const RESULT_BYTES_MAX: u64 = 64 << 10;
 
-/// A check that is decided on; begun once the namespace exists, as threads may not exist before.
+/// A planned check. It starts after the namespace was created, because no thread may exist before.
 pub struct WholeTree {
     image: Arc<Image>,
-    /// Open for listing from before anything is covered; absent where this node never checks.
+    /// The tree's root, opened before anything is covered; `None` if this node never checks.
     root: Option<Arc<dyn Dir>>,
     how: WholeCheck,
-    /// `None` if no other run asks for the result.
+    /// `None` if no other run reads the result.
     results: Option<Results>,
 }
 
-/// What is known before a check is begun.
+/// The plan for the check of a tree.
 #[derive(Default)]
 pub struct Planned {
     pub check: Option<WholeTree>,
-    /// Another node has found this.
+    /// Differences that another node has found.
     pub stale: Option<Stale>,
 }
 
 impl WholeTree {
-    /// Decides what is to be done for the tree at `source`.
+    /// Decides which check is needed for the tree at `source`.
     pub fn plan(image: &Arc<Image>, source: &Path, runtime_directory: &Path) -> Planned {
         let job = runtime::job();
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -70,7 +73,7 @@ impl WholeTree {
         let key = match (is_writable, &job) {
             (true, Some(job)) => [&tree, &b"\0"[..], job.as_bytes()].concat(),
             (false, _) => tree,
-            // Outside of a job such a tree is checked each time, so no other run asks for the result.
+            // Outside a job such a tree is checked each time, so no other run reads the result.
             (true, None) => return WholeTree::opened(image, source, WholeCheck::Before, None),
         };
         let results = Results::open(state_directory(), runtime_directory, &key);
@@ -81,11 +84,11 @@ impl WholeTree {
             how => how,
         };
         match (how, known) {
-            // A result of an earlier run in the same job says nothing about this one.
+            // A result of an earlier run in the same job is not valid for this run.
             (WholeCheck::Before, _) => results.begin(),
             (_, Some(None)) => return Planned::default(),
             (WholeCheck::Await, Some(stale)) => return Planned { stale, check: None },
-            // The tree may have been put right since.
+            // The tree may have been corrected since.
             (_, Some(Some(_))) => results.forget(),
             (WholeCheck::Await, None) if !results.is_state => return Planned::default(),
             (_, None) => {}
@@ -106,8 +109,8 @@ impl WholeTree {
         Planned { check, stale: None }
     }
 
-    /// Begins the check in a thread. `report` is called there with differences that are found after `Watch::wait` has
-    /// given up; for a check beside the program, that is at any time.
+    /// Starts the check in a thread. The thread calls `report` with differences that are found
+    /// after `Watch::wait` has timed out; for a check while the program runs, at any time.
     pub fn begin(self, report: impl FnOnce(&Stale) + Send + 'static) -> Watch {
         let waits = self.how == WholeCheck::Before;
         let shared = Arc::new(Shared {
@@ -131,7 +134,8 @@ impl WholeTree {
             }
         });
         if spawned.is_err() {
-            // Without a thread there is no check; the sample and the looks while it runs remain.
+            // Without a thread there is no check; the sample, and the comparisons during the run,
+            // remain.
             lock(&watch.shared.phase).ended = true;
         }
         watch
@@ -151,7 +155,8 @@ impl WholeTree {
                 return result;
             }
             if self.root.is_some() && results.claim() {
-                // The threads of the check inherit it. Where it is not allowed the check competes with the program.
+                // The threads of the check inherit the nice value. If it cannot be set, the check
+                // competes with the program.
                 let _ = rustix::process::setpriority_process(None, NICE_BESIDE);
                 return self.check(THREADS_BESIDE);
             }
@@ -166,7 +171,7 @@ impl WholeTree {
     fn check(&self, threads: usize) -> Option<Stale> {
         let never = AtomicBool::new(false);
         let max = freshness::DIFFERENCES_MAX;
-        // A file system that fails to answer says nothing about the tree; the program will see it.
+        // An error of the file system is no difference; the program gets the same error.
         let checked = quell_index::check(&self.image, self.root.clone()?, threads, max, &never).ok()?;
         let stale = Stale::of(&checked.differences, checked.complete);
         if let Some(results) = &self.results {
@@ -194,15 +199,15 @@ fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
     phase.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A check under way.
+/// A running check.
 #[derive(Debug)]
 pub struct Watch {
     shared: Arc<Shared>,
 }
 
 impl Watch {
-    /// Waits for the result of a check before the start, until the deadline. What is found later is reported by the
-    /// check's own thread.
+    /// Waits until the deadline for the result of a check before the start. Later differences are
+    /// reported by the thread of the check.
     pub fn wait(&self, deadline: Instant) -> Option<Stale> {
         let left = deadline.saturating_duration_since(Instant::now());
         let phase = lock(&self.shared.phase);
@@ -213,7 +218,7 @@ impl Watch {
         phase.found.take()
     }
 
-    /// Differences that were found so far.
+    /// Returns the number of differences found so far.
     pub fn changes(&self) -> u64 {
         self.shared.changes.load(Ordering::Relaxed)
     }
@@ -221,7 +226,8 @@ impl Watch {
 
 const CHECK: &str = "check-";
 
-/// `$XDG_STATE_HOME/quell`, made if need be; `None` if it is another user's, or others may enter it.
+/// Returns `$XDG_STATE_HOME/quell`, created if necessary; `None` if it belongs to another user or
+/// other users can access it.
 fn state_directory() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let parent = set("XDG_STATE_HOME").or_else(|| Some(set("HOME")?.join(".local/state")))?;
@@ -234,11 +240,11 @@ fn state_directory() -> Option<PathBuf> {
     is_own.then_some(directory)
 }
 
-/// The result of one tree, or of one tree in one job.
+/// The result for one tree, or for one tree in one job.
 #[derive(Debug)]
 struct Results {
     path: PathBuf,
-    /// In the state directory, not in this node's runtime directory.
+    /// Whether the file is in the state directory, and not in this node's runtime directory.
     is_state: bool,
 }
 
@@ -249,14 +255,16 @@ impl Results {
         Results { path: directory.join(format!("{CHECK}{:016x}", xxh3_64(key))), is_state }
     }
 
-    /// Whether the file lies on a file system that other nodes may see, judged by its type.
+    /// Returns whether the file is on a file system that other nodes may access, judged by its
+    /// type.
     fn is_shared(&self) -> bool {
         let directory = self.path.parent().filter(|_| self.is_state);
         let found = directory.and_then(|directory| rustix::fs::statfs(directory).ok());
         found.is_some_and(|found| !LOCAL_TYPES.contains(&(found.f_type as u64)))
     }
 
-    /// Whether this process is the one that checks. Without a place for claims every process is.
+    /// Returns whether this process does the check. If claims cannot be created, every process does
+    /// it.
     fn claim(&self) -> bool {
         let is_empty = std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.len() == 0);
         let lasts = if is_empty { freshness::CLAIM_LASTS } else { freshness::CLEAN_LASTS };
@@ -266,9 +274,9 @@ impl Results {
         !create(&self.path, true).is_err_and(|e| e.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
-    /// Replaces what is there by the sign that this process checks.
+    /// Replaces the file by an empty one, which means that this process is checking.
     fn begin(&self) {
-        // Without it the other nodes are not told, and lose nothing else.
+        // If this fails, the other nodes get no result; nothing else is affected.
         let _ = create(&self.path, false);
     }
 
@@ -276,7 +284,7 @@ impl Results {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// Puts the result in place in one step. One that cannot be written is missed by the other nodes alone.
+    /// Writes the result atomically. If this fails, only the other nodes are affected.
     fn publish(&self, stale: &Option<Stale>) {
         let aside = self.path.with_extension(format!("{}.aside", std::process::id()));
         let text = serde_json::to_vec(stale).expect("a result is always JSON");
@@ -287,7 +295,7 @@ impl Results {
         self.sweep();
     }
 
-    /// A result that is complete and recent.
+    /// Returns a complete and recent result.
     fn read(&self) -> Option<Option<Stale>> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = File::options().read(true).custom_flags(flags).open(&self.path).ok()?;
@@ -296,7 +304,7 @@ impl Results {
             return None;
         }
         let is_recent = found.modified().is_ok_and(|at| {
-            // The clock of another node may be ahead of this one's.
+            // The clock of another node may be ahead of this node's clock.
             at.elapsed().map_or_else(|e| e.duration() < CLOCKS_DIFFER, |age| age < freshness::CLEAN_LASTS)
         });
         let mut text = Vec::new();
@@ -304,7 +312,7 @@ impl Results {
         is_recent.then(|| serde_json::from_slice(&text).ok())?
     }
 
-    /// Removes the results of jobs and trees of long ago.
+    /// Removes old results of all jobs and trees.
     fn sweep(&self) {
         let Some(entries) = self.path.parent().and_then(|directory| std::fs::read_dir(directory).ok()) else {
             return;
@@ -327,17 +335,17 @@ fn create(path: &Path, must_be_new: bool) -> std::io::Result<File> {
         options.create(true).truncate(true)
     };
     let file = options.open(path)?;
-    // Truncating an empty file leaves its times.
+    // Truncating an empty file does not change its times.
     file.set_modified(std::time::SystemTime::now())?;
     Ok(file)
 }
 
-/// The time since a file was last written; a file from the future has none.
+/// Returns the time since a file was last written; `None` if that is in the future.
 fn age_of(path: &Path) -> Option<Duration> {
     std::fs::symlink_metadata(path).ok()?.modified().ok()?.elapsed().ok()
 }
 
-/// The groups that decide about the caller's access.
+/// Returns the groups that determine the caller's access.
 fn groups() -> Vec<u32> {
     let supplementary = rustix::process::getgroups().unwrap_or_default();
     let mut groups: Vec<u32> = supplementary.into_iter().map(|group| group.as_raw()).collect();
@@ -345,7 +353,7 @@ fn groups() -> Vec<u32> {
     groups
 }
 
-/// Types of file systems, as `statfs` numbers them, that other nodes cannot see: ext2 to ext4, XFS, Btrfs, tmpfs, ramfs,
+/// Types of local file systems, as returned by statfs(2): ext2 to ext4, XFS, Btrfs, tmpfs, ramfs,
 /// overlayfs, ZFS, F2FS, bcachefs.
 const LOCAL_TYPES: [u64; 9] = [
     0xef53,

@@ -1,5 +1,6 @@
-//! The working directory of a program that is to run in a view. A program must start where its user started it, so a view in
-//! which that directory does not exist, or in which another directory has its path, is not entered.
+//! The working directory of a program in a view. A program must start in the directory in which its
+//! user started it. A view is therefore not entered if that directory does not exist in it, or if
+//! the path refers to another directory there.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,19 +11,21 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, fstat, stat, statx};
 use crate::failure::Failure;
 use crate::inputs::shown;
 
-/// The link that leads to the working directory without a look at the names above it, or at permission to search it.
+/// The link to the working directory; it needs no lookup of the names above, and no search
+/// permission there.
 const LINK: &str = "/proc/self/cwd";
 
 #[derive(Debug)]
 pub struct WorkingDirectory {
-    /// Without symbolic links.
+    /// The path, without symbolic links.
     pub path: PathBuf,
 }
 
 impl WorkingDirectory {
     pub fn of_caller() -> Result<WorkingDirectory, Failure> {
         match std::env::current_dir() {
-            // The kernel marks a directory that the root directory does not lead to.
+            // The kernel returns a path that is not absolute for a directory that cannot be reached
+            // from the root directory.
             Ok(path) if path.is_absolute() => Ok(WorkingDirectory { path }),
             Ok(path) => Err(Failure::cannot(format!(
                 "the working directory {} cannot be reached from /: it is not in the view",
@@ -35,7 +38,7 @@ impl WorkingDirectory {
         }
     }
 
-    /// The same directory in the view, to be entered.
+    /// Returns the same directory in the view, opened.
     pub fn in_view(&self, found: ViewDirectory) -> Result<OwnedFd, Failure> {
         let path = shown(&self.path);
         let ViewDirectory { opened, tree } = found;
@@ -48,8 +51,8 @@ impl WorkingDirectory {
             None => Failure::cannot(format!("the working directory {path} cannot be entered in the view ({e})")),
         })?;
         let is_same = match &tree {
-            // The view has its own directories: the one of this path is meant, unless another file system is mounted over it,
-            // of which the view shows the mount point alone.
+            // The view has its own directories: the one with this path is the right one, unless
+            // another file system is mounted over it, of which the view shows only the mount point.
             Some(tree) => tree.crosses_mounts || is_on_one_mount(&tree.path),
             None => is_same_directory(&directory),
         };
@@ -65,8 +68,8 @@ impl WorkingDirectory {
     }
 }
 
-/// Whether the working directory and `tree` lie on the same mount. Where the kernel does not tell (before Linux 5.8), the
-/// devices are compared.
+/// Returns whether the working directory and `tree` are on the same mount. If the kernel does not
+/// return mount ids (before Linux 5.8), the devices are compared.
 fn is_on_one_mount(tree: &Path) -> bool {
     let ask = |path: &Path| -> Option<Statx> {
         let flags = AtFlags::STATX_DONT_SYNC;

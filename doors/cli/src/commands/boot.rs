@@ -1,4 +1,4 @@
-//! `quell boot`: looks inside boot images, checks, joins and unpacks them.
+//! `quell boot`: shows, checks, merges and extracts boot images.
 
 use std::fs::{DirBuilder, File};
 use std::os::unix::ffi::OsStrExt;
@@ -20,7 +20,7 @@ use crate::output::outln;
 use crate::runtime::processors;
 use crate::trust;
 
-/// Memory that an image may take when this program looks into all of it.
+/// Memory limit for an image whose blocks this command decodes completely.
 const MEMORY_BYTES_MAX: u64 = 64 << 30;
 
 pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
@@ -33,12 +33,12 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-/// An image with all its blocks.
+/// Loads a boot image with the contents of all its blocks.
 pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
     whole_from(&Named::open(path)?.file, path)
 }
 
-/// The same of a file that is open already.
+/// As `whole`, for a file that is already open.
 pub(super) fn whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
     let image = quell_stack::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
@@ -157,7 +157,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(compared(&args.file, image.files(), differences, quiet))
 }
 
-/// The same for the files of a disk.
+/// Compares a boot image with the files of a disk image.
 fn verify_disk(
     args: &BootVerifyArgs,
     disk: &Path,
@@ -192,7 +192,7 @@ fn verify_disk(
     Ok(compared(&args.file, image.files(), differences, quiet))
 }
 
-/// What a comparison of so many files ends with.
+/// Prints the result of a comparison, unless `quiet`, and returns the exit code.
 fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode {
     if !quiet {
         outln!("{}: {files} files compared, {differences} differ", shown(file));
@@ -200,7 +200,7 @@ fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode 
     ExitCode::from(if differences > 0 { NO } else { YES })
 }
 
-/// Whether a file is `now` what the image has of it.
+/// Returns whether the file has the attributes and the bytes that the image has for it.
 fn same(
     image: &BootImage,
     contents: &Contents,
@@ -227,7 +227,8 @@ fn same(
     Ok(true)
 }
 
-/// What tells that files of two images are one: a disk's files may have lain elsewhere.
+/// Returns the key by which files of two images count as the same file. For a disk it is the
+/// position in the backing chain, because the path may have been another.
 fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
     match disk_place(name).filter(|_| kind == Kind::Disk) {
         Some((place, _)) => place.to_string().into_bytes(),
@@ -235,10 +236,10 @@ fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Images that are joined; a block is taken from the first that has it.
+/// Images that are being merged; a block is taken from the first image that has it.
 struct Images {
     images: Vec<(BootImage, Contents)>,
-    /// By the joined image's number: each image's own.
+    /// For each file number in the merged image, the file's number in each input image.
     numbers: Vec<Vec<Option<u32>>>,
 }
 
@@ -255,7 +256,7 @@ impl ReadBlock for Images {
     }
 }
 
-/// Whose turn it is may take long, where their file system does.
+/// Reports that another process holds the lock. On a slow file system this can take long.
 pub(super) fn say_waiting(lock: &Path) {
     super::holder::say(&format!("waiting for another recording to be written: it holds {}", shown(lock)));
 }
@@ -263,7 +264,8 @@ pub(super) fn say_waiting(lock: &Path) {
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     quell_stack::BootPlace::check(&args.output, args.force)?;
     let place = quell_stack::BootPlace::claim(&args.output, &say_waiting)?;
-    // What is written belongs to the caller, and is used as the caller's own.
+    // The output belongs to the caller and is trusted as the caller's own, so the input must be
+    // trusted too.
     let trusted = Trusted::by_caller(&args.trust_owner);
     let open = |path: &std::path::PathBuf| {
         let file = Named::open(path)?.file;
@@ -304,7 +306,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         let recording = image.recording();
         match &mut joined {
-            // The first image's files have their own numbers.
+            // The files of the first image keep their numbers.
             None => joined = Some(recording),
             Some(joined) => joined.join(&recording, |file| Some(own[file as usize])),
         }
@@ -328,8 +330,8 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (image, contents) = whole(&args.file)?;
     let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
-    // One that does not exist yet: nothing in it can lead anywhere else.
-    // What is written comes from files with modes of their own, which the image does not have.
+    // The directory must be new, so that no link in it can redirect the output. It is created with
+    // mode 0700 because the image does not have the modes of the files whose data is written.
     DirBuilder::new()
         .mode(0o700)
         .create(&args.directory)
@@ -337,7 +339,7 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
     for number in 0..image.files() {
         let file = image.file(number);
         let path = args.directory.join(match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
-            // Files of a chain may have one name in several directories.
+            // Files of a backing chain may have the same name in several directories.
             Some((place, path)) => {
                 let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
                 let mut name = std::ffi::OsString::from(format!("{place}-"));

@@ -1,6 +1,9 @@
-//! Disk images of virtual machines: what `run`, `mount` and `record` ask with `--image`, and the process that serves it. The
-//! files of a disk are covered one by one at their own paths, or shown in a directory; blocks of a boot image come from
-//! this process's memory, all else from the files.
+//! Disk images of virtual machines: checks the `--image` options of `run`, `mount` and `record`,
+//! and serves the images.
+//!
+//! The files of a disk image are covered one by one at their own paths, or shown in a directory.
+//! Blocks of a boot image come from the memory of the holder process, all other blocks from the
+//! files.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,7 +30,8 @@ use crate::inputs::{Named, shown, shown_bytes};
 use crate::plan::{Answer, DiskPlan, Place, Plan, Refusal, Report, TreeReport};
 use crate::{memory, mounts, trust};
 
-/// Frames of a boot image that are read at a time: a disk that others use, too, serves one reader slowly.
+/// Number of frames of a boot image that are read at once: a disk with other load serves a single
+/// reader slowly.
 const FILL_THREADS: usize = 8;
 
 impl From<ImageFormatArg> for DiskFormat {
@@ -39,7 +43,7 @@ impl From<ImageFormatArg> for DiskFormat {
     }
 }
 
-/// What is asked, checked as far as can be told before anything is served.
+/// Checks the options and the files before anything is served, and returns the plan.
 pub fn plan_of(path: &Path, format: ImageFormatArgs, cover: &CoverArgs) -> Result<DiskPlan, Failure> {
     let for_trees = [
         ("--source", cover.source.is_some()),
@@ -61,7 +65,8 @@ pub fn plan_of(path: &Path, format: ImageFormatArgs, cover: &CoverArgs) -> Resul
     Ok(DiskPlan { path, format, files, state })
 }
 
-/// Machines that find the same files in the same state share what is served.
+/// Returns a text that identifies the state of the files. Machines whose files are in the same
+/// state share one view.
 fn state_of(chain: &[ChainFile]) -> String {
     let of = |ChainFile { stat, .. }: &ChainFile| {
         let modified = stat.modified;
@@ -71,13 +76,13 @@ fn state_of(chain: &[ChainFile]) -> String {
     chain.iter().map(of).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a disk image can be served at all.
+/// Checks that a disk image and its backing chain can be opened.
 pub fn check(path: &Path, format: ImageFormatArgs) -> Result<(), Failure> {
     disk_chain(path, format.image_format.map(Into::into))?;
     Ok(())
 }
 
-/// One boot image is served, unless this is a recording.
+/// Checks the number of boot images: exactly one, or none for a recording.
 pub fn check_boots(boots: usize, recording: bool) -> Result<(), Failure> {
     match (boots, recording) {
         (1, _) | (0, true) => Ok(()),
@@ -90,8 +95,8 @@ pub fn check_boots(boots: usize, recording: bool) -> Result<(), Failure> {
     }
 }
 
-/// The process that serves: answers, serves until nobody is left, finishes a recording.
-/// `opened`: files that came opened with the plan.
+/// Runs the holder of a disk image: answers, serves until the last program has ended, and finishes
+/// a recording. `opened` has the files that were sent, opened, with the plan.
 pub fn hold(plan: &Plan, lock: File, opened: Files) -> Result<ExitCode, Failure> {
     match establish(plan, opened) {
         Ok(served) => {
@@ -122,18 +127,18 @@ struct Served {
     watched: Watched,
     recording: Option<Unfinished>,
     signals: Signals,
-    /// At a mount point.
+    /// The mount, if there is a mount point.
     mounted: Option<MountedAt>,
 }
 
-/// The files, looked at now and then.
+/// The files of the disk image, of which one is checked for changes at each interval.
 struct Watched {
     disk: PathBuf,
-    /// Where they are seen.
+    /// The path at which programs see the disk image.
     path: PathBuf,
     disks: Arc<Disks>,
     files: Vec<ChainFile>,
-    /// Whose change was said.
+    /// For each file, whether its change was reported.
     said: Vec<bool>,
     looks: u64,
 }
@@ -145,8 +150,9 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
         return Err(Failure::cannot(format!("{} is being changed", shown(&disk.path))));
     }
     let isolation = isolation();
-    // In a user namespace that knows one user alone, files of others would be nobody's. Where others look, too, files keep
-    // their owners and groups, who decide with the modes.
+    // In a user namespace that maps one user, files of other users would show as 65534. If other
+    // users have access, files keep their owners and groups, because these and the modes decide
+    // about access.
     let others_look = matches!(plan.place, Place::Mountpoint { allow_other: true, .. });
     let owner = (isolation == Isolation::UserAndMount && !others_look)
         .then(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
@@ -174,11 +180,11 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
     }
     let signals = Signals::listen()?;
     if let Some(path) = plan.place.mountpoint() {
-        // Another user may have mounted there since the command looked.
+        // Another user may have mounted there since the command checked.
         super::mount::refuse_taken(&path)?;
     }
     let (session, path) = mount(plan, disk, fs, &files, isolation)?;
-    // No thread before the namespace is made.
+    // No thread may exist before the namespace is created.
     if let Some(coming) = coming {
         coming.fill();
     }
@@ -206,7 +212,8 @@ fn establish(plan: &Plan, mut opened: Files) -> Result<Served, Failure> {
     Ok(Served { holder, namespaces, session, watched, recording, signals, mounted })
 }
 
-/// Mounts the file system and puts it, or the files in it, in place. Answers where the disk is seen.
+/// Mounts the file system and puts it, or the files in it, in place. Returns the path at which the
+/// disk image is seen.
 fn mount(
     plan: &Plan,
     disk: &DiskPlan,
@@ -245,7 +252,9 @@ fn mount(
     }
 }
 
-/// A file below that is named by a path of its own is opened there, whatever directory the disk image is seen in.
+/// Reports the files of the backing chain that the mount does not show: a file that is named by an
+/// absolute path is opened at that path, regardless of the directory in which the disk image is
+/// shown.
 fn say_what_is_not_shown(plan: &Plan, chain: &[ChainFile]) -> Result<(), Failure> {
     if let Some(data) = chain.iter().find(|file| file.is_data_file) {
         return Err(Failure::wrong_input(format!(
@@ -272,7 +281,7 @@ fn say_what_is_not_shown(plan: &Plan, chain: &[ChainFile]) -> Result<(), Failure
     Ok(())
 }
 
-/// Blocks that are still to come from a boot image.
+/// A boot image whose blocks are still to be loaded.
 struct Coming {
     boot: OpenBoot,
     contents: Arc<Filling>,
@@ -280,7 +289,8 @@ struct Coming {
 }
 
 impl Coming {
-    /// In a thread of its own, while machines run already, which have other work to begin with. Whoever asks for a block that has not come waits for it.
+    /// Loads the blocks in a separate thread. Machines already run meanwhile, and begin with other
+    /// work. A request for a block that is not loaded yet waits for it.
     fn fill(self) {
         std::thread::spawn(move || {
             if let Err(e) = self.boot.fill(&self.contents, FILL_THREADS) {
@@ -290,7 +300,8 @@ impl Coming {
     }
 }
 
-/// The boot image below the files that it fits. What does not is said, and is an error with `--strict`.
+/// Adds the boot image to the files that it fits. A misfit is reported; with `--strict` it is an
+/// error.
 fn heat(
     plan: &Plan,
     boot: &Path,
@@ -323,7 +334,7 @@ fn heat(
     let contents = Filling::new(&open.image);
     let disks = disks.heated(&open.image, contents.clone());
     if plan.strict {
-        // What is wrong with it is known before a machine starts.
+        // Errors in the image are found before a machine starts.
         open.fill(&contents, FILL_THREADS)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
         return Ok((disks, None));
@@ -349,12 +360,12 @@ fn load(plan: &Plan, boot: &Path, opened: Option<File>, files: &[ChainFile]) -> 
         );
         return Err(Failure::wrong_input(message));
     }
-    // Its frames are read and decoded one by one.
+    // The frames are read and decoded one by one, so no memory for the compressed file is needed.
     allowed.take(boot, image.memory_bytes(), 0)?;
     Ok(open)
 }
 
-/// Why a file of a boot image is not served from memory.
+/// Returns why a file of a boot image is not served from memory, or `None` if it is.
 fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<String> {
     match fit {
         Fit::Same { .. } => None,
@@ -373,7 +384,8 @@ fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<
                 ),
             })
         }
-        // In a directory only what is named from there can be shown, which was said.
+        // A directory shows only files that are named relative to it; the others were already
+        // reported.
         Fit::Absent { .. } if matches!(place, Place::Mountpoint { .. }) && !files.is_empty() => None,
         Fit::Absent { path_then } => Some(format!(
             "{} was recorded of a disk image that lies on {}: {} lies on no such file",
@@ -385,7 +397,8 @@ fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<
 }
 
 impl Watched {
-    /// One look at one file. What it says when it cannot be asked says nothing about it; machines will see that.
+    /// Checks one file for a change. A failed check is not reported: it proves no change, and
+    /// machines get the error themselves.
     fn look(&mut self) {
         let place = self.looks as usize % self.files.len();
         self.looks += 1;
@@ -421,14 +434,14 @@ impl Watched {
         }
     }
 
-    /// The first file that is no longer as it was opened.
+    /// Returns the path of the first file that changed since it was opened.
     fn changed(&self) -> Option<&Path> {
         self.files.iter().find(|file| file.has_changed().unwrap_or(true)).map(|file| &*file.path)
     }
 }
 
 impl Served {
-    /// Takes the mount away at once: the command that asked for it has been killed.
+    /// Removes the mount at once, because the command that requested it was killed.
     fn abandon(self) {
         self.session.stop();
         self.holder.abandon();

@@ -1,4 +1,4 @@
-//! `quell doctor`: tries every view on a small tree of its own, and says what follows.
+//! `quell doctor`: tries every view on a small temporary tree, and reports the results.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::output::outln;
 use crate::runtime;
 use crate::views::{View, refuses_overlay};
 
-/// One thing that was tried.
+/// The result of one test.
 struct Finding {
     name: String,
     works: bool,
     detail: String,
-    /// What to do or ask for, where it does not work.
+    /// What the user can do if it does not work.
     advice: &'static str,
 }
 
@@ -80,7 +80,7 @@ fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
     }
 }
 
-/// A small tree with its index, in a directory of ours.
+/// A small tree with its index, in a directory below the runtime directory.
 struct Trial {
     directory: PathBuf,
 }
@@ -171,7 +171,8 @@ fn user_namespaces() -> Finding {
     }
 }
 
-/// What the user namespace of `quell run` cannot keep; docs/semantics.md has the whole list.
+/// Returns the user's groups that the user namespace of `quell run` does not keep;
+/// docs/semantics.md has the complete list of differences.
 fn groups_and_owners() -> Finding {
     let own = rustix::process::getegid();
     let groups = rustix::process::getgroups().unwrap_or_default();

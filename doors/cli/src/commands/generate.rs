@@ -1,4 +1,5 @@
-//! Man pages and shell completions, from the same definitions as the help.
+//! `quell generate`: creates man pages and shell completions from the definitions of the command
+//! line.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
-//! The process that serves a view: makes the namespace, covers the trees, answers those who join or ask,
-//! looks at the trees now and then, and leaves with the last program of the namespace.
+//! The holder: creates the namespace, covers the trees, serves processes that join or request a
+//! report, checks the trees at intervals, and ends with the last program of the namespace.
 //!
-//! Its plan comes on standard input, its answer goes to standard output. Messages go to the standard error of the command that
-//! started it: for `quell mount` until it has answered, then to a log; for `quell run` until the program has ended.
+//! It reads its plan from standard input and writes its answer to standard output. Messages go to
+//! the standard error of the command that started it: for `quell mount` until it has answered, then
+//! to a log file; for `quell run` until the program has ended.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,28 +44,29 @@ use crate::trust;
 use crate::views::{self, Audience, Heat, Mounted, Surroundings, Taken};
 use crate::whole_check::{Planned, Watch, WholeTree};
 
-/// Metadata operations that the check before a run may cost.
+/// Maximum number of metadata operations of the check before a run.
 const SAMPLE_LOOKS: u32 = 8;
-/// The same where this node has checked the tree just now: launches that follow one another are no storm either.
+/// As `SAMPLE_LOOKS`, if this node has just checked the tree: many launches in a row must not cause
+/// a metadata storm.
 const SAMPLE_LOOKS_AGAIN: u32 = 2;
 const CHECK_LASTS: Duration = Duration::from_secs(60);
-/// Intervals between two looks that pass after a check before the first one.
+/// Number of intervals between the check before a run and the first check during it.
 const INTERVALS_BEFORE_LOOKS: u32 = 5;
-/// Requests in flight for a full check.
+/// Number of requests in flight during a full check.
 const CHECK_THREADS: u16 = 16;
-/// Changes found while a tree is covered that are printed before the rest is only counted.
+/// Number of changes during a run that are printed; the rest is only counted.
 const CHANGES_SHOWN: u64 = 5;
-/// How long the programs of a view have to end themselves when --strict ends them.
+/// How long programs get between SIGTERM and SIGKILL when --strict ends them.
 const END_GRACE: Duration = Duration::from_secs(5);
 const PLAN_BYTES_MAX: u64 = 1 << 20;
-/// Files that come opened with a plan; others are opened by their names.
+/// Maximum number of open files sent with a plan; further files are opened by path.
 const OPENED_MAX: usize = 64;
 
-/// Files that came opened with the plan.
+/// Open files that were sent with the plan, by path.
 pub(super) type Files = BTreeMap<PathBuf, File>;
 
-/// Starts a holder for the plan and waits for its answer.
-/// The holder keeps the lock until it can be found.
+/// Starts a holder for the plan and waits for its answer. The holder keeps the lock until other
+/// processes can find it.
 pub fn start(plan: &Plan, files: &[Named], lock: &File) -> std::result::Result<Answer, Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("cannot start the holder: {e}"));
     let (own, theirs) = UnixStream::pair().map_err(cannot)?;
@@ -77,14 +79,16 @@ pub fn start(plan: &Plan, files: &[Named], lock: &File) -> std::result::Result<A
     let files = &files[..files.len().min(OPENED_MAX)];
     let plan = Plan { opened: files.iter().map(|file| file.path.clone()).collect(), ..plan.clone() };
     send(&plan, files, lock, own).map_err(cannot)?;
-    // The child ends at once; the holder itself is nobody's child and keeps the other end of the pipe.
+    // The child exits at once. The holder is not a child of this process; it keeps the write end of
+    // the pipe open until it has answered.
     let mut answer = String::new();
     child.stdout.take().expect("it was piped").read_to_string(&mut answer).map_err(cannot)?;
     child.wait().map_err(cannot)?;
     serde_json::from_str(&answer).map_err(|_| Failure::cannot("the holder ended without an answer"))
 }
 
-/// The descriptors go with the first byte of the plan. Closing the stream ends it.
+/// Sends the descriptors with the first byte of the plan. Closing the stream marks the end of the
+/// plan.
 fn send(plan: &Plan, files: &[Named], lock: &File, mut stream: UnixStream) -> std::io::Result<()> {
     let text = serde_json::to_vec(plan)?;
     let files = files.iter().map(|named| named.file.as_fd());
@@ -96,7 +100,7 @@ fn send(plan: &Plan, files: &[Named], lock: &File, mut stream: UnixStream) -> st
     stream.write_all(&text[1..])
 }
 
-/// A plan, the lock of its holder and the files that came with it.
+/// Receives a plan, the holder's lock and the open files.
 fn receive() -> std::result::Result<(Plan, File, Files), Failure> {
     let cannot = |e: std::io::Error| Failure::cannot(format!("cannot read the plan: {e}"));
     let mut text = vec![0; 1];
@@ -124,7 +128,7 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     if args.detach {
         let cannot = |e| Failure::cannot(format!("cannot start the holder: {e}"));
         quell_overlay::close_inherited_on_exec().map_err(cannot)?;
-        // The program that was run must not find a child that it never started.
+        // The holder must not be a child of the program, which did not start it.
         Command::new("/proc/self/exe").arg("holder").spawn().map_err(cannot)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -161,49 +165,53 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Answers that the view is there. `false`: the command that asked for it has been killed. A mount is then taken away again,
-/// before the lock is released: a user who interrupts `quell mount` finds no mount later.
+/// Answers that the view is ready. Returns `false` if the command that requested it was killed. The
+/// caller then removes a mount before it releases the lock, so that a user who interrupts `quell
+/// mount` finds no mount later.
 pub(super) fn answer_ready(plan: &Plan) -> bool {
-    // Before the answer, so that the caller's capture ends with the command.
+    // Before the answer, so that a pipe that captures the command's standard error is closed when
+    // the command ends.
     if let Some(log) = message_log(plan) {
         streams::log_to(&log);
     }
     answer(&Answer { refused: None })
 }
 
-/// `false`: the command that would read it has been killed.
+/// Returns `false` if the command that reads the answer was killed.
 pub(super) fn answer(answer: &Answer) -> bool {
     let text = serde_json::to_string(answer).expect("an answer is always JSON");
     let told = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
-    // The command that asked reads to the end, which this is.
+    // The command reads to the end of the pipe, which closing it marks.
     let _ = streams::release_input_and_output();
     told.is_ok()
 }
 
-/// Where messages go once the command has been answered; a view of `quell run` has the standard error of its program.
+/// Returns the file for messages after the command was answered. A view of `quell run` has none; it
+/// uses the program's standard error.
 pub(super) fn message_log(plan: &Plan) -> Option<PathBuf> {
     plan.place.mountpoint().map(|_| streams::log_path(&plan.directory, &plan.key))
 }
 
-/// Called when the process ends.
+/// Removes an empty log. Called when the process ends.
 pub(super) fn end_messages(plan: &Plan) {
     if let Some(log) = message_log(plan) {
         streams::remove_empty_log(&log);
     }
 }
 
-/// Called when the program that the view was made for has ended. Other programs may still use the view; the stream of the one
-/// that has ended is not kept open for them. A recording goes on, and the command that waits for it has the same stream.
+/// Releases the standard error of the program that the view was created for. Called when it has
+/// ended: other programs may still use the view, but the program's stream is not kept open for
+/// them. A recording keeps the stream, because the command that waits for it has the same one.
 pub(super) fn release_error_of(plan: &Plan) {
     if message_log(plan).is_none() && plan.recording.is_none() {
         streams::release_error();
     }
 }
 
-/// Away from the terminal's signals, the caller's directory and its limits.
+/// Detaches the process from the terminal's signals, the caller's directory and its limits.
 fn live_apart() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, setsid, umask};
-    // Started as /proc/self/exe, it would show as `exe`.
+    // The process was started as /proc/self/exe and would be named `exe`.
     let _ = rustix::thread::set_name(c"quell");
     let _ = setsid();
     let _ = std::env::set_current_dir("/");
@@ -212,12 +220,13 @@ fn live_apart() {
         let limit = getrlimit(resource);
         let _ = setrlimit(resource, Rlimit { current: limit.maximum, maximum: limit.maximum });
     }
-    // A file larger than the limit is an error to be reported, not a reason to die.
+    // Without the handler, a write beyond the file size limit would kill the process instead of
+    // returning an error.
     let ignored = Arc::default();
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, ignored);
 }
 
-/// One tree that is covered.
+/// One covered tree.
 struct Cover {
     covered: Covered,
     index: PathBuf,
@@ -232,20 +241,21 @@ struct Cover {
     changes: u64,
 }
 
-/// The whole view.
+/// The complete view.
 struct Established {
     holder: Holder,
     namespaces: Option<Namespaces>,
     covers: Vec<Cover>,
-    /// The lock of a writable layer, held while it is used.
+    /// The lock of a writable layer, held while the layer is used.
     _lock: Option<std::fs::File>,
     recording: Option<Unfinished>,
     signals: Signals,
-    /// At a mount point.
+    /// The mount, if there is a mount point.
     mounted: Option<MountedAt>,
 }
 
-/// Threads are started only after the namespace is made: the kernel lets no process with several enter one.
+/// Creates the view. Threads are started only after the namespace was created: a process with
+/// several threads cannot enter a user namespace (unshare(2)).
 fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, Failure> {
     let mut trees = Vec::new();
     let mut stale = Vec::new();
@@ -273,14 +283,16 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     // Until here a signal ends this process, and nothing is mounted yet.
     let signals = Signals::listen()?;
     if let Some(path) = plan.place.mountpoint() {
-        // Another user may have mounted there since the command looked.
+        // Another user may have mounted there since the command checked.
         super::mount::refuse_taken(&path)?;
     }
-    // A tree inside another is covered after it; sources were all opened before anything is covered.
+    // A tree inside another is covered after it. All sources were opened before anything is
+    // covered.
     trees.sort_by_key(|tree| tree.path.components().count());
     let checks_end = begin_checks(plan, &mut trees);
     if matches!(plan.place, Place::Mountpoint { .. }) {
-        // Every process sees a view at a mount point as soon as it is made.
+        // Every process sees a view at a mount point as soon as it is mounted, so the checks must
+        // end before that.
         let found = trees.iter().filter_map(|tree| Some((tree, tree.watch.as_ref()?.wait(checks_end)?)));
         leave_out(
             plan,
@@ -293,10 +305,11 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     for tree in trees {
         let ReadyTree { mut covered, index, index_is_roots, path, sampler, watch, .. } = tree;
         let taken = mount(plan, &mut covered, &index, index_is_roots, &path, squash.clone())?;
-        // Decoded; its compressed frames are needed no more.
+        // The blocks are decoded, so the compressed frames are no longer needed.
         covered.hot = None;
         let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
-        // At its own path it is put over the directory that was checked, and over no other that has the path by now.
+        // At the tree's own path the view covers only the directory that was checked, and not
+        // another one that has the path by now.
         let original = match path == covered.source_path {
             true => Some(covered.source().stat_self()?.identity()),
             false => None,
@@ -355,19 +368,21 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
     Ok(Established { holder, namespaces, covers, _lock: lock, recording, signals, mounted })
 }
 
-/// Root needs no user namespace, unless it is root in name only.
+/// Returns the isolation that this process needs. A process without CAP_SYS_ADMIN needs a user
+/// namespace, even if it runs as root.
 pub(super) fn isolation() -> Isolation {
     use rustix::thread::{CapabilitySet, capabilities};
     let may_mount = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
 }
 
-/// Who will see the view. To be asked before this process enters a user namespace.
+/// Returns which users will see the view. Must be called before this process enters a user
+/// namespace.
 fn audience_of(plan: &Plan) -> Audience {
     match (isolation(), &plan.place) {
         (Isolation::Mount, Place::Mountpoint { .. }) => Audience::Everybody,
         (Isolation::Mount, Place::Namespace) => Audience::RootsPrograms,
-        // fusermount3 mounts FUSE views alone, whose rules say what others see.
+        // fusermount3 mounts only FUSE views, and their rules decide what other users see.
         (Isolation::UserAndMount, _) => Audience::Caller,
     }
 }
@@ -433,7 +448,7 @@ fn mount(
         Place::Namespace => true,
         Place::Mountpoint { allow_other, .. } => allow_other,
     };
-    // Outside a namespace an ordinary user has fusermount3 and nothing else.
+    // Outside a namespace an ordinary user can mount only with fusermount3.
     let by_fusermount =
         matches!(plan.place, Place::Mountpoint { .. }) && isolation() == Isolation::UserAndMount;
     if by_fusermount
@@ -443,7 +458,7 @@ fn mount(
         return Err(Failure::cannot(message));
     }
     let source_name = mounts::source_of(index);
-    // In a user namespace of its own this process may mount, and yet has no more rights than the caller.
+    // In its own user namespace this process may mount, but has no more access than the caller.
     let audience = if squash.is_some() { Audience::Caller } else { audience_of(plan) };
     let hot = covered.hot.is_some();
     let mut around = Surroundings { plan, squash, audience, index_is_roots, source_name, allow_other, hot };
@@ -453,7 +468,7 @@ fn mount(
         false => views::take(covered, &facts, around),
     };
     match take(covered, &around) {
-        // The frames of a boot image are checked as they are decoded.
+        // The frames of a boot image are verified while they are decoded.
         Err(e) if e.kind == ErrorKind::Damaged && around.hot && !plan.strict => {
             say(&format!("{e}; nothing of it is served from memory"));
             covered.hot = None;
@@ -464,20 +479,20 @@ fn mount(
     }
 }
 
-/// A tree that is as its index says, opened before anything is covered.
+/// A tree that was compared with its index and opened before anything is covered.
 struct ReadyTree {
     covered: Covered,
     index: PathBuf,
     index_is_roots: bool,
     path: PathBuf,
     sampler: Sampler,
-    /// A check of the whole tree, before it is begun and then.
+    /// The check of the whole tree, before it starts (`whole`) and while it runs (`watch`).
     whole: Option<WholeTree>,
     watch: Option<Watch>,
 }
 
-/// Gives each boot image to the tree whose index it belongs to. Without `--strict` an image that cannot be used is said
-/// and left out: the tree is served all the same.
+/// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
+/// used is reported and left out, and the tree is served without it.
 fn heat(plan: &Plan, trees: &mut Vec<ReadyTree>, files: &mut Files) -> std::result::Result<(), Failure> {
     if plan.boots.is_empty() {
         return Ok(());
@@ -527,7 +542,7 @@ fn heat_one(
             shown(&trees[at].covered.source_path)
         )));
     }
-    // While it is decoded its file is there, too.
+    // While the image is decoded, its file is in memory too.
     allowed.take(path, boot.serving_bytes(), boot.file_bytes())?;
     let mut tree = trees.swap_remove(at);
     tree.covered = tree.covered.heated(boot);
@@ -539,16 +554,16 @@ fn heat_one(
     Ok(())
 }
 
-/// A recording under way.
+/// A recording in progress.
 pub(super) struct Unfinished {
     how: RecordingPlan,
     recorder: Arc<Recorder>,
-    /// What is below the recorder.
+    /// The file system below the recorder.
     fs: Arc<dyn FileSystem>,
     subject: Subject,
-    /// Whose image is joined, and the owner of the tree or disk image.
+    /// The owners whose image may be merged, and the owner of the tree or disk image.
     trust: (Trusted, Ownership),
-    /// Whoever waits sees its end if this process is killed.
+    /// A process that waits for the result sees end of file if this process is killed.
     pipe: std::fs::File,
 }
 
@@ -584,23 +599,24 @@ impl Unfinished {
         trust: (Trusted, Ownership),
     ) -> std::result::Result<Unfinished, Failure> {
         let pipe = runtime::open_pipe(&how.pipe)?;
-        // Open it needs no name, and stays no longer than those who use it.
+        // Once open, the pipe needs no name; without one, nothing remains when its users end.
         let _ = std::fs::remove_file(&how.pipe);
         let unfinished = Unfinished { how: how.clone(), recorder, fs, subject, trust, pipe };
-        // What can be told now is told before a program runs for nothing.
+        // Errors that can be found now are reported before the program runs.
         quell_stack::BootPlace::check(&how.output, how.force)?;
         unfinished.old()?;
         Ok(unfinished)
     }
 
-    /// The image to join, if there is one.
+    /// Returns the image to merge, if there is one.
     fn old(&self) -> std::result::Result<Option<BootImage>, Failure> {
         let output = &self.how.output;
         if !self.how.merge || !output.exists() {
             return Ok(None);
         }
         let file = Named::open(output)?.file;
-        // What is joined is written as an image of the caller's own.
+        // Merged blocks become part of an image that belongs to the caller, so the old image must
+        // be trusted.
         let (trusted, owner) = &self.trust;
         trust::check(
             trusted,
@@ -620,7 +636,7 @@ impl Unfinished {
         Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))))
     }
 
-    /// Which processes are recorded.
+    /// Reports the namespace of the recorded processes and the holder's process id.
     pub(super) fn tell_begun(&self) -> std::result::Result<(), Failure> {
         let namespace = std::fs::read_link("/proc/self/ns/mnt")
             .map_err(|e| Failure::cannot(format!("/proc/self/ns/mnt: {e}")))?;
@@ -643,7 +659,8 @@ impl Unfinished {
         self.write(&recorded);
     }
 
-    /// Whoever asked may be gone; the image is made all the same.
+    /// Writes a message to the waiting command. If that command has ended, the image is written
+    /// nevertheless.
     fn write(&self, what: &impl serde::Serialize) {
         let text = serde_json::to_string(what).expect("what we say is always JSON");
         let _ = writeln!(&self.pipe, "{text}");
@@ -686,7 +703,8 @@ impl Unfinished {
     }
 }
 
-/// Opens a tree and compares it with its index as far as that is done before the namespace exists. With the differences.
+/// Opens a tree and compares it with its index, as far as this is done before the namespace exists.
+/// Returns the differences, too.
 fn open_tree(
     plan: &Plan,
     tree: &TreePlan,
@@ -714,7 +732,7 @@ fn open_tree(
     let index_is_roots = quell_stack::belongs_to_root(&file);
     let rules = rules(plan, index_is_roots)?;
     let covered = quell_stack::cover(image.clone(), &source, plan.layer_on_change(), rules)?;
-    // Nothing of the index has been used yet but the path of the tree.
+    // So far, only the path of the tree was taken from the index.
     let owner = Ownership::from(&covered.source().stat_self()?);
     trust::check(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
     let path = match &plan.place {
@@ -742,7 +760,8 @@ fn open_tree(
     Ok((ready, stale))
 }
 
-/// Trees that are not covered because their indexes are out of date: an error with --strict or if none is left.
+/// Reports trees that are not covered because their indexes are out of date. This is an error with
+/// --strict, or if no tree is left.
 fn leave_out(
     plan: &Plan,
     stale: Vec<(PathBuf, PathBuf, Stale)>,
@@ -761,8 +780,8 @@ fn leave_out(
     Ok(())
 }
 
-/// Begins the checks of whole trees; views are made meanwhile. Until the time that is returned the start waits for those
-/// that it waits for.
+/// Starts the checks of whole trees; views are created meanwhile. Returns the time until which the
+/// start waits for the checks that it depends on.
 fn begin_checks(plan: &Plan, trees: &mut [ReadyTree]) -> Instant {
     for tree in trees {
         let report = late_report(plan, &tree.index, &tree.covered.source_path);
@@ -771,7 +790,8 @@ fn begin_checks(plan: &Plan, trees: &mut [ReadyTree]) -> Instant {
     Instant::now() + freshness::START_WAIT
 }
 
-/// Says what a check has found after the program's start, and with --strict ends the programs of the view.
+/// Returns the function that reports differences found after the program's start, and with --strict
+/// ends the programs of the view.
 fn late_report(plan: &Plan, index: &Path, source: &Path) -> impl FnOnce(&Stale) + Send + 'static {
     let (index, source) = (index.to_owned(), source.to_owned());
     let ends = plan.strict && matches!(plan.place, Place::Namespace);
@@ -785,14 +805,14 @@ fn late_report(plan: &Plan, index: &Path, source: &Path) -> impl FnOnce(&Stale) 
             return;
         }
         loop {
-            // Also programs that join from now on; the holder ends after the last.
+            // Also ends programs that join from now on; the holder ends after the last one.
             quell_overlay::end_other_members(END_GRACE);
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
 
-/// A difference as `verify` prints it.
+/// Formats a difference as `quell verify` prints it.
 pub fn line_of(difference: &Difference) -> String {
     let path = match difference.path.is_empty() {
         true => ".".into(),
@@ -805,11 +825,11 @@ pub fn line_of(difference: &Difference) -> String {
     }
 }
 
-/// `stamp` is there if this node had no difference to tell of just now.
+/// Compares a sample. The file `stamp` exists if a recent sample on this node found no difference.
 fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference> {
     let (mut differences, mut answers) = (Vec::new(), 0);
     let age = std::fs::metadata(stamp).and_then(|metadata| metadata.modified()).map(|at| at.elapsed());
-    // A stamp from the future is none.
+    // A stamp with a time in the future is ignored.
     let looks = match age {
         Ok(Ok(age)) if age < CHECK_LASTS => {
             sampler.by_chance();
@@ -817,9 +837,9 @@ fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference>
         }
         _ => SAMPLE_LOOKS,
     };
-    // A tree with fewer entries is asked for all of them, more or less.
+    // For a tree with fewer entries, the number of steps is the number of entries.
     for _ in 0..looks.min(image.entries()) {
-        // What the file system fails to answer says nothing about the tree; the program will see it.
+        // An error of the file system is no difference; the program gets the same error.
         if let Ok(answer) = sampler.step() {
             answers += 1;
             differences.extend(answer);
@@ -827,7 +847,7 @@ fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference>
     }
     differences.dedup();
     runtime::sweep_stamps(stamp, CHECK_LASTS);
-    // A stamp that cannot be written is missed by the file system alone.
+    // If the stamp cannot be written, the next start makes more requests, and nothing else changes.
     let _ = match (differences.is_empty(), looks) {
         (true, SAMPLE_LOOKS) if answers > 0 => {
             File::options().write(true).create(true).truncate(true).mode(0o600).open(stamp).map(drop)
@@ -848,7 +868,8 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
         expected: Some(image.entries().into()),
         quiet: plan.quiet,
     };
-    // Ctrl-C ends the run, not this process, which is in a session of its own.
+    // Ctrl-C ends the run, but not this process, which has its own session. The check therefore
+    // ends when the run has ended.
     let run = PathBuf::from(format!("/proc/{}", plan.creator));
     let tree = reading.read_unless(&|| !run.exists())?;
     let now = image_of(&tree)?;
@@ -880,7 +901,7 @@ impl Cover {
         }
     }
 
-    /// `None` where the kernel does everything and counts nothing.
+    /// Returns `None` if the kernel alone serves the view and nothing is counted.
     fn counters(&self) -> Option<BTreeMap<String, u64>> {
         let mut counters: BTreeMap<String, u64> = BTreeMap::new();
         for session in &self.sessions {
@@ -898,7 +919,7 @@ impl Cover {
         (!counters.is_empty()).then_some(counters)
     }
 
-    /// One look at the tree. A change is said once for each path, as long as there are few.
+    /// Compares one entry with the tree. Each change is reported, up to a limit.
     fn look(&mut self) {
         self.looks += 1;
         let Ok(Some(difference)) = self.sampler.step() else { return };
@@ -914,7 +935,7 @@ impl Cover {
 }
 
 impl Established {
-    /// Until the last program has gone; then a recording is to be finished.
+    /// Serves until the last program has ended. Returns a recording that must be finished.
     fn serve(self, plan: &Plan) -> Result<Option<Unfinished>> {
         let at_mountpoint = matches!(plan.place, Place::Mountpoint { .. });
         let looking = plan.recheck > 0.0;
@@ -934,10 +955,11 @@ impl Established {
             let requests = signals.requests();
             let covers = covers.borrow();
             let mut sessions = covers.iter().flat_map(|cover| &cover.sessions).peekable();
-            // The kernel alone serves a view without sessions.
+            // A view without sessions is served by the kernel alone.
             let is_served = sessions.peek().is_some();
             let is_over = sessions.any(Session::is_over);
-            // Programs that still write need the lock of the layer, which this process has.
+            // Programs that still write need the lock of the writable layer, which this process
+            // holds.
             let is_written = plan.writes != Writes::Refused;
             match &mut mounted {
                 Some(_) if is_over => Need::Over,
@@ -949,7 +971,7 @@ impl Established {
             }
         };
         let mut turn = 0;
-        // The tree was looked at a moment ago: short runs need no second look.
+        // The tree was compared just before the start, so short runs need no further check.
         let mut rest = if plan.check == Check::None { 0 } else { INTERVALS_BEFORE_LOOKS };
         let mut tick = || {
             if rest > 0 {
@@ -958,7 +980,7 @@ impl Established {
             }
             let mut covers = covers.borrow_mut();
             if looking && !covers.is_empty() {
-                // One look in each interval, however many trees.
+                // One check per interval, regardless of the number of trees.
                 turn = (turn + 1) % covers.len();
                 covers[turn].look();
             }
@@ -969,7 +991,7 @@ impl Established {
         Ok(self.recording)
     }
 
-    /// Takes the mount away at once: the command that asked for it has been killed.
+    /// Removes the mount at once, because the command that requested it was killed.
     fn abandon(mut self) {
         if let Some(mounted) = &mut self.mounted {
             mounted.abandon();

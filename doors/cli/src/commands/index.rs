@@ -17,29 +17,29 @@ use crate::inputs::{
 use crate::output::{errln, outln};
 use crate::{memory, trust};
 
-/// A directory that changed this shortly before the old index was written may have changed again within
-/// the same tick of its file system's clock; some tick only every two seconds.
+/// A directory that changed less than this before the old index was written may have changed again
+/// within the same timestamp granule. Some file systems have timestamps in steps of two seconds.
 const CLOCK_TICK_SECONDS: i64 = 2;
-/// Paths that could not be read, printed before the rest is only counted.
+/// Number of unreadable paths that are printed; the rest is only counted.
 const PROBLEMS_SHOWN: u64 = 20;
 
-/// What is to be done, after looking at what was named.
+/// A checked request to create or update an index.
 struct Task {
     directory: PathBuf,
     root_path: PathBuf,
     output: PathBuf,
     options: BuildOptions,
     old: Option<Image>,
-    /// What of the old index may be trusted.
+    /// Entries of the old index are reused for directories that changed before this time.
     before: Option<Time>,
 }
 
-/// Where the result is said.
+/// The stream to which the result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Voice {
-    /// On standard output.
+    /// Standard output.
     Result,
-    /// On standard error: the output is another program's.
+    /// Standard error, because standard output belongs to the program that is run.
     Aside,
 }
 
@@ -95,7 +95,7 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
     if output.is_dir() {
         return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
     }
-    // Said now, not after the tree was read.
+    // Checked now rather than after the tree was read.
     if let Some(parent) = output.parent().filter(|p| !p.as_os_str().is_empty())
         && !parent.is_dir()
     {
@@ -110,8 +110,9 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
     Ok(Task { root_path: directory.clone(), directory, output, options, old: None, before: None })
 }
 
-/// The index beside a directory, whose path has no symbolic links. Neither the root directory has one, nor a directory inside an
-/// indexed tree: that would change the tree.
+/// Returns the default path of a directory's index, beside it. `directory` has no symbolic links.
+/// There is no default path for the root directory, or for a directory in an indexed tree, because
+/// creating the file would change that tree.
 pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
     let wrong = |why: String| Failure::wrong_input(format!("{why}; choose a place for the index with -o"));
     let path = quell_stack::default_index_path(directory)
@@ -135,7 +136,8 @@ pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Refuses a file to be written into one of the trees, whose paths have no symbolic links.
+/// Returns an error if `file` would be created in one of the trees. Paths of trees have no symbolic
+/// links.
 pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Ok(parent) = parent.canonicalize() else { return Ok(()) };
@@ -192,7 +194,8 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
             shown(&named)
         )));
     }
-    // Its options, and with --update=dirs its entries, become those of an index of the caller's own.
+    // The options of the old index, and with --update=dirs its entries, become part of an index
+    // that belongs to the caller, so the old index must be trusted.
     let owner = std::fs::File::open(&directory)
         .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&directory))))?;
     let owner = Ownership::of(&owner, &directory)?;
@@ -259,7 +262,7 @@ fn report(
     }
 }
 
-/// What an error number in the list of problems means here.
+/// Returns the message for an error number in the list of problems.
 pub fn reason(errno: u32) -> String {
     match ErrorKind::from_errno(errno as i32) {
         ErrorKind::NotFound => "it vanished while the tree was read".into(),

@@ -1,5 +1,5 @@
-//! Log mounts: what `quell mount --log` asks, checked, and the process that serves it. What is written there goes to stores
-//! as logs; docs/techniques/log.md.
+//! Log mounts: checks the options of `quell mount --log`, and runs the process that serves the
+//! mount. Written files become logs in stores; see docs/techniques/log.md.
 
 use std::fs::File;
 use std::io;
@@ -21,16 +21,19 @@ use crate::inputs::shown;
 use crate::mounts;
 use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
 
-/// How often the process looks whether its mount is still there.
+/// Interval at which the process checks that its mount still exists.
 const LOOKS: Duration = Duration::from_millis(250);
 const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
-/// How long the kernel may take to end a session whose mount is gone. It sends what is left of requests meanwhile: files that
-/// were closed just before, among them removed ones, of which the store would keep a rest.
+/// How long the kernel may take to end a session whose mount was removed. Meanwhile it still sends
+/// requests for files that were closed just before. If these were lost, removed files would leave
+/// remains in the store.
 const SESSION_ENDS_FOR: Duration = Duration::from_secs(1);
-/// How long an unmount waits for what is flattened in the background: less than `quell umount` waits for the process.
+/// How long an unmount waits for background flattening: less than `quell umount` waits for the
+/// process.
 const FLATTENS_FOR: Duration = Duration::from_secs(8);
 
-/// What is asked, checked as far as can be told before anything is served. `mountpoint` has no symbolic links.
+/// Checks the options before anything is served, and returns the plan. `mountpoint` has no symbolic
+/// links.
 pub fn plan_of(stores: &[PathBuf], mountpoint: &Path, how: LogArgs, init: bool) -> Result<LogPlan, Failure> {
     let flattens = matches!(how.index_way, Some(IndexWay::Flatten | IndexWay::FlattenLater));
     if how.flatten_threshold.is_some() && !flattens {
@@ -66,7 +69,7 @@ fn real_store(store: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// A mount that shows its own store, or hides it, would ask itself.
+/// Refuses a store at, above or below the mount point: the mount would send requests to itself.
 fn refuse_nested(store: &Path, mountpoint: &Path, others: &[PathBuf]) -> Result<(), Failure> {
     let (name, point) = (shown(store), shown(mountpoint));
     let wrong = |message: String| Err(Failure::wrong_input(message));
@@ -102,14 +105,15 @@ fn may_write(store: &Path) -> Result<(), Failure> {
     })
 }
 
-/// A directory that has files of something else does not become a store by mistake.
+/// Refuses a directory that contains other files, so that it does not become a store by mistake.
 fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
     if quell_stack::is_store(store)? {
         return Ok(());
     }
     let failed = |e: io::Error| Failure::cannot(format!("the store {}: {e}", shown(store)));
     let mut names = std::fs::read_dir(store).map_err(failed)?.flatten().map(|entry| entry.file_name());
-    // Another node may be making a store of it at this moment, which begins with this directory.
+    // Another node may be turning this directory into a store at this moment; it creates Quell's
+    // own directory first.
     let is_empty = names.all(|name| is_own(name.as_encoded_bytes()));
     if is_empty || quell_stack::is_store(store)? {
         return Ok(());
@@ -132,7 +136,8 @@ fn choices(plan: &LogPlan) -> Choices {
     }
 }
 
-/// The process that serves: answers, serves until somebody takes the mount away, ends what is still open.
+/// Runs the process that serves a log mount: answers, serves until the mount is removed, then ends
+/// open writers.
 pub fn hold(plan: &Plan, lock: File) -> Result<ExitCode, Failure> {
     match establish(plan) {
         Ok(served) => {
@@ -169,7 +174,7 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         return Err(Failure::wrong_input("stores are mounted, not run in"));
     };
     let signals = Signals::listen()?;
-    // Another user may have mounted there since the command looked.
+    // Another user may have mounted there since the command checked.
     super::mount::refuse_taken(path)?;
     let fs = Arc::new(quell_stack::open_log_at(&log.stores, choices(log), path)?);
     let options = quell_fuse::Options {
@@ -189,13 +194,13 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
     Ok(Served { holder, session, fs, path: path.clone(), plan: log.clone(), signals, mounted })
 }
 
-/// Stores as people read them.
+/// Returns the paths of stores as text, separated by commas.
 pub fn joined(stores: &[PathBuf]) -> String {
     stores.iter().map(shown).collect::<Vec<_>>().join(",")
 }
 
 impl Served {
-    /// Takes the mount away at once: the command that asked for it has been killed.
+    /// Removes the mount at once, because the command that requested it was killed.
     fn abandon(self) {
         self.session.stop();
         self.holder.abandon();
@@ -228,8 +233,9 @@ impl Served {
             if !session.is_over() && mounted.is_there() {
                 return Need::Listed;
             }
-            // `quell umount` waits as long as this process lives. The session of a mount that was taken away by force is over only
-            // when the last program has closed its files; any other is over when the kernel has ended it, a moment later.
+            // `quell umount` waits as long as this process exists. After a forced unmount the
+            // session ends when the last program has closed its files; otherwise the kernel ends it
+            // a moment later.
             let since: &Instant = unmounted.get_or_insert_with(Instant::now);
             while !session.is_over() && since.elapsed() < SESSION_ENDS_FOR {
                 std::thread::sleep(Duration::from_millis(1));
@@ -241,7 +247,8 @@ impl Served {
         if is_signalled {
             write_back(&path);
         }
-        // Programs that use it all the same get errors from here on; what they have written is kept.
+        // Programs that still use the mount get errors from here on; data that they have written is
+        // kept.
         session.stop();
         if let Err(e) = fs.end() {
             say(&format!("{}: not all that was written could be kept: {e}", shown(&path)));
@@ -251,7 +258,7 @@ impl Served {
     }
 }
 
-/// Has the kernel hand over what programs wrote to mappings of files.
+/// Makes the kernel write back dirty pages of mapped files.
 fn write_back(mountpoint: &Path) {
     let synced = File::open(mountpoint).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
     if let Err(e) = synced {

@@ -1,4 +1,4 @@
-//! `quell log flatten`: one index for all who read a file, instead of one for each that wrote it.
+//! `quell log flatten`: creates one index of all index logs of a file.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -31,12 +31,12 @@ pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
 struct Work<'a> {
     args: &'a LogFlattenArgs,
     quiet: bool,
-    /// Nothing failed.
+    /// Whether all files were flattened.
     all: bool,
 }
 
 impl Work<'_> {
-    /// All files below, one directory open at a time.
+    /// Flattens all files below a directory, with one directory open at a time.
     fn tree(&mut self, stores: &Arc<Stores>, root: StoredDir, path: &[u8]) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_vec(), Some(root))];
         while let Some((path, known)) = waiting.pop() {

@@ -1,5 +1,5 @@
-//! `quell log fsck`: whether all that stores hold is sound, and its repair. What is wrong and what can be done is the
-//! layer's to say; who of this node uses what, and the time, are asked here.
+//! `quell log fsck`: checks and repairs stores. The log layer finds and repairs problems; this
+//! module determines which files are open on this node, and the time.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -108,7 +108,8 @@ fn value(finding: &Finding) -> Value {
     })
 }
 
-/// Whether a process of this node that we may look at has something open at or below `path`, or works there.
+/// Returns whether a process of this node that the caller may inspect has a file open at or below
+/// `path`, or has its working directory there.
 fn is_open_below(path: &Path) -> bool {
     let Ok(processes) = std::fs::read_dir("/proc") else { return true };
     let leads_there = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(path));
@@ -126,7 +127,8 @@ fn is_open_below(path: &Path) -> bool {
                     return true;
                 }
             }
-            // What another user's process has open only root can see; what it removed is theirs, and so is theirs to remove.
+            // Only root can see the open files of another user's processes. Files that they removed
+            // belong to that user, and only that user (or root) can remove them.
             Err(_) => continue,
         }
     }

@@ -1,4 +1,4 @@
-//! `quell log`: what the stores of a log mount hold, without a mount. Lists and the whole of one file are here.
+//! `quell log ls` and `stat`: list the files of stores, and show one file, without a mount.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -30,7 +30,7 @@ pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Stores that must be there.
+/// Opens existing stores; creates nothing.
 pub(super) fn open(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
     let opened = quell_stack::look_into_stores(&stores.paths());
     opened.map(Arc::new).map_err(|error| of_stores(stores, error))
@@ -45,7 +45,7 @@ pub(super) fn find(stores: &Arc<Stores>, path: &Path) -> Result<Found, Failure> 
     Ok(quell_log::find(stores, path.as_os_str().as_bytes())?)
 }
 
-/// The container of the file at `path`.
+/// Opens the container of the file at `path`.
 pub(super) fn container(stores: &Arc<Stores>, path: &Path) -> Result<Container, Failure> {
     match find(stores, path)? {
         Found::Entry(dir, entry) if entry.kind == Kind::File => Ok(dir.open(&entry)?),
@@ -54,7 +54,7 @@ pub(super) fn container(stores: &Arc<Stores>, path: &Path) -> Result<Container, 
     }
 }
 
-/// How lists are printed, and whether all could be read.
+/// The output format, and whether all entries could be read.
 struct List {
     json: bool,
     all: bool,
@@ -73,7 +73,7 @@ fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
             list.print(&dir, &entry, &name)?;
         }
         Found::Dir(dir) => {
-            // One directory open at a time, however deep the tree is.
+            // One directory is open at a time, regardless of the depth of the tree.
             let mut waiting = list.dir(&dir, b"", args.recursive)?;
             while let Some(below) = waiting.pop() {
                 let full = [path.as_os_str().as_bytes(), b"/", &below].concat();
@@ -89,7 +89,8 @@ fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
 }
 
 impl List {
-    /// Prints what is in a directory; the directories in it, last first, if they are wanted.
+    /// Prints the entries of a directory. If `recursive`, returns the directories in it, last
+    /// first.
     fn dir(&mut self, dir: &StoredDir, path: &[u8], recursive: bool) -> Result<Vec<Vec<u8>>, Failure> {
         let mut below = Vec::new();
         for entry in dir.list()?.entries {

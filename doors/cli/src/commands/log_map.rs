@@ -1,4 +1,5 @@
-//! `quell log map` and `query`: which log has which bytes of a file, and back. A line is printed as it is found.
+//! `quell log map` and `query`: show which log has which bytes of a file, and the reverse. Lines
+//! are printed while the logs are resolved.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -11,10 +12,10 @@ use crate::arguments::{LogMapArgs, LogQueryArgs, PartArgs};
 use crate::failure::{Failure, YES};
 use crate::output;
 
-/// Lines on standard output, in pieces.
+/// Buffered lines for standard output.
 struct Lines(String);
 
-/// Bytes of one piece.
+/// Size at which the buffer is printed.
 const PIECE_BYTES: usize = 1 << 16;
 
 impl Lines {
@@ -36,7 +37,7 @@ impl Lines {
     }
 }
 
-/// The file, and where what is shown of it ends if it begins at `start`.
+/// Returns the resolved file, and the end offset of the range that begins at `start`.
 fn resolved(part: &PartArgs, start: u64) -> Result<(Resolved, u64), Failure> {
     let stores = open(&part.stores)?;
     let resolved = Resolved::of(container(&stores, &part.path)?, part.threads.into())?;

@@ -1,4 +1,4 @@
-//! `quell log rebalance`: stores come and go, and what they hold comes to lie where their map wants it.
+//! `quell log rebalance`: adds and drains stores, and moves files to their home.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 
-/// Paths of one kind that are printed before the rest is only counted.
+/// Number of paths of one kind that are printed; the rest is only counted.
 const PATHS_SHOWN: usize = 20;
 
 pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -25,7 +25,8 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let kept: Vec<_> =
             roles.iter().filter(|(_, role)| *role != Role::Add).map(|(path, _)| path).collect();
         let map = quell_stack::foretell_stores(&roles).map_err(failed)?;
-        // A store that is added once more is among those that are there.
+        // A store that an earlier, interrupted run has added exists already, and must be opened
+        // with the others.
         let stores = match quell_stack::look_into_stores(&kept) {
             Ok(stores) => stores,
             Err(_) => {
@@ -44,7 +45,7 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(report(args, &done.map_err(failed)?, quiet))
 }
 
-/// Every store that is named, once, and what becomes of it.
+/// Returns every named store once, with its role.
 fn roles(args: &LogRebalanceArgs) -> Result<Vec<(PathBuf, Role)>, Failure> {
     let mut roles: Vec<(PathBuf, Role)> = Vec::new();
     let named = args.stores.paths().into_iter().map(|path| (path, Role::Keep));

@@ -1,5 +1,5 @@
-//! `quell log export` and `import`: data is never captive. Where files come from and go to is decided here; how they are
-//! copied is the layer's.
+//! `quell log export` and `import`. Source and destination are chosen here; the log layer copies
+//! the files.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -21,10 +21,10 @@ use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 use crate::progress;
 
-/// Failures that are printed before the rest is only counted.
+/// Number of failures that are printed; the rest is only counted.
 const FAILURES_SHOWN: usize = 20;
 
-/// What an end before the end means.
+/// The message after an interruption.
 const WHOLE: &str = "what has its name is whole; --resume goes on";
 
 pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -54,7 +54,8 @@ pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(report(&args.dest, "written", &moved, args.how.json, quiet))
 }
 
-/// The directory that a tree goes to: made, or empty, unless it is gone on with.
+/// Returns the destination directory of a tree, created if necessary. An existing directory must be
+/// empty, unless the command resumes.
 fn made(dest: &Path, resume: bool) -> Result<PathBuf, Failure> {
     let failed = |cause: std::io::Error| Failure::wrong_input(format!("{}: {cause}", shown(dest)));
     match std::fs::create_dir(dest) {
@@ -73,7 +74,7 @@ fn made(dest: &Path, resume: bool) -> Result<PathBuf, Failure> {
     Ok(dest.to_path_buf())
 }
 
-/// A path as a directory and a name in it.
+/// Splits a path into a directory and a name in it.
 fn apart(path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {
     let name = path.file_name();
     let name = name.ok_or_else(|| Failure::wrong_input(format!("{} has no name", shown(path))))?;
@@ -131,7 +132,7 @@ fn how(args: &MoveArgs) -> How {
     How { threads: args.threads.into(), resume: args.resume, verify: args.verify, owners }
 }
 
-/// Runs `work` with a line about it, until Ctrl-C.
+/// Runs `work` with a progress line, until Ctrl-C.
 pub(super) fn watched<T: Send>(
     what: &str,
     quiet: bool,

@@ -1,4 +1,4 @@
-//! `quell mount`: a view, or the files of stores, at a mount point, served by a process in the background.
+//! `quell mount`: mounts a view, or a log mount, at a mount point; a background process serves it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stores and mount points; all of them are mounted or none is.
+/// Mounts stores at their mount points: all of them, or none.
 fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let mut plans = Vec::new();
     for LogConfig { path, stores, index } in &logs {
@@ -91,10 +91,10 @@ fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-/// The mount point without symbolic links, and who is let in.
+/// Returns the mount point without symbolic links, and whether other users have access.
 fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
-    // Before anything else: a view whose process was killed or stopped does not answer, and one that another user keeps to itself
-    // refuses.
+    // This check comes first: any access to a view blocks if its process was killed or stopped, and
+    // fails if the view belongs to another user.
     let named = umount::path_of(mountpoint)?;
     refuse_taken(&named)?;
     let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
@@ -102,7 +102,7 @@ fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failur
     if !is_dir {
         return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
     }
-    // Root mounts for everybody: the kernel's views know no other way.
+    // Root's mounts are for all users: the overlay views have no other mode.
     let allow_other = args.allow_other || rustix::process::geteuid().is_root();
     Ok((path.clone(), Place::Mountpoint { path, allow_other }))
 }
@@ -120,7 +120,8 @@ fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The lock of a mount point that has no view and no process that served one. Such a process is waited for.
+/// Locks a mount point that has neither a view nor a process that served one. Waits for such a
+/// process to end.
 fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
     let until = Instant::now() + umount::END_TIMEOUT;
     let left = || until.saturating_duration_since(Instant::now());
@@ -133,7 +134,7 @@ fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
         };
         refuse_taken(mountpoint)?;
         let Some(process) = quell_overlay::process_of(&plan.directory, &plan.key)? else { return Ok(lock) };
-        // It needs the lock to end.
+        // The process needs the lock in order to end.
         drop(lock);
         if !process.wait(left()) {
             return Err(Failure::cannot(format!(
@@ -144,7 +145,7 @@ fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
     }
 }
 
-/// Refuses a mount point that has a view of any user. `mountpoint`: without symbolic links.
+/// Returns an error if any user has a view at the mount point. `mountpoint` has no symbolic links.
 pub fn refuse_taken(mountpoint: &Path) -> Result<(), Failure> {
     let Some(mount) = mounts::ours_at(mountpoint) else { return Ok(()) };
     let directory = runtime::directory().ok();

@@ -1,5 +1,5 @@
-//! `quell probe`: says what it will do, asks, has the engine measure, draws the curve. The words of its result are in
-//! docs/formats/probe.md.
+//! `quell probe`: prints its plan, asks for confirmation, runs the measurement and draws the curve.
+//! The schema of the result is in docs/formats/probe.md.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::output::{errln, outln};
 use crate::{output, progress};
 
 const SCHEMA: &str = "quell-probe/1";
-/// File systems of one node. Others may be shared; a FUSE file system's name tells nothing.
+/// Local file systems. Others may be shared; the type of a FUSE file system does not tell.
 const LOCAL: [&str; 19] = [
     "bcachefs",
     "btrfs",
@@ -42,14 +42,14 @@ const LOCAL: [&str; 19] = [
     "xfs",
     "zfs",
 ];
-/// What is true of every result: said in its own words where a curve is drawn.
+/// A note for every result; the drawn curve has its own wording.
 const LOWER_BOUND: &str = "one node alone: a lower bound of what the file system sustains";
-/// Processors as busy as this may be what keeps the rate from rising.
+/// From this utilization on, the node's processors may limit the rate.
 const NODE_BUSY: f64 = 0.85;
-/// Characters of the longest bar.
+/// Length of the longest bar, in characters.
 const BAR: f64 = 30.0;
 
-/// What is to be probed, after looking at what was named.
+/// A checked request to probe a directory.
 struct Task<'a> {
     directory: &'a Path,
     kind: Option<String>,
@@ -65,7 +65,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if args.clean {
         return clean(&directory, quiet);
     }
-    // Said now, not after everything was measured.
+    // Checked now rather than after the measurement.
     if let Some(output) = &args.output {
         let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
         if output.is_dir() || parent.is_some_and(|parent| !parent.is_dir()) {
@@ -113,7 +113,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let outcome = progress::watch_line(&line, quiet || args.json, &look, || {
         quell_probe::measure(survey, &task.limits, task.local, &progress)
     });
-    // A refusal while it was under way: what was made is removed.
+    // The measurement was refused while it was running; the created names are removed.
     let outcome = outcome.map_err(|refusal| refused(refusal, &directory))?;
     if let Some(name) = &outcome.left {
         errln!(
@@ -144,7 +144,8 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if outcome.sustained().is_some() { YES } else { NO }))
 }
 
-/// The file that a result is written to: JSON that has the schema among its first keys.
+/// Returns the output file for a result. An existing one is JSON with the schema among its first
+/// keys.
 fn result_file(path: &Path, force: bool) -> Output<'_> {
     let begins = |bytes: &[u8]| {
         bytes.starts_with(b"{") && memchr::memmem::find(bytes, b"\"schema\": \"quell-probe/").is_some()
@@ -178,7 +179,7 @@ fn clean(directory: &Path, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if cleaned.kept.is_empty() { YES } else { NO }))
 }
 
-/// Whether somebody at the terminal said yes.
+/// Returns whether the user confirmed at the terminal.
 fn agreed() -> bool {
     output::report_coloured("Begin? [y/N] ");
     let _ = std::io::stderr().flush();
@@ -187,7 +188,7 @@ fn agreed() -> bool {
     matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-/// A directory of a probe that was killed.
+/// Describes a directory that a killed probe left behind.
 fn left_behind(leftover: &Leftover, directory: &Path) -> String {
     format!(
         "{} was left by a probe that was killed ({}); quell probe --clean {} removes it if it is yours",
@@ -197,7 +198,7 @@ fn left_behind(leftover: &Leftover, directory: &Path) -> String {
     )
 }
 
-/// What is being done, for the progress line.
+/// Describes the current stage for the progress line.
 fn state(progress: &Progress) -> String {
     let what = match progress.stage() {
         Stage::Looking => "looking".into(),
@@ -210,7 +211,7 @@ fn state(progress: &Progress) -> String {
     format!("{what}, {} operations", grouped(progress.operations()))
 }
 
-/// As it is shown to people.
+/// Returns the name of a kind as it is printed.
 fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::LookUp => "look-ups",
@@ -222,7 +223,7 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// With a comma between thousands.
+/// Formats a number with a comma between thousands.
 fn grouped(number: u64) -> String {
     indicatif::HumanCount(number).to_string()
 }
@@ -239,14 +240,15 @@ fn micros(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e3
 }
 
-/// Digits that mean something, and no more.
+/// Rounds to a number of decimal digits; a negative number of digits rounds to tens, hundreds, and
+/// so on.
 fn rounded(number: f64, digits: i32) -> f64 {
     let scale = 10f64.powi(digits);
     (number * scale).round() / scale
 }
 
 impl Task<'_> {
-    /// What will be done, in words.
+    /// Describes the planned measurement.
     fn plan(&self) -> String {
         let (directories, files) = self.limits.shape();
         let counted = |number: u32, one: &str, many: &str| match number {
@@ -272,7 +274,7 @@ impl Task<'_> {
         )
     }
 
-    /// What a reader of the numbers should know.
+    /// Returns the remarks for the interpretation of the numbers.
     fn notes(&self, outcome: &Outcome) -> Vec<String> {
         let mut notes = Vec::new();
         let kind = self.kind.as_deref().unwrap_or("unknown");
@@ -356,7 +358,7 @@ impl Task<'_> {
         })
     }
 
-    /// The curve of figure 3, and what it means.
+    /// Prints the curve (figure 3 of the paper) and its interpretation.
     fn print(&self, outcome: &Outcome, notes: &[String]) {
         let kind = self.kind.as_deref().unwrap_or("file system unknown");
         outln!("{} ({kind}), {} operations in all", shown(self.directory), grouped(outcome.operations));
@@ -425,7 +427,7 @@ impl Task<'_> {
     }
 }
 
-/// Two digits: a measurement of seconds has no more.
+/// Formats a rate with two significant digits: a measurement of a few seconds is not more precise.
 fn about(rate: f64) -> String {
     let digits = rate.max(1.0).log10().floor() as i32;
     grouped(rounded(rate, 1 - digits) as u64)

@@ -1,4 +1,4 @@
-//! `quell profile`: traces a program, or reads traces, and writes what it found.
+//! `quell profile`: traces a program, or reads existing traces, and writes a report.
 
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -26,15 +26,15 @@ use crate::{mounts, output, progress, tracer};
 const TRACE: &str = "trace.strace";
 const MOUNTINFO: &str = "mountinfo";
 const CONFIG: &str = "quell.toml";
-/// Among the first keys of report.json.
+/// One of the first keys of report.json.
 const REPORT_MARK: &[u8] = b"\"schema\": \"quell-profile/";
-/// Where temporary files are, besides TMPDIR.
+/// Directories of temporary files, besides TMPDIR.
 const TEMPORARY: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
-/// The largest result of `quell probe` that `--capacity` reads.
+/// Size limit of a `quell probe` result that `--capacity` reads, in bytes.
 const CAPACITY_BYTES_MAX: u64 = 1 << 20;
-/// The largest copy of a mount table that `--mounts` reads: 100,000 mounts have less.
+/// Size limit of a mount table that `--mounts` reads, in bytes: 100,000 mounts need less.
 const MOUNTS_BYTES_MAX: u64 = 64 << 20;
-/// Between two looks at the clock and at signals.
+/// Number of lines between two checks of the clock and of signals.
 const LINES_BETWEEN_LOOKS: u64 = 4096;
 
 pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -42,7 +42,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let shared = args.shared.iter().map(|path| shared(path, &args)).collect::<Result<Vec<_>, _>>()?;
     let interrupted = progress::interruption();
     let imports = !args.import.is_empty();
-    // Looked for before anything is made.
+    // The tracer is looked for before any file is created.
     let tracer = if imports { None } else { Some(Tracer::find()?) };
     let imported = if imports { Some(Traces::open(&args.import)?) } else { None };
     let geography = geography(&args, &shared)?;
@@ -63,7 +63,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
         None => Traces::open(&paths)?,
     };
     let environment = if imports { Vec::new() } else { environment() };
-    // What was traced before a Ctrl-C is reported too; the next one ends this.
+    // After Ctrl-C, the calls traced so far are reported; a second Ctrl-C ends this too.
     let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
     let mut links = OfThisMachine { asks: args.mounts.is_none() };
     let reading =
@@ -89,7 +89,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if args.json {
         outln!("{}", json(&report)?);
     } else if !quiet {
-        // A traced program's standard output is not ours to write to.
+        // Standard output belongs to the traced program, so the summary goes to standard error.
         let colour = if imports { output::is_terminal() } else { std::io::stderr().is_terminal() };
         let text = quell_profile::summary(&report, colour && std::env::var_os("NO_COLOR").is_none());
         if imports {
@@ -106,7 +106,8 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(if was_interrupted { INTERRUPTED } else { code.unwrap_or(0) }))
 }
 
-/// A directory that counts as shared; in a trace of another machine it is as it is written.
+/// Resolves a directory given with `--shared`. In traces of another machine the path is used as
+/// given.
 fn shared(path: &Path, args: &ProfileArgs) -> Result<PathBuf, Failure> {
     match real_path(path) {
         Err(_) if !args.import.is_empty() && path.is_absolute() => Ok(path.to_owned()),
@@ -114,7 +115,7 @@ fn shared(path: &Path, args: &ProfileArgs) -> Result<PathBuf, Failure> {
     }
 }
 
-/// `32000`, or the file of a probe.
+/// Parses a capacity: a number such as `32000`, or the path of a probe result.
 fn capacity(text: &str) -> Result<Capacity, Failure> {
     if let Ok(number) = text.replace(['_', ','], "").parse::<f64>() {
         if number.is_finite() && number > 0.0 {
@@ -170,7 +171,7 @@ fn environment() -> Vec<(Vec<u8>, Vec<u8>)> {
     std::env::vars_os().map(|(name, value)| (name.into_vec(), value.into_vec())).collect()
 }
 
-/// Asks this machine, unless the traces are of another one.
+/// Resolves symbolic links on this machine, unless the traces are from another one.
 struct OfThisMachine {
     asks: bool,
 }
@@ -184,26 +185,29 @@ impl Links for OfThisMachine {
     }
 }
 
-/// A traced run.
+/// The result of a traced run.
 struct Traced {
     code: u8,
     exit_code: Option<i32>,
     tracer: String,
     time: Duration,
-    /// Without tracing, if that was measured.
+    /// The duration without tracing, if it was measured.
     plain: Option<Duration>,
     cost_of_a_call: Option<Duration>,
 }
 
 impl Traced {
-    /// `calls`: how many were traced; `span`: from the first to the last.
+    /// Returns the cost of tracing. `calls` is the number of traced calls, `span` the time from the
+    /// first to the last.
     fn tracing(&self, calls: u64, span: Duration) -> Tracing {
-        // Two runs are compared as they were started; an estimate leaves out the start of the tracer.
+        // A measured comparison uses the wall times of both runs; an estimate excludes the start of
+        // the tracer.
         let traced_s = if self.plain.is_some() { self.time } else { span }.as_secs_f64();
         let calls = calls as f64;
         let (direct_s, how) = match (self.plain, self.cost_of_a_call) {
             (Some(plain), _) => (plain.as_secs_f64(), SlowDown::Measured),
-            // Several processes wait for the tracer at once: more than all of the time cannot be its.
+            // Several processes wait for the tracer at once, so the product can exceed the total
+            // time. At least a twentieth of it is taken as the program's.
             (None, Some(cost)) => {
                 ((traced_s - calls * cost.as_secs_f64()).max(traced_s / 20.0), SlowDown::Estimated)
             }
@@ -238,7 +242,7 @@ fn trace_program(
     say(quiet, &format!("tracing {} with {}", shown_argument(&args.command[0]), tracer.name()));
     let (status, time) = tracer.run(&args.command, trace, interrupted)?;
     if std::fs::metadata(trace).map_or(0, |m| m.len()) == 0 {
-        // As `quell run` and shells have it.
+        // The code that `quell run` and shells return.
         let code = tracer::code_of(status);
         return Err(Failure::of_code(
             if code == 1 { 127 } else { code.max(1) },
@@ -265,7 +269,7 @@ fn shown_argument(argument: &OsString) -> String {
     shown(Path::new(argument))
 }
 
-/// What is read, and how.
+/// The input of a report, and how it is read.
 struct Reading<'a> {
     traces: &'a Traces,
     geography: &'a Geography,
@@ -275,7 +279,7 @@ struct Reading<'a> {
 }
 
 impl Reading<'_> {
-    /// Reads twice, with a bar.
+    /// Reads the traces twice, with a progress bar.
     fn read(
         &self,
         traced: Option<&Traced>,
@@ -310,7 +314,7 @@ fn stop_if(interrupted: &AtomicBool) -> Result<(), Failure> {
     }
 }
 
-/// How far the reading has come.
+/// Progress of the reading.
 struct Bar {
     bar: ProgressBar,
     terminal: bool,
@@ -340,7 +344,7 @@ impl Bar {
         }
     }
 
-    /// `false` when it was interrupted.
+    /// Returns `false` if the reading was interrupted.
     fn advance(&mut self, what: &'static str, bytes: usize, interrupted: &AtomicBool) -> bool {
         self.done += bytes as u64 + 1;
         self.lines += 1;
@@ -366,13 +370,13 @@ impl Bar {
 /// The directory of the report.
 struct Output {
     directory: PathBuf,
-    /// It was not there before.
+    /// Whether this process created the directory.
     made: bool,
     force: bool,
 }
 
 impl Output {
-    /// Paths and commands are private: the directory is the user's alone.
+    /// Creates the directory with mode 0700, because paths and command lines are private.
     fn make(asked: Option<&Path>, force: bool) -> Result<Output, Failure> {
         let make = |directory: &Path| std::fs::DirBuilder::new().mode(0o700).create(directory);
         let failed = |directory: &Path, e: std::io::Error| {
@@ -406,7 +410,7 @@ impl Output {
         unreachable!("there is a next number")
     }
 
-    /// A directory that was there before is empty or has a report.
+    /// Checks that an existing directory is empty or contains a report.
     fn checked(self) -> Result<Output, Failure> {
         let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&self.directory)));
         if self.made || self.force || std::fs::read_dir(&self.directory).map_err(failed)?.next().is_none() {
@@ -430,13 +434,13 @@ impl Output {
     }
 
     fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
-        // That the directory is one of a report was checked before.
+        // `checked` has verified that the directory is one of a report.
         let format = OutputFormat { name: "a file of a report", begins: |_| true };
         Ok(quell_stack::Output { path: &self.path(name), format, force: self.force }
             .replace(content, |_| Ok(()))?)
     }
 
-    /// Nothing came of it: no trace of it is left, but in a directory that was there before.
+    /// Removes the trace after a failure, and the directory if this process created it.
     fn discard(&self) {
         if self.made {
             for name in [TRACE, MOUNTINFO] {
@@ -466,7 +470,8 @@ fn json(report: &Report) -> Result<String, Failure> {
     serde_json::to_string_pretty(report).map_err(|e| Failure::cannot(format!("report.json: {e}")))
 }
 
-/// Each proposed tree with an index beside the report, named for the tree.
+/// Returns a configuration that gives each proposed tree an index beside the report, named after
+/// the tree.
 fn config(report: &Report) -> Config {
     let mut trees: Vec<TreeConfig> = Vec::new();
     for tree in &report.trees {
@@ -480,7 +485,7 @@ fn config(report: &Report) -> Config {
     Config { trees, logs: Vec::new() }
 }
 
-/// The two or three commands that the user runs next.
+/// Returns the two or three commands that the user should run next.
 fn next(report: &Report, args: &ProfileArgs, directory: &Path, config: &Config) -> Vec<String> {
     let here = std::env::current_dir().unwrap_or_default();
     let quoted = |text: &OsStr| {

@@ -1,4 +1,5 @@
-//! `quell boot qcow2`: the hot blocks of a disk as a qcow2 image on top of it, for QEMU alone.
+//! `quell boot qcow2`: writes the recorded blocks of a disk image as a qcow2 image on top of it,
+//! for use with QEMU alone.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -65,7 +66,7 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(YES))
 }
 
-/// Where the disk image was when it was recorded.
+/// Returns the path that the disk image had when it was recorded.
 fn recorded_path(image: &BootImage) -> Option<PathBuf> {
     let mut places = (0..image.files()).filter_map(|number| disk_place(image.file(number).name));
     let (_, path) = places.find(|(place, _)| *place == 0)?;
@@ -86,7 +87,7 @@ fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
     })
 }
 
-/// A file of the chain for the reader of tables.
+/// A file of the backing chain, as input for the qcow2 table reader.
 struct Tables<'a>(&'a ChainFile);
 
 impl File for Tables<'_> {
@@ -95,11 +96,11 @@ impl File for Tables<'_> {
     }
 }
 
-/// What the image has of each file of the chain.
+/// The recorded blocks of each file of the backing chain.
 struct Recorded<'a> {
     image: &'a BootImage,
     contents: &'a Contents,
-    /// By place.
+    /// File numbers in the boot image, by position in the backing chain.
     numbers: Vec<Option<u32>>,
 }
 
@@ -111,14 +112,14 @@ impl Recorded<'_> {
         runs.flat_map(|run| run.first_block..run.first_block + run.blocks).collect()
     }
 
-    /// The number and bytes of a block's content; `None`: zeros.
+    /// Returns the number and the bytes of a block's content, or `None` for zeros.
     fn content(&self, place: usize, block: u32) -> Option<(u32, &[u8])> {
         let file = self.image.file(self.numbers[place]?);
         let content = self.image.content(&file, block).filter(|content| *content != ZEROS)?;
         Some((content, self.contents.block(content)))
     }
 
-    /// Bytes of the file, all of which are recorded but for those behind its end.
+    /// Returns bytes of the file. All of them are recorded, except those beyond its end.
     fn bytes(&self, place: usize, offset: u64, length: u64) -> Vec<u8> {
         let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
         let mut bytes = Vec::with_capacity(((end - first) * BLOCK_BYTES) as usize);
@@ -133,12 +134,12 @@ impl Recorded<'_> {
     }
 }
 
-/// Where the bytes of a block of the new image come from.
+/// The source of a block of the new image.
 enum From {
     Zeros,
-    /// A content of the boot image.
+    /// A content of the boot image, by number.
     Content(u32),
-    /// A block of what was expanded.
+    /// A block of a decompressed cluster, by number.
     Expanded(usize),
 }
 
@@ -165,7 +166,8 @@ fn layer(
         .collect();
     let found = hot_blocks(&layers)?;
     let mut expanded: Vec<Vec<u8>> = Vec::new();
-    // Where the blocks of a cluster begin in it. Hostile tables name one cluster over and over.
+    // The index of each cluster's first block in `expanded`, so that each cluster is expanded only
+    // once: hostile tables may refer to one cluster many times.
     let mut begins = HashMap::new();
     let mut blocks: Vec<(u64, u64, From)> = Vec::new();
     for (number, source) in found {
@@ -198,7 +200,7 @@ fn layer(
         };
         blocks.push((order, number, from));
     }
-    // In the order of first use, as the boot image has its contents.
+    // Sorted by first use, like the contents of the boot image.
     blocks.sort_by_key(|(order, number, _)| (*order, *number));
     let blocks: Vec<Block<'_>> = blocks
         .iter()

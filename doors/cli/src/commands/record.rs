@@ -1,4 +1,4 @@
-//! `quell record`: runs a program covered, in a view that records, and waits for the boot image.
+//! `quell record`: runs a program in a recording view, and waits for the boot image.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,13 @@ use crate::until::Until;
 use crate::{progress, tracer};
 
 const POLL: Duration = Duration::from_millis(20);
-/// Before it is said what is waited for.
+/// How long the command waits before it prints which processes it waits for.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let index = args.index.as_ref().map(|index| index_of(index, quiet)).transpose()?;
-    // `quell run` is told the directory, of which the index must be.
+    // `quell run` gets the directory that was named, so that it checks that the index belongs to
+    // it.
     let index =
         index.map(|(file, directory)| directory.filter(|_| args.source.is_none()).unwrap_or(file.path));
     if let Some(image) = &args.image {
@@ -54,7 +55,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     };
     let text = serde_json::to_string(&recording).map_err(|e| Failure::cannot(e.to_string()))?;
     let mut command = Command::new("/proc/self/exe");
-    // Opens and reads must come by: only a view of ours sees them.
+    // Opens and reads must be visible to Quell, so only the FUSE view can be used.
     command.args(["run", "--strict", "--view", "fuse", "--recording", &text]);
     if let Some(index) = &index {
         command.arg("-i").arg(index);
@@ -78,7 +79,8 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .spawn()
         .map_err(|e| Failure::cannot(format!("cannot start the program: {e}")))?;
     let (found, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-    // Seconds count from where the program can start: what comes before is not of it, and may take long.
+    // Seconds count from the moment when the program can start. Creating the view is not part of
+    // the recording, and may take long.
     let is_reached = |since: Instant| match &args.until {
         Some(Until::Time(time)) => since.elapsed() > *time,
         Some(Until::Line(_)) => found.load(Ordering::Acquire),
@@ -94,7 +96,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     })?;
     let code = tracer::code_of(told.status);
     if told.begun.is_none() {
-        // `quell run` has said why.
+        // `quell run` has printed the reason.
         return Ok(ExitCode::from(code));
     }
     let recorded = told.recorded.ok_or_else(|| {
@@ -105,7 +107,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         if recorded.files > 0 || told.status.success() {
             return Err(failure);
         }
-        // A program that could not start, or failed at once, says more by its own code.
+        // If the program could not start, or failed at once, its own exit code is more informative.
         errln!("quell: {failure}");
         return Ok(ExitCode::from(code));
     }
@@ -136,7 +138,8 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// The image to write, as a path for every process; refused now rather than after a long run.
+/// Returns the absolute path of the image to write. Errors are reported now rather than after a
+/// long run.
 fn output_of(path: &Path) -> Result<PathBuf, Failure> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let parent = crate::inputs::real_path(parent)?;
@@ -152,18 +155,19 @@ fn output_of(path: &Path) -> Result<PathBuf, Failure> {
     Ok(output)
 }
 
-/// What was heard of a program and of its recording.
+/// The end of a program, and the messages of its recording.
 struct Told {
     status: ExitStatus,
     begun: Option<Begun>,
     recorded: Option<Recorded>,
-    /// It was ended.
+    /// Whether `quell record` ended the program because `--until` was reached.
     was_enough: bool,
 }
 
-/// Until the program has ended and the holder has said what became of the recording, or has ended without a word. Once enough
-/// `is_reached`, from the program's start on, and once more with Ctrl-C, all that is recorded is asked to end: children that
-/// outlive their parents, too.
+/// Waits until the program has ended and the holder has sent the result of the recording, or has
+/// ended without one. When `is_reached` returns true, and at Ctrl-C, all recorded processes are
+/// sent SIGTERM, including children that outlive their parents. The time passed to `is_reached` is
+/// the program's start.
 fn wait(
     mut child: Child,
     pipe: &Pipe,
@@ -172,7 +176,7 @@ fn wait(
 ) -> Result<Told, Failure> {
     let mut heard = Vec::new();
     let (mut status, mut asked, mut told) = (None, 0, HashSet::new());
-    // Since when there is nothing to wait for but what goes on nevertheless.
+    // The time since which only remaining processes are waited for.
     let mut since = None;
     let (mut was_said, mut began) = (false, None);
     loop {
@@ -180,7 +184,8 @@ fn wait(
             let failed = |e| Failure::cannot(format!("cannot wait for the program: {e}"));
             status = child.try_wait().map_err(failed)?;
         }
-        // Before the program has ended there may be no holder yet, which reads like its end.
+        // Before the program has ended there may be no holder yet, which reads like the holder's
+        // end.
         let is_over = hear(pipe, &mut heard)?;
         let mut lines = heard.split_inclusive(|b| *b == b'\n').filter(|line| line.ends_with(b"\n"));
         let begun: Option<Begun> = lines.next().and_then(|line| serde_json::from_slice(line).ok());
@@ -204,7 +209,8 @@ fn wait(
             }
             begun.iter().flat_map(members).for_each(|pid| tell(pid, &mut told));
         } else if asked > 0 {
-            // Those that were being made in that moment. What a process starts that has been told, and lives, is its affair.
+            // Also signals processes that were being created at that moment. Children that a
+            // signalled process starts later are its own responsibility.
             let is_left = |pid: &i32, told: &HashSet<i32>| parent_of(*pid).is_none_or(|p| !told.contains(&p));
             for pid in begun.iter().flat_map(members) {
                 if is_left(&pid, &told) {
@@ -219,7 +225,7 @@ fn wait(
                 let left: Vec<String> = begun.iter().flat_map(members).map(|pid| pid.to_string()).collect();
                 if !left.is_empty() {
                     let left = left.join(", ");
-                    // The second one ends this program.
+                    // The second Ctrl-C ends this command.
                     let next = match is_interrupted {
                         false => "Ctrl-C asks them to end",
                         true => {
@@ -234,7 +240,7 @@ fn wait(
     }
 }
 
-/// Adds what the holder has said; whether nobody is left who could say more.
+/// Appends the holder's messages to `heard`. Returns whether the pipe has no writer any more.
 fn hear(pipe: &Pipe, heard: &mut Vec<u8>) -> Result<bool, Failure> {
     loop {
         heard.reserve(1 << 12);
@@ -247,7 +253,7 @@ fn hear(pipe: &Pipe, heard: &mut Vec<u8>) -> Result<bool, Failure> {
     }
 }
 
-/// Asks a process to end that was not asked before.
+/// Sends SIGTERM to a process that has not got it yet.
 fn tell(pid: i32, told: &mut HashSet<i32>) {
     if told.insert(pid) {
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::TERM));
@@ -259,7 +265,7 @@ fn parent_of(pid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
-/// The processes that are recorded, but for the one that records.
+/// Returns the recorded processes, without the holder.
 fn members(begun: &Begun) -> impl Iterator<Item = i32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

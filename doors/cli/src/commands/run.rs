@@ -1,4 +1,4 @@
-//! `quell run`: joins or makes the view, then becomes the program.
+//! `quell run`: joins or creates the view, then executes the program in its own process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -23,7 +23,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
     let strict = plan.strict;
     let original = if plan.disk.is_some() { "disk image" } else { "directory" };
-    // In a view their names may lead elsewhere.
+    // Opened before the view is entered, because in it the paths may refer to other files.
     let outputs = plan.recording.as_ref().and_then(|recording| recording.outputs.as_ref());
     let outputs = match outputs {
         Some([out, err]) => Some([runtime::open_pipe(out)?, runtime::open_pipe(err)?]),
@@ -48,12 +48,12 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     become_program(&args.command, outputs)
 }
 
-/// What the runs have in common that share a view.
+/// Returns the identity that runs which share a view have in common.
 fn job_of(args: &RunArgs) -> Option<String> {
     args.share.as_ref().map(|name| format!("share={name}")).or_else(runtime::job)
 }
 
-/// A message that all ranks of a job on a node would print.
+/// Prints a message once for all ranks of a job on a node.
 fn say_once(args: &RunArgs, message: &str) {
     if notices::is_first_to_say(runtime::directory().ok().as_deref(), job_of(args).as_deref(), message) {
         errln!("quell: {message}");
@@ -95,9 +95,9 @@ fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<Named>), Failure> {
     finish_plan(Plan::new(Place::Namespace, trees, &args.boot, cover, quiet), files, args)
 }
 
-/// What holds of trees and disks.
+/// Adds the part of the plan that is common to trees and disk images.
 fn finish_plan(mut plan: Plan, mut files: Vec<Named>, args: &RunArgs) -> Result<(Plan, Vec<Named>), Failure> {
-    // A boot image that is missing is no reason not to run.
+    // A missing boot image does not prevent the run, unless --strict is given.
     for path in &args.boot.boot {
         match Named::open(path) {
             Ok(file) => {
@@ -116,11 +116,11 @@ fn finish_plan(mut plan: Plan, mut files: Vec<Named>, args: &RunArgs) -> Result<
     Ok((plan, files))
 }
 
-/// What the user named as an index.
+/// An index as the user named it.
 #[derive(Debug)]
 enum Asked {
     File(Named),
-    /// A directory without symbolic links in its path, and where its index is.
+    /// A directory, without symbolic links in its path, and the path of its index.
     Tree {
         path: PathBuf,
         index: PathBuf,
@@ -138,13 +138,14 @@ impl Asked {
     }
 }
 
-/// The index that was named: a file, or the one beside a directory, which is made if there is none. With the directory.
+/// Opens the index that was named: a file, or the index beside a directory, which is created if it
+/// does not exist. Returns the directory, too.
 pub fn index_of(path: &Path, quiet: bool) -> Result<(Named, Option<PathBuf>), Failure> {
     Ok(open_indexes(vec![Asked::open(path)?], quiet)?.remove(0))
 }
 
-/// Opens the indexes in their order, with the directories that were named, and makes those that are missing. None is written
-/// into a tree that is covered by another.
+/// Opens the indexes in their order, together with the directories that were named, and creates
+/// missing ones. No index is written into a tree that another one covers.
 fn open_indexes(indexes: Vec<Asked>, quiet: bool) -> Result<Vec<(Named, Option<PathBuf>)>, Failure> {
     let is_missing = |asked: &Asked| match asked {
         Asked::File(_) => None,
@@ -168,7 +169,7 @@ fn open_indexes(indexes: Vec<Asked>, quiet: bool) -> Result<Vec<(Named, Option<P
     indexes.into_iter().map(open).collect()
 }
 
-/// The index of a directory in this file, made if there is none.
+/// Opens the index of a directory in this file, and creates it if it does not exist.
 fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure> {
     if !file.exists() {
         errln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
@@ -195,10 +196,10 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<Named, Failure
     Named::open(file)
 }
 
-/// Why this process is not in the view.
+/// The reason why this process is not in the view.
 struct NotEntered {
     failure: Failure,
-    /// This process is in a namespace that it cannot leave.
+    /// Whether this process is already in a namespace that it cannot leave.
     is_irrevocable: bool,
 }
 
@@ -208,14 +209,14 @@ impl<E: Into<Failure>> From<E> for NotEntered {
     }
 }
 
-/// Moves this process into the view, at its working directory.
+/// Moves this process into the view, and to its working directory there.
 fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEntered> {
     let working_directory = WorkingDirectory::of_caller()?;
     plan.directory = runtime::directory()?;
-    // Machines are started one by one and share what is in memory all the same.
+    // Virtual machines are started one by one, but share the blocks in memory.
     let shared_by = job.or_else(|| plan.disk.is_some().then_some("machines"));
     plan.key = runtime::key(&plan, files, shared_by)?;
-    // Another rank of the job was refused a moment ago: nothing is asked again.
+    // If another rank of the job was refused just before, nothing is tried again.
     let recall = || job.and_then(|_| notices::recall(&plan.directory, &plan.key));
     if let Some(refusal) = recall() {
         return Err(Failure::from(refusal).into());
@@ -235,7 +236,7 @@ fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEn
         match &refused {
             None => Ok(()),
             Some(_) => {
-                // The refused holder left nothing; nor should its name stay.
+                // The refused holder left no mount; its lock file is removed too.
                 runtime::remove_lock(&plan);
                 Err(quell_fs::Error::new(quell_fs::ErrorKind::Unsupported, "cover", &plan.key))
             }
@@ -263,7 +264,8 @@ fn enter(mut plan: Plan, files: &[Named], job: Option<&str>) -> Result<(), NotEn
     })
 }
 
-/// Never returns where the program can be started: exit code, signals and terminal are its own.
+/// Executes the program in this process, so exit code, signals and terminal are the program's own.
+/// Returns only if the program cannot be started.
 fn become_program(command: &[OsString], outputs: Option<[File; 2]>) -> Result<ExitCode, Failure> {
     let (program, arguments) = command.split_first().expect("clap asks for one");
     let mut command = Command::new(program);
@@ -271,7 +273,8 @@ fn become_program(command: &[OsString], outputs: Option<[File; 2]>) -> Result<Ex
         command.stdout(out).stderr(err);
     }
     let error = command.args(arguments).exec();
-    // As shells and env(1) have it: 127 not found, 126 found but not started.
+    // The codes of shells and env(1): 127 if the program was not found, 126 if it could not be
+    // started.
     errln!("quell: {}: {error}", shown(Path::new(program)));
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Ok(ExitCode::from(code))

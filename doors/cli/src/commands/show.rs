@@ -1,4 +1,4 @@
-//! `quell show`: what an index holds.
+//! `quell show`: prints the contents of an index.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -96,8 +96,8 @@ fn summary(image: &Image, args: &ShowArgs) {
     }
 }
 
-/// Seconds since 1970 as a decimal number, as `find -printf %T@` has it: nanoseconds count forward from the
-/// second, so before 1970 they are taken away from its size.
+/// Returns seconds since 1970 as a decimal number, like `find -printf %T@`. Nanoseconds count
+/// forward from the second, so before 1970 they reduce the absolute value.
 pub(super) fn time(time: Time) -> String {
     if time.seconds < 0 && time.nanoseconds > 0 {
         return format!("-{}.{:09}", -(time.seconds + 1), 1_000_000_000 - time.nanoseconds);

@@ -1,4 +1,5 @@
-//! `quell stats`: what views absorbed and what they passed on, as their holders count it.
+//! `quell stats`: prints how many requests views absorbed and passed on, as counted by their
+//! holders.
 
 use std::fmt::Write;
 use std::fs::Permissions;
@@ -24,7 +25,7 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
         if file == Path::new("-") {
             output::print(format_args!("{text}"));
         } else {
-            // The exporter must never read half a file, and is another user.
+            // The exporter runs as another user, and must never read an incomplete file.
             let everybody = Permissions::from_mode(0o644);
             let format = OutputFormat {
                 name: "a file of counters of this program",
@@ -47,7 +48,8 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Those of the holders that serve the path: it is their mount point, their index, their store, or the tree they cover.
+/// Returns the reports of the holders that serve the path as mount point, index, store or covered
+/// tree.
 fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
     let directory = runtime::directory()?;
     let real = real_path(path)?;
@@ -59,7 +61,7 @@ fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
                 errln!("quell: no report of {key}: {e}");
                 continue;
             }
-            // One that has just ended is no error.
+            // A holder that has just ended is not an error.
             Ok(None) | Err(_) => continue,
         };
         let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
@@ -108,7 +110,7 @@ fn way(way: IndexWay) -> String {
     way.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
-/// The text format that Prometheus and its node exporter read.
+/// Formats the counters in the Prometheus text format.
 fn prometheus(reports: &[Report]) -> String {
     let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
     let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");

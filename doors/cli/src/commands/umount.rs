@@ -1,4 +1,4 @@
-//! `quell umount`: takes away a mount of ours, and nobody else's.
+//! `quell umount`: removes a mount that the caller created with `quell mount`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -13,7 +13,7 @@ use crate::mounts::{self, Mount};
 use crate::runtime;
 use crate::streams::say;
 
-/// How long the process that served a mount may take to end after it.
+/// How long the process that served a mount may take to end after the unmount.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
@@ -25,7 +25,8 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The mount point without symbolic links above it. Not `canonicalize`: a view whose process died answers nothing, not even this.
+/// Returns the mount point with symbolic links above it resolved. `canonicalize` cannot be used,
+/// because any access to a view blocks or fails if its process has died.
 pub fn path_of(mountpoint: &Path) -> Result<PathBuf, Failure> {
     let path = std::path::absolute(mountpoint)
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(mountpoint))))?;
@@ -35,17 +36,17 @@ pub fn path_of(mountpoint: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Unmounts and waits for the end of the process that served it.
+/// Unmounts, and waits for the end of the process that served the mount.
 pub fn take_away(path: &Path, force: bool) -> Result<(), Failure> {
     let directory = runtime::directory();
-    // Of another user, or killed: there is no process of this user's to wait for.
+    // There is no process to wait for if it was killed or belongs to another user.
     let process = directory.ok().and_then(|directory| {
         quell_overlay::process_of(&directory, &runtime::mount_key(path)).ok().flatten()
     });
     unmount(path, force)?;
     match process {
         Some(process) if !process.wait(END_TIMEOUT) => {
-            // It may be stopped, or write to a store that does not answer.
+            // The process may be stopped, or may be writing to a store that does not answer.
             say(&format!(
                 "{} is unmounted; process {}, which served it, has not ended after {} s",
                 shown(path),
@@ -63,7 +64,7 @@ fn is_ours(path: &Path) -> bool {
     table.iter().rfind(|mount| mount.point == path).is_some_and(Mount::is_ours)
 }
 
-/// `force`: also while it is in use.
+/// Unmounts `path`; with `force`, even if it is in use.
 pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
     let flags = if force { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
@@ -77,7 +78,7 @@ pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
         }
         Err(e) => return Err(Failure::cannot(format!("{}: {e}", shown(path)))),
     }
-    // An ordinary user's way out is the way in.
+    // An ordinary user's mount was made with fusermount3, and only fusermount3 can unmount it.
     let option = if force { "-uz" } else { "-u" };
     let ended = Command::new("fusermount3").arg(option).arg("--").arg(path).stdin(Stdio::null()).output();
     match ended {

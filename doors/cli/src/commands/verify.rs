@@ -1,4 +1,4 @@
-//! `quell verify`: what of a tree is not as its index has it.
+//! `quell verify`: compares a tree with its index and prints the differences.
 
 use std::process::ExitCode;
 
