@@ -1,9 +1,10 @@
-//! The user, the group and the supplementary groups with which one thread reaches files.
+//! The user, the group and the supplementary groups with which a thread accesses files.
 //!
-//! Root serves other users, and works in directories that belong to them. The kernel then checks each access with the
-//! credentials of the user concerned, so that no name in such a directory, whatever it was exchanged for, leads root to a
-//! file of a third user. Linux keeps credentials for each thread; the calls used here change those of the calling thread
-//! alone (credentials(7), "setuid: C library/kernel differences").
+//! Root serves other users and works in directories that belong to them. With the credentials of
+//! that user, the kernel checks each access, so that no name in such a directory, even if it was
+//! replaced, leads root to a file of a third user. Linux keeps credentials per thread, and the
+//! system calls used here change only those of the calling thread (credentials(7), "setuid: C
+//! library/kernel differences").
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -18,7 +19,7 @@ thread_local! {
     static ASSUMED: RefCell<Option<Arc<Caller>>> = const { RefCell::new(None) };
 }
 
-/// What the process was started with.
+/// The group and supplementary groups with which the process was started.
 struct Own {
     gid: Gid,
     groups: Vec<Gid>,
@@ -32,27 +33,29 @@ fn own() -> &'static Own {
     })
 }
 
-/// The credentials that this thread has assumed; `None`: those of the process.
+/// Returns the credentials that this thread has assumed, or `None` for those of the process.
 pub fn assumed() -> Option<Arc<Caller>> {
     ASSUMED.with_borrow(Clone::clone)
 }
 
-/// Whether this thread works with root's power, and not with that of a user who is served.
+/// Returns whether this thread has root's privileges, and not those of a served user.
 pub fn has_root_power() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Restores the credentials that the thread had before. It belongs to its thread: a raw pointer is not `Send`.
+/// Restores the thread's previous credentials when dropped. The raw pointer prevents `Send`, so the
+/// value stays in its thread.
 #[derive(Debug)]
 pub struct Acting {
     before: Option<Arc<Caller>>,
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// This thread reaches files with the credentials of `caller` until what is returned is dropped; `None`: with those of the
-/// process. The process runs as root, or the kernel refuses it.
+/// Makes this thread access files with the credentials of `caller`, or with those of the process if
+/// `None`, until the result is dropped. Errors: `Os(EPERM)` if the process does not run as root.
 ///
-/// The real and the saved user stay root's: the user who is served can neither signal nor trace the process.
+/// The real and the saved user id remain root's, so that the served user can neither signal nor
+/// trace the process.
 pub fn assume(caller: Option<Arc<Caller>>) -> Result<Acting> {
     let before = assumed();
     if before != caller {
@@ -72,7 +75,7 @@ pub fn assume(caller: Option<Arc<Caller>>) -> Result<Acting> {
 }
 
 fn set(caller: Option<&Caller>) -> rustix::io::Result<()> {
-    // Groups can be changed by root alone.
+    // Only root can change groups.
     let own = own();
     set_thread_res_uid(None, Uid::ROOT, None)?;
     match caller {
@@ -93,9 +96,10 @@ fn set(caller: Option<&Caller>) -> rustix::io::Result<()> {
     }
 }
 
-/// A thread that went on with other credentials than it believes to have would do harm: the process ends.
+/// Restores credentials. If that fails, the process ends, because a thread with other credentials
+/// than it is assumed to have would access files with the wrong permissions.
 fn restore(before: Option<&Caller>) {
-    // Where groups cannot be changed at all the call fails, and everything is as it was.
+    // If groups cannot be changed at all, the call fails and the credentials are unchanged.
     let result = set(before);
     if result.is_err() && !has(before) {
         eprintln!("quell: cannot restore the credentials of a thread ({result:?}); the process ends");

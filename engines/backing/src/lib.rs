@@ -1,10 +1,11 @@
-//! Files and metadata under one directory of a file system that exists already. Names are taken one
-//! component at a time from open directories, so that no path is ever too long, and no symbolic link
-//! is ever followed: nothing outside the directory can be reached.
+//! Files and metadata below one directory of an existing file system. Names are resolved one
+//! component at a time from open directories, so that no path is too long, and no symbolic link is
+//! ever followed: nothing outside the directory can be reached.
 //!
-//! What only reads a tree holds a [`Dir`], which has no method that writes and leads to nothing that has. A store of
-//! our own is a [`WritableDir`]: `Arc::new(PosixDir::open(path)?)` is either. A directory in which other users may change
-//! names is opened with `PosixDir::open_shared`: see there what root does and refuses in it.
+//! Code that only reads a tree holds a [`Dir`], which has no method that writes, and from which
+//! none can be reached. A store is a [`WritableDir`]: `Arc::new(PosixDir::open(path)?)` is both. A
+//! directory in which other users may change names is opened with `PosixDir::open_shared`, whose
+//! documentation states the operations that root performs and refuses there.
 
 mod credentials;
 mod dir;

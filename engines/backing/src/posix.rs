@@ -1,4 +1,4 @@
-//! The real engine: system calls relative to open directories.
+//! The implementation for real file systems: system calls relative to open directories.
 
 use std::ffi::OsStr;
 use std::io::{self, IoSliceMut};
@@ -16,17 +16,17 @@ use crate::{Dir, OpenFile, Stat};
 
 mod writing;
 
-/// Pieces that one call takes: the system's own limit (`IOV_MAX`).
+/// The number of buffers that one call takes: the limit of the system (`IOV_MAX`).
 const PIECES_MAX: usize = 1024;
 
-/// Bytes that one call may fill with names.
+/// The size of the buffer for names, in bytes.
 const NAMES_BUFFER_BYTES: usize = 64 << 10;
 
-/// A directory of any file system that the kernel has mounted.
+/// A directory of any mounted file system.
 #[derive(Debug)]
 pub struct PosixDir {
     fd: OwnedFd,
-    /// A descriptor has one place in its listing, and any number of threads may ask for names.
+    /// A descriptor has one listing position, and several threads may list at the same time.
     listing: Mutex<()>,
     /// Opened with `open_shared` or `start_shared`, or below such a directory.
     is_shared: bool,
@@ -37,32 +37,35 @@ impl PosixDir {
         PosixDir { fd, listing: Mutex::new(()), is_shared }
     }
 
-    /// Opens the directory at `path`, following symbolic links on the way: the user named it.
+    /// Opens the directory at `path`. Symbolic links in the path, which the user chose, are
+    /// followed.
     pub fn open(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::RDONLY, false)
     }
 
-    /// The same for a directory in and below which other users may change names at any moment.
+    /// Opens a directory in and below which other users may change names at any time.
     ///
-    /// Nothing is different for a process that is not root's, nor while a thread has assumed the credentials of a user
-    /// ([`assume`](crate::assume)): the kernel checks what that user may do. Root by itself has no more power there than the
-    /// users concerned:
+    /// Nothing differs from `open` if the process is not root's, or while a thread has assumed a
+    /// user's credentials ([`assume`](crate::assume)): the kernel then checks that user's access.
+    /// Otherwise root restricts itself to the permissions of the users concerned:
     ///
-    /// - It adds, removes and opens names for writing with the credentials of the owner of the directory or of the file.
-    /// - A file is changed, or opened for writing, only if it is a regular file with one name, on the file system of the
-    ///   directory, and belongs to the owner of the directory, or root owns the directory. All of this is checked on the
-    ///   descriptor that is used afterwards.
-    /// - A new owner is given, with root's power, only to what these checks allow, and to files that were just made.
+    /// - It adds, removes and opens names for writing with the credentials of the owner of the
+    ///   directory or of the file.
+    /// - It changes a file, or opens it for writing, only if the file is a regular file with one
+    ///   name, on the file system of the directory, and belongs to the owner of the directory, or
+    ///   root owns the directory. All of this is checked on the descriptor that is used afterwards.
+    /// - With root's privileges it changes only owners, and only of files that pass these checks or
+    ///   that it has just created.
     pub fn open_shared(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::RDONLY, true)
     }
 
-    /// The same as a starting point for names below it, which cannot be listed: see [`Dir::enter`].
+    /// As `open`, but only as a starting point for names below it: see [`Dir::enter`].
     pub fn start(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::PATH, false)
     }
 
-    /// [`start`](PosixDir::start) with the rules of [`open_shared`](PosixDir::open_shared).
+    /// As [`start`](PosixDir::start), with the rules of [`open_shared`](PosixDir::open_shared).
     pub fn start_shared(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::PATH, true)
     }
@@ -82,18 +85,18 @@ impl PosixDir {
     }
 
     fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
-        // NONBLOCK: should the name be a fifo by now, the open must not wait for the other end.
+        // NONBLOCK: if the name has become a fifo, the open must not wait for the other end.
         let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        // The kind was part of the answer to the open: no file system is asked again.
+        // The kind is known from the open, so this needs no request to a file server.
         let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let found =
             rustix::fs::statx(&fd, "", local, StatxFlags::TYPE).map_err(|e| failed(e, "open", name))?;
         match FileType::from_raw_mode(found.stx_mode.into()) {
             FileType::RegularFile => Ok(PosixFile { fd, may_change: !self.is_shared }),
             FileType::Directory => Err(failed(Errno::ISDIR, "open", name)),
-            // As the kernel says it of a socket.
+            // The kernel's error for opening a socket.
             _ => Err(failed(Errno::NXIO, "open", name)),
         }
     }
@@ -170,7 +173,8 @@ impl Dir for PosixDir {
     }
 
     fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        // The calls that take a directory and a name came with Linux 6.13; this works on all.
+        // The system calls that take a directory and a name need Linux 6.13; this works on all
+        // versions.
         let child: &[u8] = if name.is_empty() { b"." } else { name };
         let path = [format!("/proc/self/fd/{}/", self.fd.as_raw_fd()).as_bytes(), child].concat();
         let path = Path::new(OsStr::from_bytes(&path));
@@ -183,7 +187,8 @@ impl Dir for PosixDir {
         for attribute in list.split(|b| *b == 0).filter(|a| !a.is_empty()) {
             match sized(|buffer| rustix::fs::lgetxattr(path, OsStr::from_bytes(attribute), buffer)) {
                 Ok(value) => set.push((attribute.to_vec(), value)),
-                // Taken away in between, or listed but kept from us: as if it were not there.
+                // The attribute was removed meanwhile, or is listed but not readable: treated as
+                // not set.
                 Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::PERM) => {}
                 Err(e) => return Err(failed(e, "read attribute", name)),
             }
@@ -205,9 +210,9 @@ impl Dir for PosixDir {
     }
 }
 
-/// Calls `read` with a buffer that grows until the answer fits.
+/// Calls `read` with increasing buffer sizes until the result fits.
 fn sized(read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>) -> rustix::io::Result<Vec<u8>> {
-    // Most answers are empty or short; the kernel's own limit is 64 KiB.
+    // Most results are empty or short; the kernel's limit is 64 KiB.
     for capacity in [512, 64 << 10] {
         let mut buffer = vec![0; capacity];
         match read(&mut buffer) {
@@ -225,7 +230,8 @@ fn sized(read: impl Fn(&mut Vec<u8>) -> rustix::io::Result<usize>) -> rustix::io
 #[derive(Debug)]
 struct PosixFile {
     fd: OwnedFd,
-    /// Root may give it to another user: it was made here, or lies where nobody else changes names.
+    /// Root may change the owner: the file was created here, or is in a directory where no other
+    /// user changes names.
     may_change: bool,
 }
 
@@ -258,7 +264,8 @@ impl OpenFile for PosixFile {
     }
 
     fn sync(&self) -> Result<()> {
-        // Without the times: the size is kept, as the bytes could not be found without it.
+        // Does not sync the times. fdatasync(2) syncs the size, because the data could not be read
+        // without it.
         rustix::fs::fdatasync(&self.fd).map_err(|e| failed(e, "sync", b""))
     }
 
@@ -268,7 +275,8 @@ impl OpenFile for PosixFile {
             let mut slices: Vec<IoSliceMut<'_>> =
                 some.iter_mut().map(|piece| IoSliceMut::new(piece)).collect();
             let mut left = &mut slices[..];
-            // Also of 0 bytes: it takes empty pieces away, for which the system would answer 0 as at the end.
+            // Advancing by 0 skips empty buffers, for which the kernel would return 0 as at the end
+            // of file.
             IoSliceMut::advance_slices(&mut left, 0);
             while !left.is_empty() {
                 match rustix::io::preadv(&self.fd, left, offset + done as u64) {

@@ -1,34 +1,34 @@
-//! What a probe may ask for: the cap on operations, from which removing is set aside as soon as a name is made, and
-//! what each part of a probe gets of it. Numbers only.
+//! The limits of a probe and how they are divided among its parts. The operations for removing a
+//! name are reserved when the name is created. Calculations only.
 
 use std::time::Duration;
 
 use crate::kind::Kind;
 
-/// What the user allows.
+/// The limits that the user sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Everything counted, removing included.
+    /// All operations, including removal.
     pub operations: u64,
-    /// Of measuring.
+    /// The duration of the measurement.
     pub duration: Duration,
-    /// Threads.
+    /// The maximum number of threads.
     pub parallelism: u32,
 }
 
-/// Of the operations allowed, the part that may go into making and removing names: one in so many.
+/// Creating and removing names may take one tenth of the operations.
 const NAMES_SHARE: u64 = 10;
-/// The same for each kind that is measured alone.
+/// Each kind that is measured alone may take one fiftieth.
 const KIND_SHARE: u64 = 50;
-/// The shape of one directory of the paper's tree.
+/// The shape of the tree: at most 16 directories, each with 17 files as in the paper (section 3.2).
 const DIRECTORIES_MAX: u64 = 16;
 const FILES: u64 = 17;
 
-/// What making a name takes, and what its removal will take.
+/// The operations for creating a name and for removing it later.
 pub const NAME_OPERATIONS: u64 = Kind::Create.operations() + Kind::Remove.operations();
 
 impl Limits {
-    /// Directories and files in each.
+    /// Returns the number of directories, and of files in each.
     pub fn shape(&self) -> (u32, u32) {
         let names = self.operations / NAMES_SHARE / NAME_OPERATIONS;
         let directories = (names / (FILES + 1)).clamp(1, DIRECTORIES_MAX);
@@ -36,7 +36,7 @@ impl Limits {
         (directories as u32, files as u32)
     }
 
-    /// For one kind alone.
+    /// Returns the operations for measuring one kind alone.
     pub fn kind_operations(&self) -> u64 {
         self.operations / KIND_SHARE
     }
@@ -45,13 +45,14 @@ impl Limits {
         self.duration / 20
     }
 
-    /// A fifth of the time for making names: on a slow file system fewer are made.
+    /// Returns the time for creating names: a fifth, so that fewer names are created on a slow file
+    /// system.
     pub fn making_duration(&self) -> Duration {
         self.duration / 5
     }
 }
 
-/// Operations allowed, asked, and set aside for removing.
+/// Operations allowed, spent, and reserved for removal.
 #[derive(Debug)]
 pub struct Budget {
     limit: u64,
@@ -64,7 +65,7 @@ impl Budget {
         Budget { limit, spent: 0, reserved: 0 }
     }
 
-    /// What may still be asked for.
+    /// Returns the operations that may still be spent.
     pub fn free(&self) -> u64 {
         self.limit.saturating_sub(self.spent + self.reserved)
     }
@@ -73,7 +74,7 @@ impl Budget {
         self.spent += operations;
     }
 
-    /// Sets aside what removing this many names takes.
+    /// Reserves the operations for removing `names` names.
     pub fn reserve_removal(&mut self, names: u64) {
         self.reserved += names * Kind::Remove.operations();
     }

@@ -1,5 +1,6 @@
-//! The threads of a probe. All that asks the file system runs on them, so that whoever waits can see a call that takes
-//! too long, end the measuring, and in the end give a call up that never comes back. They must never be joined.
+//! The worker threads of a probe. All requests to the file system are made in them, so that the
+//! main thread can detect a call that takes too long, end the measurement, and give up a call that
+//! never returns. The threads must never be joined.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -9,49 +10,50 @@ use std::time::{Duration, Instant};
 use crate::kind::Kind;
 use crate::progress::Progress;
 
-/// A call that takes longer shows a file system that suffers already.
+/// A call that takes longer shows that the file system is overloaded already.
 pub const SLOW: Duration = Duration::from_secs(1);
-/// How long calls under way are waited for when nothing more is to be asked.
+/// How long to wait for calls in flight at the end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at the threads.
+/// The interval between checks of the threads.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What one piece of work may take.
+/// The limits of one task.
 #[derive(Debug, Clone, Copy)]
 pub struct Orders {
     pub threads: u32,
     pub operations: u64,
     pub until: Instant,
-    /// Removing goes on when measuring is to stop, and is not counted against an allotment: that was set aside.
+    /// Removal continues when the measurement stops, and is not limited by `operations`, because
+    /// its operations were reserved.
     pub removing: bool,
 }
 
-/// One call that came back.
+/// A completed call.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub kind: Kind,
     pub took: Duration,
 }
 
-/// A piece of work that is done.
+/// A completed task.
 #[derive(Debug)]
 pub struct Done<T> {
-    /// What each thread returned.
+    /// The results of the threads.
     pub results: Vec<T>,
     pub calls: Vec<Call>,
-    /// From the first thread's beginning to the last one's end.
+    /// From the start of the first thread to the end of the last one.
     pub seconds: f64,
 }
 
 #[derive(Debug)]
 pub enum Trouble {
-    /// A call was given up.
+    /// A call did not return and was given up.
     Hung,
-    /// This node lets no more threads start.
+    /// This node does not allow more threads.
     NoThreads,
 }
 
-/// No more calls are to be made.
+/// No more calls may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Enough;
 
@@ -61,18 +63,19 @@ pub struct Crew {
     slow: Arc<AtomicBool>,
 }
 
-/// What the threads of one piece of work share.
+/// The state that the threads of one task share.
 struct Work {
     orders: Orders,
     left: AtomicU64,
     progress: Arc<Progress>,
     slow: Arc<AtomicBool>,
     epoch: Instant,
-    /// For each thread, when the call that is under way began, in nanoseconds after the epoch; 0: none is.
+    /// For each thread, the start of the call in flight, in nanoseconds after the epoch; 0 if there
+    /// is none.
     desks: Vec<AtomicU64>,
 }
 
-/// One thread, as the work sees it.
+/// One thread of a task.
 pub struct Hand {
     work: Arc<Work>,
     number: usize,
@@ -84,7 +87,7 @@ impl Hand {
         self.number
     }
 
-    /// Makes one call, if it may still be made; counts it and takes its time.
+    /// Makes one call if the limits allow it, counts it and measures its duration.
     pub fn call<T>(
         &mut self,
         kind: Kind,
@@ -97,7 +100,7 @@ impl Hand {
         Ok(self.must_call(kind, ask))
     }
 
-    /// The same for the few calls that are made whatever was allotted.
+    /// As `call`, for the few calls that are made regardless of the limits.
     pub fn must_call<T>(
         &mut self,
         kind: Kind,
@@ -120,7 +123,7 @@ impl Hand {
 }
 
 impl Work {
-    /// Takes operations from the allotment, unless all is to stop.
+    /// Takes operations from the limit; returns whether the call may be made.
     fn goes_on(&self, operations: u64) -> bool {
         !self.is_stopped()
             && self
@@ -133,7 +136,7 @@ impl Work {
         self.progress.is_stopped() || self.slow.load(Ordering::Relaxed)
     }
 
-    /// Whether a call has been under way for too long.
+    /// Returns whether a call has been in flight for too long.
     fn is_slow(&self) -> bool {
         let now = self.epoch.elapsed().as_nanos() as u64;
         self.desks.iter().any(|desk| match desk.load(Ordering::Relaxed) {
@@ -152,12 +155,12 @@ impl Crew {
         &self.progress
     }
 
-    /// Whether a call took too long.
+    /// Returns whether a call took too long.
     pub fn met_slow(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Has each of the threads do `job` once, and waits for all.
+    /// Runs `job` once in each thread and waits for all of them.
     pub fn run<T: Send + 'static>(
         &self,
         orders: Orders,
@@ -172,7 +175,7 @@ impl Crew {
             desks: (0..orders.threads).map(|_| AtomicU64::new(0)).collect(),
         });
         let job = Arc::new(job);
-        // Held until all are there: they begin together.
+        // Held until all threads have started, so that they begin at the same time.
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
         let (report, reports) = mpsc::channel();
@@ -182,11 +185,11 @@ impl Crew {
                 drop(gate.lock());
                 let mut hand = Hand { work: its, number, calls: Vec::new() };
                 let result = job(&mut hand);
-                // Nobody listens any more to a thread that was given up.
+                // The main thread no longer receives from a thread that was given up.
                 let _ = report.send((result, hand.calls, Instant::now()));
             };
             if std::thread::Builder::new().spawn(thread).is_err() {
-                // Those that were started find nothing to do.
+                // The threads that were started find no operations left.
                 work.left.store(0, Ordering::Relaxed);
                 return Err(Trouble::NoThreads);
             }
@@ -238,7 +241,7 @@ mod tests {
     fn threads_together_ask_no_more_than_was_allotted() {
         let crew = Crew::new(Arc::default());
         let done = crew.run(orders(8, 1_001, 60_000), as_often_as_allowed).unwrap();
-        // A listing is two operations.
+        // A listing counts as two operations.
         assert_eq!((done.results.len(), done.calls.len()), (8, 500));
         assert_eq!(crew.progress().operations(), 1_000);
         assert!(!crew.met_slow());
@@ -268,7 +271,7 @@ mod tests {
         let begun = Instant::now();
         crew.run(orders(3, u64::MAX, 60_000), job).unwrap();
         assert!(crew.met_slow() && begun.elapsed() < Duration::from_secs(60));
-        // Measuring is over, removing is not.
+        // The measurement is over, removal is not.
         let removing = Orders { removing: true, ..orders(1, 0, 60_000) };
         let done = crew.run(removing, |hand| hand.call(Kind::Remove, || Ok(())).is_ok()).unwrap();
         assert_eq!(done.results, [true]);

@@ -1,27 +1,28 @@
-//! The curve of figure 3: which parallelism comes next, when the rate has stopped rising, what rate is sustained. Plain
-//! functions from the steps so far; no clock, no thread, no file.
+//! The curve of figure 3: decides on the next number of threads, on the end of the rise, and on the
+//! sustained rate. Plain functions of the steps so far; no clock, no thread, no file.
 
 use std::time::Duration;
 
-/// A step must bring this much more than the best with fewer threads.
+/// The factor by which a step must exceed the best step with fewer threads.
 const RISE: f64 = 1.10;
-/// Steps at least this near to the best are the plateau.
+/// The factor of the best rate from which a step belongs to the plateau.
 const PLATEAU: f64 = 1.0 / RISE;
-/// Below these a step says nothing: one round of the mix, some calls for each thread, a moment.
+/// The minimum of a meaningful step: one round of the mix, some calls per thread, and a minimum
+/// duration.
 const STEP_OPERATIONS_MIN: u64 = 40;
 const THREAD_OPERATIONS_MIN: u64 = 10;
 const STEP_SECONDS_MIN: f64 = 0.02;
 
-/// The mix, measured once with so many threads.
+/// One measurement of the mix with a given number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
     pub parallelism: u32,
     pub operations: u64,
     pub seconds: f64,
-    /// Of a call.
+    /// The latency of a call.
     pub p50: Duration,
     pub p99: Duration,
-    /// The share of the time that this node's processors were busy, whoever kept them so.
+    /// The share of the time that this node's processors were busy, with any program.
     pub node_busy: Option<f64>,
 }
 
@@ -31,12 +32,12 @@ impl Step {
     }
 }
 
-/// Operations a second; nothing in no time is no rate.
+/// Returns operations per second; 0 if no time has passed.
 pub fn rate(operations: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { operations as f64 / seconds } else { 0.0 }
 }
 
-/// What is left to spend.
+/// What remains of the limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Left {
     pub operations: u64,
@@ -52,20 +53,21 @@ pub enum Next {
 /// Why the rise ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// More threads brought no more.
+    /// More threads gave no higher rate.
     Plateau,
-    /// Still rising at the highest parallelism allowed.
+    /// The rate still rose at the highest parallelism allowed.
     Highest,
     Operations,
     Seconds,
     /// A call took too long.
     Slow,
-    /// Nothing that is asked reaches the server.
+    /// All requests were answered from caches.
     Cached,
     Interrupted,
 }
 
-/// What to do after these steps, with this left, and at most `highest` threads.
+/// Decides on the next step from the steps so far, the remaining limits, and the maximum of
+/// `highest` threads.
 pub fn next(steps: &[Step], highest: u32, left: Left) -> Next {
     let parallelism = match steps.last().map(|step| step.parallelism) {
         None => 1,
@@ -78,7 +80,7 @@ pub fn next(steps: &[Step], highest: u32, left: Left) -> Next {
             match now >= before * RISE {
                 true if last >= highest => return Next::Done(End::Highest),
                 true => last.saturating_mul(2).min(highest),
-                // A short step on a busy machine is easily wrong.
+                // A short step on a busy machine is easily wrong, so it is repeated once.
                 false if tries == 1 => last,
                 false => return Next::Done(End::Plateau),
             }
@@ -96,26 +98,26 @@ pub fn next(steps: &[Step], highest: u32, left: Left) -> Next {
     }
 }
 
-/// Steps from this parallelism to the highest, and one for a second try.
+/// Returns the number of steps from this parallelism to the highest, plus one for a repetition.
 fn steps_possible(parallelism: u32, highest: u32) -> u64 {
     let doublings = std::iter::successors(Some(parallelism), |p| (*p < highest).then(|| p.saturating_mul(2)));
     doublings.count() as u64 + 1
 }
 
-/// The steps that are as good as the best.
+/// Returns the steps whose rate is near the best.
 pub fn plateau(steps: &[Step]) -> impl Iterator<Item = &Step> {
     let best = steps.iter().map(Step::rate).fold(0.0, f64::max);
     steps.iter().filter(move |step| step.rate() > 0.0 && step.rate() >= best * PLATEAU)
 }
 
-/// The rate of the plateau, all its steps taken together.
+/// Returns the rate of all steps of the plateau together.
 pub fn sustained(steps: &[Step]) -> Option<f64> {
     let (operations, seconds) =
         plateau(steps).fold((0, 0.0), |(o, s), step| (o + step.operations, s + step.seconds));
     (operations > 0).then(|| rate(operations, seconds))
 }
 
-/// The latency that this share of the calls did not exceed; sorts them.
+/// Returns the latency that this share of the calls did not exceed. Sorts the latencies.
 pub fn percentile(latencies: &mut [Duration], share: f64) -> Duration {
     latencies.sort_unstable();
     let rank = (latencies.len() as f64 * share).ceil() as usize;
@@ -145,15 +147,15 @@ mod tests {
             (64, &[], Ok(1)),
             (64, &[(1, 13_000)], Ok(2)),
             (64, &[(1, 13_000), (2, 22_000)], Ok(4)),
-            // The paper's curve, had it been measured so.
+            // The curve of the paper, if it had been measured in this way.
             (64, &[(1, 13_038), (2, 22_000), (4, 31_664), (8, 31_194)], Ok(8)),
             (64, &[(1, 13_038), (2, 22_000), (4, 31_664), (8, 31_194), (8, 33_262)], Err(Plateau)),
-            // A bad moment is forgiven once.
+            // A slow step is repeated once.
             (64, &[(1, 10_000), (2, 9_000)], Ok(2)),
             (64, &[(1, 10_000), (2, 9_000), (2, 19_000)], Ok(4)),
             (64, &[(1, 10_000), (2, 9_000), (2, 10_500)], Err(Plateau)),
             (64, &[(1, 10_000), (2, 0), (2, 0)], Err(Plateau)),
-            // Up to the highest and no further; it need not be a power of two.
+            // The highest parallelism is not exceeded and need not be a power of two.
             (6, &[(1, 10), (2, 20), (4, 40)], Ok(6)),
             (6, &[(1, 10), (2, 20), (4, 40), (6, 60)], Err(Highest)),
             (6, &[(1, 10), (2, 20), (4, 40), (6, 41)], Ok(6)),
@@ -190,7 +192,7 @@ mod tests {
 
     #[test]
     fn whatever_the_rates_the_steps_end_and_stay_within_the_caps() {
-        // Rates from a small generator, so that every run tries the same.
+        // Rates from a fixed seed, so that every run tests the same values.
         let mut seed = 1u64;
         let mut chance = move |below: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

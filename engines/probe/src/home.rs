@@ -1,5 +1,6 @@
-//! The probe's own directory: made, filled, looked at, locked, removed. Everything is reached from open directories, by
-//! names that a probe makes; no link is followed, and what has another name is left where it is.
+//! The probe's own directory: created, filled, examined, locked and removed. All names are reached
+//! from open directories and are names that a probe creates. No link is followed, and files with
+//! other names are left alone.
 //!
 //! ```text
 //! DIR/.quell-probe-XXXXXX/          mode 0700
@@ -26,29 +27,29 @@ use crate::progress::{Progress, Stage};
 use crate::refusal::Refusal;
 
 const OWNER: &str = "owner";
-/// More than that is no owner's line.
+/// Longer content is not an owner's line.
 const OWNER_BYTES_MAX: usize = 512;
-/// What a probe can have made, whatever its caps.
+/// The maximum that a probe can have created, whatever its limits.
 const DIRECTORIES_MAX: u32 = 16;
 const FILES_MAX: u32 = 17;
-/// Letters and digits of a name, and names tried.
+/// The characters of a name's suffix, and the number of names tried.
 const SUFFIX: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 const NAMES_TRIED: u32 = 8;
-/// Bytes that one call may fill with names.
+/// The size of the buffer for names, in bytes.
 const NAMES_BUFFER_BYTES: usize = 64 << 10;
-/// How much of a large directory is searched for other probes.
+/// The part of a large directory that is searched for other probes, in system calls.
 const LISTING_CALLS_MAX: u32 = 8;
 const LEFTOVERS_MAX: usize = 16;
-/// Another probe that looks whether we live holds our lock for a moment.
+/// Another probe that checks whether this one is running holds its lock for a moment.
 const LOCK_TRIES: u32 = 5;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// For removing everything: a hundred milliseconds a name.
+/// The time limit for removing everything: at least a hundred milliseconds per name.
 pub const REMOVING_MAX: Duration = Duration::from_secs(60);
 
 const ENTER: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const READ: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A call that may not be made any more, or that failed.
+/// The limits allow no further call, or a call failed.
 #[derive(Debug)]
 pub enum Stopped {
     Enough,
@@ -61,7 +62,7 @@ impl From<Enough> for Stopped {
     }
 }
 
-/// Gives an error number the operation and its subject.
+/// Adds the operation and its subject to an error number.
 pub fn failed(errno: Errno, operation: &'static str, subject: impl AsRef<[u8]>) -> Error {
     Error::from_io(errno.into(), operation, subject)
 }
@@ -79,7 +80,7 @@ fn seconds_now() -> u64 {
 }
 
 fn host() -> String {
-    // Blanks would be read as the end of it.
+    // The fields of the owner's line are separated by blanks.
     rustix::system::uname().nodename().to_string_lossy().replace(char::is_whitespace, "_")
 }
 
@@ -87,7 +88,7 @@ fn host() -> String {
 #[derive(Debug)]
 pub struct Place {
     name: String,
-    /// `None` if it could be made but not entered.
+    /// `None` if it could be created but not opened.
     fd: Option<OwnedFd>,
     files: u32,
 }
@@ -98,13 +99,13 @@ pub struct Home {
     parent: Arc<OwnedFd>,
     pub name: String,
     fd: OwnedFd,
-    /// Given back before the file is removed: NFS keeps removed files that are open.
+    /// Closed before the file is removed, because NFS keeps removed files that are open.
     owner: Mutex<Option<OwnedFd>>,
     places: Vec<Place>,
 }
 
 impl Home {
-    /// Makes the directory, empty.
+    /// Creates the directory, empty.
     pub fn make(parent: &Arc<OwnedFd>, hand: &mut Hand) -> Result<Home, Stopped> {
         let chance = RandomState::new();
         let mut tried = 0;
@@ -122,7 +123,7 @@ impl Home {
                 Err(e) => return Err(Stopped::Failed(failed(e, "make directory", &name))),
             }
         };
-        // Not `call`: what was made must be reached to be removed.
+        // `must_call`, because the created directory must be opened to be removed.
         match hand.must_call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty())) {
             Ok(fd) => {
                 Ok(Home { parent: parent.clone(), name, fd, owner: Mutex::default(), places: Vec::new() })
@@ -135,7 +136,7 @@ impl Home {
         }
     }
 
-    /// Says in it whose it is, and locks it.
+    /// Writes the owner's file and locks it.
     pub fn sign(&self, hand: &mut Hand) -> Result<(), Stopped> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
@@ -155,7 +156,7 @@ impl Home {
                 }
             }
         }
-        // Without locks the line alone has to do; without the line, the lock.
+        // Either the line or the lock is sufficient to identify the owner.
         if let (Err(e), false) = (written, locked) {
             return Err(Stopped::Failed(failed(e, "write", OWNER)));
         }
@@ -163,12 +164,12 @@ impl Home {
         Ok(())
     }
 
-    /// Makes directories with files in them, until all are there or no more calls may be made.
+    /// Creates directories with files, until all exist or the limits allow no further call.
     pub fn fill(&mut self, directories: u32, files: u32, hand: &mut Hand) -> Result<(), Stopped> {
         for number in 0..directories.min(DIRECTORIES_MAX) {
             let name = directory_name(number);
             let made = hand.call(Kind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
-            // Whatever was answered, it may be there.
+            // Recorded before the result is checked, because a failed call may have created it.
             self.places.push(Place { name: name.clone(), fd: None, files: 0 });
             made.map_err(|e| Stopped::Failed(failed(e, "make directory", &name)))?;
             let fd = hand
@@ -188,13 +189,14 @@ impl Home {
         Ok(())
     }
 
-    /// The directories that can be asked about.
+    /// Returns the directories for requests.
     pub fn places(&self) -> impl Iterator<Item = &OwnedFd> {
         self.places.iter().filter_map(|place| place.fd.as_ref())
     }
 
-    /// Removes what was made; says whether all of it is gone. The owner's file goes last: while anything is left, it
-    /// tells the next probe that this one has ended.
+    /// Removes all created names and returns whether all of them are gone. The owner's file is
+    /// removed last: as long as other names remain, it shows the next probe that this one has
+    /// ended.
     pub fn remove(&self, hand: &mut Hand) -> bool {
         let mut gone = true;
         for place in self.places.iter().rev() {
@@ -210,14 +212,14 @@ impl Home {
             && unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, hand)
     }
 
-    /// Names that are to be removed.
+    /// Returns the number of names to remove.
     pub fn names(&self) -> u64 {
-        // Itself and the owner's file.
+        // The directory itself and the owner's file.
         2 + self.places.iter().map(|place| 1 + u64::from(place.files)).sum::<u64>()
     }
 }
 
-/// Whether the name is gone.
+/// Removes a name; returns whether it is gone.
 fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, hand: &mut Hand) -> bool {
     loop {
         match hand.call(Kind::Remove, || rustix::fs::unlinkat(directory, name, flags)) {
@@ -230,13 +232,14 @@ fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, hand: &mut Hand) -> b
 
 /// Opens the directory that the user named.
 pub fn open(path: &Path, hand: &mut Hand) -> Result<OwnedFd, Stopped> {
-    // Links on the way are the user's.
+    // Symbolic links in the path, which the user chose, are followed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = hand.call(Kind::Other, || rustix::fs::openat(CWD, path, flags, Mode::empty()))?;
     opened.map_err(|e| Stopped::Failed(failed(e, "open", path.as_os_str().as_encoded_bytes())))
 }
 
-/// The directories of other probes than `own` in this one; of a very large directory only the first part is searched.
+/// Returns the directories of probes other than `own` in this directory. Only the first part of a
+/// very large directory is searched.
 pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result<Vec<Leftover>, Stopped> {
     let open = || rustix::fs::openat(parent, ".", READ, Mode::empty());
     let fd = hand.call(Kind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
@@ -244,7 +247,7 @@ pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result
     let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
     let mut entries = RawDir::new(&fd, &mut buffer);
     for _ in 0..LISTING_CALLS_MAX {
-        // The first entry of a buffer is the one that asks.
+        // Only reading the first entry of a buffer makes a system call.
         let first = hand.call(Kind::Other, || match entries.next() {
             None => Ok(None),
             Some(Err(e)) => Err(e),
@@ -264,16 +267,16 @@ pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result
     let mut found = Vec::new();
     for name in names {
         let name = String::from_utf8_lossy(&name).into_owned();
-        // `None`: gone by now, or no directory.
+        // `None`: it no longer exists, or is not a directory.
         found.extend(look_at(parent, name, hand)?.map(|(leftover, _)| leftover));
     }
     Ok(found)
 }
 
-/// Its directory and its owner's file, locked if nobody else holds the lock.
+/// A probe's directory and its owner's file, locked if no other process holds the lock.
 type Opened = (OwnedFd, Option<OwnedFd>);
 
-/// What can be seen of another probe's directory, without waiting for anything.
+/// Examines the directory of another probe without blocking.
 fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Leftover, Opened)>, Stopped> {
     let entered = hand.call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
     let Ok(fd) = entered else { return Ok(None) };
@@ -287,7 +290,8 @@ fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Le
         locked: None,
         modified: found.stx_mtime.tv_sec.try_into().unwrap_or(0),
     };
-    // NONBLOCK: should the name be a fifo, the open must not wait. Writing: NFS locks nothing else.
+    // NONBLOCK: the open must not wait if the name is a fifo. RDWR: NFS locks only files open for
+    // writing.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = hand.call(Kind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
     let Ok(file) = opened else { return Ok(Some((leftover, (fd, None)))) };
@@ -303,21 +307,21 @@ fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Le
     Ok(Some((leftover, (fd, Some(file)))))
 }
 
-/// The first of them that may still be at work.
+/// Returns the first probe that may still be running.
 pub fn at_work(leftovers: &[Leftover]) -> Option<&Leftover> {
     let (here, now) = (host(), seconds_now());
     leftovers.iter().find(|leftover| leftover.is_live(&here, now))
 }
 
-/// What became of the directories that killed probes left.
+/// The result of cleaning up the directories of killed probes.
 #[derive(Debug, Default)]
 pub struct Cleaned {
     pub removed: Vec<String>,
-    /// Those that stay, and why.
+    /// The directories that remain, and why.
     pub kept: Vec<(String, String)>,
 }
 
-/// Removes what killed probes of this user left in the directory.
+/// Removes the directories that killed probes of this user left in `directory`.
 pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refusal> {
     progress.enter(Stage::Removing);
     let path = directory.to_owned();
@@ -358,9 +362,9 @@ fn is_empty_but_for_owner(fd: &OwnedFd, hand: &mut Hand) -> Result<bool, Stopped
     Ok(answer == Ok(true))
 }
 
-/// Removes one, or says why not.
+/// Removes one directory, or returns why not.
 fn clean_one(parent: &OwnedFd, leftover: Leftover, hand: &mut Hand) -> Result<Option<String>, Stopped> {
-    // Looked at again, and the lock kept while it is removed.
+    // Examined again, and the lock is kept during the removal.
     let Some((leftover, (fd, owner))) = look_at(parent, leftover.name, hand)? else { return Ok(None) };
     if leftover.uid != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!("it is user {}'s", leftover.uid)));
@@ -378,7 +382,8 @@ fn clean_one(parent: &OwnedFd, leftover: Leftover, hand: &mut Hand) -> Result<Op
         unlink(&fd, &name, AtFlags::REMOVEDIR, hand);
     }
     drop(owner);
-    // With something of somebody's in it, it keeps the word that its probe has ended.
+    // If foreign files remain in the directory, the owner's file stays and shows that its probe has
+    // ended.
     let gone = is_empty_but_for_owner(&fd, hand)?
         && unlink(&fd, OWNER, AtFlags::empty(), hand)
         && unlink(parent, &leftover.name, AtFlags::REMOVEDIR, hand);

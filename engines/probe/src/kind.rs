@@ -1,18 +1,19 @@
-//! The kinds of questions, what each counts for, in which order they are mixed, and who seems to have answered.
+//! The kinds of requests, the operations they count as, their order in the mix, and where they seem
+//! to have been answered.
 
 use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A name that does not exist and was never asked for.
+    /// A lookup of a name that does not exist and was never used.
     LookUp,
-    /// The attributes of an open directory, fetched again.
+    /// The attributes of an open directory, requested from the server.
     Attributes,
     /// Opening a directory and reading it to the end.
     List,
     Create,
     Remove,
-    /// Looking round and locking: counted, never a rate.
+    /// Checks and locks: counted, but not measured as a rate.
     Other,
 }
 
@@ -28,35 +29,35 @@ impl Kind {
         }
     }
 
-    /// The requests that a client without caches sends for one call.
+    /// Returns the number of requests that a client without caches sends for one call.
     pub const fn operations(self) -> u64 {
         match self {
             Kind::LookUp | Kind::Attributes | Kind::Other => 1,
-            // Open and read; look up and change.
+            // Open and read; lookup and change.
             Kind::List | Kind::Create | Kind::Remove => 2,
         }
     }
 }
 
-/// The kinds that change nothing, of which the mix is made.
+/// The kinds that change nothing. The mix consists of them.
 pub const QUESTIONS: [Kind; 3] = [Kind::LookUp, Kind::Attributes, Kind::List];
 
-/// Entries of one directory of the paper's tree: 17 files and itself.
+/// The entries of one directory of the paper's tree: 17 files and the directory itself.
 const ENTRIES: usize = 18;
 
-/// One round of the mix, without the kinds that the server does not see.
+/// Returns one round of the mix, without the kinds that do not reach the server.
 pub fn round(answered: impl Fn(Kind) -> bool) -> Vec<Kind> {
     let pairs = std::iter::repeat_n([Kind::LookUp, Kind::Attributes], ENTRIES).flatten();
     std::iter::once(Kind::List).chain(pairs).filter(|kind| answered(*kind)).collect()
 }
 
-/// Who seems to have answered.
+/// Where requests seem to have been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answerer {
     Server,
-    /// This node's caches: not a rate of the file system.
+    /// In this node's caches, so this is not a rate of the file system.
     Cache,
-    /// The file system is this node's own.
+    /// On this node, because the file system is local.
     Local,
 }
 
@@ -69,11 +70,13 @@ impl Answerer {
         }
     }
 
-    /// From the median latency of a kind and that of a stat which the kernel answers from its cache.
+    /// Decides from the median latency of a kind and that of a stat answered from the kernel's
+    /// cache.
     pub fn judge(median: Duration, cached_stat: Duration, local: bool) -> Answerer {
-        // A client process that answers from its memory needs two changes of process, some ten cached stats; the
-        // quickest networks and servers need more than 20 us. A traced or starved process makes everything
-        // slow, cached stats too: hence a bound on each side.
+        // A client process that answers from its memory needs two context switches, which take
+        // about as long as ten cached stats; the fastest networks and servers need more than 20 us.
+        // In a traced or starved process all calls are slow, including cached stats; therefore the
+        // limit has a lower and an upper bound.
         let limit = (cached_stat * 30).clamp(Duration::from_micros(5), Duration::from_micros(20));
         match (local, median < limit) {
             (true, _) => Answerer::Local,
@@ -104,7 +107,7 @@ mod tests {
     #[test]
     fn who_answered_is_told_by_latency() {
         let cases = [
-            // median ns, cached stat ns, local, who
+            // median ns, cached stat ns, local, expected result
             (900, 400, false, Answerer::Cache),
             (14_000, 600, false, Answerer::Cache),
             (14_000, 300, false, Answerer::Server),

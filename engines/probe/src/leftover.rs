@@ -1,19 +1,20 @@
-//! Directories of other probes: whether one is in use, judged from what can be seen of it. Touches nothing.
+//! Directories of other probes: decides from their metadata whether one is in use. Accesses no
+//! files.
 
 use std::fmt;
 
-/// What names a probe's directory; six letters or digits follow.
+/// The prefix of the name of a probe's directory; six letters or digits follow.
 pub const PREFIX: &str = ".quell-probe-";
-/// Longer than any probe lasts, clocks that disagree a little included.
+/// Longer than any probe runs, including a small difference between clocks.
 const LIFE_SECONDS_MAX: u64 = 15 * 60;
 
-/// Whether a name is one that a probe gives to its directory.
+/// Returns whether a name has the form of a probe's directory.
 pub fn is_probes(name: &[u8]) -> bool {
     name.strip_prefix(PREFIX.as_bytes())
         .is_some_and(|rest| rest.len() == 6 && rest.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// What a probe writes into its directory: who it is.
+/// The owner's line that a probe writes into its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
     pub host: String,
@@ -23,7 +24,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// `None` for anything that a probe did not write, or not to the end.
+    /// Parses a line; `None` if it is not a complete line written by a probe.
     pub fn parse(text: &str) -> Option<Owner> {
         let mut words = text.strip_suffix('\n')?.split(' ');
         let owner = Owner {
@@ -41,33 +42,34 @@ impl fmt::Display for Owner {
     }
 }
 
-/// A directory of another probe, as it was seen.
+/// The state of another probe's directory.
 #[derive(Debug, Clone)]
 pub struct Leftover {
     pub name: String,
-    /// Its user.
+    /// The owner of the directory.
     pub uid: u32,
     pub owner: Option<Owner>,
-    /// Whether somebody holds its lock; unknown where it may not be asked for, or there are no locks.
+    /// Whether a process holds its lock; `None` if this is not permitted to check, or locks are not
+    /// supported.
     pub locked: Option<bool>,
-    /// When something was last made in it, in seconds since 1970.
+    /// The time of the last change of the directory, in seconds since 1970.
     pub modified: u64,
 }
 
 impl Leftover {
-    /// Whether its probe may still be at work.
+    /// Returns whether the probe may still be running.
     pub fn is_live(&self, here: &str, now: u64) -> bool {
         match (self.locked, &self.owner) {
             (Some(true), _) => true,
-            // The kernel gave the lock back when the process ended.
+            // The kernel released the lock when the process ended.
             (Some(false), Some(owner)) if owner.host == here => false,
-            // Locks may not reach from node to node; time does.
+            // Locks may not work between nodes, but the age is valid on all.
             (_, Some(owner)) => now < owner.started.saturating_add(LIFE_SECONDS_MAX),
             (_, None) => now < self.modified.saturating_add(LIFE_SECONDS_MAX),
         }
     }
 
-    /// Whose it is, in words.
+    /// Returns a description of the owner.
     pub fn who(&self) -> String {
         match &self.owner {
             Some(owner) => format!("process {} on {}", owner.process, owner.host),
@@ -115,7 +117,7 @@ mod tests {
             (Some(false), Some(("there", 16 * minutes)), 0, false),
             (None, Some(("here", minutes)), minutes, true),
             (None, Some(("here", 16 * minutes)), minutes, false),
-            // Another user's, or killed before it could say who it is.
+            // Another user's, or killed before it could write its owner's line.
             (None, None, minutes, true),
             (Some(false), None, minutes, true),
             (None, None, 16 * minutes, false),

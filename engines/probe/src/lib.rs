@@ -1,7 +1,8 @@
-//! Measures how many metadata operations a second a file system sustains, within hard caps, and leaves nothing behind.
-//! It decides in `budget`, `curve`, `kind` and `leftover`, which touch nothing, and acts in `crew`, `home`,
-//! `measure` and `node`. It never follows a link and never removes what a probe did not make. What is asked and why:
-//! docs/techniques/probe.md.
+//! Measures how many metadata operations per second a file system sustains, within hard limits, and
+//! removes everything it creates. Decisions are made in `budget`, `curve`, `kind` and `leftover`,
+//! which access no files; `crew`, `home`, `measure` and `node` act on them. The crate never follows
+//! a link and never removes a file that a probe did not create. docs/techniques/probe.md describes
+//! the requests and the reasons for them.
 
 mod budget;
 mod crew;

@@ -1,5 +1,5 @@
-//! The order of events: look, make, measure each kind, raise the number of threads, remove. What comes next is decided
-//! elsewhere; here it is done.
+//! The course of a probe: check, create, measure each kind, raise the number of threads, remove.
+//! The decisions are made in other modules.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,39 +21,40 @@ use crate::node::Ticks;
 use crate::progress::{Progress, Stage};
 use crate::refusal::Refusal;
 
-/// Questions that tell whether the file system is busy, and what their median may be.
+/// The number of requests that test whether the file system is busy, and the limit of their median.
 const TRIAL_QUESTIONS: usize = 9;
 const TRIAL_MEDIAN_MAX: Duration = Duration::from_millis(50);
-/// For looking round.
+/// The time limit for the check.
 const LOOKING_MAX: Duration = Duration::from_secs(10);
-/// More than it can take: some twenty questions, and six for each leftover.
+/// More than the check can need: about twenty requests, and six for each leftover directory.
 const LOOKING_OPERATIONS_MAX: u64 = 130;
-/// Stats that the kernel answers by itself, to compare with.
+/// The number of stats answered by the kernel, for comparison.
 const CACHED_STATS: usize = 200;
-/// Bytes that a listing may fill with names: a directory of the tree takes two reads, the last of nothing.
+/// The size of the buffer for a listing, in bytes. A directory of the tree takes two reads, the
+/// last of which returns nothing.
 const NAMES_BUFFER_BYTES: usize = 8 << 10;
-/// Free space below this is none.
+/// Less free space than this counts as none.
 const FREE_BYTES_MIN: u64 = 1 << 20;
-/// Names that must be free for others when ours are made: a probe makes three hundred.
+/// The minimum number of free inodes. A probe creates about three hundred, and others need some.
 const FREE_NAMES_MIN: u64 = 400;
 
-/// A directory that was looked at and may be probed.
+/// A directory that passed the check.
 #[derive(Debug)]
 pub struct Survey {
     directory: Arc<OwnedFd>,
-    /// What killed probes left there.
+    /// The directories that killed probes left there.
     pub leftovers: Vec<Leftover>,
-    /// What looking took.
+    /// The operations of the check.
     operations: u64,
 }
 
-/// One kind, asked one at a time.
+/// The result of one kind, measured one call at a time.
 #[derive(Debug, Clone)]
 pub struct KindRate {
     pub kind: Kind,
     pub calls: u64,
     pub operations: u64,
-    /// Spent in these calls.
+    /// The total duration of these calls.
     pub seconds: f64,
     pub p50: Duration,
     pub p99: Duration,
@@ -66,37 +67,37 @@ impl KindRate {
     }
 }
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Debug)]
 pub struct Outcome {
     pub started: SystemTime,
     pub kinds: Vec<KindRate>,
     pub steps: Vec<Step>,
     pub end: End,
-    /// Everything that was asked, from the first look to the last removal.
+    /// All operations, from the first check to the last removal.
     pub operations: u64,
-    /// The probe's directory, where it could not be removed.
+    /// The probe's directory, if it could not be removed.
     pub left: Option<String>,
 }
 
 impl Outcome {
-    /// Operations a second, if any can be told.
+    /// Returns the sustained operations per second, if there is a result.
     pub fn sustained(&self) -> Option<f64> {
         curve::sustained(&self.steps)
     }
 
-    /// How busy this node's processors were on the plateau, at their busiest.
+    /// Returns the maximum share of the time that this node's processors were busy on the plateau.
     pub fn node_busy(&self) -> Option<f64> {
         curve::plateau(&self.steps).filter_map(|step| step.node_busy).reduce(f64::max)
     }
 
-    /// Whether a step is one of the plateau.
+    /// Returns whether a step belongs to the plateau.
     pub fn is_on_plateau(&self, step: &Step) -> bool {
         curve::plateau(&self.steps).any(|other| other == step)
     }
 }
 
-/// Looks whether the directory may be probed; changes nothing.
+/// Checks whether the directory may be probed; changes nothing.
 pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refusal> {
     progress.enter(Stage::Looking);
     let path = directory.to_owned();
@@ -118,7 +119,7 @@ pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refu
     }
 }
 
-/// What one thread returned.
+/// Returns the result of the only thread.
 fn only<T>(done: Result<Done<T>, Trouble>) -> Result<T, Refusal> {
     done.ok().and_then(|mut done| done.results.pop()).ok_or(Refusal::Unanswered)
 }
@@ -152,12 +153,12 @@ fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusa
     if median > TRIAL_MEDIAN_MAX {
         return Err(Refusal::Busy(median));
     }
-    // As this process may, not as its real user.
+    // With the effective user id of this process, not the real one.
     let may = Access::WRITE_OK | Access::EXEC_OK;
     hand.call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
         .map_err(|e| Refusal::NotWritable(failed(e, "write to", subject)))?;
     let room = hand.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
-    // Some count no inodes, some answer nothing at all.
+    // Some file systems do not count inodes, and some do not support the call.
     if let Ok(room) = room {
         if room.f_files > 0 && room.f_favail < FREE_NAMES_MIN {
             return Err(Refusal::NoRoom("inodes"));
@@ -170,7 +171,8 @@ fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusa
     Ok((directory, leftovers))
 }
 
-/// Measures, and removes what was made for it. `local`: the file system is this node's own.
+/// Measures, and removes everything that was created. `local`: the file system is local to this
+/// node.
 pub fn measure(
     survey: Survey,
     limits: &Limits,
@@ -208,7 +210,7 @@ pub fn measure(
     }
     let end = match (result, &left) {
         (Ok(end), _) => end,
-        // What was left is to be told whatever else went wrong.
+        // A directory that could not be removed must be reported, whatever else failed.
         (Err(Refusal::Unanswered), Some(_)) => End::Slow,
         (Err(refusal), _) => return Err(refusal),
     };
@@ -222,21 +224,21 @@ pub fn measure(
     })
 }
 
-/// A probe under way.
+/// A running probe.
 struct Probe {
     crew: Crew,
     limits: Limits,
     local: bool,
     budget: Budget,
     until: Instant,
-    /// What a stat takes that the kernel answers by itself.
+    /// The duration of a stat that the kernel answers from its cache.
     cached_stat: Duration,
     kinds: Vec<KindRate>,
     steps: Vec<Step>,
 }
 
 impl Probe {
-    /// Has threads do a piece of work, and counts what it took.
+    /// Runs a task in threads and counts its operations.
     fn work<T: Send + 'static>(
         &mut self,
         orders: Orders,
@@ -252,7 +254,8 @@ impl Probe {
         Orders { threads, operations, until: self.until.min(Instant::now() + at_most), removing: false }
     }
 
-    /// Makes the probe's directory and its tree. What was made comes back whatever went wrong.
+    /// Creates the probe's directory and its tree. The result includes everything that was created,
+    /// even after an error.
     fn make(
         &mut self,
         directory: &Arc<OwnedFd>,
@@ -260,7 +263,7 @@ impl Probe {
     ) -> (Option<Home>, Result<(), Refusal>) {
         self.crew.progress().enter(Stage::Making);
         let (directories, files) = self.limits.shape();
-        // What removing all of it will take is kept back.
+        // The operations for removing all of it are not available for creating.
         let removing = (2 + u64::from(directories * (1 + files))) * Kind::Remove.operations();
         let operations = self.budget.free().saturating_sub(removing);
         let orders = self.orders(1, operations, self.limits.making_duration());
@@ -284,7 +287,7 @@ impl Probe {
         }
     }
 
-    /// Each kind alone, then the mix with more and more threads.
+    /// Measures each kind alone, then the mix with an increasing number of threads.
     fn rise(&mut self, home: &Arc<Home>) -> Result<End, Refusal> {
         if home.places().next().is_none() {
             return Ok(if self.crew.met_slow() { End::Slow } else { End::Seconds });
@@ -320,12 +323,12 @@ impl Probe {
             };
             self.crew.progress().enter(Stage::Mix(parallelism));
             let before = Ticks::now();
-            // A node that lets no more threads start has shown its highest.
+            // If the node allows no more threads, this is its highest parallelism.
             let Some(done) = self.ask(orders, home, &names, mix.clone())? else { return Ok(End::Highest) };
             if self.crew.progress().is_stopped() {
                 return Ok(End::Interrupted);
             }
-            // A step that was cut short says nothing.
+            // An interrupted step is not meaningful.
             if !self.crew.met_slow() {
                 let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
                 self.steps.push(step(parallelism, &done, node_busy));
@@ -333,8 +336,8 @@ impl Probe {
         }
     }
 
-    /// Asks as often as the orders allow, in the order of the mix, one place after the other. `None`: this node
-    /// lets not so many threads start.
+    /// Makes requests in the order of the mix, directory by directory, as long as the limits allow.
+    /// `None`: this node does not allow so many threads.
     fn ask(
         &mut self,
         orders: Orders,
@@ -343,14 +346,16 @@ impl Probe {
         mix: Vec<Kind>,
     ) -> Result<Option<Done<()>>, Refusal> {
         let (home, names) = (home.clone(), names.clone());
-        // All threads walk through one mix, so that its proportions hold also where each asks little.
+        // All threads share one sequence, so that the proportions of the mix hold even if each
+        // thread makes few calls.
         let turn = AtomicU64::new(0);
         let wrong = AtomicBool::new(false);
         let done = self.work(orders, move |hand| {
             let places: Vec<&OwnedFd> = home.places().collect();
             while !wrong.load(Ordering::Relaxed) {
                 let turn = turn.fetch_add(1, Ordering::Relaxed) as usize;
-                // Threads stay apart: some clients ask one at a time in a directory.
+                // Threads use different directories, because some clients serialize requests in a
+                // directory.
                 let place = places[(hand.number() + turn / mix.len()) % places.len()];
                 let kind = mix[turn % mix.len()];
                 let answer = match kind {
@@ -382,7 +387,7 @@ impl Probe {
         }
     }
 
-    /// The median of a stat that the kernel answers without asking anybody.
+    /// Returns the median duration of a stat that the kernel answers from its cache.
     fn take_cached_stat(&mut self, home: &Arc<Home>) -> Result<Duration, Refusal> {
         let home = home.clone();
         let orders = self.orders(1, 0, self.limits.kind_duration());
@@ -400,7 +405,7 @@ impl Probe {
         }))
     }
 
-    /// Removes what was made, whatever happened; the name of what could not be.
+    /// Removes everything that was created; returns the directory's name if that failed.
     fn remove(&mut self, home: &Arc<Home>, made: &mut [Call]) -> Option<String> {
         self.crew.progress().enter(Stage::Removing);
         let orders =
@@ -418,7 +423,8 @@ impl Probe {
     }
 }
 
-/// The probe's directory is made: says whose it is, looks again for others, and fills it.
+/// Prepares the new directory: writes the owner's file, checks for other probes again, and fills
+/// the directory.
 fn begin(
     directory: &OwnedFd,
     home: &mut Home,
@@ -426,13 +432,14 @@ fn begin(
     files: u32,
     hand: &mut Hand,
 ) -> Result<(), Refusal> {
-    // Enough asked, or told to stop: what is there has to do, and is removed.
+    // If a limit is reached or the user interrupts, the probe goes on with what exists, and removes
+    // it later.
     let go_on = |result: Result<(), Stopped>| match result {
         Ok(()) | Err(Stopped::Enough) => Ok(()),
         Err(Stopped::Failed(error)) => Err(Refusal::Failed(error)),
     };
     go_on(home.sign(hand))?;
-    // Two that began together see each other here, and both withdraw.
+    // Two probes that start at the same time detect each other here, and both withdraw.
     match home::leftovers(directory, Some(&home.name), hand) {
         Ok(others) => {
             if let Some(other) = home::at_work(&others) {
@@ -444,7 +451,7 @@ fn begin(
     go_on(home.fill(directories, files, hand))
 }
 
-/// What making a name fails with says that a probe cannot be made here.
+/// An error while creating names means that no probe is possible here.
 fn not_writable(refusal: Refusal) -> Refusal {
     match refusal {
         Refusal::Failed(error) => Refusal::NotWritable(error),
@@ -457,7 +464,7 @@ fn fetch_attributes(directory: &OwnedFd) -> rustix::io::Result<()> {
     rustix::fs::statx(directory, "", flags, StatxFlags::BASIC_STATS).map(drop)
 }
 
-/// Asks for a name that is not there.
+/// Looks up a name that does not exist.
 fn look_up(directory: &OwnedFd, name: &str) -> rustix::io::Result<()> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     match rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS) {
@@ -477,7 +484,7 @@ fn list(directory: &OwnedFd) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// What the calls of one kind say; `None` if there were none.
+/// Summarizes the calls of one kind; `None` if there were none.
 fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> Option<KindRate> {
     let mut took: Vec<Duration> = calls.iter().filter(|c| c.kind == kind).map(|c| c.took).collect();
     let p50 = curve::percentile(&mut took, 0.5);

@@ -1,8 +1,9 @@
-//! How busy this node's processors are: where they are the limit, the curve is theirs and not the file system's.
+//! The load of this node's processors: if they are the limit, the curve is theirs and not the file
+//! system's.
 
 use std::fs;
 
-/// Ticks of all processors since the node started.
+/// Clock ticks of all processors since the node started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticks {
     busy: u64,
@@ -10,12 +11,13 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// As the kernel counts them; `None` where it does not tell.
+    /// Reads the kernel's counters; `None` if they are not available.
     pub fn now() -> Option<Ticks> {
         Ticks::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// The first line: `cpu user nice system idle iowait irq softirq steal ...`, guests being part of users.
+    /// Parses the first line: `cpu user nice system idle iowait irq softirq steal ...`. `user`
+    /// includes the time of guests.
     fn parse(stat: &str) -> Option<Ticks> {
         let mut words = stat.lines().next()?.split_ascii_whitespace();
         words.next().filter(|word| *word == "cpu")?;
@@ -25,7 +27,8 @@ impl Ticks {
         Some(Ticks { busy: all - idle, all })
     }
 
-    /// The share of the time since then that the processors were busy; nothing, if that was less than a tick.
+    /// Returns the share of the time since `before` that the processors were busy; `None` if that
+    /// was less than a tick.
     pub fn busy_since(self, before: Ticks) -> Option<f64> {
         let all = self.all.checked_sub(before.all).filter(|all| *all > 0)?;
         Some(self.busy.saturating_sub(before.busy) as f64 / all as f64)

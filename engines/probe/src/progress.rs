@@ -1,4 +1,4 @@
-//! What a probe is doing just now, to be shown; and the word that ends it early.
+//! The current state of a probe, for display, and the request to end it early.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub enum Stage {
     Looking,
     Making,
-    /// Each kind alone.
+    /// Measuring each kind alone.
     Kinds,
-    /// The mix with so many threads.
+    /// Measuring the mix with this number of threads.
     Mix(u32),
     Removing,
 }
 
-/// Shared between the one who shows and those who ask.
+/// Shared between the threads of the probe and the thread that displays progress.
 #[derive(Debug, Default)]
 pub struct Progress {
     operations: AtomicU64,
@@ -21,11 +21,11 @@ pub struct Progress {
     stop: AtomicBool,
 }
 
-// A stage as a number: those without threads come first.
+// Stages are stored as numbers; those without a number of threads come first.
 const MIX: u32 = 4;
 
 impl Progress {
-    /// Ends measuring; what was made is removed all the same.
+    /// Ends the measurement. Created names are still removed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -34,7 +34,7 @@ impl Progress {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Asked so far.
+    /// Returns the operations so far.
     pub fn operations(&self) -> u64 {
         self.operations.load(Ordering::Relaxed)
     }

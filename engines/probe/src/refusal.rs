@@ -1,4 +1,4 @@
-//! Why a probe does not begin, or has no result.
+//! The reasons why a probe does not start or has no result.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,18 +7,18 @@ use quell_fs::Error;
 
 #[derive(Debug)]
 pub enum Refusal {
-    /// A probe writes, and here it may not.
+    /// The caller may not write to the directory.
     NotWritable(Error),
     /// Too few free inodes or too little space.
     NoRoom(&'static str),
-    /// The median of a few questions took this long.
+    /// The median latency of the first requests was this long.
     Busy(Duration),
-    /// Another probe is at work in the directory: its directory, and who says to have made it.
+    /// Another probe is running in the directory: the name of its directory and its owner.
     InUse {
         name: String,
         who: String,
     },
-    /// A call did not come back, and was given up.
+    /// A call did not return and was given up.
     Unanswered,
     Failed(Error),
 }

@@ -1,5 +1,5 @@
-//! The verbs of the real engine that change what is below a directory. A name is one component: anything else is
-//! refused before the system sees it, as a wrong one would do more harm here than where things are only read.
+//! The operations that change a directory's content. A name must be one component: any other is
+//! refused before the system call, because a wrong name does more harm in writes than in reads.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -20,25 +20,26 @@ use crate::{Acting, WritableDir, WritableFile, assume};
 const SET_GROUP_ID: u32 = 0o2000;
 const SET_ID: u32 = 0o6000;
 
-/// The name for a system call.
+/// Checks a name and converts it for a system call.
 fn one(name: &[u8]) -> Result<&OsStr> {
     check_name(name)?;
     Ok(OsStr::from_bytes(name))
 }
 
-/// Kind and permissions of what a descriptor is, as they were when it was opened: no file system is asked again.
+/// Returns kind and permissions as of when the descriptor was opened, without a request to a file
+/// server.
 fn mode_of(fd: BorrowedFd<'_>) -> rustix::io::Result<u32> {
     let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", local, StatxFlags::TYPE | StatxFlags::MODE)?;
     Ok(found.stx_mode.into())
 }
 
-/// A way to what a descriptor is, whatever it was opened for; what it leads to is no link to be followed.
+/// Returns a path to the file of any descriptor. The file itself is never followed as a link.
 fn path_of(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Owner, group, kind and permissions, link count and device of what a descriptor is.
+/// Owner, group, kind and permissions, link count and device of a file.
 struct Identity {
     uid: u32,
     gid: u32,
@@ -52,7 +53,8 @@ impl Identity {
         Identity::with(fd, AtFlags::empty())
     }
 
-    /// As it was when the descriptor was opened: no file system is asked again.
+    /// Returns the identity as of when the descriptor was opened, without a request to a file
+    /// server.
     fn known(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
         Identity::with(fd, AtFlags::STATX_DONT_SYNC)
     }
@@ -74,7 +76,7 @@ impl Identity {
         FileType::from_raw_mode(self.mode)
     }
 
-    /// Root goes on with this user's credentials; `None` for what is root's own.
+    /// Makes the thread assume the credentials of the file's owner; `None` if that is root.
     fn act(&self) -> Result<Option<Acting>> {
         match self.uid {
             0 => Ok(None),
@@ -90,7 +92,8 @@ fn refused(operation: &'static str, name: &[u8], why: &'static str) -> Error {
     Error { source: Some(why.into()), ..failed(Errno::PERM, operation, name) }
 }
 
-/// Changes what a descriptor is, whatever it was opened for. In this order: new owners take the set-user-id bit away.
+/// Changes the file of any descriptor. The owners come first, because changing them clears the
+/// set-user-id bit.
 fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rustix::io::Result<()> {
     let Change { permissions, uid, gid, size_bytes: _, modified } = *change;
     if uid.is_some() || gid.is_some() {
@@ -99,9 +102,9 @@ fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rus
     }
     if let Some(permissions) = permissions {
         if kind == FileType::Symlink {
-            return Err(Errno::OPNOTSUPP); // some file systems would do it and then say so
+            return Err(Errno::OPNOTSUPP); // some file systems change it but return an error
         }
-        // `fchmodat2`, which takes a descriptor of any kind, came with Linux 6.6; this works on all.
+        // `fchmodat2`, which takes any descriptor, needs Linux 6.6; this works on all versions.
         rustix::fs::chmodat(CWD, path_of(fd), Mode::from_raw_mode(permissions), AtFlags::empty())?;
     }
     if let Some(modified) = modified {
@@ -115,18 +118,20 @@ fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rus
 }
 
 impl PosixDir {
-    /// A child, whatever it is, for a call that takes no name or would follow it.
+    /// Opens a child of any kind as a reference, for system calls that take no name or would follow
+    /// it.
     fn point_at(&self, name: &OsStr) -> rustix::io::Result<rustix::fd::OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         rustix::fs::openat(&self.fd, name, flags, Mode::empty())
     }
 
-    /// Whether this thread has root's power over what other users may exchange: see `PosixDir::open_shared`.
+    /// Returns whether this thread has root's privileges in a directory where other users may
+    /// replace names: see `PosixDir::open_shared`.
     fn is_guarded(&self) -> bool {
         self.is_shared && rustix::process::geteuid().is_root()
     }
 
-    /// Names in this directory are changed with its owner's credentials from here on, where root would change them.
+    /// If root changes names in this directory, makes the thread assume the owner's credentials.
     fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
         match self.is_guarded() {
             true => Identity::known(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.act(),
@@ -134,7 +139,8 @@ impl PosixDir {
         }
     }
 
-    /// Checks that root may use the child `name`, which `child` is, for what the owner of this directory asks for.
+    /// Checks that root may use the child `name`, whose identity is `child`, on behalf of the owner
+    /// of this directory.
     fn check_child(&self, child: &Identity, operation: &'static str, name: &[u8]) -> Result<()> {
         let dir = Identity::of(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
         if child.kind() != FileType::Directory && child.nlink != 1 {
@@ -149,7 +155,8 @@ impl PosixDir {
         Ok(())
     }
 
-    /// Changes a child, or with an empty name the directory itself, where other users may exchange it.
+    /// Changes a child, or the directory itself if the name is empty, where other users may replace
+    /// it.
     fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
         let fail = |e| failed(e, "change", name);
         let found = Identity::of(fd).map_err(fail)?;
@@ -158,7 +165,8 @@ impl PosixDir {
         }
         let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
         if owners != Change::default() {
-            // A file that its former owner has open must not become a program of the new owner.
+            // A file that its former owner has open must not become a set-id program of the new
+            // owner.
             if found.kind() == FileType::RegularFile
                 && change.permissions.is_some_and(|mode| mode & SET_ID != 0)
             {
@@ -230,7 +238,7 @@ impl WritableDir for PosixDir {
         if has == permissions | inherited {
             return Ok(());
         }
-        // Another user may have exchanged it since it was made.
+        // Another user may have replaced it after it was created.
         if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
             return Err(refused("make directory", name, "another user has exchanged it"));
         }
@@ -264,7 +272,8 @@ impl WritableDir for PosixDir {
             Rename::Exchange => RenameFlags::EXCHANGE,
         };
         let (from_name, to_name) = (one(from)?, one(to)?);
-        // Between directories of two users neither has the right to rename; root then moves a directory entry and nothing else.
+        // If the directories have different owners, neither user may rename between them. Root then
+        // moves the directory entry with its own privileges and does nothing else.
         let _owner = match self.is_guarded() {
             true => {
                 let owner =
@@ -308,7 +317,7 @@ impl WritableDir for PosixDir {
 
     fn sync(&self) -> Result<()> {
         let synced = match rustix::fs::fsync(&self.fd) {
-            // A starting point for names (`PosixDir::start`) is no open directory.
+            // A starting point for names (`PosixDir::start`) is not open for reading.
             Err(Errno::BADF) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 rustix::fs::openat(&self.fd, ".", flags, Mode::empty()).and_then(rustix::fs::fsync)
@@ -316,7 +325,8 @@ impl WritableDir for PosixDir {
             synced => synced,
         };
         match synced {
-            // A file system that cannot be asked this of a directory keeps names as well as it can without.
+            // This file system does not support syncing a directory; names are as durable as it
+            // makes them.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(e) => Err(failed(e, "sync", b"")),
         }
@@ -345,7 +355,8 @@ impl WritableFile for PosixFile {
         for some in pieces.chunks(PIECES_MAX) {
             let mut slices: Vec<IoSlice<'_>> = some.iter().map(|piece| IoSlice::new(piece)).collect();
             let mut left = &mut slices[..];
-            // Also of 0 bytes: it takes empty pieces away, for which the system would answer 0 as at a full disk.
+            // Advancing by 0 skips empty buffers, for which the kernel would return 0 as on a full
+            // disk.
             IoSlice::advance_slices(&mut left, 0);
             while !left.is_empty() {
                 match rustix::io::pwritev(&self.fd, left, at) {

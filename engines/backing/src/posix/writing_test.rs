@@ -1,4 +1,4 @@
-//! What the verbs that write promise, on the file system of temporary files.
+//! Tests the writing operations on the file system of temporary files.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -8,7 +8,7 @@ use super::*;
 use crate::Dir;
 use quell_fs::{Time, errno};
 
-/// A directory of the file system, and the same through the engine.
+/// Returns a directory, and the same directory opened through this crate.
 fn world() -> (tempfile::TempDir, Arc<dyn WritableDir>) {
     let temp = tempfile::tempdir().unwrap();
     let dir = Arc::new(PosixDir::open(temp.path()).unwrap());
@@ -134,7 +134,7 @@ fn a_rename_replaces_keeps_or_exchanges() {
     let write = |name: &str| fs::write(temp.path().join(name), name).unwrap();
     let read = |name: &str| fs::read_to_string(temp.path().join(name)).unwrap();
     dir.make_dir(b"below", 0o700).unwrap();
-    // A starting point that cannot be listed does as well.
+    // A starting point that cannot be listed is sufficient.
     let below = dir.enter_writable(b"below").unwrap();
     write("a");
     write("b");
@@ -218,7 +218,8 @@ fn new_owners_come_before_permissions_and_stay_off_link_targets() {
 fn any_number_of_pieces_is_written_and_read_back() {
     let (temp, dir) = world();
     let file = dir.create_file(b"file", 0o600).unwrap();
-    // Lengths from 0 to 7: many pieces are empty, also whole calls of them and the first and the last.
+    // Lengths from 0 to 7. Many buffers are empty, including the first, the last, and all buffers
+    // of some calls.
     let lengths = (0..5000).map(|n: usize| if (1024..3072).contains(&n) { 0 } else { n % 8 });
     let pieces: Vec<Vec<u8>> = lengths.enumerate().map(|(n, length)| vec![n as u8; length]).collect();
     let all = pieces.concat();
@@ -264,7 +265,7 @@ fn the_space_is_that_of_the_file_system() {
 
 #[test]
 fn a_full_file_system_says_so() {
-    // Every write to this device fails as on a full disk; the engine itself opens no devices.
+    // Every write to this device fails as on a full disk. The crate itself opens no devices.
     let full = PosixFile {
         fd: fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into(),
         may_change: true,
@@ -273,7 +274,7 @@ fn a_full_file_system_says_so() {
     full.write_pieces_at(&[b"", b""], 0).unwrap();
 }
 
-/// A shared directory of user 1234 on a machine where the test is root: what root is led to by names in it.
+/// A shared directory of user 1234, if the test runs as root: tests where names in it lead root.
 fn of_another_user() -> Option<(tempfile::TempDir, std::path::PathBuf, PosixDir)> {
     if !rustix::process::geteuid().is_root() {
         println!("SKIPPED: only root can be two users");
@@ -328,7 +329,7 @@ fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
     assert_eq!(owner_and_mode(&theirs.join("link")).0, 1234);
     dir.change(b"file", &Change { permissions: Some(0o4755), ..Change::default() }).unwrap();
     assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o4755));
-    // A file of the user becomes no set-user-id program of another.
+    // A user's file must not become a set-user-id program of another user.
     let change = Change { uid: Some(0), permissions: Some(0o4755), ..Change::default() };
     assert!(dir.change(b"file", &change).is_err());
     assert_eq!(owner_and_mode(&theirs.join("file")), (1234, 0o4755));
@@ -343,7 +344,8 @@ fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
     }
     file.change(&Change { uid: Some(0), permissions: Some(0o4711), ..Change::default() }).unwrap();
     assert_eq!(owner_and_mode(&theirs.join("file")), (0, 0o4711));
-    // The directory's owner may not write to it now, and neither may root for that owner.
+    // The directory's owner may not write to the file now, and neither may root on that owner's
+    // behalf.
     assert!(dir.open_writable_file(b"file").is_err());
     dir.change(b"", &Change { uid: Some(0), permissions: Some(0o755), ..Change::default() }).unwrap();
     let file = dir.open_writable_file(b"file").unwrap();
