@@ -1,4 +1,4 @@
-//! What one answer of the index costs, and what it costs to be able to answer: parsing and building.
+//! Measures the time of one request to the index, of parsing it, and of building it.
 //! `cargo bench -p quell-index --bench answers`
 
 use std::hint::black_box;

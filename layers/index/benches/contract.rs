@@ -1,8 +1,10 @@
-//! Nodes or paths in the contract: the measurement behind docs/decisions/0001-nodes-in-the-contract.md.
+//! Nodes or paths in the contract: the measurement for
+//! docs/decisions/0001-nodes-in-the-contract.md.
 //! `cargo bench -p quell-index --bench contract`
 //!
-//! A kernel asks by inode number and name. With nodes the question goes straight to the layer; with paths
-//! the door finds the directory's path in a table of its own, adds the name, and the layer walks it.
+//! The kernel sends an inode number and a name. With nodes, the request goes directly to the layer.
+//! With paths, the frontend finds the directory's path in its own table and appends the name, and
+//! the layer resolves the path.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -18,7 +20,7 @@ mod synthetic;
 
 const ENTRIES: u64 = 1_000_000;
 
-/// What a door needs between inode numbers and paths, if the contract speaks of paths.
+/// The frontend's tables between inode numbers and paths, if the contract uses paths.
 struct Inodes {
     paths: HashMap<u64, Arc<[u8]>>,
     numbers: HashMap<Arc<[u8]>, u64>,
@@ -36,7 +38,7 @@ impl Inodes {
     }
 }
 
-/// The thriftier table of libfuse's high-level interface: each inode with its name and its parent.
+/// The smaller table of libfuse's high-level interface: the name and the parent of each inode.
 struct Parents {
     names: HashMap<u64, (u64, Box<[u8]>)>,
     numbers: HashMap<(u64, Box<[u8]>), u64>,
@@ -82,7 +84,7 @@ fn contract(c: &mut Criterion) {
     let with_parents = synthetic::resident_bytes();
     println!("a table of inodes with parents: {:.1} MiB more", mib(with_parents - with_inodes));
 
-    // Files 8 deep: their directories' nodes, and their names.
+    // Files 8 levels deep: the nodes of their directories, and their names.
     let mut random = Random::new(1);
     let first_file = ENTRIES / 10;
     let questions: Vec<(u64, Vec<u8>)> = (0..100_000)
@@ -116,7 +118,7 @@ fn contract(c: &mut Criterion) {
             black_box(resolve(&fs, &path))
         })
     });
-    // The best a layer made for paths could do: one hash of the whole path, and a second table to hold it.
+    // The best case of a layer for paths: one hash of the whole path, and a second table.
     c.bench_function("stat by path: table of paths, then one hash of the path", |b| {
         b.iter(|| {
             let (dir, name) = next();

@@ -1,5 +1,5 @@
-//! An index file read whole or mapped: the measurement behind docs/decisions/0002-read-not-map.md.
-//! `cargo bench -p quell-index --bench read_or_map [-- DIRECTORY]`, the directory being where the file is put.
+//! Reading or mapping an index file: the measurement for docs/decisions/0002-read-not-map.md.
+//! `cargo bench -p quell-index --bench read_or_map [-- DIRECTORY]` creates the file in DIRECTORY.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -15,18 +15,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const FILE_BYTES: usize = 40 << 20;
 const ROUNDS: usize = 15;
-/// What one look-up touches, about: a few places of a binary search, far apart.
+/// The approximate number of places that one lookup reads: a few steps of a binary search, far
+/// apart.
 const TOUCHES: usize = 1000;
 
-/// A file mapped for reading, for as long as this lives.
+/// A file mapped for reading until this value is dropped.
 struct Mapped {
     start: *mut std::ffi::c_void,
 }
 
 impl Mapped {
     fn of(file: &File) -> Mapped {
-        // SAFETY: a new private mapping, of nothing that anybody else uses; the file is ours and is not
-        // cut short while it is mapped.
+        // SAFETY: the mapping is new and private; the file belongs to this process and is not
+        // truncated while it is mapped.
         #[allow(unsafe_code)]
         let start = unsafe {
             mmap(std::ptr::null_mut(), FILE_BYTES, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
@@ -46,7 +47,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and the borrow of its bytes has ended.
+        // SAFETY: the mapping belongs to `self`, and the borrow of its bytes has ended.
         #[allow(unsafe_code)]
         unsafe {
             let _ = munmap(self.start, FILE_BYTES);
@@ -64,17 +65,17 @@ fn map_and_check(file: &mut File) -> u64 {
     xxh3_64(Mapped::of(file).bytes())
 }
 
-/// What trusting the bytes would buy: only the pages that are touched are fetched.
+/// Reads without validation: only the accessed pages are fetched.
 fn map_and_touch(file: &mut File) -> u64 {
     let mapped = Mapped::of(file);
     let mut random = Random::new(1);
     (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
 }
 
-/// The same where nothing is read ahead: what a file system with small windows comes near to.
+/// As `map_and_touch` without read-ahead, similar to a file system with small read-ahead windows.
 fn map_and_touch_single_pages(file: &mut File) -> u64 {
     let mapped = Mapped::of(file);
-    // SAFETY: advice changes what the kernel reads ahead, not what is there.
+    // SAFETY: the advice changes only the kernel's read-ahead, not the content.
     #[allow(unsafe_code)]
     unsafe {
         madvise(mapped.start, FILE_BYTES, rustix::mm::Advice::Random).expect("the mapping is ours");
@@ -83,7 +84,7 @@ fn map_and_touch_single_pages(file: &mut File) -> u64 {
     (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
 }
 
-/// Page faults that had to wait for the file system.
+/// Returns the number of major page faults, which waited for the file system.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("Linux has it");
     let after_name = stat.rsplit(')').next().expect("it has a name");

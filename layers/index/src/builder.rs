@@ -1,5 +1,5 @@
-//! Reads a tree's metadata with many requests in flight: on a shared file system the time goes into
-//! waiting for answers, not into work (the paper's script, one request at a time, took 323 s for
+//! Reads a tree's metadata with many requests in flight: on a shared file system most of the time
+//! is spent waiting for replies (the paper's script, with one request at a time, took 323 s for
 //! 78,624 entries, section 6). The result does not depend on the number of threads.
 
 use std::collections::HashSet;
@@ -18,18 +18,21 @@ use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX
 use crate::image::{EntryId, Image, Problem, ROOT};
 use crate::tree::{Listing, Special, Tree};
 
-/// How many names of one directory a thread takes at a time.
+/// Number of names of one directory that a thread processes at a time.
 const CHUNK_NAMES: usize = 256;
-/// How often a directory that changes while it is read is read again.
+/// How many times a directory is read if it changes while it is read.
 const LISTING_TRIES: u32 = 3;
-/// How many files of each directory are asked for attributes where nothing suggests that they have any.
+/// Number of files in each directory whose attributes are read with `Xattrs::Auto`, if nothing
+/// suggests that they have any.
 const XATTR_SAMPLE_FILES: usize = 2;
 
-/// Whether to ask each file for extended attributes, which costs as much as all the rest.
+/// Which extended attributes are read. Reading them for every file costs as much as everything else
+/// together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Xattrs {
-    /// Ask every directory, the first two files in each, and every file whose status changed after its
-    /// content (as setting an attribute does). If one of them has any, ask all.
+    /// Reads those of every directory, of the first two files in each, and of every file whose
+    /// status changed after its content (as setting an attribute does). If any of them has an
+    /// attribute, those of all entries are read.
     #[default]
     Auto,
     Always,
@@ -46,19 +49,20 @@ impl Xattrs {
     }
 }
 
-/// What shapes an index. Kept in it, so that an update reads the tree in the same way.
+/// The options that affect the content of an index. They are stored in it, so that an update reads
+/// the tree in the same way.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BuildOptions {
-    /// Names or paths that are left out, as if they did not exist. A pattern without `/` is matched
-    /// against names, one with `/` against paths relative to the root.
+    /// Names or paths that are left out. A pattern without `/` is matched against names, one with
+    /// `/` against paths relative to the root.
     pub exclude: Vec<String>,
-    /// Go on into other file systems mounted below the root.
+    /// Whether to include other file systems mounted below the root.
     pub cross_mounts: bool,
     pub xattrs: Xattrs,
 }
 
 impl BuildOptions {
-    /// The lines of the OPTIONS section.
+    /// Returns the lines of the OPTIONS section.
     pub fn lines(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.exclude.iter().map(|glob| format!("exclude {glob}")).collect();
         if self.cross_mounts {
@@ -70,7 +74,7 @@ impl BuildOptions {
         lines
     }
 
-    /// The options that an index was built with.
+    /// Returns the options that an index was built with.
     pub fn of(image: &Image) -> Result<BuildOptions> {
         let mut options = BuildOptions::default();
         for line in image.option_lines() {
@@ -87,28 +91,28 @@ impl BuildOptions {
     }
 }
 
-/// What a builder may take from an older index instead of asking: the children of directories whose
-/// times are as they were.
+/// An older index. The builder takes the children of directories with unchanged times from it,
+/// instead of reading them.
 #[derive(Debug, Clone, Copy)]
 pub struct Trust<'a> {
     pub image: &'a Image,
-    /// When that index was begun to be built, less the file system's clock granularity: what changed
-    /// later may have changed again unseen.
+    /// The time at which the build of that index began, minus the timestamp granularity of the file
+    /// system: a directory that changed later may have changed again unnoticed.
     pub before: Time,
 }
 
-/// How far a build has come; read by a progress bar while it runs, and the way to stop it.
+/// The progress of a build. A progress bar reads it, and `stop` ends the build.
 #[derive(Debug, Default)]
 pub struct Progress {
     entries: AtomicU64,
     directories_done: AtomicU64,
-    /// Parts of the tree that are done, in units of 2^-53: the root is one, and each directory's part is
-    /// divided evenly between its own listing and its directories.
+    /// The parts of the tree that are done, in units of 2^-53. The root's part is the whole; each
+    /// directory's part is divided evenly between its own listing and its child directories.
     share_done: AtomicU64,
     stop: AtomicBool,
 }
 
-/// The whole tree in units of `Progress::share_done`.
+/// The whole tree, in units of `Progress::share_done`.
 const WHOLE: f64 = (1u64 << 53) as f64;
 
 impl Progress {
@@ -120,7 +124,8 @@ impl Progress {
         self.directories_done.load(Ordering::Relaxed)
     }
 
-    /// How much of the tree is read, from 0 to 1: a guess from its shape so far.
+    /// Returns the estimated part of the tree that was read, from 0 to 1, based on the part of the
+    /// tree seen so far.
     pub fn share(&self) -> f64 {
         self.share_done.load(Ordering::Relaxed) as f64 / WHOLE
     }
@@ -130,13 +135,13 @@ impl Progress {
         self.share_done.fetch_add((share * WHOLE) as u64, Ordering::Relaxed);
     }
 
-    /// Makes the build end soon with an error.
+    /// Makes the build fail soon.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Reads the tree below `root`. `root_path` is its absolute path, to be kept in the index.
+/// Reads the tree below `root`. `root_path` is its absolute path, which is stored in the index.
 pub fn build(
     root: Arc<dyn Dir>,
     root_path: &[u8],
@@ -148,7 +153,7 @@ pub fn build(
     let walk = |ask_all| walk(root.clone(), root_path, options, ask_all, threads, trust, progress);
     match walk(options.xattrs == Xattrs::Always)? {
         Some(tree) => Ok(tree),
-        // The sample had attributes, so every file is asked.
+        // An attribute was found in the sample, so the attributes of every file are read.
         None => {
             progress.entries.store(0, Ordering::Relaxed);
             progress.directories_done.store(0, Ordering::Relaxed);
@@ -158,7 +163,7 @@ pub fn build(
     }
 }
 
-/// One walk; `None` when it sampled attributes and found some.
+/// Reads the tree once. Returns `None` if it sampled attributes and found some.
 fn walk(
     root: Arc<dyn Dir>,
     root_path: &[u8],
@@ -218,7 +223,8 @@ fn walk(
         return Ok(None);
     }
     problems.sort();
-    // A directory whose update began with trust and ended with reading may have said something twice.
+    // If a directory's update began with the old index and ended with reading, a problem may be in
+    // the list twice.
     problems.dedup();
     Ok(Some(Tree {
         root_path: root_path.to_vec(),
@@ -248,22 +254,22 @@ enum Source {
     Child(Arc<dyn Dir>, Vec<u8>),
 }
 
-/// A directory to be listed.
+/// A directory that has to be listed.
 struct Task {
     source: Source,
     listing: u32,
-    /// The directory's own place in its parent's listing; the root has none.
+    /// The directory's index in its parent's listing; `None` for the root.
     place: Option<(u32, u32)>,
     path: Vec<u8>,
     record: Stat,
-    /// The same directory in the index that is trusted.
+    /// The same directory in the trusted index.
     old: Option<EntryId>,
     tries: u32,
-    /// Its part of the whole, for `Progress::share`.
+    /// The directory's part of the tree, for `Progress::share`.
     share: f64,
 }
 
-/// A directory whose names are being looked at, a chunk at a time.
+/// A directory whose entries are being read, one chunk of names at a time.
 struct Chunks {
     dir: Arc<dyn Dir>,
     task: Task,
@@ -273,13 +279,13 @@ struct Chunks {
     open_chunks: AtomicUsize,
 }
 
-/// What one look at a name told.
+/// The result of reading one entry.
 enum Look {
-    /// An entry; with an error number where its extended attributes are not known.
+    /// An entry, with an error number if its extended attributes could not be read.
     Entry(Stat, Vec<Special>, Option<u32>),
-    /// There is a name, but it cannot be read.
+    /// The name exists, but its metadata cannot be read.
     Refused(u32),
-    /// The name was listed and is gone.
+    /// The name was listed, and then removed.
     Vanished,
 }
 
@@ -289,14 +295,15 @@ struct Walker<'a> {
     options: &'a BuildOptions,
     ask_all: bool,
     trust: Option<Trust<'a>>,
-    /// Directories of which the trusted index does not know everything: they are read again.
+    /// Directories whose content the trusted index does not have completely. They are read again.
     distrusted: HashSet<Vec<u8>>,
     progress: &'a Progress,
     found: Mutex<Found>,
     attributes_found: AtomicBool,
 }
 
-/// A poisoned lock means that another thread panicked; the scope reports that panic, so go on.
+/// Locks a mutex. A poisoned lock means that another thread panicked; the scope reports that panic,
+/// so this thread continues.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -309,7 +316,7 @@ impl Walker<'_> {
                 Error::from_io(std::io::Error::from_raw_os_error(errno::EINTR), "index", b"interrupted")
             });
         }
-        // Once the result is not wanted any more the queue is emptied without work.
+        // When the result is not needed any more, the remaining jobs are dropped.
         if stop || self.attributes_found.load(Ordering::Relaxed) {
             return;
         }
@@ -342,7 +349,7 @@ impl Walker<'_> {
         }
     }
 
-    /// The directory stays in the index, but its content is unknown there.
+    /// Records a problem. The directory stays in the index, with unknown content.
     fn cannot_list(&self, task: &Task, error: Error) {
         if task.path.is_empty() {
             lock(&self.found).failure.get_or_insert(error);
@@ -374,7 +381,7 @@ impl Walker<'_> {
             looks: Mutex::new((0..chunk_count).map(|_| None).collect()),
             open_chunks: AtomicUsize::new(chunk_count),
         });
-        // The other threads take the rest of a long directory while this one begins.
+        // Other threads process the rest of a long directory while this one starts.
         jobs.push((1..chunk_count).map(|number| Job::Look(chunks.clone(), number)));
         self.look_at_chunk(&chunks, 0, jobs);
     }
@@ -418,7 +425,7 @@ impl Walker<'_> {
             let set = match dir.xattrs(name).and_then(kept_xattrs) {
                 Ok(set) => set,
                 Err(e) if e.kind == ErrorKind::NotFound => return Err(e),
-                // A file that may not be read still has a name and a size.
+                // A file without read permission still has a name and a size.
                 Err(e) => return Ok(Look::Entry(stat, specials, Some(e.errno() as u32))),
             };
             if !set.is_empty() {
@@ -449,7 +456,7 @@ impl Walker<'_> {
         }
     }
 
-    /// All names of a directory have been looked at.
+    /// Completes a directory after all of its entries were read.
     fn complete(&self, chunks: &Arc<Chunks>, jobs: &Tasks<Job>) {
         let task = &chunks.task;
         let looks: Vec<Look> = lock(&chunks.looks).drain(..).flatten().flatten().collect();
@@ -470,7 +477,7 @@ impl Walker<'_> {
             return self.list_open(chunks.dir.clone(), again, jobs);
         }
         if changed {
-            // It changed during every try.
+            // The directory changed during every try.
             self.problem(task.path.clone(), errno::EAGAIN);
         }
         if let Ok(after) = after {
@@ -493,7 +500,8 @@ impl Walker<'_> {
         self.keep(task, Some(&chunks.dir), children, &old, jobs);
     }
 
-    /// The directory's record is the one that belongs to the names that were read, not to an earlier look.
+    /// Stores the directory's record as of the time when its names were read, instead of an earlier
+    /// one.
     fn set_own_record(&self, task: &Task, now: Stat) {
         if now == task.record {
             return;
@@ -505,7 +513,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Puts a finished listing in its place and queues its directories.
+    /// Stores a complete listing and queues its child directories.
     fn keep(
         &self,
         task: &Task,
@@ -541,9 +549,9 @@ impl Walker<'_> {
         jobs.push(more);
     }
 
-    /// A directory whose times are as they were: its names and files are taken from the older index.
-    /// Its directories are looked at, because their times decide in turn; so are hard-linked files,
-    /// whose other names may lie in directories that did change.
+    /// Takes the names and files of a directory with unchanged times from the older index. Its
+    /// child directories are read, because their own times decide about them. Hard-linked files are
+    /// read too, because their other names may be in directories that changed.
     fn take_from_index(&self, task: Task, trust: Trust<'_>, jobs: &Tasks<Job>) {
         let image = trust.image;
         let entry = task.old.expect("only a known directory is trusted");
@@ -573,7 +581,7 @@ impl Walker<'_> {
                         self.problem(join(&task.path, name), errno as i32);
                         continue;
                     }
-                    // It changed between two looks after all: read the directory.
+                    // The directory changed between the two requests, so it is read.
                     Ok(Look::Vanished) | Err(_) => return self.list_open(dir.clone(), task, jobs),
                 },
                 _ => from_index(image, child),
@@ -585,7 +593,7 @@ impl Walker<'_> {
     }
 }
 
-/// A directory's listing while it is put together, and which of its children are to be listed in turn.
+/// A directory's listing while it is built, and the children that must be listed in turn.
 #[derive(Default)]
 struct Children {
     listing: Listing,
@@ -605,7 +613,8 @@ impl Children {
 }
 
 impl Trust<'_> {
-    /// Whether the directory is, by its times, as the index has it, and they are old enough to tell.
+    /// Returns whether the directory's times equal those in the index, and are old enough to prove
+    /// that its content is unchanged.
     fn holds(&self, task: &Task) -> bool {
         let Some(entry) = task.old else { return false };
         let old = self.image.attributes(entry);
@@ -620,7 +629,7 @@ impl Trust<'_> {
     }
 }
 
-/// Those with a problem, their own or of one of their entries.
+/// Returns the directories that have a problem, or an entry with a problem.
 fn troubled_directories(image: &Image) -> HashSet<Vec<u8>> {
     let above = |path: &[u8]| path.iter().rposition(|b| *b == b'/').unwrap_or(0);
     image
@@ -641,9 +650,9 @@ fn from_index(image: &Image, entry: EntryId) -> (Stat, Vec<Special>) {
         blocks: a.blocks,
         modified: a.modified,
         changed: a.changed,
-        // Only files with several names need one, and those are looked at.
+        // Only files with several names need a device number, and these are read from the tree.
         device: u64::MAX,
-        // `Trust::holds` takes nothing from an index without inode numbers.
+        // `Trust::holds` returns false for an index without inode numbers.
         inode: image.inode(entry).unwrap_or(0),
         mount_root: false,
     };
@@ -658,7 +667,7 @@ fn from_index(image: &Image, entry: EntryId) -> (Stat, Vec<Special>) {
     (record, specials)
 }
 
-/// Whether a directory's content may have changed between two looks.
+/// Returns whether a directory's content may have changed between two stats.
 fn differs(before: &Stat, after: &Stat) -> bool {
     (before.modified, before.changed, before.size_bytes) != (after.modified, after.changed, after.size_bytes)
 }
@@ -667,10 +676,10 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() }
 }
 
-/// What gives a program the powers of a file.
+/// The attribute that gives a program capabilities.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
-/// Whether an attribute of this name is indexed, and shown.
+/// Returns whether an attribute of this name is indexed and shown.
 pub(crate) fn is_kept(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name == b"system.posix_acl_access"
@@ -678,8 +687,9 @@ pub(crate) fn is_kept(name: &[u8]) -> bool {
         || name == CAPABILITY
 }
 
-/// The attributes that travel with a tree: users' own, access control lists, file capabilities. The rest
-/// belongs to the file system or the machine (layouts, labels) and would be wrong elsewhere.
+/// Returns the attributes that are valid on a copy of the tree: `user.*`, access control lists,
+/// file capabilities. The others belong to the file system or the machine (layouts, labels), and
+/// would be wrong elsewhere.
 fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     set.retain(|(name, _)| is_kept(name));
     let total: usize = set.iter().map(|(name, value)| 6 + name.len() + value.len()).sum();
@@ -687,7 +697,7 @@ fn kept_xattrs(mut set: Vec<(Vec<u8>, Vec<u8>)>) -> Result<Vec<(Vec<u8>, Vec<u8>
     if fits { Ok(set) } else { Err(Error::new(ErrorKind::Os(errno::E2BIG), "keep attributes", b"")) }
 }
 
-/// Which names are left out.
+/// Matches the names and paths that are left out.
 pub(crate) struct Exclude {
     names: GlobSet,
     paths: GlobSet,

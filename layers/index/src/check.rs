@@ -1,10 +1,10 @@
-//! Compares a whole tree with its index: every directory is listed and every entry is asked for its metadata, with
-//! several requests in flight. There is no shortcut: a file that is edited in place changes its own times and none of
-//! its directory's.
+//! Compares a whole tree with its index: every directory is listed and the metadata of every entry
+//! is read, with several requests in flight. Nothing less is sufficient: an edit of a file in place
+//! changes the file's own times, and not those of its directory.
 //!
-//! Only metadata is asked, never data, link targets or extended attributes. A directory is listed before its entries
-//! are asked, as file systems that send attributes with names (NFS, CephFS, MooseFS, Lustre's statahead) then answer
-//! from what they have.
+//! Only metadata is read, not data, link targets or extended attributes. A directory is listed
+//! before the metadata of its entries is read, because file systems that send attributes with names
+//! (NFS, CephFS, MooseFS, Lustre's statahead) then answer from their cache.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,24 +22,26 @@ use crate::freshness::{OVERFLOW_ID, attributes_of};
 use crate::image::{EntryId, Image, ROOT};
 use crate::opened::same_status_change;
 
-/// Names of one directory that a thread takes at a time.
+/// Number of names of one directory that a thread processes at a time.
 const CHUNK_NAMES: usize = 256;
 
 /// The result of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
-    /// Sorted by path; at most as many as were asked for.
+    /// Sorted by path; at most `differences_max`.
     pub differences: Vec<Difference>,
-    /// Entries that were asked.
+    /// Number of entries whose metadata was read.
     pub entries: u64,
-    /// Whether everything was compared: not stopped, and no difference was left out.
+    /// Whether everything was compared: the check was not stopped, and no difference was left out.
     pub complete: bool,
 }
 
-/// Compares the tree below `root` with its index. Ends early after `differences_max` differences or when `stop` is set.
+/// Compares the tree below `root` with its index. Ends early after `differences_max` differences,
+/// or when `stop` is set.
 ///
-/// A directory or file that the caller may not ask about counts as unchanged: an index may be made by a user who may
-/// read more than the caller. An error of the root itself is returned.
+/// Entries whose metadata the caller has no permission to read count as unchanged, because the
+/// index may have been built by a user with more permissions. An error of the root itself is
+/// returned.
 pub fn check(
     image: &Image,
     root: Arc<dyn Dir>,
@@ -82,7 +84,7 @@ enum Source {
 
 enum Job {
     List(Source, EntryId),
-    /// Some children of an open directory.
+    /// A range of the children of an open directory.
     Ask(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
 }
 
@@ -95,27 +97,30 @@ struct Found {
 struct Checker<'a> {
     image: &'a Image,
     exclude: Exclude,
-    /// Paths that could not be read when the index was made: they are in the tree and not in the index.
+    /// Paths that could not be read when the index was built: they exist in the tree and not in the
+    /// index.
     problems: HashSet<Vec<u8>>,
-    /// On the file system that was indexed an edit that puts size and modification time back still changes the status
-    /// change time. A copy of the tree has other ones: its root tells.
+    /// Whether the tree is on the file system where it was indexed; its root shows this. There, an
+    /// edit that restores size and modification time still changes the status change time. A copy
+    /// of the tree has other status change times.
     compares_ctime: bool,
     differences_max: usize,
     stop: &'a AtomicBool,
-    /// `differences_max` differences were found.
+    /// Whether `differences_max` differences were found.
     full: AtomicBool,
     entries: AtomicU64,
     found: Mutex<Found>,
 }
 
-/// A poisoned lock means that another thread panicked; the scope reports that panic, so go on.
+/// Locks a mutex. A poisoned lock means that another thread panicked; the scope reports that panic,
+/// so this thread continues.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checker<'_> {
     fn work(&self, job: Job, jobs: &Tasks<Job>) {
-        // Once the end is decided the queue is emptied without work.
+        // After the end of the check, the remaining jobs are dropped.
         if self.is_over() {
             return;
         }
@@ -146,7 +151,8 @@ impl Checker<'_> {
         };
         let (dir, names) = match opened.and_then(|dir| Ok((dir.clone(), dir.names()?))) {
             Ok(listed) => listed,
-            // Its metadata was asked a moment ago; another answer now means that the tree is being changed.
+            // Its metadata was read just before. A different result now means that the tree is
+            // being changed.
             Err(e) if is_gone(&e) => return self.report(self.image.path(directory), Change::Removed),
             Err(e) => {
                 if directory == ROOT {
@@ -156,7 +162,7 @@ impl Checker<'_> {
             }
         };
         let path = self.image.path(directory);
-        // In the order of the listing: that is the order in which servers send attributes ahead.
+        // Children stay in the order of the listing, in which servers send attributes ahead.
         let mut children = Vec::with_capacity(names.len());
         for name in &names {
             match self.image.lookup(directory, name) {
@@ -179,7 +185,7 @@ impl Checker<'_> {
         }
         let children = Arc::new(children);
         let first = children.len().min(CHUNK_NAMES);
-        // The other threads take the rest of a long directory while this one begins.
+        // Other threads process the rest of a long directory while this one starts.
         jobs.push((first..children.len()).step_by(CHUNK_NAMES).map(|start| {
             let range = start..(start + CHUNK_NAMES).min(children.len());
             Job::Ask(dir.clone(), children.clone(), range)
@@ -202,13 +208,13 @@ impl Checker<'_> {
                     }
                 }
                 Err(e) if is_gone(&e) => self.report(self.image.path(entry), Change::Removed),
-                // The file system's other errors say nothing about the tree.
+                // Other errors of the file system are no difference.
                 Err(_) => {}
             }
         }
     }
 
-    /// Whether the entry is a directory, in the index and in the tree.
+    /// Compares an entry. Returns whether it is a directory, both in the index and in the tree.
     fn compare(&self, entry: EntryId, stat: &Stat) -> bool {
         let indexed = self.image.attributes(entry);
         let now = attributes_of(stat);
@@ -220,14 +226,15 @@ impl Checker<'_> {
     }
 }
 
-/// Which attributes differ, where owners may be shown as the overflow user and `compares_ctime` says whether status
-/// change times are those of the indexed file system.
+/// Returns the names of the attributes that differ. Owners that show as the overflow user are not
+/// compared. `compares_ctime`: status change times are those of the file system where the tree was
+/// indexed.
 fn changed(indexed: &Attributes, now: &Attributes, compares_ctime: bool) -> Vec<&'static str> {
     let mut changed = changed_attributes(indexed, now);
     if now.uid == OVERFLOW_ID || now.gid == OVERFLOW_ID {
         changed.retain(|what| *what != "owner");
     }
-    // A directory's follows its entries, which are compared themselves.
+    // A directory's status change time depends on its entries, which are compared themselves.
     if changed.is_empty()
         && compares_ctime
         && now.kind != Kind::Dir

@@ -1,9 +1,9 @@
-//! What differs between an index and a tree, or between two indexes. Pure.
+//! Differences between an index and a tree, or between two indexes. Pure.
 //!
-//! Compared is what a program that reads can depend on and what a faithful copy of a tree keeps: kind,
-//! permissions, owners, sizes of files, modification times, link targets, extended attributes, device
-//! numbers, the names themselves. Not compared: status change times, block counts, and the sizes and link
-//! counts of directories, which belong to the file system that the copy lies on.
+//! Compared are the properties that a reading program can depend on and that a faithful copy of a
+//! tree keeps: names, kind, permissions, owners, sizes of files, modification times, link targets,
+//! extended attributes, device numbers. Not compared are status change times, block counts, and the
+//! sizes and link counts of directories, because they depend on the file system of the copy.
 
 use std::cmp::Ordering;
 
@@ -11,10 +11,10 @@ use quell_fs::{Attributes, Kind};
 
 use crate::image::{EntryId, Image, ROOT};
 
-/// One path that is not as the index has it.
+/// One path that differs from the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// Relative to the root; empty for the root itself.
+    /// The path relative to the root; empty for the root itself.
     pub path: Vec<u8>,
     pub what: Change,
 }
@@ -23,11 +23,11 @@ pub struct Difference {
 pub enum Change {
     Added,
     Removed,
-    /// The names of what changed: `mode`, `owner`, `size`, ...
+    /// The names of the changed attributes: `mode`, `owner`, `size`, ...
     Changed(Vec<&'static str>),
 }
 
-/// Which attributes differ, by the rules above.
+/// Returns the names of the attributes that differ, by the rules above.
 pub fn changed_attributes(old: &Attributes, new: &Attributes) -> Vec<&'static str> {
     if old.kind != new.kind {
         return vec!["kind"];
@@ -46,7 +46,8 @@ pub fn changed_attributes(old: &Attributes, new: &Attributes) -> Vec<&'static st
     .collect()
 }
 
-/// Visits every difference, in the order of the old index's directories, until `visit` answers `false`.
+/// Calls `visit` for every difference, in the order of the old index's directories, until it
+/// returns `false`.
 pub fn compare(old: &Image, new: &Image, visit: &mut dyn FnMut(Difference) -> bool) {
     if !compare_entry(old, ROOT, new, ROOT, visit) {
         return;

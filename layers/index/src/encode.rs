@@ -1,5 +1,5 @@
-//! From a tree to an index file's bytes. Pure and deterministic: the same tree gives the same bytes.
-//! The bytes are drawn in docs/formats/index.md.
+//! Encodes a tree as the bytes of an index file. Pure and deterministic: the same tree gives the
+//! same bytes. The format is described in docs/formats/index.md.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,17 +11,17 @@ use crate::format::{self, Field, Section};
 use crate::image::{generation_of, header_checksum};
 use crate::tree::{Listing, Special, Tree};
 
-/// One entry on its way into the columns: where its record and its specials are.
+/// The location of one entry's record and specials in the tree.
 #[derive(Clone, Copy)]
 struct Place {
     listing: u32,
     child: u32,
 }
 
-/// The entries of a tree in the index's order, and what can be said of them only together.
+/// The entries of a tree in the order of the index, and values that depend on all of them.
 struct Order<'a> {
     tree: &'a Tree,
-    /// For each entry but the root.
+    /// The place of each entry except the root.
     places: Vec<Place>,
     /// (first child, entry) for each directory.
     dirs: Vec<(u32, u32)>,
@@ -47,7 +47,8 @@ impl<'a> Order<'a> {
             first_names: HashMap::new(),
             longest_path: 0,
         };
-        // Breadth first: the directories found so far, each with its listing, entry and path length.
+        // Breadth first: the directories found so far, each with its listing, entry and path
+        // length.
         let mut found: Vec<(Option<u32>, u32, u64)> = vec![(listing_of(&tree.root_specials), 0, 0)];
         let mut next = 0;
         while let Some(&(listing, entry, path_bytes)) = found.get(next) {
@@ -94,7 +95,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The entry that stands for the node: the lowest of its names.
+    /// Returns the entry that identifies the node: the lowest of its names.
     fn node_of(&self, entry: u32) -> u32 {
         let record = self.own_record(entry);
         match record.nlink > 1 && record.kind() != Some(Kind::Dir) {
@@ -113,7 +114,8 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// The node's record: the same for all names of one file, even if it changed between two looks.
+    /// Returns the node's record. It is the same for all names of one file, even if the file
+    /// changed between two stats.
     fn record(&self, entry: u32) -> &'a Stat {
         self.own_record(self.node_of(entry))
     }
@@ -136,7 +138,7 @@ fn listing_of(specials: &[Special]) -> Option<u32> {
     })
 }
 
-/// The bytes of an index of `tree`.
+/// Returns the bytes of an index of `tree`.
 pub fn encode(tree: &Tree) -> Result<Vec<u8>> {
     let order = Order::of(tree)?;
     let entries = order.entries();
@@ -270,7 +272,7 @@ pub fn encode(tree: &Tree) -> Result<Vec<u8>> {
     assemble(header, bodies, &tree.root_path)
 }
 
-/// The bytes of one section with what its row in the table says.
+/// The bytes of one section, and the width and base of its row in the section table.
 struct Body {
     width: u32,
     base: i64,
@@ -282,7 +284,7 @@ impl Body {
         Body { width: 0, base: 0, bytes }
     }
 
-    /// The narrowest column that holds the values.
+    /// Encodes values as the narrowest column that can represent them.
     fn column(values: Vec<i64>) -> Body {
         let base = values.iter().copied().min().unwrap_or(0);
         let widest = values.iter().map(|v| v.wrapping_sub(base) as u64).max().unwrap_or(0);
@@ -320,15 +322,16 @@ fn assemble(mut bytes: Vec<u8>, bodies: Vec<(Section, Body)>, subject: &[u8]) ->
     Ok(bytes)
 }
 
-/// The length of header and section table, if all of it is there.
+/// Returns the length of header and section table, or `None` if `bytes` is shorter.
 fn preamble_of(bytes: &[u8]) -> Option<usize> {
     let version = u32::from_le_bytes(bytes.get(8..12)?.try_into().ok()?);
     let length = format::preamble_bytes(version).unwrap_or(format::PREAMBLE_BYTES);
     (bytes.len() >= length).then_some(length)
 }
 
-/// Makes every checksum, the generation and the length right for whatever the bytes are now, so that tests
-/// and fuzzers get past them to the checks behind. Bytes too few for a header stay as they are.
+/// Corrects every checksum, the generation and the length for modified bytes, so that tests and
+/// fuzzers get past them to the other checks. Bytes that are too short for a header are not
+/// changed.
 #[doc(hidden)]
 pub fn reseal(bytes: &mut [u8]) {
     let Some(preamble) = preamble_of(bytes) else { return };
@@ -345,7 +348,7 @@ pub fn reseal(bytes: &mut [u8]) {
     seal(bytes);
 }
 
-/// The generation and the header's checksum, which come last.
+/// Writes the generation and the header's checksum, which depend on all other bytes.
 fn seal(bytes: &mut [u8]) {
     let generation = generation_of(bytes);
     bytes[16..32].copy_from_slice(&generation.0.to_le_bytes());
@@ -354,7 +357,7 @@ fn seal(bytes: &mut [u8]) {
         .copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Every different string once, sorted, and where each begins.
+/// Returns the different strings, sorted and encoded, and the offset of each.
 fn string_table(strings: Vec<&[u8]>, write: impl Fn(&[u8], &mut Vec<u8>)) -> (Vec<u8>, HashMap<&[u8], u64>) {
     let mut sorted = strings;
     sorted.sort_unstable();
@@ -368,7 +371,7 @@ fn string_table(strings: Vec<&[u8]>, write: impl Fn(&[u8], &mut Vec<u8>)) -> (Ve
     (bytes, offsets)
 }
 
-/// For each node that has any: its link target and attributes as BLOB keeps them.
+/// Returns the link target and attributes of each node that has any, in the encoding of BLOB.
 fn blobs_of(order: &Order<'_>) -> BTreeMap<u32, Vec<(Field, Vec<u8>)>> {
     let mut blobs = BTreeMap::new();
     for entry in 0..order.entries() {
@@ -414,7 +417,8 @@ fn xattr_flags(set: &[(Vec<u8>, Vec<u8>)]) -> u64 {
     })
 }
 
-/// The block size that explains the most sizes: the others cost a row of EXTRAS each.
+/// Returns the block granule that gives the correct block count for most sizes; each of the others
+/// costs a row of EXTRAS.
 fn best_granule(order: &Order<'_>) -> u64 {
     let mut candidates = vec![0];
     candidates.extend((9..=20).map(|shift| 1u64 << shift));
@@ -424,13 +428,14 @@ fn best_granule(order: &Order<'_>) -> u64 {
             let kind = record.kind().expect("the builder keeps only kinds it knows");
             record.blocks != format::expected_blocks(kind, record.size_bytes, granule)
         };
-        // Every seventh entry tells the file system's habit; a prime steps over regular patterns.
+        // For many entries, every seventh is a sufficient sample; a prime step avoids regular
+        // patterns.
         (0..order.entries()).step_by(if order.entries() < 10_000 { 1 } else { 7 }).filter(wrong).count()
     };
     candidates.into_iter().min_by_key(|granule| (exceptions(*granule), *granule)).expect("never empty")
 }
 
-/// How many of directory number `d`'s children are directories.
+/// Returns the number of child directories of directory number `d`.
 fn child_directories(order: &Order<'_>, d: usize) -> u32 {
     let first = order.dirs[d].0;
     let end = order.dirs.get(d + 1).map_or(order.entries(), |next| next.0);

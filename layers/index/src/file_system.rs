@@ -17,51 +17,55 @@ use crate::format::{self, Field};
 use crate::image::{EntryId, Image, ROOT};
 use crate::opened::{Opened, is_indexed_root, same_access};
 
-/// Directories of the tree that stay entered, so that opening a neighbour is one look-up.
+/// Number of directories of the tree that are kept open, so that opening another file in them needs
+/// one lookup.
 const ENTERED_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
 
-/// A node is an entry, and from this bit on the number of changes of the file that were seen before.
+/// A node number has the entry in its lower bits. From this bit on it has the number of changes of
+/// the file that were seen before.
 const VERSION_SHIFT: u32 = 32;
 
 const SET_ID: u32 = 0o6000;
 
 const ACL: &[u8] = b"system.posix_acl_access";
 
-/// What opening a name answers where no regular file is behind it (any more): nothing, a directory, a
-/// symbolic link, a fifo or socket; or the way to it is none.
+/// Errors of opening a name that is not a regular file (any more): it does not exist, is a
+/// directory, a symbolic link, a FIFO or a socket, or a component of the path is not a directory.
 const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
-/// What an open does when the file is not the one that was indexed (see [`Opened`]), or is gone.
+/// The action of an open if the file is not the indexed one (see [`Opened`]), or does not exist any
+/// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
-    /// The open fails with "stale" (ESTALE): never old metadata with new bytes.
+    /// The open fails with ESTALE, so that old metadata never appears with new bytes.
     #[default]
     Refuse,
-    /// The file is opened as it is now. A file that changed since it was opened first is another node from
-    /// then on: an open of the old node fails with "stale", and a look-up of the name finds the new one. So
-    /// the kernel never keeps bytes of both under one node.
+    /// The file is opened as it is now. If it has changed since it was first opened, it becomes
+    /// another node: an open of the old node fails with ESTALE, and a lookup of the name returns
+    /// the new node. The kernel therefore never caches bytes of both states under one node.
     Serve,
-    /// The file is opened as it is now, and nothing tells one state of it from another.
+    /// The file is opened as it is now, without distinguishing its states.
     Ignore,
 }
 
-/// Under which conditions an index is served.
+/// The conditions under which an index is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Files are opened with more rights than the users have who are served. Then owners, permissions and
-    /// access control lists of a file, and of the directories that lead to it, are those of the index at every
-    /// open, whatever [`OnChange`] says: nobody reads through the index what the original does not allow.
+    /// Whether files are opened with more permissions than the served users have. At every open,
+    /// owners, permissions and access control lists of the file, and of the directories on its
+    /// path, must then equal those in the index, regardless of [`OnChange`]: a user must not read
+    /// through the index what the original does not allow.
     pub serves_others: bool,
-    /// The index belongs to root. Set-id bits, devices and file capabilities of another index are not shown to
-    /// other users.
+    /// Whether the index belongs to root. Set-id bits, devices and file capabilities of another
+    /// index are not shown to other users.
     pub index_is_roots: bool,
-    /// The process is in a user namespace that gives users other numbers, or none: owners are compared only if
-    /// other users are served.
+    /// Whether the process is in a user namespace that maps users to other ids, or not at all.
+    /// Owners are then compared only if other users are served.
     pub owners_unknown: bool,
 }
 
 impl Default for Rules {
-    /// A user's own view.
+    /// The rules of a user's own view.
     fn default() -> Rules {
         Rules { serves_others: false, index_is_roots: true, owners_unknown: false }
     }
@@ -73,26 +77,26 @@ pub struct IndexFs {
     root: Arc<Entered>,
     on_change: OnChange,
     rules: Rules,
-    /// Whether inode numbers tell files apart.
+    /// Whether inode numbers distinguish files.
     has_inodes: bool,
-    /// Whether the tree lies on the file system that it was indexed on.
+    /// Whether the tree is on the file system where it was indexed.
     at_home: bool,
     entered: Mutex<LruCache<EntryId, Arc<Entered>>>,
-    /// The state of each file at its first open, where the index does not tell it.
+    /// The state of each file at its first open, if the index does not have it.
     versions: Mutex<HashMap<EntryId, Version>>,
 }
 
-/// A directory of the tree that was entered.
+/// An open directory of the tree.
 struct Entered {
     dir: Arc<dyn Dir>,
     entry: EntryId,
-    /// As the index has it.
+    /// The indexed attributes.
     indexed: Attributes,
     above: Option<Arc<Entered>>,
 }
 
 impl Drop for Entered {
-    /// One after another: a tree may be deeper than any stack.
+    /// Drops the chain iteratively: a recursive drop could overflow the stack on a deep tree.
     fn drop(&mut self) {
         let mut above = self.above.take();
         while let Some(mut last) = above.and_then(Arc::into_inner) {
@@ -101,7 +105,7 @@ impl Drop for Entered {
     }
 }
 
-/// A state of a file, and how many were seen before it.
+/// A state of a file, and the number of states that were seen before it.
 #[derive(Debug, Clone, Copy)]
 struct Version {
     number: u32,
@@ -115,16 +119,16 @@ impl fmt::Debug for IndexFs {
 }
 
 impl IndexFs {
-    /// `source` is the root of the tree that the image describes, on this node.
+    /// Returns the file system. `source` is the root of the described tree on this node.
     pub fn new(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange) -> IndexFs {
         IndexFs::with_rules(image, source, on_change, Rules::default())
     }
 
-    /// The same under other rules than a user's own view has.
+    /// As `new`, with other rules than those of a user's own view.
     pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
         let at_home = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
-        // A root with the number 1 is that of a file system of its own; those that make their inode numbers up as
-        // files are asked for (sshfs, for one) give it that number, too.
+        // Inode number 1 is the root of a separate file system, and also of file systems that
+        // assign inode numbers on demand (such as sshfs), whose numbers are not persistent.
         let has_inodes = image.inode(ROOT).is_some_and(|number| number > 1);
         let indexed = image.attributes(ROOT);
         let root = Arc::new(Entered { dir: source, entry: ROOT, indexed, above: None });
@@ -133,17 +137,18 @@ impl IndexFs {
         IndexFs { image, root, on_change, rules, has_inodes, at_home, entered, versions }
     }
 
-    /// The entry of a node, whatever its version.
+    /// Returns the entry of a node, regardless of its version.
     fn entry(&self, node: NodeId) -> Result<EntryId> {
         let (entry, version) = (node.0 as u32, node.0 >> VERSION_SHIFT);
         if entry < self.image.entries() && (version == 0 || self.on_change == OnChange::Serve) {
             return Ok(entry);
         }
-        // A handle from another generation.
+        // The handle belongs to another generation.
         Err(Error::new(ErrorKind::Stale, "node", node.0.to_string()))
     }
 
-    /// What is shown of an entry: without powers that an index of another user than root must not give.
+    /// Returns the attributes that are shown, without the privileges that only an index of root may
+    /// give.
     fn shown(&self, entry: EntryId) -> Attributes {
         let mut attributes = self.image.attributes(entry);
         if self.rules.serves_others && !self.rules.index_is_roots {
@@ -162,12 +167,13 @@ impl IndexFs {
         attributes
     }
 
-    /// Attributes that an index may give: a forged one may name any.
+    /// Returns whether an attribute is shown. An index that was not created by the builder may have
+    /// any attribute.
     fn shows_xattr(&self, name: &[u8]) -> bool {
         is_kept(name) && (name != CAPABILITY || !self.rules.serves_others || self.rules.index_is_roots)
     }
 
-    /// A directory whose content is known.
+    /// Returns the entry of a directory whose content is known.
     fn known_dir(&self, node: NodeId, operation: &'static str) -> Result<EntryId> {
         let entry = self.entry(node)?;
         if self.image.kind(entry) != Kind::Dir {
@@ -183,8 +189,8 @@ impl IndexFs {
         Error::new(ErrorKind::Stale, "open", self.image.path(entry))
     }
 
-    /// For users with fewer rights: each directory on the way must let through those whom it let through when it
-    /// was indexed, now and not only when it was entered.
+    /// For users with fewer permissions: checks that the access to each directory on the path still
+    /// equals the indexed one, now and not only when the directory was opened.
     fn check_way(&self, last: &Entered) -> Result<()> {
         let mut at = Some(last);
         while let Some(Entered { dir, entry, indexed, above }) = at {
@@ -194,7 +200,7 @@ impl IndexFs {
         Ok(())
     }
 
-    /// Refuses what may be closed to a user to whom the index shows it as open.
+    /// Returns an error if a user may have lost access that the index shows.
     fn check_access(&self, entry: EntryId, indexed: &Attributes, now: &Stat) -> Result<()> {
         let everybody = if indexed.kind == Kind::Dir { 0o001 } else { 0o004 };
         let open_to_all = self.on_change != OnChange::Refuse && now.mode & everybody != 0;
@@ -210,7 +216,7 @@ impl IndexFs {
         if indexed == now { Ok(()) } else { Err(self.stale(entry)) }
     }
 
-    /// Whether the file that was opened is the one that the index has; what `node` is, where it may be another.
+    /// Checks that the opened file is the indexed one, or the version that `node` identifies.
     fn check(&self, node: NodeId, entry: EntryId, file: &dyn OpenFile) -> Result<()> {
         let (indexed, now) = (self.image.attributes(entry), file.stat()?);
         if now.kind() != Some(Kind::File) {
@@ -218,7 +224,8 @@ impl IndexFs {
         }
         if self.rules.serves_others {
             self.check_access(entry, &indexed, &now)?;
-            // Root's own index says what the lists were; a change of one is a status change.
+            // In an index that belongs to root, a changed access control list shows as a changed
+            // status change time.
             if !self.rules.index_is_roots {
                 self.check_acl(entry, file.acl()?.as_deref())?;
             }
@@ -240,7 +247,8 @@ impl IndexFs {
         if same { Ok(()) } else { Err(self.stale(entry)) }
     }
 
-    /// What the index knows of the file besides its attributes, where that holds on this file system.
+    /// Returns the file's indexed state, if inode numbers and status change times are valid on this
+    /// file system.
     fn indexed_state(&self, entry: EntryId, indexed: &Attributes) -> Option<Opened> {
         let inode = self.image.inode(entry).filter(|_| self.at_home)?;
         Some(Opened {
@@ -252,7 +260,7 @@ impl IndexFs {
         })
     }
 
-    /// How many other states of the file were opened before this one.
+    /// Returns the number of other states of the file that were opened before this one.
     fn version_of(&self, entry: EntryId, state: Opened) -> u32 {
         let mut versions = self.versions();
         let known = versions.entry(entry).or_insert(Version { number: 0, state });
@@ -266,8 +274,8 @@ impl IndexFs {
         self.versions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tree's own directory for an entry, from the nearest one above that is entered already. Not
-    /// recursive: a tree may be deeper than any stack.
+    /// Opens the tree's directory of an entry, starting from the nearest ancestor that is open.
+    /// Iterative, because recursion could overflow the stack on a deep tree.
     fn enter(&self, entry: EntryId) -> Result<Arc<Entered>> {
         let mut way = Vec::new();
         let mut at = entry;
@@ -282,7 +290,7 @@ impl IndexFs {
             at = self.image.parent(at);
         };
         while let Some(entry) = way.pop() {
-            // The lock is not held while the file system is asked.
+            // The lock is not held during I/O.
             let dir = last.dir.enter(self.image.name(entry))?;
             if self.rules.serves_others && !self.rules.index_is_roots {
                 let set = dir.xattrs(b"")?;
@@ -324,7 +332,7 @@ impl FileSystem for IndexFs {
 
     fn attributes(&self, node: NodeId) -> Result<Attributes> {
         let shown = self.shown(self.entry(node)?);
-        // A node that was looked up before the file changed stays what it was.
+        // A node that was looked up before the file changed keeps its number.
         let same = shown.node.0 as u32 == node.0 as u32;
         Ok(Attributes { node: if same { node } else { shown.node }, ..shown })
     }
@@ -389,7 +397,7 @@ impl FileSystem for IndexFs {
         });
         let file = match opened {
             Ok(file) => file,
-            // There is nothing of that name, or something that is no file.
+            // The name does not exist, or is not a regular file.
             Err(e) if NO_FILE.contains(&e.errno()) => return Err(self.stale(entry)),
             Err(e) => return Err(e),
         };

@@ -1,21 +1,22 @@
-//! The numbers of the index format, drawn in docs/formats/index.md: sizes, section kinds, fields, flags.
-//! Constants and the small functions that both the encoder and the reader must agree on; nothing else.
+//! The constants of the index format, described in docs/formats/index.md: sizes, section kinds,
+//! fields, flags. This module has only constants and the small functions that encoder and reader
+//! share.
 
 use quell_fs::{Kind, Time};
 
 pub const MAGIC: [u8; 8] = *b"QUELLIDX";
-/// What is written. [`preamble_bytes`] knows the versions that are read.
+/// The version that is written. [`preamble_bytes`] accepts all versions that can be read.
 pub const VERSION: u32 = 2;
-/// The first version; it has no INODE.
+/// The first version; it has no INODE section.
 const VERSION_1: u32 = 1;
 
 pub const HEADER_BYTES: usize = 176;
 pub const SECTION_ROW_BYTES: usize = 40;
-/// Header and section table of a file of this version.
+/// Size of header and section table in a file of this version.
 pub const PREAMBLE_BYTES: usize = HEADER_BYTES + Section::ALL.len() * SECTION_ROW_BYTES;
-/// The smallest header and section table of any version.
+/// Size of the smallest header and section table of all versions.
 pub const PREAMBLE_BYTES_MIN: usize = HEADER_BYTES + Section::IN_VERSION_1 * SECTION_ROW_BYTES;
-/// The header checksum stands here and covers the preamble but for itself.
+/// Offset of the header checksum, which covers the rest of the preamble.
 pub const HEADER_CHECKSUM_AT: usize = 32;
 pub const HEADER_CHECKED_FROM: usize = 40;
 
@@ -40,7 +41,8 @@ pub const FLAGS_KNOWN: u64 = 0b1_1111;
 const _: () = assert!(PREAMBLE_BYTES == 736 && PREAMBLE_BYTES.is_multiple_of(8));
 const _: () = assert!(PREAMBLE_BYTES_MIN == 696 && PREAMBLE_BYTES_MIN.is_multiple_of(8));
 
-/// The bytes of header and section table in a file of `version`; `None` for a version that is not known.
+/// Returns the size of header and section table in a file of `version`, or `None` if the version is
+/// unknown.
 pub fn preamble_bytes(version: u32) -> Option<usize> {
     match version {
         VERSION_1 => Some(PREAMBLE_BYTES_MIN),
@@ -49,7 +51,7 @@ pub fn preamble_bytes(version: u32) -> Option<usize> {
     }
 }
 
-/// The sections of a file of `version`, in the order of the file.
+/// Returns the sections of a file of `version`, in the order of the file.
 pub fn sections(version: u32) -> &'static [Section] {
     if version == VERSION_1 { &Section::ALL[..Section::IN_VERSION_1] } else { &Section::ALL }
 }
@@ -74,7 +76,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// Sections of version 1, the first of `ALL`.
+    /// Number of sections in version 1: the first ones of `ALL`.
     const IN_VERSION_1: usize = 13;
 
     pub const ALL: [Section; 14] = [
@@ -94,7 +96,7 @@ impl Section {
         Section::Inode,
     ];
 
-    /// The name that docs/formats/index.md and error messages use.
+    /// Returns the name that docs/formats/index.md and error messages use.
     pub fn title(self) -> &'static str {
         match self {
             Section::Root => "ROOT",
@@ -114,7 +116,7 @@ impl Section {
         }
     }
 
-    /// Whether the section holds one value of a chosen width for each entry.
+    /// Returns whether the section has one value of fixed width for each entry.
     pub fn is_column(self) -> bool {
         matches!(
             self,
@@ -128,7 +130,7 @@ impl Section {
     }
 }
 
-/// The fields of EXTRAS: what most entries do not have.
+/// The fields of EXTRAS, which most entries do not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Field {
@@ -167,7 +169,7 @@ impl Field {
     }
 }
 
-/// The number of 512-byte blocks that a size suggests: what EXTRAS need not hold.
+/// Returns the default number of 512-byte blocks for a size. EXTRAS has only other numbers.
 pub fn expected_blocks(kind: Kind, size_bytes: u64, granule_bytes: u64) -> u64 {
     match kind {
         Kind::File | Kind::Dir if granule_bytes > 0 => {
@@ -177,7 +179,8 @@ pub fn expected_blocks(kind: Kind, size_bytes: u64, granule_bytes: u64) -> u64 {
     }
 }
 
-/// Nanoseconds since 1970 where they fit the column (1678 to 2261), else the nearest that does and `false`.
+/// Returns nanoseconds since 1970 and `true` if they fit the column (1678 to 2261); otherwise the
+/// nearest value that fits, and `false`.
 pub fn time_to_column(time: Time) -> (i64, bool) {
     let exact = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
     match i64::try_from(exact) {

@@ -1,5 +1,5 @@
-//! Whether a tree still is what its index says, asked with few requests. An index covers a tree that
-//! changes seldom (MetaFS, section 6); this notices when it did.
+//! Checks with few requests whether a tree still equals its index. An index covers a tree that
+//! changes seldom (MetaFS, section 6).
 
 use std::sync::Arc;
 
@@ -9,20 +9,21 @@ use quell_fs::{Attributes, ErrorKind, Kind, NodeId, Result};
 use crate::compare::{Change, Difference, changed_attributes};
 use crate::image::{EntryId, Image, ROOT};
 
-/// What the kernel shows in place of an owner that the caller's user namespace does not know: such an
-/// answer tells nothing of the real one.
+/// The id that the kernel shows in place of an owner that the caller's user namespace does not map.
+/// The real owner is then unknown.
 pub(crate) const OVERFLOW_ID: u32 = 65534;
 
-/// Looks at entries of a tree one at a time, each with one metadata operation.
+/// Compares entries of a tree one at a time, each with one metadata operation.
 ///
-/// First the root and the way down to the directory with the most entries: installing or removing
-/// anything changes the times of such directories (`site-packages`, `lib`, `bin`). Then a rotation over
-/// randomly chosen entries.
+/// It begins with the root and the directories on the path to the directory with the most entries:
+/// installing or removing software changes the times of such directories (`site-packages`, `lib`,
+/// `bin`). Random descents from the root follow.
 pub struct Sampler {
     image: Arc<Image>,
-    /// Directories on the way to what was asked last, outermost first: the root is always there.
+    /// The open directories on the path to the last entry, outermost first. The root is always in
+    /// the list.
     entered: Vec<(EntryId, Arc<dyn Dir>)>,
-    /// What is asked next, last first.
+    /// The next entries to compare, in reverse order.
     plan: Vec<EntryId>,
     random: u64,
 }
@@ -34,7 +35,8 @@ impl std::fmt::Debug for Sampler {
 }
 
 impl Sampler {
-    /// `seed` decides which entries are drawn; different nodes should use different ones.
+    /// Returns a sampler. `seed` determines the random entries; different nodes should use
+    /// different seeds.
     pub fn new(image: Arc<Image>, source: Arc<dyn Dir>, seed: u64) -> Sampler {
         let mut plan = Vec::new();
         let mut at = fullest_directory(&image);
@@ -46,13 +48,14 @@ impl Sampler {
         Sampler { image, entered: vec![(ROOT, source)], plan, random: seed | 1 }
     }
 
-    /// By chance after the root: where the way to the fullest directory was asked just now.
+    /// Continues with random entries after the root, because the path to the directory with the
+    /// most entries was compared just before.
     pub fn by_chance(&mut self) {
         self.plan = vec![ROOT];
     }
 
-    /// One look. `Ok(None)`: as indexed. An error is an answer of the file system other than "no such
-    /// entry", and says nothing about the tree.
+    /// Compares one entry. Returns `Ok(None)` if it equals the index. An error is an error of the
+    /// file system other than "no such entry", and is not a difference.
     pub fn step(&mut self) -> Result<Option<Difference>> {
         let entry = match self.plan.pop() {
             Some(entry) => entry,
@@ -88,7 +91,7 @@ impl Sampler {
         Ok(attributes_of(&dir.stat(self.image.name(entry))?))
     }
 
-    /// The open directory for `entry`, from the nearest one that is open already.
+    /// Returns the open directory for `entry`, starting from the nearest ancestor that is open.
     fn enter(&mut self, entry: EntryId) -> Result<Arc<dyn Dir>> {
         let mut way = Vec::new();
         let mut at = entry;
@@ -107,8 +110,8 @@ impl Sampler {
         Ok(self.entered.last().expect("the root stays").1.clone())
     }
 
-    /// From the root down by chance to something that is no directory. Each step of the way is asked:
-    /// the file system has to look it up anyway.
+    /// Plans a random descent from the root to an entry that has no children. Each entry on the
+    /// path is compared, because the file system has to look it up anyway.
     fn plan_a_descent(&mut self) {
         let mut way = Vec::new();
         let mut at = ROOT;
@@ -121,7 +124,7 @@ impl Sampler {
         self.plan = way;
     }
 
-    /// Marsaglia's xorshift: enough to spread looks.
+    /// Marsaglia's xorshift: sufficient to choose entries.
     fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -133,7 +136,7 @@ impl Sampler {
 fn fullest_directory(image: &Image) -> EntryId {
     let directories = (0..image.entries()).filter(|e| image.kind(*e) == Kind::Dir);
     let fullness = |e: &EntryId| image.children(*e).map_or(0, |c| c.end - c.start);
-    // The first of several: nearer to the root.
+    // Of several, the first one, which is nearer to the root.
     directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
 }
 

@@ -1,5 +1,5 @@
-//! An index file's bytes, checked once and then used in place. Pure: from bytes to answers, no file,
-//! no clock, no lock. The bytes are drawn in docs/formats/index.md; nothing here trusts them.
+//! The bytes of an index file, validated once and then used in place. Pure: no I/O, no clock, no
+//! lock. The format is described in docs/formats/index.md. Nothing here trusts the bytes.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,12 +9,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::format::{self, Field, Section};
 
-/// Why bytes are not an index, and where.
+/// Why bytes are not a valid index, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// A section's title, `header` or `file`.
     pub section: &'static str,
-    /// Byte within the section.
+    /// Offset of the byte within the section.
     pub at: u64,
     pub what: String,
 }
@@ -31,7 +31,7 @@ fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Resul
     Err(Damage { section, at: at as u64, what: what.into() })
 }
 
-/// Names one state of one tree.
+/// Identifies one state of one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u128);
 
@@ -41,7 +41,7 @@ impl fmt::Display for Generation {
     }
 }
 
-/// One entry of the index: a name in the tree.
+/// The number of an entry: one name in the tree.
 pub type EntryId = u32;
 
 pub const ROOT: EntryId = 0;
@@ -49,7 +49,7 @@ pub const ROOT: EntryId = 0;
 /// A path that could not be read when the index was built.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// Relative to the root.
+    /// The path relative to the root.
     pub path: Vec<u8>,
     pub errno: u32,
 }
@@ -61,7 +61,7 @@ struct Column {
     start: usize,
 }
 
-/// A whole index.
+/// A complete index.
 pub struct Image {
     bytes: Vec<u8>,
     sections: [Range<usize>; Section::ALL.len()],
@@ -89,12 +89,12 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// What an encoder writes into the generation field: a hash of all that follows the checksum.
+/// Returns the value of the generation field: a hash of all bytes after the header checksum.
 pub(crate) fn generation_of(bytes: &[u8]) -> Generation {
     Generation(xxhash_rust::xxh3::xxh3_128(&bytes[format::HEADER_CHECKED_FROM..]))
 }
 
-/// The checksum of the preamble but for the checksum's own place.
+/// Returns the checksum of the preamble without the checksum field.
 pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&bytes[..format::HEADER_CHECKSUM_AT]);
@@ -104,7 +104,7 @@ pub(crate) fn header_checksum(bytes: &[u8]) -> u64 {
 }
 
 impl Image {
-    /// Takes an index file's bytes after checking all of them.
+    /// Validates the bytes of an index file and takes them.
     pub fn parse(bytes: Vec<u8>) -> Result<Image, Damage> {
         let mut image = Image::parse_preamble(bytes)?;
         image.check_sections()?;
@@ -116,13 +116,14 @@ impl Image {
         Ok(image)
     }
 
-    /// Whether a file that begins with these bytes claims to be an index.
+    /// Returns whether a file that begins with these bytes has the magic number of an index.
     pub fn is_index(begin: &[u8]) -> bool {
         begin.starts_with(&format::MAGIC)
     }
 
-    /// Checks the header and section table at the beginning of a file of `length` bytes, before memory is allocated for
-    /// the rest: the file has the size that the header says, and the sections fill it without gaps.
+    /// Checks the header and section table at the beginning of a file of `length` bytes, before
+    /// memory is allocated for the rest: the file has the size in the header, and the sections fill
+    /// it without gaps.
     pub fn check_preamble(preamble: &[u8], length: u64) -> Result<(), Damage> {
         if length == 0 {
             return damage("file", 0, "the file is empty");
@@ -209,7 +210,7 @@ impl Image {
         })
     }
 
-    /// The table was checked with the header.
+    /// Checks the checksums of the sections. The section table was checked with the header.
     fn check_sections(&mut self) -> Result<(), Damage> {
         for (i, section) in format::sections(self.format_version()).iter().copied().enumerate() {
             let row = format::HEADER_BYTES + i * format::SECTION_ROW_BYTES;
@@ -229,7 +230,8 @@ impl Image {
     }
 
     fn check_names(&self) -> Result<(), Damage> {
-        // Where each name begins, as one bit a byte: 1/8 of NAMES while it is checked.
+        // The offsets at which names begin, as one bit per byte: this takes 1/8 of the size of
+        // NAMES during the check.
         let names = self.section(Section::Names);
         let mut begins = vec![0u64; names.len() / 64 + 1];
         let mut at = 0;
@@ -371,7 +373,7 @@ impl Image {
             }
             Field::Xattrs => self.blob(value).is_some_and(|set| XattrSet { rest: set }.check()),
             Field::Node => {
-                // The lowest entry is itself nobody's second name.
+                // The lowest entry has no NODE field itself.
                 value < u64::from(entry)
                     && kind != Kind::Dir
                     && self.kind(value as EntryId) == kind
@@ -420,7 +422,7 @@ impl Image {
             return base;
         }
         let at = start + entry as usize * width;
-        // Eight bytes are read at once where the file has them, and cut to the width.
+        // Reads eight bytes at once if the file has them, and masks the width.
         let value = match self.bytes.get(at..at + 8) {
             Some(eight) => {
                 u64::from_le_bytes(eight.try_into().expect("eight bytes")) & (u64::MAX >> (64 - 8 * width))
@@ -449,7 +451,8 @@ impl Image {
         (u32_at(rows, at), u32_at(rows, at + 4))
     }
 
-    /// The first number in `0..count` for which `before` is false; `before` is true up to there.
+    /// Returns the first number in `0..count` for which `before` is false. `before` must be true
+    /// for all smaller numbers and false for all larger ones.
     fn first_not(count: u32, mut before: impl FnMut(u32) -> bool) -> u32 {
         let (mut low, mut high) = (0, count);
         while low < high {
@@ -459,7 +462,7 @@ impl Image {
         low
     }
 
-    /// A field that most entries do not have.
+    /// Returns a field of EXTRAS, which most entries do not have.
     pub fn extra(&self, entry: EntryId, field: Field) -> Option<u64> {
         if !self.has_extras(entry) {
             return None;
@@ -486,7 +489,8 @@ impl Image {
         u32_at(&self.bytes, 8)
     }
 
-    /// The number that the file system gave to the entry's node; `None` in files of version 1, which have none.
+    /// Returns the file system's inode number of the entry; `None` in files of version 1, which do
+    /// not have it.
     pub fn inode(&self, entry: EntryId) -> Option<u64> {
         (self.format_version() > 1).then(|| self.column(Section::Inode, entry) as u64)
     }
@@ -495,7 +499,7 @@ impl Image {
         Generation(u128::from_le_bytes(self.bytes[16..32].try_into().expect("sixteen bytes")))
     }
 
-    /// All entries, the root included.
+    /// Returns the number of all entries, including the root.
     pub fn entries(&self) -> u32 {
         self.entries
     }
@@ -504,7 +508,7 @@ impl Image {
         self.directories
     }
 
-    /// Entries less the extra names of hard-linked files.
+    /// Returns the number of entries minus the additional names of hard-linked files.
     pub fn nodes(&self) -> u64 {
         u64_at(&self.bytes, 96)
     }
@@ -513,27 +517,27 @@ impl Image {
         self.bytes.len() as u64
     }
 
-    /// The file as it stands, to be written elsewhere or compared.
+    /// Returns the bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The size of each section, for `quell show`.
+    /// Returns the size of each section, for `quell show`.
     pub fn section_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
         format::sections(self.format_version()).iter().map(|s| (s.title(), self.section(*s).len() as u64))
     }
 
-    /// The flags of docs/formats/index.md.
+    /// Returns whether a flag of docs/formats/index.md is set.
     pub fn has_flag(&self, flag: u64) -> bool {
         self.flags & flag != 0
     }
 
-    /// Bytes of the longest path below the root.
+    /// Returns the length of the longest path below the root, in bytes.
     pub fn longest_path_bytes(&self) -> u64 {
         u64_at(&self.bytes, 72)
     }
 
-    /// The absolute path of the tree as it was indexed.
+    /// Returns the absolute path of the tree as it was indexed.
     pub fn root_path(&self) -> &[u8] {
         self.section(Section::Root)
     }
@@ -546,7 +550,7 @@ impl Image {
         u64_at(&self.bytes, 88)
     }
 
-    /// What could not be read when the index was built.
+    /// Returns the paths that could not be read when the index was built.
     pub fn problems(&self) -> impl Iterator<Item = Problem> {
         let mut rest = self.section(Section::Problems);
         std::iter::from_fn(move || {
@@ -556,7 +560,7 @@ impl Image {
         })
     }
 
-    /// The last component of the entry's path; empty for the root.
+    /// Returns the last component of the entry's path; empty for the root.
     pub fn name(&self, entry: EntryId) -> &[u8] {
         let names = self.section(Section::Names);
         let at = self.column(Section::Name, entry) as usize;
@@ -567,12 +571,12 @@ impl Image {
         Kind::from_mode(u32_at(self.class(entry), 0)).expect("checked when the image was parsed")
     }
 
-    /// The entry by which a node is known: the lowest of its names.
+    /// Returns the entry that identifies the node: the lowest of its names.
     pub fn node_of(&self, entry: EntryId) -> EntryId {
         self.extra(entry, Field::Node).map_or(entry, |node| node as EntryId)
     }
 
-    /// Mode, user and group of every kind of entry that the index has, each once.
+    /// Returns the different combinations of mode, user and group in the index.
     pub fn classes(&self) -> impl Iterator<Item = (u32, u32, u32)> {
         let rows = self.section(Section::Classes).chunks_exact(format::CLASS_ROW_BYTES);
         rows.map(|row| (u32_at(row, 0), u32_at(row, 4), u32_at(row, 8)))
@@ -583,13 +587,13 @@ impl Image {
         (d < self.directories && self.dir_row(d).1 == entry).then_some(d)
     }
 
-    /// The children of a directory; `None` for what is no directory.
+    /// Returns the children of a directory; `None` for an entry that is not a directory.
     pub fn children(&self, entry: EntryId) -> Option<Range<EntryId>> {
         let d = self.directory_number(entry)?;
         Some(self.dir_row(d).0..self.dir_row(d + 1).0)
     }
 
-    /// The child of a directory that has this name.
+    /// Returns the child of a directory with this name.
     pub fn lookup(&self, directory: EntryId, name: &[u8]) -> Option<EntryId> {
         let children = self.children(directory)?;
         let i = Image::first_not(children.len() as u32, |i| self.name(children.start + i) < name);
@@ -597,18 +601,18 @@ impl Image {
         (entry < children.end && self.name(entry) == name).then_some(entry)
     }
 
-    /// The directory that holds this entry; the root is its own.
+    /// Returns the directory that contains this entry; the root is its own parent.
     pub fn parent(&self, entry: EntryId) -> EntryId {
         if entry == ROOT {
             return ROOT;
         }
-        // The last directory whose children begin at or before this entry: empty ones that begin at the
-        // same place come before the one that holds it.
+        // The last directory whose children begin at or before this entry: empty directories with
+        // the same first child come before the one that contains the entry.
         let d = Image::first_not(self.directories, |d| self.dir_row(d).0 <= entry);
         self.dir_row(d - 1).1
     }
 
-    /// The path from the root, without a leading slash.
+    /// Returns the path from the root, without a leading slash.
     pub fn path(&self, entry: EntryId) -> Vec<u8> {
         let mut names = Vec::new();
         let mut at = entry;
@@ -630,7 +634,7 @@ impl Image {
         }
     }
 
-    /// What `stat` answers for the entry.
+    /// Returns the entry's attributes as stat(2) shows them.
     pub fn attributes(&self, entry: EntryId) -> Attributes {
         let class = self.class(entry);
         let mode = u32_at(class, 0);
@@ -661,8 +665,8 @@ impl Image {
         attributes
     }
 
-    /// How many of a directory's children are directories: their rows are neighbours, because both
-    /// are in the order of entries.
+    /// Returns the number of child directories. Their rows are consecutive, because entries and
+    /// rows have the same order.
     fn child_directories(&self, directory: EntryId) -> u32 {
         let Some(children) = self.children(directory) else { return 0 };
         let first = Image::first_not(self.directories, |d| self.dir_row(d).1 < children.start);
@@ -670,12 +674,12 @@ impl Image {
         end - first
     }
 
-    /// A symbolic link's target.
+    /// Returns a symbolic link's target.
     pub fn link_target(&self, entry: EntryId) -> Option<&[u8]> {
         self.blob(self.extra(self.node_of(entry), Field::Target)?)
     }
 
-    /// The extended attributes of an entry's node, sorted by name.
+    /// Returns the extended attributes of an entry's node, sorted by name.
     pub fn xattrs(&self, entry: EntryId) -> XattrSet<'_> {
         let set = self.extra(self.node_of(entry), Field::Xattrs).and_then(|offset| self.blob(offset));
         XattrSet { rest: set.unwrap_or_default() }
@@ -689,14 +693,14 @@ fn split_problem(rest: &[u8]) -> Option<(Problem, &[u8])> {
     Some((Problem { path: path.to_vec(), errno }, &rest[8 + length..]))
 }
 
-/// One node's extended attributes, as (name, value).
+/// One node's extended attributes, as an iterator of (name, value).
 #[derive(Debug, Clone)]
 pub struct XattrSet<'a> {
     rest: &'a [u8],
 }
 
 impl XattrSet<'_> {
-    /// Whole, sorted, and within the limits.
+    /// Returns whether the set is complete, sorted, and within the limits.
     fn check(mut self) -> bool {
         if self.rest.is_empty() || self.rest.len() > format::XATTR_SET_BYTES_MAX {
             return false;

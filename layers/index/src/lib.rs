@@ -1,8 +1,8 @@
-//! The index layer (MetaFS, section 5): a tree's metadata in one file, built once, from which stat,
-//! listings, link targets, attributes and negative answers are given with no other source. Data comes
-//! from the tree itself.
+//! The index layer (MetaFS, section 5): a tree's metadata in one file, built once. stat, listings,
+//! link targets, attributes and lookups of missing names are answered from it, without another
+//! source. Data comes from the tree itself.
 //!
-//! The file is drawn in docs/formats/index.md.
+//! The format of the file is described in docs/formats/index.md.
 
 mod builder;
 mod check;

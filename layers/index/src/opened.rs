@@ -1,11 +1,11 @@
-//! Whether a file that was opened is the one that was indexed. Pure: from what `fstat` says of it to an answer.
+//! Decides from the results of fstat(2) whether an opened file is the indexed one. Pure.
 
 use quell_backing::Stat;
 use quell_fs::{Attributes, Time};
 
 use crate::image::{Image, ROOT};
 
-/// The state of a file, as far as one file system can tell it from every other state.
+/// The state of a file, as far as a file system's metadata distinguishes it from other states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Opened {
     pub inode: u64,
@@ -26,10 +26,12 @@ impl Opened {
         }
     }
 
-    /// Whether `later` has the same bytes. The status change time tells that: every write, and every renaming of
-    /// another file over this one, sets it, and no program can. It is also set by a hard link that is made or
-    /// removed, as environments that share files do all the time: where the link count is another and the inode
-    /// is the same, size and modification time decide. `inodes`: the file system's inode numbers last.
+    /// Returns whether `later` has the same bytes. The status change time shows this: every write,
+    /// and every rename of another file over this one, sets it, and no program can set it to a
+    /// chosen value. It also changes when a hard link is created or removed, which is common in
+    /// environments that share files. If only the link count differs and the inode number is the
+    /// same, size and modification time are sufficient. `inodes`: the file system's inode numbers
+    /// are persistent.
     pub fn is(&self, later: &Opened, inodes: bool) -> bool {
         let same_inode = self.inode == later.inode;
         let linked = inodes && same_inode && self.nlink != later.nlink;
@@ -39,25 +41,27 @@ impl Opened {
     }
 }
 
-/// A file system that keeps whole seconds may set the status change time when the last write arrives at its server, and
-/// that can be after an index was made: right after an installation, on MooseFS, a file that nobody had changed since
-/// was refused. A status change time that is later by up to so many seconds is accepted there if all else is equal.
+/// A file system with timestamps in whole seconds may set the status change time when the last
+/// write reaches its server, which may be after an index was built: on MooseFS, a file that was not
+/// changed was refused right after an installation. On such a file system, a status change time up
+/// to this many seconds later is accepted if everything else is equal.
 const SETTLING_SECONDS: i64 = 2;
 
-/// Whether two status change times are those of one state of a file.
+/// Returns whether two status change times belong to one state of a file.
 pub fn same_status_change(before: Time, later: Time) -> bool {
     let whole_seconds = before.nanoseconds == 0 && later.nanoseconds == 0;
     let settled = before.seconds.checked_add(SETTLING_SECONDS).is_some_and(|last| later.seconds <= last);
     before == later || whole_seconds && later.seconds > before.seconds && settled
 }
 
-/// Whether the directory is the very one that was indexed, and not a copy: only there inode numbers and status
-/// change times mean anything. A root that changed since then, too, is taken for a copy.
+/// Returns whether the directory is the one that was indexed, and not a copy: inode numbers and
+/// status change times are valid only there. A root that changed after indexing counts as a copy,
+/// too.
 pub fn is_indexed_root(image: &Image, root: &Stat) -> bool {
     image.inode(ROOT) == Some(root.inode) && image.attributes(ROOT).changed == root.changed
 }
 
-/// Whether permissions, and owner and group if `owners`, are those of the index.
+/// Returns whether the permissions, and with `owners` also owner and group, equal the indexed ones.
 pub fn same_access(indexed: &Attributes, now: &Stat, owners: bool) -> bool {
     let same_owners = (indexed.uid, indexed.gid) == (now.uid, now.gid);
     indexed.permissions == now.mode & 0o7777 && (same_owners || !owners)

@@ -1,17 +1,18 @@
-//! A tree's metadata while an index is being built: what the builder fills and the encoder reads.
-//! Compact, because a tree may have tens of millions of entries: about 100 bytes an entry and its name.
+//! A tree's metadata while an index is built: the builder fills it, the encoder reads it. It is
+//! compact, because a tree may have tens of millions of entries: about 100 bytes for an entry and
+//! its name.
 
 use quell_backing::Stat;
 
-/// What few entries have besides what `stat` tells.
+/// Properties of an entry that stat(2) does not return. Few entries have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Special {
-    /// The number of the child's own listing in `Tree::listings`.
+    /// The index of the child's own listing in `Tree::listings`.
     Listing(u32),
     Target(Vec<u8>),
     /// Sorted by name.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
-    /// A directory on which another file system is mounted.
+    /// The entry is a directory on which another file system is mounted.
     Boundary,
 }
 
@@ -21,14 +22,14 @@ pub struct Listing {
     names: Vec<u8>,
     ends: Vec<u32>,
     records: Vec<Stat>,
-    /// Sorted by child once sealed.
+    /// Sorted by child after `seal`.
     specials: Vec<(u32, Special)>,
-    /// Why the directory could not be listed, as an error number.
+    /// The error number, if the directory could not be listed.
     pub unknown: Option<u32>,
 }
 
 impl Listing {
-    /// Adds a child; `name` must sort after all that are there.
+    /// Adds a child; `name` must sort after all names in the listing.
     pub fn push(&mut self, name: &[u8], record: Stat) -> u32 {
         debug_assert!(self.records.is_empty() || self.name(self.records.len() as u32 - 1) < name);
         self.names.extend_from_slice(name);
@@ -37,7 +38,7 @@ impl Listing {
         self.records.len() as u32 - 1
     }
 
-    /// Adds what is special of a child that was pushed before.
+    /// Adds a special of a child that was added before.
     pub fn push_special(&mut self, child: u32, special: Special) {
         self.specials.push((child, special));
     }
@@ -69,7 +70,7 @@ impl Listing {
         self.specials[start..].iter().take_while(move |(c, _)| *c == child).map(|(_, s)| s)
     }
 
-    /// Ends the adding: specials can be looked up from now on.
+    /// Completes the listing: specials can be looked up from now on.
     pub fn seal(&mut self) {
         self.specials.sort_by_key(|(child, _)| *child);
         self.names.shrink_to_fit();
@@ -79,10 +80,10 @@ impl Listing {
     }
 }
 
-/// A whole tree: the root's record, then listings that name one another by number.
+/// A complete tree: the root's record, and listings that refer to each other by index.
 #[derive(Debug, Clone)]
 pub struct Tree {
-    /// Absolute.
+    /// The absolute path of the root.
     pub root_path: Vec<u8>,
     pub root: Stat,
     pub root_specials: Vec<Special>,

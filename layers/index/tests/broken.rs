@@ -1,5 +1,5 @@
-//! The builder on bad days: whatever the file system answers, it ends, and each entry is in the index as it
-//! is or its path is among the problems.
+//! The builder with injected faults: regardless of the errors of the file system, it ends, and each
+//! entry is either indexed correctly or listed as a problem.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
@@ -15,7 +15,7 @@ use quell_testkit::{MemoryDir, Model, Node, Tree};
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
 const HANG: Duration = Duration::from_secs(60);
 
-/// A build over a broken twin, with the faults that it met.
+/// Builds an index over a directory with injected faults.
 fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_fs::Result<Image> {
     let healthy: Arc<dyn Dir> = Arc::new(MemoryDir::new(tree.clone()));
     let broken: Arc<dyn Dir> = Arc::new(BrokenDir::new(healthy, faults.clone()));
@@ -34,18 +34,19 @@ fn entry_at(image: &Image, path: &[u8]) -> Option<EntryId> {
     names.into_iter().try_fold(ROOT, |at, name| image.lookup(at, name))
 }
 
-/// The path and the directories above it.
+/// Returns the path and the directories above it.
 fn with_ancestors(path: &[u8]) -> Vec<&[u8]> {
     let ends = path.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(i, _)| i);
     [0].into_iter().chain(ends).map(|end| &path[..end]).chain([path]).collect()
 }
 
-/// Every entry is right or listed; nothing is there that is not; no problem is made up.
+/// Checks that every entry is correct or listed as a problem, that no other entry exists, and that
+/// each problem has a cause.
 fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
     let model = Model::new(tree.clone());
     let problems: Vec<Vec<u8>> = image.problems().map(|p| p.path).collect();
     let mut nodes = HashMap::new();
-    // One look at any of a file's names tells of the file.
+    // A problem at any of a file's names is a problem of the file.
     let of_problem = |(path, number)| problems.contains(&path).then_some(number);
     let troubled: HashSet<usize> = tree.paths().into_iter().filter_map(of_problem).collect();
     for (path, number) in tree.paths() {
@@ -57,7 +58,7 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
         };
         let expected = resolve(&model, &path).unwrap();
         let mut found = quell_fs::Attributes { node: expected.node, ..image.attributes(entry) };
-        // The twin moves this time to tell that a listing has changed.
+        // The faulty directory changes this time to show that a listing has changed.
         if expected.kind == quell_fs::Kind::Dir {
             found.changed = expected.changed;
         }
@@ -226,7 +227,8 @@ fn problems_survive_an_update_that_trusts_directories() {
 
 #[test]
 fn a_torn_read_is_the_files_own_affair() {
-    // The layer hands the file out as it is: what the engine reads is what the caller gets.
+    // The layer passes the engine's file on: a caller's read returns what the engine's read
+    // returns.
     let mut tree = Tree::new();
     tree.add(Tree::ROOT, "file", Node::file("0123456789"));
     let tree = Arc::new(tree);

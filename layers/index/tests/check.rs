@@ -1,4 +1,4 @@
-//! A check of a whole tree: every way in which a tree can differ from its index is found, and nothing else is.
+//! The check of a whole tree finds every kind of difference from the index, and nothing else.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ fn tree() -> tempfile::TempDir {
     fs::write(temp.path().join("lib/module.py"), "old = 1\n").unwrap();
     fs::write(temp.path().join("lib/deep/data"), "data").unwrap();
     symlink("module.py", temp.path().join("lib/link")).unwrap();
-    // More than one thread takes at a time.
+    // More entries than one thread processes at a time.
     for number in 0..700 {
         fs::write(temp.path().join(format!("wide/{number}")), "").unwrap();
     }
@@ -39,7 +39,7 @@ fn checked(image: &Image, path: &Path, differences_max: usize) -> Checked {
     check(image, open(path), 4, differences_max, &AtomicBool::new(false)).unwrap()
 }
 
-/// As `quell verify` prints them.
+/// Returns the differences as `quell verify` prints them.
 fn found(image: &Image, path: &Path) -> Vec<String> {
     let line = |difference: quell_index::Difference| {
         let path = String::from_utf8(difference.path).unwrap();
@@ -54,7 +54,8 @@ fn found(image: &Image, path: &Path) -> Vec<String> {
     checked.differences.into_iter().map(line).collect()
 }
 
-/// Writes to a file in place until its status change time is another one, then puts its modification time back.
+/// Writes to a file in place until its status change time differs, then restores its modification
+/// time.
 fn edit_unseen(path: &Path, content: &str) {
     let before = fs::metadata(path).unwrap();
     while (fs::metadata(path).unwrap().ctime(), fs::metadata(path).unwrap().ctime_nsec())
@@ -156,7 +157,7 @@ fn it_ends_after_the_first_differences_and_when_it_is_stopped() {
 fn a_directory_that_the_caller_may_not_list_is_no_difference() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
-    // A second root that gives the same answers, but for one directory that it does not open.
+    // A second root with the same replies, except for one directory that it does not open.
     struct Closed(Arc<dyn Dir>);
     impl Dir for Closed {
         fn stat_self(&self) -> quell_fs::Result<quell_backing::Stat> {
@@ -198,7 +199,7 @@ fn a_directory_that_the_caller_may_not_list_is_no_difference() {
 fn a_root_that_cannot_be_listed_is_an_error() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
-    // A starting point for names cannot be listed.
+    // A directory opened only as a starting point for lookups cannot be listed.
     let root: Arc<dyn Dir> = Arc::new(PosixDir::start(temp.path()).unwrap());
     assert!(check(&image, root, 4, 100, &AtomicBool::new(false)).is_err());
 }

@@ -1,4 +1,4 @@
-//! The index layer keeps the contract's promises, over a real directory and over one in memory.
+//! The index layer satisfies the contract, over a real directory and over one in memory.
 
 use std::path::Path;
 use std::sync::Arc;

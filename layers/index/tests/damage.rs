@@ -1,5 +1,5 @@
-//! Bytes that were tampered with and sealed again, so that no checksum finds it: they are refused, or every
-//! question about them has an answer. The bounded run of what fuzz/ does without end.
+//! Modified bytes with corrected checksums are either refused, or all requests to them can be
+//! answered. A bounded run of the fuzz targets in fuzz/.
 
 mod questions;
 
@@ -19,7 +19,7 @@ fn good_bytes(seed: u64) -> Vec<u8> {
     encode(&tree).unwrap()
 }
 
-/// Numbers at which something is likely to happen.
+/// Returns a number that is likely to be a corner case.
 fn interesting(random: &mut Random, bytes: &[u8]) -> u64 {
     let entries = u64::from_le_bytes(bytes[48..56].try_into().unwrap());
     let length = bytes.len() as u64;
@@ -46,7 +46,8 @@ fn interesting(random: &mut Random, bytes: &[u8]) -> u64 {
     ])
 }
 
-/// One to four changes: a bit, a byte, a number, a row copied over another, a word of the header or table.
+/// Makes one to four changes: a bit, a byte, a number, a row copied over another, a word of the
+/// header or table.
 fn tamper(bytes: &mut [u8], random: &mut Random) {
     for _ in 0..1 + random.below(4) {
         let at = match random.below(4) {
@@ -99,7 +100,7 @@ fn tampered_bytes_are_refused_or_answer_everything() {
             }
         }
     }
-    // Both ways are trodden.
+    // Both outcomes must occur often.
     assert!(refused > 500 && accepted > 150, "{refused} refused, {accepted} accepted");
 }
 
@@ -123,7 +124,7 @@ fn every_truncation_is_refused() {
         let mut cut = good[..length].to_vec();
         assert!(Image::parse(cut.clone()).is_err(), "{length} bytes");
         reseal(&mut cut);
-        // Sealed again it may only be accepted without the zeros at its end.
+        // With corrected checksums, only an image without its trailing zeros may be accepted.
         if let Ok(image) = Image::parse(cut) {
             assert!(good[length..].iter().all(|b| *b == 0), "{length} bytes");
             questions::ask_everything(image);

@@ -1,5 +1,5 @@
-//! From a real directory to an index and back: nothing is lost, nothing depends on chance, and bytes that
-//! are not an index are refused.
+//! Indexes a real directory and reads the index back: nothing is lost, the result is deterministic,
+//! and bytes that are not an index are refused.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -22,7 +22,7 @@ fn image_of(path: &Path, options: &BuildOptions) -> Image {
     Image::parse(encode(&tree_of(path, options, 4)).unwrap()).unwrap()
 }
 
-/// One of everything that needs no privilege.
+/// Creates a tree with every kind of entry that needs no privilege.
 fn varied_tree() -> tempfile::TempDir {
     let temp = tempfile::tempdir().unwrap();
     let at = |name: &str| temp.path().join(name);
@@ -69,7 +69,7 @@ fn every_entry_answers_as_the_tree_does() {
         if answer.kind == Kind::Symlink {
             assert_eq!(image.link_target(entry).unwrap(), b"../lib/a");
         }
-        // Two names of one file are one node, and only those.
+        // All names of one file are one node, and no others are.
         let inode = *nodes.entry(answer.node.0).or_insert(stat.ino());
         assert_eq!(inode, stat.ino(), "{real:?}");
         assert_eq!(image.lookup(image.parent(entry), image.name(entry)), (entry != ROOT).then_some(entry));
@@ -96,7 +96,7 @@ fn excluded_names_and_paths_are_absent() {
     let exclude = ["f1*", "lib/*", "/empty/"].map(String::from).to_vec();
     let image = image_of(temp.path(), &BuildOptions { exclude: exclude.clone(), ..Default::default() });
     let names: Vec<_> = (0..image.entries()).map(|e| String::from_utf8(image.path(e)).unwrap()).collect();
-    // `empty/` has no slash but at its ends, so it is a name.
+    // `empty/` has slashes only at its ends, so it is a name.
     assert_eq!(names, ["", "bin", "lib", "bin/link", "bin/tool", "bin/z-link"]);
     assert_eq!(BuildOptions::of(&image).unwrap().exclude, exclude);
 }
@@ -148,7 +148,7 @@ fn an_update_by_directory_times_equals_a_build_from_nothing() {
     let temp = varied_tree();
     let options = BuildOptions::default();
     let old = image_of(temp.path(), &options);
-    // A replacement by rename, as installers do it, and a new directory.
+    // A file replaced by a rename, as installers do it, and a new directory.
     std::fs::write(temp.path().join("lib/deep/.new"), b"replaced").unwrap();
     std::fs::rename(temp.path().join("lib/deep/.new"), temp.path().join("lib/deep/f7")).unwrap();
     std::fs::create_dir(temp.path().join("lib/deep/added")).unwrap();
@@ -187,7 +187,7 @@ fn a_look_at_a_changed_directory_finds_the_change() {
     for _ in 0..100 {
         assert_eq!(sampler.step().unwrap(), None);
     }
-    // The fullest directory is on the way that is looked at first.
+    // The directory with the most entries is on the path that is compared first.
     std::fs::write(temp.path().join("lib/deep/new"), b"").unwrap();
     let mut sampler = Sampler::new(image, source, 1);
     let found: Vec<_> = (0..4).filter_map(|_| sampler.step().unwrap()).collect();
@@ -251,7 +251,8 @@ fn bytes_that_are_not_an_index_are_refused_with_the_place() {
     let mut longer = good.clone();
     longer.push(0);
     refuse(longer);
-    // Every bit counts but for the zeros between sections, which nothing reads.
+    // A flipped bit is detected everywhere, except in the zeros between sections, which are never
+    // read.
     let image = Image::parse(good.clone()).unwrap();
     let mut refused = 0;
     for at in (0..good.len()).step_by(13) {
@@ -282,7 +283,7 @@ fn a_tree_that_cannot_be_read_is_listed() {
     assert_eq!((problems[0].path.as_slice(), problems[0].errno), (&b"lib/closed"[..], 13));
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let fs = IndexFs::new(Arc::new(image), source, OnChange::Refuse);
-    // Not known is not the same as not there.
+    // Unknown content is not the same as missing content.
     assert_eq!(resolve(&fs, b"lib/closed/x").unwrap_err().errno(), quell_fs::errno::EACCES);
 }
 

@@ -1,5 +1,5 @@
-//! Random trees: the index answers as the model does, updates equal builds, nothing is lost on the way
-//! through the file.
+//! Random trees: the index returns the same results as the model, an update equals a new build, and
+//! encoding loses nothing.
 
 use std::sync::Arc;
 

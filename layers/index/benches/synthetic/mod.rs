@@ -1,13 +1,14 @@
-//! A tree that no file system has to hold: directories seven deep, files below them, names as in software
-//! trees. The same every time.
+//! A tree in memory: directories seven levels deep, files below them, names as in software trees.
+//! It is the same in every run.
 
-#![allow(dead_code)] // each benchmark needs another part of it
+#![allow(dead_code)] // each benchmark uses a different part
 
 use quell_backing::Stat;
 use quell_fs::Time;
 use quell_index::{Image, Listing, Special, Tree, encode};
 
-/// How many directories each directory of a level holds: 14,655 in all, 8,000 of them with files.
+/// Number of child directories of each directory, by level: 14,655 in total, 8,000 of them with
+/// files.
 const FAN_OUT: [u32; 7] = [5, 5, 5, 4, 4, 2, 2];
 
 fn record(directory: bool, number: u64) -> Stat {
@@ -28,7 +29,8 @@ fn record(directory: bool, number: u64) -> Stat {
     }
 }
 
-/// A tree of `entries` entries, at least 15,000, with its files evenly spread over the deepest directories.
+/// Returns a tree of `entries` entries, at least 15,000, with the files evenly distributed over the
+/// deepest directories.
 pub fn tree(entries: u64) -> Tree {
     let leaves: u64 = FAN_OUT.iter().map(|n| u64::from(*n)).product();
     let directories: u64 = FAN_OUT
@@ -84,7 +86,7 @@ pub fn image(entries: u64) -> Image {
     Image::parse(encode(&tree(entries)).expect("it is not too large")).expect("what we encode we read")
 }
 
-/// This process's resident memory.
+/// Returns this process's resident memory in bytes.
 pub fn resident_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").expect("Linux has it");
     text.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).expect("a number") * 4096

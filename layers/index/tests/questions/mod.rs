@@ -1,5 +1,5 @@
-//! Every question that an image can be asked, asked of every entry: none may panic, whatever the bytes
-//! were, once they were accepted. Used by the tests and by the fuzz targets.
+//! Every method of an image, called for every entry: none may panic, whatever the bytes are, if
+//! they were accepted. Used by the tests and by the fuzz targets.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use quell_index::{
 };
 use quell_testkit::{MemoryDir, Tree};
 
-/// Paths are as long as trees are deep: with more entries the questions about paths are asked of some.
+/// Paths are as long as trees are deep, so with more entries the methods for paths are called for
+/// some entries only.
 const PATHS_MAX: u32 = 300;
 
 pub fn ask_everything(image: Image) {
@@ -45,7 +46,8 @@ pub fn ask_everything(image: Image) {
     });
     assert_eq!(found, 0, "an image differs from itself");
     let image = Arc::new(image);
-    // The tree behind it has the root's times and is empty: what is trusted is taken from the image.
+    // The tree below it has the root's times and is empty, so trusted content is taken from the
+    // image.
     let mut tree = Tree::new();
     let root = image.attributes(ROOT);
     let node = tree.node_mut(Tree::ROOT);
