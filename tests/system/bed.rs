@@ -1,4 +1,5 @@
-//! A MooseFS on this machine and what its clients count (`testbed/moosefs`).
+//! A MooseFS on this machine with two clients (`testbed/moosefs`), and the request counters of its
+//! clients.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use crate::stage::{Stage, checkout};
 
-/// A MooseFS with two nodes, taken down when this goes.
+/// A MooseFS with two nodes. It is stopped on drop.
 pub struct Bed {
     script: PathBuf,
     directory: PathBuf,
@@ -31,13 +32,14 @@ impl Bed {
         self.call(&["node", number]).into()
     }
 
-    /// The messages that this node's client has sent to the metadata server so far.
+    /// Returns the number of messages that this node's client has sent to the metadata server.
     pub fn sent(&self, node: &str) -> u64 {
         let counts = self.call(&["ops", node]);
         counts.split(' ').next().and_then(|count| count.parse().ok()).expect("two numbers")
     }
 
-    /// What programs asked this node's client, by name, and what it asked its servers.
+    /// Returns the counters of this node's client by name: the requests of programs, and those to
+    /// its servers.
     fn counts(&self, node: &str) -> BTreeMap<String, u64> {
         let text = fs::read_to_string(self.node(node).join(".stats")).unwrap();
         text.lines()
@@ -46,8 +48,8 @@ impl Bed {
             .collect()
     }
 
-    /// What the client asked because of `work`, on a node with empty caches. Reading the counters is itself
-    /// counted, and taken off.
+    /// Returns the requests that the client made because of `work`, on a node with empty caches.
+    /// Reading the counters is itself counted, and subtracted.
     pub fn asked(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
         self.call(&["drop", node]);
         let (first, second) = (self.counts(node), self.counts(node));

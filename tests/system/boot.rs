@@ -1,4 +1,5 @@
-//! Boot images: recorded from real programs, served to them from memory, and refused when they do not fit.
+//! Boot images: recorded from real programs, served to them from memory, and refused if they do not
+//! match the tree.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ pub const BLOCK: usize = 4096;
 
 const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
 
-/// A tree with small files, a large one of which a start reads little, and one that no start reads.
+/// A tree with small files, a large file of which a start reads a small part, and a file that no
+/// start reads.
 pub struct Scene {
     pub stage: Stage,
     pub tree: PathBuf,
@@ -57,7 +59,7 @@ impl Scene {
     }
 }
 
-/// Name and blocks of each file that `boot show --files --json` lists.
+/// Returns the name and the number of blocks of each file that `boot show --files --json` lists.
 pub fn files_of(ended: &crate::stage::Ended) -> Vec<(String, u64)> {
     let list = ended.json()["list"].as_array().unwrap().clone();
     list.iter().map(|f| (f["name"].as_str().unwrap().to_owned(), f["blocks"].as_u64().unwrap())).collect()
@@ -69,7 +71,8 @@ fn what_a_start_reads_is_recorded_to_the_block() {
     let expected = scene.direct(START);
     assert_eq!(scene.record(&["-q"], START).expect(0).out, expected);
     let shown = scene.boot(&["show", "--files", "--json"]).expect(0);
-    // The first block of a file that was opened is always there; of the large one it is one more than was read.
+    // The first block of an opened file is always recorded; of the large file it is one more block
+    // than the program reads.
     assert_eq!(files_of(&shown), [("large".into(), 4), ("small".into(), 1), ("sub/other".into(), 4)]);
     scene.boot(&["verify", "-i", scene.index.to_str().unwrap()]).expect(0);
 }
@@ -79,7 +82,7 @@ fn a_start_from_the_image_reads_nothing_of_the_source() {
     let scene = Scene::new();
     let expected = scene.direct(START);
     scene.record(&["-q"], START).expect(0);
-    // The same names and times, and other bytes: whoever still reads the source is found out.
+    // The same names and times, but other bytes: a read of the source gives a wrong result.
     for name in ["small", "sub/other", "large"] {
         let path = scene.tree.join(name);
         let (length, modified) =
@@ -290,14 +293,14 @@ fn a_mount_serves_from_memory_too_and_counts() {
         names.map(|name| stats[0]["trees"][0]["counters"][name].as_u64().unwrap())
     };
     let first = start();
-    // Root's view is the kernel's, with whole files in its own memory and the rest in its cache.
-    // An ordinary user has all 28,685 bytes in the cache.
+    // Root's view is an overlay, with whole files in its tmpfs and the other blocks in its page
+    // cache. An ordinary user's view has all 28,685 bytes in the page cache.
     let (whole, cached) = if is_root() { (2, 4) } else { (0, 8) };
     let [whole_now, cached_now, from_memory, from_source] = counters();
     assert_eq!([whole_now, cached_now, from_source], [whole, cached, 0]);
-    // The kernel may have forgotten something by itself.
+    // The kernel may have evicted pages.
     assert!(from_memory <= cached, "{from_memory} blocks were asked for one by one");
-    // What the kernel forgets is served from memory.
+    // Blocks that the kernel has evicted are served from memory.
     let large = fs::File::open(point.join("large")).unwrap();
     rustix::fs::fadvise(&large, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     let second = start();

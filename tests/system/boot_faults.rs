@@ -1,5 +1,6 @@
-//! What may go wrong while a boot image is recorded, written and served: each with its own words, and never half an image, a
-//! block of another state, or a program that does not run.
+//! Faults while a boot image is recorded, written and served. Each is reported with its own
+//! message, and never leads to an incomplete image, a block of another generation, or a program
+//! that does not run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,8 @@ use crate::trees;
 
 const READ_SMALL: &str = r#"cat "$0/small""#;
 
-/// Names in the image's directory that begin with its name, or with a dot and its name.
+/// Returns the names in the image's directory that begin with the image's name, with or without a
+/// preceding dot.
 fn beside(image: &Path) -> Vec<String> {
     let name = image.file_name().unwrap().to_str().unwrap();
     let entries = fs::read_dir(image.parent().unwrap()).unwrap();
@@ -45,7 +47,7 @@ impl Scene {
         self.image.with_file_name(".app.boot.lock")
     }
 
-    /// The writer's lock, as another writer would hold it.
+    /// Takes the writer's lock, as another writer would.
     fn claimed(&self) -> fs::File {
         let file = fs::File::create(self.lock()).unwrap();
         rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
@@ -79,7 +81,7 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     let scene = Scene::new();
     scene.record(&["-q"], READ_SMALL).expect(0);
     let before = fs::read(&scene.image).unwrap();
-    // Its turn to write does not come: that is where it is killed.
+    // The recorder is killed while it waits for the lock.
     let claimed = scene.claimed();
     let mut running = scene.start_recording(&["-q"], r#"cat "$0/cold"; echo read"#);
     running.wait_for_output("read");
@@ -93,7 +95,7 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     running.wait().expect(3).says("has ended without a result; no boot image was written");
     assert!(fs::read(&scene.image).unwrap() == before);
     drop(claimed);
-    // What one leaves that is killed a moment later goes with one that comes long after.
+    // The remains of a recorder that was killed shortly after that are removed by a much later one.
     let left = scene.image.with_file_name(".app.boot.aB34z6.aside");
     fs::write(&left, &before[..100]).unwrap();
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
@@ -112,7 +114,8 @@ fn is_holder(pid: i32) -> bool {
 #[test]
 fn the_pipe_of_a_killed_record_command_goes_with_the_next() {
     let scene = Scene::new();
-    // As one leaves it that is killed before anybody has opened it: numbers of processes end below this one.
+    // The pipe of a command that was killed before the pipe was opened. Process ids are smaller
+    // than this number.
     scene.record(&["-q"], READ_SMALL).expect(0);
     let pipe = scene.stage.runtime().join("record-4194305");
     scene.stage.run(scene.stage.command("mkfifo").arg(&pipe)).expect(0);
@@ -231,7 +234,7 @@ fn a_full_disk_leaves_the_old_image() {
     }
     let scene = Scene::new();
     let place = scene.stage.dir("small disk");
-    // In a namespace of its own, which nothing of it outlives.
+    // In a mount namespace of its own, so that no mount remains.
     let script = r#"mount -t tmpfs -o size=256k none "$1" || exit 77
         "$2" record -q -i "$3" -o "$1/app.boot" -- cat "$4/small" || exit 78
         cp "$1/app.boot" "$1/copy"
@@ -316,7 +319,7 @@ fn an_image_that_is_replaced_while_it_is_served_changes_nothing() {
     let script = format!(r#"echo ready; while ! test -e "$0.go"; do sleep 0.05; done; {START}"#);
     let mut running = scene.stage.start(command.args(["--", "sh", "-c", &script]).arg(&scene.tree));
     running.wait_for_output("ready");
-    // In place, and then another file.
+    // Overwritten in place, and then replaced by another file.
     fs::write(&scene.image, "garbage").unwrap();
     fs::remove_file(&scene.image).unwrap();
     fs::write(&scene.image, "garbage").unwrap();
@@ -332,12 +335,12 @@ fn a_source_that_changed_is_served_as_it_is_and_said() {
     scene.record(&["-q"], START).expect(0);
     fs::write(scene.tree.join("small"), "changed after it was recorded\n").unwrap();
     let everything = r#"cat "$0/small""#;
-    // The index is not up to date: nothing is covered, and nothing served from memory.
+    // The index is stale: nothing is covered, and nothing is served from memory.
     let ended =
         scene.run(&["--check", "full"], everything).expect(0).says("~ small").says("original directory");
     assert_eq!(ended.text(), "changed after it was recorded\n");
     scene.run(&["--check", "full", "--strict"], everything).expect(3).says("~ small");
-    // It is, and the image is not.
+    // The index is current, and the image is stale.
     scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
     let ended = scene.run(&["--check", "full"], everything).expect(0).says("record it again");
     assert_eq!(ended.text(), "changed after it was recorded\n");
@@ -349,7 +352,8 @@ fn a_file_is_never_half_of_memory_and_half_of_what_it_is_now() {
     scene.record(&["-q"], START).expect(0);
     let before = fs::read(scene.tree.join("large")).unwrap();
     fs::write(scene.tree.join("large"), trees::noise(400 * BLOCK, 9)).unwrap();
-    // Blocks 0 and 100 to 102 are in memory, the file itself is another now: the first miss says so, in whichever order.
+    // Blocks 0 and 100 to 102 are in memory, and the file was replaced: the first miss reports it,
+    // in any order of reads.
     let unchecked = ["-q", "--strict", "--check", "none", "--recheck", "0"];
     let ended = scene.run(&unchecked, r#"cat "$0/large""#).expect(1).says("Stale file handle");
     assert!(before.starts_with(&ended.out), "bytes of now behind those in memory");
@@ -365,7 +369,7 @@ fn a_file_is_never_half_of_memory_and_half_of_what_it_is_now() {
 
 // --- memory ------------------------------------------------------------------------------------
 
-/// A tree of which 40 MiB are hot, that no compression makes smaller.
+/// Creates a tree with 40 MiB of incompressible data that is recorded.
 fn large_scene() -> (Scene, &'static str) {
     let scene = Scene::new();
     fs::write(scene.tree.join("huge"), trees::noise(40 << 20, 5)).unwrap();
@@ -397,7 +401,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         .says("nothing of it is served");
     assert!(ended.err.contains("half of the") && ended.err.contains("--budget allows more"), "{}", ended.err);
     assert!(ended.out == expected);
-    // More than there is cannot be asked for.
+    // A budget larger than the available memory is refused.
     let ended =
         run(&["--budget", "4096"]).expect(0).says("takes 81 MiB of memory").says("no more are available");
     assert!(ended.out == expected);
@@ -413,7 +417,7 @@ fn in_a_control_group_with_enough_memory_the_image_is_served() {
     };
     let (scene, script) = large_scene();
     let expected = scene.direct(script);
-    // Whoever reads the source is found out.
+    // A read of the source gives a wrong result.
     let path = scene.tree.join("huge");
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, vec![b'x'; 40 << 20]).unwrap();

@@ -1,5 +1,5 @@
-//! Boot images on a real parallel file system: recorded on two nodes at once into one file, and served on a cold node, whose
-//! client counts what it asks its servers.
+//! Boot images on a real parallel file system: recorded on two nodes at the same time into one
+//! file, and served on a node with empty caches, whose client counts its requests to the servers.
 //!
 //! Needs root, for the network namespaces of `testbed/moosefs`.
 
@@ -15,10 +15,11 @@ use crate::trees;
 const DIRECTORIES: usize = 10;
 const FILES_IN_EACH: usize = 20;
 const FILE_BYTES: usize = 2 * BLOCK + 100;
-/// Loading index and image, the check, the way to the tree.
+/// Loading the index and the image, the check, and the path lookup of the tree.
 const OPERATIONS_MAX: u64 = 20;
 
-/// Reads the files whose names begin with the second argument, and ends when it is told to.
+/// Reads the files whose names begin with the second argument, and ends when the file named by the
+/// third exists.
 const READ: &str = r#"cat "$1"/*/$2*; echo read >&2; while ! test -e "$3"; do sleep 0.05; done"#;
 const READ_ALL: &str = r#"cat "$1"/*/*"#;
 

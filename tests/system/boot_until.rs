@@ -1,4 +1,4 @@
-//! Recordings that end with a line of the program's output, and the output on its way there.
+//! Recordings that end at a line of the program's output, and the forwarding of the output.
 
 use std::fs;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn children_that_outlive_their_parent_are_ended_with_it() {
     let script = r#"(sleep 0.2; cat "$0/small"; sleep 600; echo no) & exit 5"#;
     assert_eq!(scene.until("^small$", script).expect(5).text(), "small\n");
     assert_eq!(scene.recorded(), [("small".into(), 1)]);
-    // By time alone as well.
+    // A time as the condition has the same effect.
     scene.until("1", r#"cat "$0/small" >/dev/null; sleep 600; echo no"#).expect(143);
     assert_eq!(scene.recorded(), [("small".into(), 1)]);
 }
@@ -73,7 +73,7 @@ fn a_program_may_end_in_its_own_way_and_before_any_line() {
 #[test]
 fn output_is_passed_on_unaltered_and_input_is_the_programs_own() {
     let scene = Scene::new();
-    // Every byte there is, lines with and without ends, more than a pipe holds.
+    // All byte values, lines with and without line feeds, and more than the capacity of a pipe.
     let mut bytes: Vec<u8> = (0..=255u8).cycle().take(300_000).collect();
     bytes.extend_from_slice(b"\r\n\n\x1b[31mred\x1b[0m");
     let input = scene.stage.file("input", &bytes);
@@ -115,7 +115,7 @@ fn where_ours_is_a_terminal_the_program_has_one() {
         "cat \"$TREE/small\" >/dev/null; [ -t 1 ] && [ -t 2 ] && echo terminals; stty size <&1; echo ready >&2; exec sleep 600\n",
     );
     let script = r#"stty cols 91 rows 17; "$QUELL" record -q --until ready -i "$INDEX" -o "$IMAGE" -- sh "$PROGRAM"; echo "code $?""#;
-    // script(1) hands its command to a shell without arguments.
+    // script(1) passes its command to a shell without arguments.
     let mut command = scene.stage.command("script");
     command.env("QUELL", crate::stage::quell()).env("INDEX", &scene.index);
     command.env("IMAGE", &scene.image).env("PROGRAM", program).env("TREE", &scene.tree);
@@ -151,7 +151,7 @@ fn no_time_at_all_is_counted_from_the_programs_start_and_never_ends_without_a_wo
     let scene = Scene::new();
     scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
     let before = fs::read(&scene.image).unwrap();
-    // Whether the program comes to read anything before it is ended nobody knows.
+    // The program may be ended before it has read anything.
     let ended = scene.until("0.000001", r#"cat "$0/cold" >/dev/null; exec sleep 600"#).expect(143);
     if fs::read(&scene.image).unwrap() == before {
         ended.says("nothing was recorded: no file of the tree was opened");

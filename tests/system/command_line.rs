@@ -1,4 +1,5 @@
-//! What every command says of itself, and what generated pages and completions come from.
+//! The help texts of all commands, and the manual pages and completions that are generated from
+//! them.
 
 use std::fs;
 
@@ -65,7 +66,7 @@ fn doctor_names_the_view_that_is_then_taken() {
     assert!(text.contains("groups and owners"), "{text}");
     let advice = "quell mount --view fuse INDEX DIRECTORY";
     assert_eq!(text.contains("65534") && text.contains(advice), !is_root(), "{text}");
-    // It leaves nothing where it tried.
+    // `quell doctor` leaves no mounts.
     assert!(stage.mounts().is_empty());
     stage.run(stage.quell().args(["doctor", "/no/such/directory"])).expect(2);
 }
@@ -101,7 +102,7 @@ fn a_terminal_shows_a_bar_and_a_log_does_not() {
         format!("'{}' index --threads 1 '{}' -o '{}'", quell().display(), tree.display(), index.display());
     let mut command = stage.command("script");
     let shown = stage.run(command.args(["-q", "-e", "-c", &line, "/dev/null"])).expect(0).text();
-    // A machine that is done before the bar's first moment shows none.
+    // On a fast machine the work may end before the bar is first shown.
     if shown.contains('\x1b') {
         assert!(shown.contains("indexing") && shown.contains("entries"), "{shown:?}");
     }

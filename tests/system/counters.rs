@@ -1,4 +1,4 @@
-//! `quell mount` and `umount`, what `quell stats` tells, and who may do what in a mount.
+//! `quell mount` and `umount`, the counters of `quell stats`, and the permissions in a mount.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -19,7 +19,7 @@ fn scene() -> (Stage, PathBuf, PathBuf) {
     (stage, tree, index)
 }
 
-/// The views that `quell mount` gives this user.
+/// Returns the views that `quell mount` supports for this user.
 fn mount_views() -> Vec<&'static str> {
     ways().into_iter().filter(|way| matches!(way, Way::Mount(_))).map(Way::view).collect()
 }
@@ -29,7 +29,7 @@ fn a_mount_is_there_for_every_process_until_umount() {
     let (stage, _, index) = scene();
     for view in mount_views() {
         let mounted = stage.mount(&index, view, &[]);
-        // Not a child of the mount command, not one of its namespaces.
+        // This process is neither a child of the mount command nor in one of its namespaces.
         assert_eq!(fs::read_to_string(mounted.point.join("lib/deep/leaf")).unwrap(), "leaf\n", "{view}");
         assert_eq!(fs::read_dir(&mounted.point).unwrap().count(), 4, "{view}");
         let again = stage.run(stage.quell().arg("mount").arg(&index).arg(&mounted.point));
@@ -37,7 +37,7 @@ fn a_mount_is_there_for_every_process_until_umount() {
         let point = mounted.point.clone();
         mounted.umount();
         assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "{view}");
-        // When the command ended nothing ran any more.
+        // All processes have ended when the command ends.
         assert_eq!(stage.processes(), [0; 0], "{view}");
         stage.expect_nothing_left();
     }
@@ -88,7 +88,7 @@ fn a_mount_in_use_stays_unless_forced() {
         assert!(is_mounted(&mounted.point), "{view}");
         umount(&["--force"]).expect(0);
         assert!(!is_mounted(&mounted.point), "{view}");
-        // The program gets an answer of some kind and goes on.
+        // The program gets data or an error, and continues.
         drop(user.stdin());
         user.wait().expect(0);
         stage.expect_nothing_left();
@@ -108,7 +108,7 @@ fn a_killed_mount_can_be_taken_away() {
     }
 }
 
-/// The counters of the one view of a path.
+/// Returns the counters of the only view of a path.
 fn counters(stage: &Stage, path: &Path) -> serde_json::Value {
     let reports = stage.run(stage.quell().args(["stats", "--json"]).arg(path)).expect(0).json();
     assert_eq!(reports.as_array().unwrap().len(), 1, "{reports}");
@@ -126,7 +126,7 @@ fn what_a_fuse_view_is_asked_is_counted() {
     for number in 0..7 {
         assert!(fs::metadata(mounted.point.join(format!("absent{number}"))).is_err());
     }
-    // Known to be absent by now: the kernel asks no more.
+    // The kernel has cached that the name is absent and sends no request.
     for _ in 0..20 {
         assert!(fs::metadata(mounted.point.join("absent0")).is_err());
     }
@@ -140,7 +140,7 @@ fn what_a_fuse_view_is_asked_is_counted() {
     assert_eq!((grown("opens"), grown("opens_refused")), (1, 0), "{after}");
     assert_eq!(grown("bytes_read"), 10_000, "{after}");
     assert_eq!((grown("listings"), grown("links_read")), (1, 1), "{after}");
-    // The same by the index's name, by hand and for Prometheus.
+    // The counters are the same by the index's name, as text and for Prometheus.
     assert_eq!(counters(&stage, &index), after);
     let text = stage.run(stage.quell().arg("stats").arg(&mounted.point)).expect(0).text();
     assert!(text.contains("negative lookups    7"), "{text}");
@@ -183,7 +183,7 @@ fn a_running_programs_view_has_its_numbers_too() {
     }
 }
 
-/// The source is itself a FUSE view, which counts what reaches it.
+/// The source is itself a FUSE view, which counts the requests that reach it.
 #[test]
 fn nothing_but_data_reaches_the_source() {
     if !mount_views().contains(&"fuse") {
@@ -202,7 +202,7 @@ fn nothing_but_data_reaches_the_source() {
         command.args(["mount", "-q", "--view", "fuse", "--recheck", "0"]).arg(&inner).arg(&point);
         stage.run(&mut command).expect(0);
     };
-    // A run's own holder has the mount in use for a moment longer.
+    // The holder of a run uses the mount for a moment after the run has ended.
     let umount = || {
         let is_done = || stage.run(stage.quell().arg("umount").arg(&point)).code() == Some(0);
         assert!(eventually(is_done));
@@ -211,7 +211,7 @@ fn nothing_but_data_reaches_the_source() {
     let index = stage.index(&point);
     umount();
     for view in views() {
-        // A new mount each time: nothing is cached.
+        // A new mount each time, with empty caches.
         let asked = |script: &str, options: &[&str]| {
             mount();
             let mut command = stage.quell_run(&index, view);
@@ -232,17 +232,17 @@ fn nothing_but_data_reaches_the_source() {
         for none in ["listings", "negative_lookups", "links_read", "opens", "reads"] {
             assert_eq!(seen[none], 0, "{view}: {none} in {seen}");
         }
-        // The sample is all but the covering itself.
+        // The sample makes almost all requests; the mount itself needs only a few.
         let (with, without) = (asked("true", &["--check", "sample"]), asked("true", &["--check", "none"]));
         assert!(sum(&with) - sum(&without) <= 8, "{view}: {with} {without}");
-        // Reading a file costs its way there and itself.
+        // Reading a file costs the path lookup and the reads.
         let seen = asked("cat \"$1/wide/7/57\" \"$1/wide/7/107\"", &["--check", "none"]);
         assert_eq!(seen["opens"], 2, "{view}: {seen}");
         assert!(sum(&seen) - sum(&without) <= 8, "{view}: {seen} {without}");
     }
 }
 
-/// Of the mount alone, not of views whose source it is.
+/// Returns the counters of the mount, without those of views whose source it is.
 fn counters_of_mount(stage: &Stage, point: &Path) -> serde_json::Value {
     let reports = stage.run(stage.quell().args(["stats", "--json"]).arg(point)).expect(0).json();
     let of_mount = |report: &&serde_json::Value| report["mountpoint"].is_string();
@@ -269,7 +269,7 @@ fn an_ordinary_user_lets_others_in_only_where_the_administrator_allows_it() {
     stage.expect_nothing_left();
 }
 
-/// This program as another user.
+/// Runs this program as another user.
 fn as_nobody(stage: &Stage, root: &Path) -> Snapshot {
     let copy = stage.path("probe-program");
     if !copy.exists() {
@@ -323,7 +323,7 @@ fn permissions_hold_for_every_user_of_a_mount() {
                       setfacl -m u:65534:rx closed";
         stage.sh(script, &[&tree]).expect(0);
     }
-    // The root, too, lets in its owner, its group, or nobody else.
+    // The root's permissions, too, allow access to the owner, the group, or all users.
     for (uid, gid, mode) in
         [(0, 0, 0o755), (65534, 0, 0o700), (0, 12345, 0o750), (0, 0, 0o700), (0, 0, 0o711)]
     {
@@ -335,11 +335,12 @@ fn permissions_hold_for_every_user_of_a_mount() {
             assert_eq!(original["./private"]["may read"], "error 13");
             assert_eq!(original["./group"]["may read"], "yes");
         }
-        // Some files are not for every user: root mounts no other view of them.
+        // Some files are not readable by every user; for such a tree, root mounts only the fuse
+        // view.
         for view in views().iter().filter(|view| **view == "fuse") {
             let mounted = stage.mount(&index, view, &[]);
             let seen = as_nobody(&stage, &mounted.point);
-            // Only who may do what; the rest is another test's matter.
+            // Only permissions are compared here; other tests compare the rest.
             let found = differences(&original, &seen, |_, fact, _, _| {
                 !["may read", "may execute", "content", "listing", "entries", "stat", "mode"].contains(&fact)
             });

@@ -1,6 +1,6 @@
-//! Disk images of virtual machines: recorded as an unchanged QEMU reads them, served from memory at their own paths, in a
-//! directory, and as a layer of QEMU's own format; and what happens when something breaks. The machine here is a boot
-//! sector; a whole Debian is in machines.rs.
+//! Disk images of virtual machines: recorded while an unmodified QEMU reads them, and served from
+//! memory at their own paths, in a directory, and as a qcow2 layer; and faults of each part. The
+//! machine here is a boot sector; machines.rs boots a complete Debian.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -15,7 +15,7 @@ use crate::trees;
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 2048;
 
-/// Says why nothing here can run.
+/// Skips the test if QEMU's tools are missing.
 macro_rules! need_qemu {
     () => {
         if !has("qemu-img") || !has("qemu-io") {
@@ -32,7 +32,8 @@ struct Scene {
     image: PathBuf,
 }
 
-/// `qemu-io -c` for each, which ends with 1 if one fails.
+/// Returns a qemu-io command with a `-c` for each of `commands`. It ends with exit code 1 if one of
+/// them fails.
 fn io(own: &Path, options: &[&str], commands: &[&str]) -> Vec<String> {
     let mut words = vec!["qemu-io".to_owned()];
     words.extend(options.iter().map(|word| (*word).to_owned()));
@@ -50,7 +51,7 @@ impl Scene {
         scene
     }
 
-    /// A new qcow2 image on top of another, named as it is given.
+    /// Creates a qcow2 image on top of another, whose name is stored as given.
     fn layer(&self, path: &Path, on: &Path, format: &str) {
         let mut command = self.stage.command("qemu-img");
         command.args(["create", "-q", "-f", "qcow2", "-F", format, "-b"]).arg(on).arg(path);
@@ -90,7 +91,8 @@ impl Scene {
         self.stage.run(self.stage.quell().arg("boot").arg(words[0]).arg(&self.image).args(&words[1..]))
     }
 
-    /// Place and blocks of each file in the image.
+    /// Returns the position in the backing chain and the number of blocks of each file in the
+    /// image.
     fn recorded(&self) -> Vec<(String, u64)> {
         let shown = self.boot(&["show", "--files", "--json"]).expect(0).json();
         let files = shown["list"].as_array().unwrap().clone();
@@ -105,7 +107,7 @@ impl Scene {
         (of("blocks_from_memory"), of("blocks_from_source"))
     }
 
-    /// Other bytes everywhere, and the same size and time: whoever still reads the file is found out.
+    /// Overwrites all bytes and preserves size and time: a read of the file gives a wrong result.
     fn forge(&self, path: &Path, byte: u8) {
         let metadata = fs::metadata(path).unwrap();
         fs::write(path, vec![byte; metadata.len() as usize]).unwrap();
@@ -118,10 +120,10 @@ impl Scene {
     }
 }
 
-/// What a machine reads in these tests: one block at 1 MiB, four at 4 MiB.
+/// The reads of a machine in these tests: one block at 1 MiB, four at 4 MiB.
 const READS: [&str; 2] = ["read 1M 4k", "read 4M 16k"];
 
-/// Reads the whole disk; what `READS` reads is as the disk was made.
+/// Returns a command that reads the whole disk and checks the blocks of `READS`.
 fn checks(scene: &Scene) -> Vec<String> {
     let bytes = trees::noise(BLOCKS * BLOCK, 1);
     let mut script = String::from("set -e; qemu-img convert -U -f qcow2 -O raw \"$1\" \"$2\"\n");
@@ -138,7 +140,7 @@ fn what_a_machine_reads_is_recorded_to_the_block() {
     need_qemu!();
     let scene = Scene::new();
     scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    // And its first block, as of every file that was opened.
+    // In addition, the first block, which is recorded of every opened file.
     assert_eq!(scene.recorded(), [("0".to_owned(), 6)]);
     let disk = scene.base.to_str().unwrap();
     scene.boot(&["verify", "--image", disk]).expect(0);
@@ -158,7 +160,7 @@ fn a_boot_from_memory_reads_nothing_of_the_disk() {
     scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
     scene.forge(&scene.base, b'x');
     scene.run(&scene.base, &["-q", "--strict"], &checks(&scene)).expect(0);
-    // What was not recorded comes from the disk.
+    // Blocks that were not recorded come from the disk.
     let cold = io(&scene.own, &[], &["read -P 0x78 2M 64k", "read -P 0x78 7M 1M"]);
     scene.run(&scene.base, &["-q", "--strict"], &cold).expect(0);
     scene.boot(&["verify", "--image", scene.base.to_str().unwrap()]).expect(1);
@@ -192,7 +194,7 @@ fn every_way_in_which_qemu_opens_files_reads_the_same() {
     let mut script = String::from("disk=$1 copy=$2\n");
     for direct in ["off", "on"] {
         for aio in ["threads", "native", "io_uring"] {
-            // QEMU's own rule.
+            // QEMU does not support this combination.
             if aio == "native" && direct == "off" {
                 continue;
             }
@@ -207,7 +209,7 @@ fn every_way_in_which_qemu_opens_files_reads_the_same() {
     let copy = scene.stage.path("copy");
     let words = ["sh", "-c", &script, "sh", scene.base.to_str().unwrap(), copy.to_str().unwrap()];
     let ended = scene.run(&scene.base, &["-q", "--strict"], &words.map(str::to_owned)).expect(0);
-    // The kernel, or a container, may have switched io_uring off.
+    // io_uring may be disabled by the kernel or a container.
     ended.text().lines().for_each(|line| println!("SKIPPED: {line}"));
 }
 
@@ -217,7 +219,7 @@ fn the_disk_itself_is_never_written() {
     let scene = Scene::new();
     let before = fs::read(&scene.base).unwrap();
     scene.record(&scene.base, &[], &io(&scene.own, &[], &["write -P 7 1M 64k", "read 1M 4k"])).expect(0);
-    // The machine's writes are in its own image.
+    // The machine's writes go to its own image.
     scene
         .run(
             &scene.base,
@@ -235,7 +237,8 @@ fn the_disk_itself_is_never_written() {
     assert!(fs::read(&scene.base).unwrap() == before);
 }
 
-/// base.raw below mid.qcow2 below top.qcow2, by relative names; the machine's own image lies on top.qcow2.
+/// Creates base.raw below mid.qcow2 below top.qcow2, by relative names. The machine's own image
+/// lies on top.qcow2.
 fn chain() -> (Scene, PathBuf) {
     let mut scene = Scene::new();
     let (mid, top) = (scene.stage.path("mid.qcow2"), scene.stage.path("top.qcow2"));
@@ -258,12 +261,13 @@ fn a_whole_chain_of_images_is_recorded_and_served() {
     let recorded = scene.recorded();
     assert_eq!(recorded.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
     assert_eq!(recorded[2].1, 3, "the raw one has its first block and what was read of it");
-    // Tables of qcow2 are blocks like others: with nothing but the image a machine finds its way.
+    // The tables of qcow2 are recorded like other blocks, so a machine finds its data with the boot
+    // image alone.
     for name in ["base.raw", "mid.qcow2", "top.qcow2"] {
         scene.forge(&scene.stage.path(name), 0);
     }
     let chained = io(&scene.own, &[], &CHAIN_READS);
-    // The headers are forged, too: which files there are is not found any more.
+    // The headers are overwritten, too: the backing chain cannot be read any more.
     scene.run(&top, &["-q", "--strict"], &chained).expect(2).says("lies on no such file");
     let (scene, top) = chain();
     scene.record(&top, &[], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
@@ -370,7 +374,7 @@ fn chains_that_cannot_be_are_refused_with_the_reason() {
     hostile[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
     fs::write(&odd, &hostile).unwrap();
     refused("damaged qcow2");
-    // As raw bytes it is a disk like any other.
+    // As a raw image it is valid.
     let quell = &mut scene.stage.quell();
     let quell = quell.args(["record", "-q", "--image-format", "raw", "--image"]).arg(&odd).arg("-o");
     scene.stage.run(quell.arg(scene.stage.path("new.boot")).args(["--", "cat"]).arg(&odd)).expect(0);
@@ -399,7 +403,7 @@ fn two_machines_of_one_base_share_their_blocks() {
     assert_eq!(scene.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
     scene.forge(&scene.base, b'x');
     scene.run(&scene.base, &["-q", "--strict"], &io(&scene.own, &[], &["read 0 4k"])).expect(0);
-    // Another state of the disk is another disk.
+    // Another generation of the disk is treated as another disk.
     scene.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
     let three = parts("three.qcow2", &["read 0 4k"]);
     let mut quell = scene.stage.quell();
@@ -437,7 +441,7 @@ fn machines_that_are_started_one_by_one_share_one_process_and_its_memory() {
     scene.stage.expect_nothing_left();
 }
 
-/// What a base may be made as.
+/// Returns a base image in each format.
 fn formats(scene: &Scene) -> Vec<(&'static str, PathBuf)> {
     let converted = |name: &str, options: &[&str]| {
         let path = scene.stage.path(name);
@@ -458,7 +462,7 @@ fn formats(scene: &Scene) -> Vec<(&'static str, PathBuf)> {
 fn the_hot_blocks_are_an_image_for_qemu_alone() {
     need_qemu!();
     let scene = Scene::new();
-    // Something to compress, and zeros.
+    // Data that can be compressed, and zeros.
     let mut bytes = trees::noise(BLOCKS * BLOCK, 1);
     bytes.iter_mut().for_each(|b| *b &= 0x0f);
     bytes[4 << 20..(4 << 20) + 2 * BLOCK].fill(0);
@@ -499,11 +503,11 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
             };
             map.as_array().unwrap().iter().find(covers).unwrap()["depth"] == 0
         };
-        // Where a base says itself that there are zeros, it is asked for nothing.
+        // For zeros that the base's metadata records, nothing is read.
         for offset in [1 << 20, (4 << 20) + 3 * 4096] {
             assert!(is_here(offset), "{name}: nothing at {offset}\n{map}");
         }
-        // A machine finds there what it read, whatever became of the base.
+        // A machine finds its recorded blocks in the layer, even if the base is gone.
         let mine = scene.stage.path("on-hot.qcow2");
         scene.layer(&mine, &hot, "qcow2");
         let info = scene.img(&["info", "--output=json"], &[&hot]).expect(0).json();
@@ -511,21 +515,21 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
         assert_eq!(info["backing-filename-format"], format);
         scene.stage.run(scene.stage.command("qemu-io").args(["-c", "read 0 8M"]).arg(&mine)).expect(0);
     }
-    // Of a disk that is another now no layer is made.
+    // No layer is created if the disk has changed.
     scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
     fs::File::options().write(true).open(&scene.base).unwrap().write_all_at(b"x", 0).unwrap();
     scene
         .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
         .says("another size or time");
-    // Nor one in the place of the disk.
+    // The layer must not replace the disk.
     scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
     let whole = fs::read(&scene.base).unwrap();
     scene.boot(&["qcow2", "-o", scene.base.to_str().unwrap()]).expect(2).says("is the disk image itself");
     assert!(fs::read(&scene.base).unwrap() == whole);
 }
 
-/// Blocks of its file are not those of the disk.
+/// The blocks of such a disk's file are not the blocks of the disk.
 #[test]
 fn of_a_disk_in_another_format_no_layer_is_made() {
     need_qemu!();
@@ -537,7 +541,7 @@ fn of_a_disk_in_another_format_no_layer_is_made() {
         let own = scene.stage.path(format!("on-{format}.qcow2"));
         scene.layer(&own, &other, format);
         for disk in [&own, &other] {
-            // It is recorded and served as ever.
+            // Recording and serving work as with other formats.
             let reads = io(&own, &["-r"], &READS);
             scene.record(disk, &[], &reads).expect(0);
             scene.run(disk, &["-q", "--strict"], &reads).expect(0);
@@ -552,7 +556,7 @@ fn of_a_disk_in_another_format_no_layer_is_made() {
 fn a_disk_that_is_raw_whatever_it_begins_with_is_said_to_be() {
     need_qemu!();
     let scene = Scene::new();
-    // What a machine wrote onto its raw disk: an image that lies on nothing.
+    // A machine wrote a qcow2 header without a backing file to its raw disk.
     scene.layer(&scene.base, &scene.stage.file("below.raw", vec![0; BLOCKS * BLOCK]), "raw");
     scene.img(&["rebase", "-u", "-b", ""], &[&scene.base]).expect(0);
     let reads = io(&scene.base, &["-r", "-f", "raw"], &["read 0 4k"]);
@@ -658,7 +662,7 @@ fn a_disk_that_is_removed_goes_on_being_served() {
     mounted.umount();
 }
 
-/// The disk lies on a file system that fails: a view of ours whose process is killed.
+/// The disk lies on a file system that fails: a Quell view whose process is killed.
 #[test]
 fn without_the_disks_file_system_hot_blocks_are_served_and_others_are_errors() {
     need_qemu!();
@@ -693,7 +697,7 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     let whole = fs::read(&scene.image).unwrap();
     let damage = |bytes: &[u8], words: &str| {
         fs::write(&scene.image, bytes).unwrap();
-        // Frames are read while the machine runs already.
+        // The image's frames are read while the machine is already running.
         let mut script = checks(&scene);
         script[2] += "read line || echo checked\n";
         let mut quell = scene.stage.quell();
@@ -716,14 +720,14 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     damage(&flipped, "the checksum of the tables is wrong");
     fs::write(&scene.image, &whole).unwrap();
 
-    // Of another disk, and of one that lies on more files.
+    // An image of another disk, and one of a chain with more files.
     let other = scene.stage.file("other.raw", trees::noise(BLOCKS * BLOCK, 1));
     let ended = scene.run(&other, &["-q"], &["true".to_owned()]).expect(0);
     ended.says("was recorded of").says("it is another disk image");
     scene.record(&scene.own, &[], &io(&scene.own, &["-r"], &READS)).expect(0);
     scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2);
 
-    // Of a tree, and the other way round.
+    // An image of a tree for a disk, and the reverse.
     let tree = scene.stage.dir("tree");
     fs::write(tree.join("file"), "text").unwrap();
     let index = scene.stage.index(&tree);
@@ -780,7 +784,8 @@ fn a_reader_whose_server_is_killed_gets_an_error_and_does_not_hang() {
     scene.stage.run(scene.stage.quell().args(["umount", "--force"]).arg(&point)).expect(0);
 }
 
-/// A machine that reads its disk block by block, and writes `.` to its serial line for each, `E` for an error:
+/// A machine that reads its disk block by block, and writes `.` to its serial port for each block
+/// and `E` for each error:
 ///
 /// ```text
 ///          xor  ax, ax            ; ds = es = ss = 0

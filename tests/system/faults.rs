@@ -1,5 +1,5 @@
-//! Where Quell cannot work it says so and the program runs on the original directory; `--strict` refuses. What
-//! breaks while a view is there does not break the program.
+//! Where Quell cannot work, it reports the reason and runs the program on the original directory;
+//! with `--strict` it fails. A fault during a view does not break the program.
 
 use std::fs;
 use std::io::Write;
@@ -19,8 +19,9 @@ fn scene() -> (Stage, PathBuf, PathBuf) {
     (stage, tree, index)
 }
 
-/// Runs a script as root of a new user and mount namespace, in which owners have other numbers, so that the tree
-/// is indexed there again. `$1` is quell, `$2` the index, `$3` the tree.
+/// Returns a command that runs a script as root of a new user and mount namespace. Owners have
+/// other numbers there, so the tree is indexed again in it. `$1` is quell, `$2` the index, `$3` the
+/// tree.
 fn unshared(stage: &Stage, script: &str, index: &Path, tree: &Path) -> Command {
     let mut command = stage.command("unshare");
     let script = format!("\"$1\" index -q \"$3\" -o \"$2\"; {script}");
@@ -32,7 +33,8 @@ fn can_unshare(stage: &Stage) -> bool {
     stage.run(stage.command("unshare").args(["-U", "-r", "-m", "true"])).code() == Some(0)
 }
 
-/// Without the powers of the namespace's root, as an ordinary user outside.
+/// Drops the capabilities of the namespace's root, so that the command has those of an ordinary
+/// user.
 const POWERLESS: &str = "setpriv --bounding-set=-all --inh-caps=-all --";
 
 #[test]
@@ -91,7 +93,7 @@ fn an_index_that_is_broken_while_covered_changes_nothing() {
             running.wait_for_output("ready");
             let bytes = fs::metadata(&index).unwrap().len() as usize;
             match how {
-                // In place: the same file that the view was made from.
+                // In place: the file from which the view was made.
                 "truncate" => fs::File::options().write(true).open(&index).unwrap().set_len(10).unwrap(),
                 "overwrite" => fs::write(&index, vec![0xff; bytes]).unwrap(),
                 _ => fs::remove_file(&index).unwrap(),
@@ -197,7 +199,7 @@ fn a_mount_below_the_tree_that_the_user_may_not_look_under_leads_to_fuse() {
     }
     fs::create_dir(tree.join("other")).unwrap();
     let index = stage.index(&tree);
-    // Mounted by the root of the outer namespace, so locked in that of the user inside.
+    // Mounted by the root of the outer namespace, and therefore locked in that of the user inside.
     let script = "mount -t tmpfs none \"$3/other\"; echo x >\"$3/other/inside\"; \
                   unshare -U --map-user=1000 --map-group=1000 -- \
                   \"$1\" run --strict --check none -i \"$2\" -- sh -c 'cat \"$1/readme\"; ls \"$1/other\"' sh \"$3\"";

@@ -1,5 +1,5 @@
-//! Identical to the original for programs that read. Where a view cannot be, exactly the deviation that
-//! docs/semantics.md names is asserted.
+//! A view is identical to the original for programs that read. For each documented deviation, the
+//! tests check the value that docs/semantics.md gives.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -15,28 +15,32 @@ use crate::trees::{self, HUGE_BYTES, noise, set_mode};
 /// EOPNOTSUPP.
 const NOT_SUPPORTED: &str = "error 95";
 
-/// What docs/semantics.md says that a view shows otherwise than the original.
+/// Returns true if docs/semantics.md documents that a view differs from the original in this
+/// property.
 fn documented(way: Way, name: &str, original: &Facts, view: &Facts) -> bool {
     let is_dir = original["mode"].starts_with('4');
     match name {
-        // Overlayfs takes a directory's size and all status change times from the metadata layer.
+        // Overlayfs takes the size of a directory and all status change times from the metadata
+        // layer.
         "size" => way.view() == "overlay" && is_dir,
         "ctime" => way.view() == "overlay",
-        // Before a file is opened the kernel derives its blocks from its size; directories have tmpfs's.
+        // Before the first open, the kernel derives a file's blocks from its size; directories have
+        // those of tmpfs.
         "blocks" if way.is_overlay() && is_dir => true,
         "blocks" if way.is_overlay() => view["blocks"] == size_in_blocks(original),
-        // A file that may not be opened stays as before its first opening.
+        // A file that the user may not open keeps this value.
         "blocks after opening" if way.is_overlay() => {
             original["content"].starts_with("error") && view[name] == size_in_blocks(original)
         }
-        // A FUSE view of a tree in which nothing has attributes has the kernel say so without asking.
+        // A FUSE view of a tree without extended attributes returns EOPNOTSUPP; the kernel
+        // remembers this and sends no further requests.
         "xattrs" => way.view() == "fuse" && original[name].is_empty() && view[name] == NOT_SUPPORTED,
         "absent xattr" => way.view() == "fuse" && view["xattrs"] == NOT_SUPPORTED,
         _ => false,
     }
 }
 
-/// The blocks of a file without holes.
+/// Returns the number of blocks of a file without holes.
 fn size_in_blocks(facts: &Facts) -> String {
     (facts["size"].parse::<u64>().unwrap().div_ceil(4096) * 8).to_string()
 }
@@ -79,7 +83,7 @@ fn with_a_boot_image_every_entry_is_seen_as_on_the_original() {
         let mut command = stage.quell_run(&index, view);
         command.args(["--strict", "--quiet", "-b"]).arg(&image);
         let way = Way::Run(view);
-        // The blocks of a whole file are those of a copy of it.
+        // A whole file has the number of blocks of its copy.
         let as_told = |name: &str, a: &Facts, b: &Facts| {
             documented(way, name, a, b) || (way.is_overlay() && name.starts_with("blocks"))
         };
@@ -131,7 +135,7 @@ fn find_and_checksums_print_the_same() {
     let stage = Stage::new();
     let tree = trees::varied(&stage);
     let index = stage.index(&tree);
-    // Overlayfs shows another size for directories, and for nothing else.
+    // Overlayfs shows other sizes for directories only.
     let find = |sizes: &str| {
         format!(
             "cd \"$1\" && find . -printf '{sizes}%p %y %m %T@ %l %n\\n' | LC_ALL=C sort && \
@@ -195,7 +199,7 @@ fn paths_longer_than_the_kernels_limit_are_reached_step_by_step() {
     let index = stage.index(&tree);
     let original = stage.snapshot_original(&tree);
     assert!(original.keys().any(|path| path.len() > 5000));
-    // Overlayfs cannot find the bytes by so long a path, so `auto` goes on to FUSE, and says why.
+    // Overlayfs does not support such long paths, so `auto` uses FUSE and reports the reason.
     let said = stage.run(stage.quell_run(&index, "auto").args(["--strict", "--", "true"])).expect(0);
     said.says("covered by fuse").says("too long for overlayfs");
     if views().contains(&"overlay") {
@@ -286,7 +290,7 @@ fn a_directory_that_could_not_be_read_is_closed_not_empty() {
     set_mode(&closed, 0o755);
 }
 
-/// A user namespace of one user can show no other owner.
+/// A user namespace that maps one user can show no other owner.
 #[test]
 fn files_of_others_belong_to_the_caller_in_a_kernel_view_and_to_the_overflow_user_in_fuse() {
     if is_root() {
@@ -311,7 +315,8 @@ fn files_of_others_belong_to_the_caller_in_a_kernel_view_and_to_the_overflow_use
             _ => documented(way, name, a, b),
         });
         assert!(found.is_empty(), "{way:?}\n{}", found.join("\n"));
-        // Becoming the owner in name gives nothing: it is read-only and the modes allow no more.
+        // Being shown as the owner gives no more permissions: the view is read-only and the modes
+        // apply.
         let ended = stage.see(way, &index, tree, |root| words(&[&"touch", &root.join("new")]));
         assert_ne!(ended.code(), Some(0));
     }

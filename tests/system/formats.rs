@@ -1,4 +1,5 @@
-//! The oldest released files are read for ever. `fixtures/README.md` says how they were made.
+//! The oldest released files must remain readable. `fixtures/README.md` describes how they were
+//! created.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +10,8 @@ fn fixture(name: &str) -> PathBuf {
     checkout().join("tests/system/fixtures").join(name)
 }
 
-/// What `quell show` prints for a fixture: the summary, after its entries were compared with the list beside it.
+/// Returns the summary that `quell show` prints for a fixture, after comparing its entries with the
+/// list in the JSON file.
 fn shown_as_recorded(version: u32) -> serde_json::Value {
     let stage = Stage::new();
     let file = fixture(&format!("index-v{version}.quell"));

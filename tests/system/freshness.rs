@@ -1,5 +1,5 @@
-//! A tree that is not as its index has it: noticed before a run, at opens, and while it is covered; what each
-//! view then does is as docs/semantics.md says.
+//! A tree that differs from its index: noticed before a run, at opens, and while the tree is
+//! covered. The behaviour of each view is that of docs/semantics.md.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use crate::skip;
 use crate::stage::{Ended, Running, Stage, eventually, has, is_root, views};
 use crate::trees;
 
-/// A stage, a small tree, its index.
+/// Returns a stage, a small tree, and its index.
 fn scene() -> (Stage, PathBuf, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
@@ -48,19 +48,20 @@ fn a_tree_that_was_checked_just_now_is_looked_at_less() {
         let stamp = fs::File::options().create(true).truncate(false).write(true).open(stamp).unwrap();
         stamp.set_modified(old).unwrap();
     };
-    // A fresh stamp: the root, and then a or d, which are as they were.
+    // With a recent stamp, the sample has the root and one random entry, a or d, which are
+    // unchanged.
     fs::write(tree.join("a/b/new"), "").unwrap();
     assert!(!run().err.contains("is out of date"));
-    // An old one: five looks, of which four are drawn by chance.
+    // With an old stamp, the sample has five entries, of which four are random.
     let noticed = (0..40).any(|_| {
         age();
         run().err.contains("is out of date")
     });
     assert!(noticed && stamps().is_empty(), "seven of eight times it is seen at once");
-    // Something in the root is seen at once, stamp or not.
+    // A change in the root is always noticed.
     fs::remove_file(tree.join("a/b/new")).unwrap();
     stage.run(stage.quell().args(["index", "-q", "--update"]).arg(&index)).expect(0);
-    // The stamp of a generation that is gone is cleared away by those that come.
+    // The stamp of an older generation is removed by later runs.
     age();
     assert!(!run().err.contains("is out of date"));
     assert!(stamps().len() == 1 && stamps()[0] != *stamp, "{:?}", stamps());
@@ -160,12 +161,12 @@ fn a_missing_tree_is_wrong_input_and_a_missing_index_too() {
         .run(stage.quell_run(&stage.path("none.quell"), "auto").args(["--", "true"]))
         .expect(2)
         .says("none.quell");
-    // Nothing can be covered where nothing is: the program runs, and is told.
+    // There is no directory to cover: the program runs, and a message is printed.
     stage.run(stage.quell_run(&index, "auto").args(["--", "true"])).expect(0).says("original");
     stage.run(stage.quell_run(&index, "auto").args(["--strict", "--", "true"])).expect(2).says("tree");
 }
 
-/// Runs a script in a view; it goes on with each line that it is sent.
+/// Starts a script in a view. It continues with each line that it receives.
 fn start(stage: &Stage, index: &Path, view: &str, options: &[&str], tree: &Path, script: &str) -> Running {
     let mut command = stage.quell_run(index, view);
     command.args(["--strict", "--quiet", "--recheck", "0"]).args(options);
@@ -183,10 +184,10 @@ fn a_file_changed_in_place() {
     for (view, options, expected) in [
         ("fuse", &[][..], "6\nend\n"),
         ("fuse", &["--on-change", "refuse"], "6\nend\n"),
-        // New bytes up to the indexed size.
+        // New bytes, up to the indexed size.
         ("fuse", &["--on-change", "serve"], "6\nHELLO,end\n"),
         ("fuse", &["--on-change", "ignore"], "6\nHELLO,end\n"),
-        // All of it, though stat tells another size.
+        // All bytes, although stat(2) returns another size.
         ("overlay", &[], "6\nHELLO, there\nend\n"),
         ("overlay-fuse", &[], "6\nHELLO, there\nend\n"),
     ] {
@@ -227,7 +228,7 @@ fn a_file_that_was_replaced_or_removed() {
         let ended = running.wait().expect(0);
         let (first, second) = ended.err.split_once("between\n").unwrap();
         if replaced.is_empty() {
-            // The new file, and the old one where it was open.
+            // The new file, and the old one where it was already open.
             assert_eq!((ended.text().as_str(), first), ("ready\nother\n10000\n", ""), "{view}");
         } else {
             assert_eq!(ended.text(), "ready\n10000\n", "{view}");
@@ -246,7 +247,7 @@ fn a_copy_with_other_owners_times_is_the_same_tree() {
     assert!(eventually(|| stage.processes().is_empty()));
 }
 
-/// Python modules among 5,000 entries; `mod.value` is what a program prints.
+/// Python modules among 5,000 entries. The program prints `mod.value`.
 struct Modules {
     stage: Stage,
     lib: PathBuf,
@@ -254,7 +255,7 @@ struct Modules {
 }
 
 impl Modules {
-    /// `None` without Python.
+    /// Returns `None` without Python.
     fn new() -> Option<Modules> {
         if !has("python3") {
             return None;
@@ -266,10 +267,10 @@ impl Modules {
             fs::create_dir(&directory).unwrap();
             (0..100).for_each(|number| fs::write(directory.join(format!("m{number}.py")), "").unwrap());
         }
-        // A sample is unlikely to draw it.
+        // A sample is unlikely to include it.
         fs::write(lib.join("package7/mod.py"), "value = 100\n").unwrap();
         let modules = Modules { index: PathBuf::new(), stage, lib };
-        // Its bytecode is in the tree and in the index.
+        // The module's bytecode is in the tree and in the index.
         assert_eq!(modules.direct(), "100\n");
         let index = modules.stage.index(modules.lib.parent().unwrap());
         Some(Modules { index, ..modules })
@@ -290,7 +291,7 @@ impl Modules {
         self.python(&mut self.stage.command("env")).expect(0).text()
     }
 
-    /// With the default options but for those given.
+    /// Runs the program in a view with the default options, except those given.
     fn covered(&self, options: &[&str]) -> Ended {
         let mut command = self.stage.quell();
         command.args(["run", "-q", "-i"]).arg(&self.index).args(options).arg("--");
@@ -302,10 +303,10 @@ impl Modules {
     }
 }
 
-/// Writes to a file in place and puts its modification time back.
+/// Writes to a file in place and restores its modification time.
 fn edit_with_old_time(path: &Path, content: &str) {
     let before = fs::metadata(path).unwrap().modified().unwrap();
-    // Times have a granularity; an edit within it is seen by nobody.
+    // Timestamps have a granularity; an edit within it cannot be noticed.
     std::thread::sleep(std::time::Duration::from_millis(20));
     fs::write(path, content).unwrap();
     fs::File::options().write(true).open(path).unwrap().set_modified(before).unwrap();
@@ -338,7 +339,8 @@ fn a_module_that_was_edited_in_place_never_runs_as_it_was() {
                 fs::write(&module, line).unwrap();
             }
         }
-        // Python takes bytecode for current if size and time of the source, in seconds, are as it recorded them.
+        // Python uses bytecode if the source's size and time, in seconds, match those in the
+        // bytecode.
         let edited = if round % 5 == 3 { package.join("__init__.py") } else { module };
         let later = std::time::SystemTime::now() + std::time::Duration::from_secs(2 * (round + 1));
         fs::File::options().write(true).open(edited).unwrap().set_modified(later).unwrap();
@@ -359,10 +361,10 @@ fn an_edit_that_puts_size_and_time_back_is_found_by_the_status_change_time() {
     }
 }
 
-/// One of two nodes of a Slurm job, with a runtime directory of its own.
+/// Returns a command on one of two nodes of a Slurm job, with a runtime directory of its own.
 fn on_node(stage: &Stage, node: &str, step: &str, index: &Path, options: &[&str]) -> std::process::Command {
     let runtime = stage.path(format!("runtime-{node}"));
-    // As root in a mount namespace of its own, too.
+    // A mount namespace of its own, for root, too.
     let mut command = if is_root() {
         let mut command = stage.command("unshare");
         command.arg("--mount").arg(crate::stage::quell());
@@ -383,7 +385,7 @@ fn the_other_nodes_of_a_job_are_told_and_ended_if_they_are_strict() {
     fs::write(modules.module(), "value = 200\n").unwrap();
     let wait = ["sh", "-c", "echo ready; read line; echo end"];
     for (step, options) in [("0", &[][..]), ("1", &["--strict"])] {
-        // The second node has only the sample, which does not draw the module.
+        // The second node checks only the sample, which does not include the module.
         let mut second = stage.start(on_node(stage, "1", step, &modules.index, options).args(wait));
         second.wait_for_output("ready");
         assert!(!second.err().contains("is out of date"), "{}", second.err());
@@ -445,7 +447,7 @@ fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_whil
     assert!(eventually(is_clean), "no check was completed");
     running.stdin().write_all(b"\n").unwrap();
     assert_eq!(running.wait().expect(0).err, "");
-    // An old result does not count.
+    // An expired result is ignored.
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(601);
     fs::File::options().write(true).open(&clean()[0]).unwrap().set_modified(old).unwrap();
     fs::write(modules.module(), "value = 200\n").unwrap();
@@ -454,7 +456,8 @@ fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_whil
     assert!(running.is_running());
     drop(running.stdin());
     running.wait();
-    // What was found then is not believed: the tree may have been put right.
+    // A result that reports a difference is not reused, because the tree may have been restored
+    // since.
     let mut running = start(&["--strict"]);
     running.wait_for_error("ending the program");
     let ended = running.wait();
@@ -487,10 +490,10 @@ fn ranks_of_a_job_say_once_that_an_index_is_out_of_date() {
     assert_eq!(lines(Some("1"), &[], 0).len(), 1);
     assert_eq!(lines(Some("2"), &["--strict"], 3).len(), 1);
     assert_eq!(lines(None, &["--share", "x"], 0).len(), 1);
-    // Runs that share nothing each say it, in a few lines.
+    // Runs without a common job each print the message, in a few lines.
     let single = lines(None, &[], 0);
     assert!(single.len() == 8 && single.iter().all(|lines| *lines <= 5), "{single:?}");
-    // A job that comes later is told again.
+    // A later job prints the message again.
     assert_eq!(lines(Some("3"), &[], 0).len(), 1);
     stage.expect_nothing_left();
 }

@@ -1,4 +1,5 @@
-//! A control group with little memory, of either version. Processes move into it by writing to its `cgroup.procs`.
+//! A control group with a low memory limit, of either cgroup version. Processes join it by writing
+//! to its `cgroup.procs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// The reason why there can be none here as an error.
+    /// Creates the group, or returns the reason why this is not possible here.
     pub fn new(bytes: u64) -> Result<Group, String> {
         if !is_root() {
             return Err("a control group with little memory needs root".into());
@@ -34,7 +35,7 @@ impl Group {
         Ok(group)
     }
 
-    /// Processes that were killed for want of memory.
+    /// Returns the number of processes that were killed because of the limit.
     pub fn killed(&self) -> u64 {
         let text = ["memory.oom_control", "memory.events"]
             .iter()

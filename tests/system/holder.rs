@@ -1,5 +1,5 @@
-//! The process that serves a view, as others find it: where programs start, what it keeps open, how it ends, and what happens when it
-//! does not answer.
+//! The holder process of a view: the directory in which programs start, the files that it keeps
+//! open, the ways in which it ends, and the behaviour of others when it does not respond.
 
 use std::fs;
 use std::io::Read;
@@ -19,10 +19,10 @@ use crate::stage::{
 };
 use crate::trees;
 
-/// How long a process waits for a holder's answer (docs/semantics.md).
+/// Time limit for a holder's answer (docs/semantics.md).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A small covered tree.
+/// A small tree and its index.
 struct Scene {
     stage: Stage,
     tree: PathBuf,
@@ -37,7 +37,7 @@ impl Scene {
         Scene { stage, tree, index }
     }
 
-    /// `quell mount`, to be completed by a view and a mount point.
+    /// Returns the `quell mount` command for a view and a mount point.
     fn mount_command(&self, view: &str, point: &Path) -> Command {
         let mut command = self.stage.quell();
         command.args(["mount", "--view", view]).arg(&self.index).arg(point);
@@ -45,7 +45,7 @@ impl Scene {
     }
 }
 
-/// The views that this user can mount.
+/// Returns the views that this user can mount.
 fn mountable() -> Vec<&'static str> {
     let view = |way: Way| matches!(way, Way::Mount(_)).then(|| way.view());
     ways().into_iter().filter_map(view).collect()
@@ -53,7 +53,8 @@ fn mountable() -> Vec<&'static str> {
 
 // --- where programs start ----------------------------------------------------------------------
 
-/// Prints the identity of the working directory and whether the tree is the original, in which `later` exists.
+/// Prints the device and inode number of the working directory, and whether the tree is the
+/// original, in which `later` exists.
 const WHERE: &str =
     "stat -Lc %d:%i /proc/self/cwd; if test -e \"$1/later\"; then echo original; else echo view; fi";
 
@@ -62,7 +63,7 @@ fn identity(directory: &Path) -> String {
     format!("{}:{}", found.dev(), found.ino())
 }
 
-/// `prepare` runs in `directory` before Quell is started there.
+/// Returns a command that starts Quell in `directory`, after `prepare` has run there.
 fn start_in(scene: &Scene, view: &str, options: &[&str], directory: &Path, prepare: &str) -> Command {
     let mut command = scene.stage.command("sh");
     let script = format!("cd \"$1\" && shift && {prepare} exec \"$@\"");
@@ -72,7 +73,8 @@ fn start_in(scene: &Scene, view: &str, options: &[&str], directory: &Path, prepa
     command
 }
 
-/// The program runs on the original tree, in its own working directory; with `--strict` it does not run.
+/// Checks that the program runs on the original tree in its own working directory, and that it does
+/// not run with `--strict`.
 #[track_caller]
 fn expect_original(scene: &Scene, options: &[&str], directory: &Path, prepare: &str, says: &str) {
     let identity = identity(directory);
@@ -99,7 +101,7 @@ fn expect_original(scene: &Scene, options: &[&str], directory: &Path, prepare: &
     assert!(eventually(|| scene.stage.processes().is_empty()));
 }
 
-/// The program runs in the view, in the directory of the same path.
+/// Checks that the program runs in the view, in the directory with the same path.
 #[track_caller]
 fn expect_view(scene: &Scene, options: &[&str], directory: &Path) -> Vec<String> {
     let strict = [options, &["--strict"]].concat();
@@ -137,10 +139,10 @@ fn a_program_starts_in_its_working_directory_or_not_in_the_view() {
     expect_original(&scene, &[], &created, "", "created later");
     expect_original(&scene, &[], &scene.stage.path("alias"), "", "created later");
     expect_original(&scene, &[], &scene.tree.join("left out"), "", "left out");
-    // The view has a link of this name, which leads to another directory.
+    // In the view this name is a link to another directory.
     expect_original(&scene, &[], &scene.tree.join("was a link"), "", "was a link");
     expect_original(&scene, &[], &scene.tree.join("was a link/deep"), "", "was a link");
-    // The view still has it, and the path leads nowhere.
+    // The view still has the directory, but the path no longer exists.
     let gone = scene.tree.join("gone");
     expect_original(&scene, &[], &gone, "rmdir \"$PWD\" &&", "removed");
     expect_original(&scene, &[], &outside, "rmdir \"$PWD\" &&", "removed");
@@ -171,15 +173,15 @@ fn a_working_directory_below_a_mount_point_is_not_in_the_view() {
     fs::write(scene.tree.join("later"), "").unwrap();
     expect_original(&scene, &[], &point, "", "mounted below");
     expect_original(&scene, &[], &point.join("below"), "", "below");
-    // A part of the same file system, mounted later, is not what was indexed either.
+    // A bind mount of the same file system that was mounted later was not indexed either.
     let bound = scene.tree.join("bin");
     scene.stage.sh("mount --bind \"$1\" \"$2\"", &[&scene.stage.dir("other"), &bound]).expect(0);
     expect_original(&scene, &[], &bound, "", "mounted below");
     scene.stage.sh("umount \"$1\" \"$2\"", &[&bound, &point]).expect(0);
-    // The tree itself may be a mount of its own.
+    // The tree itself may be a mount point.
     scene.stage.sh("mount --bind \"$1\" \"$1\"", &[&scene.tree]).expect(0);
     expect_view(&scene, &[], &scene.tree.join("lib"));
-    // The process of a view has the tree open until it has ended.
+    // The holder has the tree open until it ends.
     assert!(eventually(|| scene.stage.processes().is_empty()));
     scene.stage.sh("umount \"$1\"", &[&scene.tree]).expect(0);
 }
@@ -196,7 +198,7 @@ fn a_working_directory_where_another_tree_is_shown_must_exist_in_that_tree() {
     let scene = Scene { stage, tree, index };
     expect_original(&scene, &["--at", &at], &scene.tree.join("only here"), "", "only here");
     expect_view(&scene, &["--at", &at], &scene.tree.join("lib"));
-    // The original itself is not covered.
+    // The original is not covered.
     let seen = expect_view(&scene, &["--at", &at], &source.join("lib"));
     assert!(seen.iter().all(|seen| *seen == identity(&source.join("lib"))), "{seen:?}");
 }
@@ -217,8 +219,8 @@ fn a_working_directory_that_cannot_be_searched_is_kept() {
 
 // --- what it keeps open ------------------------------------------------------------------------
 
-/// Scripts in which a caller would wait for ever for a process that keeps its streams or its lock. `$1` is a file; the command
-/// follows.
+/// Scripts in which a caller would wait forever for a process that keeps its streams or its lock
+/// open. `$1` is a file; the command follows.
 const CAPTURES: [&str; 4] = [
     "shift; out=$(\"$@\" 2>&1); echo \"ended $?\"",
     "shift; \"$@\" 2>&1 | cat >/dev/null; echo \"ended 0\"",
@@ -227,7 +229,7 @@ const CAPTURES: [&str; 4] = [
      echo \"ended $code\"",
 ];
 
-/// Runs the command in each of the scripts, and `after` each.
+/// Runs the command in each of the scripts, and `after` after each.
 #[track_caller]
 fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn FnMut()) {
     let lock = stage.path("lock");
@@ -243,7 +245,7 @@ fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn
         assert_eq!((ended.code(), &*ended.text()), (Some(0), "ended 0\n"), "{script}: {}", ended.err);
         after();
     }
-    // As sshd and job managers have it.
+    // A socket as standard streams, as with sshd and job managers.
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let stream = || Stdio::from(OwnedFd::from(theirs.try_clone().unwrap()));
     let status = command().stdin(stream()).stdout(stream()).stderr(stream()).status().unwrap();
@@ -255,7 +257,7 @@ fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn
     after();
 }
 
-/// Nothing of the caller's is open in the process.
+/// Checks that the process has no file of the caller open.
 #[track_caller]
 fn expect_apart(pid: i32, stage: &Stage) {
     let link = |name: &str| fs::read_link(format!("/proc/{pid}/{name}")).unwrap();
@@ -269,7 +271,7 @@ fn expect_apart(pid: i32, stage: &Stage) {
     );
     assert_eq!(fs::metadata(&log).unwrap().mode() & 0o777, 0o600);
     let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name: state, parent, process group, session, terminal.
+    // The fields after the name: state, parent, process group, session, terminal.
     let fields: Vec<&str> = status.rsplit_once(") ").unwrap().1.split(' ').collect();
     assert_eq!((fields[2], fields[4]), (fields[3], "0"), "{status}");
 }
@@ -335,7 +337,8 @@ fn a_mount_of_a_disk_image_keeps_no_stream_and_no_lock_of_its_caller() {
 fn a_run_keeps_no_stream_and_no_lock_of_a_program_that_has_ended() {
     let scene = Scene::new();
     let pid_file = scene.stage.path("pid");
-    // A process that stays in the view, and with it the holder, has nothing of the program's open.
+    // A process that stays in the view, and keeps the holder alive, has no file of the program
+    // open.
     let program = "setsid sh -c 'echo $$ >\"$1.new\"; mv \"$1.new\" \"$1\"; exec sleep 600' sh \"$1\" </dev/null >/dev/null \
                    2>&1 3>&- 4>&- 5>&- 9>&- & while ! test -e \"$1\"; do sleep 0.01; done";
     for view in views() {
@@ -366,7 +369,7 @@ fn messages_of_a_mount_are_in_a_log_that_stats_names() {
         let said = || fs::read_to_string(&log).unwrap();
         assert!(eventually(|| said().contains("readme")), "{view}: {}", said());
         mounted.umount();
-        // It is there to be read until the next mount at the same place.
+        // The log can be read until the next mount at the same mount point.
         assert!(said().contains("changed while it is covered"), "{view}");
         fs::remove_file(&log).unwrap();
         fs::write(scene.tree.join("readme"), "hello\n").unwrap();
@@ -376,7 +379,8 @@ fn messages_of_a_mount_are_in_a_log_that_stats_names() {
 
 // --- a holder that does not answer -------------------------------------------------------------
 
-/// Connections to sockets of the stage, accepted or not, and the sockets themselves.
+/// Returns the number of sockets of the stage, including their connections, whether accepted or
+/// not.
 fn sockets(stage: &Stage) -> usize {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     let runtime = stage.runtime();
@@ -406,11 +410,11 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         send(holder, Signal::STOP);
         let begun = Instant::now();
         let mut ranks: Vec<_> = (0..RANKS).map(|_| scene.stage.start(&mut rank(options))).collect();
-        // One socket listens, and the others are connections that wait for their answer.
+        // One socket listens; the others are connections that wait for an answer.
         let (mut all_at_once, mut lasted) = (false, Vec::new());
         eventually(|| {
             all_at_once |= sockets(&scene.stage) > RANKS;
-            // Programs that run, uncovered, wait for a line; the others have ended.
+            // Programs that run uncovered wait for a line; the others have ended.
             let is_over =
                 |rank: &mut crate::stage::Running| rank.out().contains("ready") || !rank.is_running();
             let over = ranks.iter_mut().map(is_over).filter(|over| *over).count();
@@ -433,7 +437,7 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         }
         assert_eq!(said, 1, "ranks of a job say it once");
         send(holder, Signal::CONT);
-        // The holder has only slept.
+        // The holder was only stopped.
         let mut later = scene.stage.start(&mut rank(options));
         later.wait_for_output("ready");
         assert_eq!(scene.stage.holders(), [holder]);
@@ -459,7 +463,7 @@ fn a_rank_that_connects_and_says_nothing_delays_no_other() {
     let is_socket = |path: &PathBuf| path.extension().is_some_and(|e| e == "sock");
     let entries = fs::read_dir(scene.stage.runtime()).unwrap().map(|entry| entry.unwrap().path());
     let socket = entries.into_iter().find(is_socket).unwrap();
-    // As many that a holder which waits for each in turn would not answer a rank within its time.
+    // Enough connections that a holder that waited for each in turn would exceed the time limit.
     let silent: Vec<UnixStream> = (0..4).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     scene.stage.run(&mut rank("exit 7")).expect(7);
     drop(silent);
@@ -476,7 +480,8 @@ fn a_signal_takes_a_mounted_view_away() {
     for view in mountable() {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
             let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
-            // Not read by this process: a program that another test starts would inherit the descriptor, and the view be in use.
+            // Not read by this process: a program that another test starts would inherit the
+            // descriptor, and keep the view in use.
             assert_eq!(scene.stage.sh("cat \"$1/readme\"", &[&mounted.point]).expect(0).text(), "hello\n");
             send(scene.stage.holder(), signal);
             assert!(eventually(|| scene.stage.processes().is_empty()), "{view}, {signal:?}");
@@ -495,7 +500,7 @@ fn a_mounted_view_in_use_is_detached_by_a_signal_and_served_to_its_last_user() {
         let holder = scene.stage.holder();
         send(holder, Signal::TERM);
         assert!(eventually(|| !is_mounted(&mounted.point)), "{view}");
-        // The place is free for another.
+        // Another view can be mounted at the mount point.
         scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(0);
         assert_eq!(fs::read_to_string(mounted.point.join("readme")).unwrap(), "hello\n");
         let mut bytes = Vec::new();
@@ -533,7 +538,7 @@ fn a_writable_view_in_use_keeps_its_lock_after_a_signal() {
         scene.stage.run(&mut other).expect(3).says("in use by another view");
         std::io::Write::write_all(&mut user, b"kept").unwrap();
         drop(user);
-        // The request still holds when the last program has gone.
+        // The view is still unmounted when the last program has ended.
         assert!(eventually(|| scene.stage.holders().is_empty()), "{view}");
         assert!(!is_mounted(&mounted.point), "{view}");
         assert_eq!(fs::read(Path::new(layer).join("upper/new")).unwrap(), b"kept", "{view}");
@@ -556,7 +561,7 @@ fn a_second_signal_ends_a_mounted_view_in_use() {
         assert!(eventually(|| scene.stage.processes().is_empty()), "{view}");
         drop(user);
         drop(mounted);
-        // It was in use, which the log says.
+        // The view was in use, which the log reports.
         let _ = fs::remove_dir_all(scene.stage.runtime());
     }
 }
@@ -585,7 +590,7 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
         let again = || scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(2);
         let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
         again().says("has a view already").says("quell umount");
-        // Also if it does not answer what is asked of its files.
+        // Also if the holder does not answer requests for its files.
         send(scene.stage.holder(), Signal::STOP);
         again().says("has a view already").says("quell umount");
         send(scene.stage.holder(), Signal::CONT);
@@ -615,7 +620,8 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
 
 // --- one mount after another -------------------------------------------------------------------
 
-/// Unmounts with each program that a user may take, and mounts again at once, several times.
+/// Unmounts with each of the programs that a user may use, and mounts again immediately, several
+/// times.
 #[track_caller]
 fn expect_mounted_again(stage: &Stage, mount: &dyn Fn() -> Command, point: &Path) {
     let quell = crate::stage::quell();
@@ -624,7 +630,8 @@ fn expect_mounted_again(stage: &Stage, mount: &dyn Fn() -> Command, point: &Path
         stage.run(&mut mount()).expect(0);
         for turn in 0..8 {
             let mut command = stage.command("sh");
-            // A program that another test starts may hold what is open in the mount, until it is that program.
+            // A program that another test starts has this process's descriptors open until its
+            // exec.
             let script = format!("until {unmount}; do sleep 0.05; done; shift; exec \"$@\"");
             let again = mount();
             command.args(["-c", &script]).arg(point).arg(&quell).arg(again.get_program());
@@ -653,14 +660,14 @@ fn a_log_is_mounted_again_right_after_it_was_unmounted() {
     expect_mounted_again(&scene.stage, &|| scene.command(&[&scene.store], &[], &point), &point);
 }
 
-/// Whether the process waits for a lock of a file.
+/// Returns true if the process waits for a file lock.
 fn waits_for_lock(pid: i32) -> bool {
     let locks = fs::read_to_string("/proc/locks").unwrap();
     let mut lines = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     lines.any(|words| words.contains(&"->") && words.contains(&"FLOCK") && words.contains(&&*pid.to_string()))
 }
 
-/// The state of a process as proc(5) gives it; `T` is stopped.
+/// Returns the state of a process as in proc(5); `T` is stopped.
 fn state_of(pid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
@@ -675,8 +682,8 @@ fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing(
     let point = scene.point();
     let mounted = Mounted::at(&scene.stage, point.clone());
     let mount = scene.command(&[&scene.store], &["--quiet"], &point);
-    // Of the processes of `quell mount`, only the holder calls setsid(2): after it has received its plan and the lock, and before
-    // it mounts. strace stops it there.
+    // Of the processes of `quell mount`, only the holder calls setsid(2), after it has received its
+    // plan and the lock, and before it mounts. strace stops it there.
     let mut traced = scene.stage.command("strace");
     let trace = scene.stage.path("trace");
     traced.args(["-f", "-qq", "-o"]).arg(&trace);
@@ -686,7 +693,8 @@ fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing(
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|b| *b == 0).nth(1).map(<[u8]>::to_owned).unwrap_or_default()
     };
-    // A traced process is in state `t` before the signal is delivered as well; the line of the trace comes after it.
+    // A traced process is in state `t` before the signal is delivered, too; the line in the trace
+    // follows the delivery.
     let is_stopped = || fs::read_to_string(&trace).is_ok_and(|text| text.contains("stopped by SIGSTOP"));
     assert!(eventually(|| is_stopped() || !strace.is_running()));
     assert!(is_stopped(), "{}", strace.err());

@@ -1,4 +1,5 @@
-//! `quell index`, `verify`, `show`: what is written, what is refused, what an interruption leaves.
+//! `quell index`, `verify` and `show`: the files that they write, the inputs that they refuse, and
+//! the state after an interruption.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -18,7 +19,7 @@ fn scene() -> (Stage, PathBuf) {
 }
 
 impl Stage {
-    /// `quell index` with these words.
+    /// Runs `quell index` with these arguments.
     #[track_caller]
     fn index_with(&self, words: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
         self.run(self.quell().arg("index").args(crate::stage::words(words)))
@@ -29,7 +30,7 @@ impl Stage {
         self.run(self.quell().args(["show", "--json"]).arg(index)).expect(0).json()
     }
 
-    /// The paths in an index.
+    /// Returns the paths in an index.
     #[track_caller]
     fn paths(&self, index: &Path) -> Vec<String> {
         let ended = self.run(self.quell().args(["show", "-r", "--json"]).arg(index)).expect(0);
@@ -41,7 +42,8 @@ impl Stage {
     }
 }
 
-/// Names in a directory that begin with a dot: what a write aside leaves when it fails.
+/// Returns the names in a directory that begin with a dot, such as temporary files of failed
+/// writes.
 fn hidden(directory: &Path) -> Vec<String> {
     let names = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.starts_with('.')).collect()
@@ -107,12 +109,12 @@ fn excluded_names_do_not_exist_in_the_view() {
         command.args(["--strict", "--quiet", "--check", "full", "--", "sh", "-c", script, "sh"]).arg(&tree);
         assert_eq!(stage.run(&mut command).expect(0).text(), "data\ndeep\nabsent\n", "{view}");
     }
-    // An update and a comparison leave out the same.
+    // An update and a comparison use the same exclusions.
     assert!(stage.index_with(&[&"--update", &index]).expect(0).text().contains("unchanged"));
     stage.run(stage.quell().arg("verify").arg(&index)).expect(0);
 }
 
-/// A user namespace with mounts of its own; its root is the caller.
+/// Runs a script in a new user and mount namespace, in which the caller is root.
 fn unshared(stage: &Stage, script: &str, arguments: &[&Path]) -> Ended {
     let mut command = stage.command("unshare");
     command.args(["-U", "-r", "-m", "sh", "-ec", script, "sh"]).arg(crate::stage::quell()).args(arguments);
@@ -166,7 +168,7 @@ fn a_root_named_through_a_link_is_known_by_its_real_path() {
     let (stage, tree) = scene();
     symlink(&tree, stage.path("alias")).unwrap();
     stage.index_with(&[&stage.path("alias")]).expect(0);
-    // Beside the directory, not beside the link.
+    // Next to the directory, not next to the link.
     assert!(!stage.path("alias.quell").exists());
     assert_eq!(stage.show(&stage.path("tree.quell"))["root"], tree.to_str().unwrap());
 }
@@ -230,7 +232,8 @@ fn an_update_rewrites_only_what_differs() {
 fn an_update_by_directories_sees_what_was_renamed_and_not_what_was_written_in_place() {
     let (stage, tree) = scene();
     let index = stage.index(&tree);
-    // As if it had been made a while after the tree changed last: directories are trusted only then.
+    // As if the index was created some time after the last change of the tree, because only then
+    // unchanged directories are not read again.
     let made = fs::metadata(&index).unwrap().mtime();
     set_mtime(&index, made + 60, 0);
     fs::write(tree.join("lib/data"), "in place").unwrap();
@@ -268,7 +271,7 @@ fn an_interrupted_build_leaves_the_old_index_whole() {
         (Signal::TERM, &["--threads", "1", "--update"]),
         (Signal::KILL, &["--threads", "1"]),
     ] {
-        // It may be done before it is interrupted; then there is nothing to see, and it is tried again.
+        // The command may end before it is interrupted; then it is tried again.
         let interrupted = (0..50).any(|_| {
             fs::write(&index, &old).unwrap();
             let mut command = stage.quell();
@@ -395,9 +398,9 @@ fn an_index_is_no_more_readable_than_its_tree() {
     assert_eq!(mode_with("lib/deep", 0o750), 0o640);
     assert_eq!(mode_with("lib/deep", 0o751), 0o640);
     assert_eq!(mode_with("", 0o700), 0o600);
-    // What a file's content is, the index does not tell.
+    // The permissions of a file's content do not matter, because the index does not contain it.
     assert_eq!(mode_with("readme", 0o600), 0o644);
-    // A way to the tree that is closed.
+    // The path to the tree has no search permission for others.
     let closed = stage.dir("closed");
     let below = trees::small(&stage, "closed/tree");
     set_mode(&closed, 0o700);
@@ -448,11 +451,11 @@ fn a_file_that_is_no_index_is_refused_by_every_command() {
         let mut command = stage.quell_run(&file, "auto");
         let ended = stage.run(command.args(["--", "cat"]).arg(tree.join("readme")));
         if ["empty", "text"].contains(&case) {
-            // Another file was meant.
+            // Such a file is a wrong argument.
             assert_eq!(ended.expect(2).says(case).text(), "");
             continue;
         }
-        // Not strict: the program runs on the original.
+        // Without --strict the program runs on the original.
         let ended = ended.expect(0);
         assert_eq!(ended.text(), "hello\n");
         ended.says(case).says("original");

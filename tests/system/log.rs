@@ -1,4 +1,5 @@
-//! `quell mount --log`: the command, and what programs see of files that are logs in a store, beside a plain directory.
+//! `quell mount --log`: the command, and the behaviour of files in a log mount compared with a
+//! plain directory.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,7 +13,7 @@ use crate::skip;
 use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
-/// A store and what is mounted of it.
+/// A store, and its mounts.
 pub struct Scene {
     pub stage: Stage,
     pub store: PathBuf,
@@ -20,7 +21,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// `None`, with the reason said, where this user cannot mount.
+    /// Returns `None`, and prints the reason, if this user cannot mount.
     pub fn new() -> Option<Scene> {
         if !is_root() && !has("fusermount3") {
             println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
@@ -49,13 +50,13 @@ impl Scene {
         Mounted::at(&self.stage, point)
     }
 
-    /// Another mount of the store.
+    /// Mounts the store once more.
     #[track_caller]
     pub fn mount(&self) -> Mounted<'_> {
         self.mount_with(&[&self.store], &[])
     }
 
-    /// Names in the store that say that somebody has a file open for writing.
+    /// Returns the names in the store of writers that are open.
     pub fn open_records(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         walk(&self.store, &mut |path| {
@@ -68,7 +69,7 @@ impl Scene {
         found
     }
 
-    /// What the store keeps of files that were removed or are being made.
+    /// Returns the containers in the store that were removed or are under construction.
     pub fn leftovers(&self) -> Vec<PathBuf> {
         let in_dir = |name: &str| {
             fs::read_dir(self.store.join(".quell").join(name)).unwrap().map(|entry| entry.unwrap().path())
@@ -144,7 +145,7 @@ fn stores_that_cannot_be_mounted_are_refused_with_what_to_do() {
     refused(&[&scene.stage.dir("point0/inside")], &point, 2, "would hide it");
     refused(&[store, store], &point, 2, "named twice");
     refused(&[store, &scene.stage.dir("store/other")], &point, 2, "one lies in the other");
-    // Through a link it is the same directory.
+    // Through a symbolic link it is the same directory.
     symlink(store, scene.stage.path("alias")).unwrap();
     refused(&[store, &scene.stage.path("alias")], &point, 2, "named twice");
     if !is_root() {
@@ -152,7 +153,7 @@ fn stores_that_cannot_be_mounted_are_refused_with_what_to_do() {
         set_mode(&closed, 0o555);
         refused(&[&closed], &point, 3, "may not write");
     }
-    // Nothing was made in what was not mounted.
+    // Nothing was created in a store that was not mounted.
     assert!(!store.join(".quell").exists());
     for (options, words) in [
         (&["--buffer", "4095"][..], "from 4K to 1G"),
@@ -232,7 +233,7 @@ fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
     write(&mounted.point.join("here"));
     assert!(eventually(|| is_flat("here")));
     assert_eq!(fs::read_to_string(mounted.point.join("here")).unwrap(), "firstSECONDthird");
-    // Nothing is left to be done when the command returns.
+    // All flat indices are complete when the command returns.
     let names: Vec<String> = (0..20).map(|number| format!("file{number}")).collect();
     names.iter().for_each(|name| write(&mounted.point.join(name)));
     let point = mounted.point.clone();
@@ -307,7 +308,7 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
     assert_eq!(reports[0]["log"]["index"], "flatten-later");
     mount(&config("['other']"), &[]).expect(2).says("has a view already");
     mounted.into_iter().for_each(Mounted::umount);
-    // The second one is refused by its store, which only the serving process sees.
+    // The second mount is refused because of its store, which only the holder reads.
     scene.stage.file("other/.quell/store", "damaged");
     mount(&config("['other']"), &[]).expect(2);
     assert!(!is_mounted(&first) && !is_mounted(&second));
@@ -352,11 +353,12 @@ fn who_asks_for_a_mount_and_goes_before_it_is_there_leaves_none() {
         running.signal(Signal::INT);
         let ended = running.wait();
         if ended.code() == Some(0) {
-            // It was there already.
+            // It was already mounted.
             scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
         }
-        // The serving process is not the terminal's and may be on its way; then it takes its mount away by itself. It has
-        // told nobody, or has told one who was there to hear it and died with it: that mount is there, and is taken away here.
+        // The holder is not a child of the terminal and may still be starting; it then unmounts by
+        // itself. If it had already reported the mount to a command that has since been killed, the
+        // mount exists and is unmounted here.
         let settled = eventually(|| {
             if scene.stage.processes().is_empty() {
                 return true;
@@ -370,14 +372,14 @@ fn who_asks_for_a_mount_and_goes_before_it_is_there_leaves_none() {
     }
 }
 
-/// The memory of a process that no file lies behind.
+/// Returns the anonymous memory of a process in KiB.
 fn anonymous_kib(pid: i32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Each writer keeps a buffer of 1 MiB; together they are four times the bound.
+/// Each writer has a buffer of 1 MiB; together they have four times the limit.
 #[test]
 fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
     const WRITERS: usize = 200;
@@ -385,7 +387,7 @@ fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
     let scene = log_scene!();
     let mounted = scene.mount();
     for round in 0..2 {
-        // Of less than a buffer each, so that nothing goes to the store before.
+        // Each file has less data than a buffer, so that nothing is written to the store before.
         let files: Vec<fs::File> = (0..WRITERS)
             .map(|i| {
                 let mut file = fs::File::create(mounted.point.join(format!("{round}-{i}"))).unwrap();
@@ -429,7 +431,8 @@ fn a_signal_ends_a_log_mount_and_loses_nothing() {
 
 // --- programs ----------------------------------------------------------------------------------
 
-/// Runs the script in a log mount and in a plain directory, and returns both outputs with errors in their places.
+/// Runs the script in a log mount and in a plain directory, and returns both outputs, including
+/// error messages.
 #[track_caller]
 fn both(scene: &Scene, script: &str) -> (String, String) {
     let plain = scene.stage.dir("plain");
@@ -619,8 +622,8 @@ fn one_file_can_be_read_written_and_mapped_at_once() {
     fs::write(&path, &bytes).unwrap();
     let file = fs::File::options().read(true).write(true).open(&path).unwrap();
     for flags in [MapFlags::PRIVATE, MapFlags::SHARED] {
-        // SAFETY: nothing else is at the address that the kernel chooses, the file keeps its length, and what is mapped is
-        // only read, as long as it is mapped.
+        // SAFETY: the kernel chooses an unused address, the file keeps its size, and the mapping is
+        // only read while it exists.
         let same = unsafe {
             let place = mmap(std::ptr::null_mut(), bytes.len(), ProtFlags::READ, flags, &file, 0);
             let Ok(place) = place else { skip!("this kernel maps no such files: {place:?}") };

@@ -1,5 +1,6 @@
-//! What may go wrong under a log mount: killed writers, killed mounts, stores that are full, read-only or gone, mounts
-//! taken away in use. What was synced is there afterwards, nothing is there that nobody wrote, and nothing hangs.
+//! Faults of log mounts: killed writers, killed mounts, stores that are full, read-only or gone,
+//! and mounts that are unmounted while in use. Synced data must survive, no other data may appear,
+//! and nothing may hang.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -17,15 +18,16 @@ use crate::skip;
 use crate::stage::{Mounted, Running, Stage, eventually, is_mounted, is_root, send};
 use crate::trees::{noise, set_mode};
 
-/// Rounds that a writer has told of.
+/// Returns the number of rounds that a writer has reported.
 fn done(output: &str) -> u64 {
-    // The last line may be cut off.
+    // The last line may be incomplete.
     let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let count = |line: &str| line.split_once("done ")?.1.parse().ok();
     whole.lines().rev().find_map(count).unwrap_or(0)
 }
 
-/// Each round of each writer that told of it is there; of others all, or nothing.
+/// Checks that each reported round of each writer is present, and that every other round is either
+/// complete or missing.
 fn check(path: &Path, told: &[u64], when: &str) {
     let bytes = fs::read(path).unwrap();
     let processes = told.len() as u64;
@@ -83,7 +85,7 @@ fn what_was_synced_is_there_after_the_mount_was_killed() {
         let again = scene.mount();
         let path = again.point.join(format!("file{round}"));
         check(&path, &told, &format!("round {round}"));
-        // The file goes on to be a file.
+        // The file can still be written.
         let mut file = File::options().append(true).open(&path).unwrap();
         let size = file.metadata().unwrap().len();
         file.write_all(b"more").unwrap();
@@ -127,7 +129,7 @@ fn what_a_killed_program_wrote_is_there() {
         for writer in &writers {
             writer.signal(Signal::KILL);
         }
-        // Not synced, not closed by it: the node that it ran on is there still.
+        // Neither synced nor closed by the writer, but its node is still running.
         let told: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().text())).collect();
         check(&path, &told, "on this mount");
         assert!(eventually(|| scene.open_records().is_empty()), "{:?}", scene.open_records());
@@ -178,20 +180,20 @@ fn a_store_that_is_removed_under_a_mount_gives_errors_and_no_more() {
     let _ = open.write_all(b"x").and_then(|()| open.sync_all());
     let _ = open.read(&mut [0; 10]);
     drop(open);
-    // It is the same process that answers still.
+    // The same process still answers.
     assert_eq!(scene.stage.holders().len(), 1);
     scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0);
     mounted.umount();
     scene.stage.expect_nothing_left();
 }
 
-/// A small file system to have stores on, taken away when this goes.
+/// A small file system for stores, which is unmounted on drop.
 struct Small {
     path: PathBuf,
 }
 
 impl Small {
-    /// `None`, with the reason said, for who cannot mount one.
+    /// Returns `None`, and prints the reason, if this user cannot mount one.
     fn new(stage: &Stage, size: &str) -> Option<Small> {
         let path = stage.dir("small");
         if !is_root() {
@@ -219,7 +221,7 @@ fn a_full_store_is_an_error_that_goes_with_its_cause() {
     let Some(small) = Small::new(&scene.stage, "4m") else { return };
     let mounted = scene.mount_with(&[&small.path], &[]);
     fs::write(mounted.point.join("kept"), noise(100_000, 5)).unwrap();
-    // A program that writes more than there is room for hears of it, at a write or when it closes.
+    // A program that writes more than fits gets an error at a write or at the close.
     let script = "dd if=/dev/urandom of=\"$1/big\" bs=64K count=200 conv=notrunc 2>&1; echo code $?";
     let told = scene.stage.sh(script, &[&mounted.point]).text();
     assert!(told.contains("No space left") && told.contains("code 1"), "{told}");
@@ -227,7 +229,7 @@ fn a_full_store_is_an_error_that_goes_with_its_cause() {
     fs::remove_file(mounted.point.join("big")).unwrap();
     assert!(eventually(|| fs::write(mounted.point.join("again"), noise(1_000_000, 6)).is_ok()));
     assert!(fs::read(mounted.point.join("again")).unwrap() == noise(1_000_000, 6));
-    // What is collected and does not fit is kept for another try.
+    // Collected data that does not fit is kept for another attempt.
     let filler = small.path.join("filler");
     let file = File::create(mounted.point.join("waits")).unwrap();
     file.write_all_at(b"begun", 0).unwrap();
@@ -325,17 +327,17 @@ fn other_users_do_what_modes_and_owners_let_them_on_the_mount_and_in_the_store()
     }
     assert!(!told.contains("wrote private") && !told.contains("wrote shared"), "{told}");
     assert_eq!(fs::read_to_string(at("common")).unwrap(), "theirs\n");
-    // In the store the same holds of what the files are made of.
+    // In the store, the same permissions apply to the files of the containers.
     let script = "find \"$1\" -name '*.data' 2>/dev/null | xargs cat; true";
     let found = as_nobody(&scene.stage, script, &[&scene.store.join("private.container")]);
     assert!(!found.contains("secret"), "{found}");
     let found = as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]);
     assert!(found.contains("secret words"));
-    // Closed later, what was written before is closed, too.
+    // If read permission is removed later, data that was written before becomes unreadable, too.
     set_mode(&at("shared"), 0o600);
     assert!(!as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]).contains("secret"));
     mounted.umount();
-    // Logs are their writers', for quotas.
+    // Logs belong to their writers, for quotas.
     let mut owners = Vec::new();
     walk(&scene.store, &mut |path| {
         if path.extension().is_some_and(|e| e == "data") {

@@ -1,5 +1,5 @@
-//! Log mounts between users and between namespaces of processes: root's mount and tools in a store of a user who exchanges
-//! names all the time, and repairs that cannot see the process that writes.
+//! Log mounts across users and PID namespaces: root's mount and tools on a store of a user who
+//! exchanges names all the time, and repairs that cannot see the writing process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -15,13 +15,13 @@ use crate::log::{Scene, walk};
 use crate::stage::{Stage, is_root};
 use crate::{log_scene, skip};
 
-/// Any users who are not root.
+/// Any users except root.
 const USER: u32 = 4242;
 const OTHER: u32 = 4343;
 const ROUNDS: u32 = 60;
 const SECRET: &[u8] = b"of root alone, and longer than the head of a log, which has 64 bytes";
 
-/// This thread works as an ordinary user from here on; it is to end soon.
+/// Changes this thread to an ordinary user. The thread cannot change back.
 fn become_user(uid: u32) {
     set_thread_groups(&[]).unwrap();
     set_thread_res_gid(Gid::from_raw(uid), Gid::from_raw(uid), Gid::from_raw(uid)).unwrap();
@@ -41,8 +41,8 @@ fn owner_and_mode(path: &Path) -> (u32, u32) {
     (found.uid(), found.mode() & 0o7777)
 }
 
-/// Puts `secret`, which lies in a directory of the user, or links to it in the place of names of the container and of its logs, and
-/// takes it back, until it is told to end.
+/// Replaces names in the container and names of its logs by `secret`, which lies in a directory of
+/// the user, or by links to it, and restores them, until `is_over` is set.
 fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: &AtomicU64) {
     let container = store.join("f.container");
     let exchange = |name: &Path| renameat_with(CWD, secret, CWD, name, RenameFlags::EXCHANGE);
@@ -55,7 +55,7 @@ fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: 
                 names.push(entry.path());
             }
         }
-        // Logs of writers that have just said that they begin.
+        // Logs of writers that have just created their `open` name.
         for entry in fs::read_dir(container.join("meta")).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(writer) = name.strip_prefix("open-").and_then(|rest| rest.get(..16)) else { continue };
@@ -84,7 +84,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
     if !is_root() {
         skip!("only root can be two users");
     }
-    // A user may move what lies in a directory of theirs, whoever owns it.
+    // A user may rename entries of a directory of their own, whoever owns the entries.
     let theirs = scene.stage.dir("theirs");
     let secret = theirs.join("secret");
     fs::write(&secret, SECRET).unwrap();
@@ -110,7 +110,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
         });
         let act = || {
             for round in 0..ROUNDS {
-                // What comes of it for the file does not matter: its owner disturbs it.
+                // The result for the file does not matter, because its owner interferes.
                 let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o666));
                 let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o4755));
                 let _ = as_user(USER, || fs::set_permissions(&path, fs::Permissions::from_mode(0o644)));
@@ -134,7 +134,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
             }
         };
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(act));
-        // A new owner takes the file away from the user who disturbs it: last.
+        // Last, because a new owner takes the file away from the interfering user.
         let _ = chown(&path, Some(OTHER), Some(OTHER));
         is_over.store(true, Ordering::Relaxed);
         done.unwrap();
@@ -165,7 +165,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
         file.write_all_at(b"bytes", 0).unwrap();
         file.sync_all().unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        // An open file keeps the rights that it was opened with.
+        // An open file keeps the permissions with which it was opened.
         file.write_all_at(b"more", 5).unwrap();
         let mut bytes = [0; 9];
         file.read_exact_at(&mut bytes, 0).unwrap();
@@ -178,7 +178,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
     walk(&scene.store.join("home"), &mut |path| {
         assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
     });
-    // Attributes are everybody's who reaches the name, bytes are not.
+    // Attributes can be read by everyone who can reach the name, but not the data.
     as_user(OTHER, || {
         assert_eq!(fs::metadata(&path).unwrap().len(), 9);
         assert!(File::open(&path).is_err());
@@ -187,7 +187,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
         assert!(fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).is_err());
     });
     assert_eq!(fs::read(&path).unwrap(), b"bytesmore");
-    // Root's own writes are the file's owner's, and root may give the file away.
+    // Root's own writes belong to the file's owner, and root may change the owner.
     File::options().write(true).open(&path).unwrap().write_all_at(b"root", 9).unwrap();
     chown(&path, Some(OTHER), Some(OTHER)).unwrap();
     assert_eq!(owner_and_mode(&path), (OTHER, 0o600));
@@ -228,7 +228,8 @@ fn a_group_is_inherited_and_supplementary_groups_count() {
 
 // --- who has ended -------------------------------------------------------------------------------
 
-/// Runs `quell` where the processes of this one cannot be seen; `None` where this user cannot.
+/// Returns a `quell` command in a new PID namespace, where the processes of this one are not
+/// visible, or `None` if this user cannot create one.
 fn apart(stage: &Stage, options: &[&str]) -> Option<Command> {
     let mut command = stage.command("unshare");
     if !is_root() {
@@ -283,7 +284,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
     }
     file.write_all_at(&[2; 100_000], 100_000).unwrap();
     file.sync_all().unwrap();
-    // The number alone is not enough, and neither is the will.
+    // `--retire` with a writer and `--force` are required together.
     let name = scene.open_records().remove(0);
     let writer = name.file_name().unwrap().to_str().unwrap()["open-".len()..][..16].to_owned();
     let fsck = |options: &[&str]| {
@@ -315,7 +316,7 @@ fn a_writer_that_names_no_namespace_counts_as_alive() {
     let mounted = scene.mount();
     fs::write(mounted.point.join("f"), "bytes").unwrap();
     mounted.umount();
-    // As earlier versions wrote it, of this boot and node, by a process that is gone.
+    // A name of an earlier version, with this boot and node, and a process that no longer exists.
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().replace('-', "");
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let record = format!("open-00000000000000aa-1-0-0-0-0-0-3ffffff-1-{boot}.{name}");
@@ -330,7 +331,8 @@ fn a_writer_that_names_no_namespace_counts_as_alive() {
     assert_eq!(scene.open_records().len(), 0);
 }
 
-/// The set-id bits of a program must not survive a change of its bytes by a user who does not own it.
+/// The set-id bits of a program must not survive a change of its content by a user who does not own
+/// it.
 #[test]
 fn a_write_truncation_or_change_of_owner_clears_set_id_bits() {
     let scene = log_scene!();

@@ -1,8 +1,10 @@
-/* Ranks that write one file, each its own records between those of the others, and read what the others wrote.
+/* Ranks write one file, each its own records, interleaved with those of the others, and read the
+ * records of other ranks.
  *
  *   log_ranks plain|independent|collective|strided|sizes|truncated PATH PATH
  *
- * Both paths are the same file, in two mounts: ranks with an even number use the first one, others the second. */
+ * Both paths are the same file in two mounts: ranks with an even number use the first path, others the
+ * second. */
 #include <fcntl.h>
 #include <mpi.h>
 #include <stdarg.h>
@@ -37,7 +39,7 @@ static void must(int result, const char *what) {
     fail("%s: %s", what, text);
 }
 
-/* The record at a place of the file: two that differ in place or byte look different. */
+/* Fills the record at an index of the file with pseudorandom bytes that depend on the index. */
 static void fill(char *record, int place) {
     unsigned state = 2463534242u + (unsigned)place;
     for (int i = 0; i < RECORD_BYTES; i++) {
@@ -59,7 +61,7 @@ static void fill_all(void) {
 
 static void forget_all(void) { memset(records, 0, sizeof records); }
 
-/* What lies in `records` is what another rank wrote. */
+/* Checks that `records` contains the records of rank `of`. */
 static void check_all(int of, const char *when) {
     static char expected[RECORD_BYTES];
     for (int round = 0; round < ROUNDS; round++) {
@@ -69,7 +71,7 @@ static void check_all(int of, const char *when) {
     }
 }
 
-/* Every byte of the file, as a program without MPI-IO reads it. */
+/* Checks every byte of the file with read(2), as a program without MPI-IO would read it. */
 static void check_file(void) {
     int file = open(path, O_RDONLY);
     if (file < 0 || lseek(file, 0, SEEK_END) != offset_of(ROUNDS * ranks))
@@ -99,7 +101,8 @@ static MPI_File open_shared(int mode) {
     MPI_File file;
     MPI_Info info;
     MPI_Info_create(&info);
-    /* ROMIO would read what lies between, and write all of it again under a lock, which other mounts do not see. */
+    /* Otherwise ROMIO would read the gaps between the records and write them again under a lock, which
+     * has no effect on other mounts (data sieving). */
     MPI_Info_set(info, "romio_ds_write", "disable");
     must(MPI_File_open(MPI_COMM_WORLD, path, mode, info, &file), "MPI_File_open");
     MPI_Info_free(&info);
@@ -108,7 +111,8 @@ static MPI_File open_shared(int mode) {
 
 static void sync_all(MPI_File file);
 
-/* Every rank has written when every rank truncates the file, some of them twice: only what is written afterwards stays. */
+/* After every rank has written, every rank truncates the file, some of them twice: only data that is
+ * written afterwards must remain. */
 static void truncate_all(MPI_File file) {
     for (int turn = 0; turn < 3; turn++) {
         must(MPI_File_write_at(file, offset_of(place(ROUNDS + turn, rank)), records[turn], RECORD_BYTES, MPI_BYTE,
@@ -122,7 +126,7 @@ static void truncate_all(MPI_File file) {
     }
 }
 
-/* The records of one rank alone, as if there were no others between them. */
+/* Sets a file view that shows only the records of rank `of`. */
 static void look_at(MPI_File file, int of) {
     MPI_Datatype strided;
     MPI_Type_vector(ROUNDS, RECORD_BYTES, ranks * RECORD_BYTES, MPI_BYTE, &strided);
@@ -131,7 +135,8 @@ static void look_at(MPI_File file, int of) {
     MPI_Type_free(&strided);
 }
 
-/* What all wrote is seen by all from here on: MPI wants a sync of those who wrote, and one of those who read. */
+/* Makes the data of all ranks visible to all: MPI requires a sync by the writers, and one by the
+ * readers. */
 static void sync_all(MPI_File file) {
     must(MPI_File_sync(file), "MPI_File_sync");
     MPI_Barrier(MPI_COMM_WORLD);
@@ -154,7 +159,7 @@ static void write_shared(const char *how) {
                                    MPI_STATUS_IGNORE),
                  "write_at");
     }
-    /* By the same open file, from the next rank's mount. */
+    /* Through the same open file, the data of the next rank, which may use the other mount. */
     int next = (rank + 1) % ranks;
     sync_all(file);
     forget_all();
@@ -174,7 +179,7 @@ static void read_shared(void) {
     must(MPI_File_close(&file), "MPI_File_close");
 }
 
-/* Sizes that are set before and after anybody writes. */
+/* Sets sizes before and after the ranks write. */
 static void set_sizes(void) {
     MPI_Offset size;
     const MPI_Offset sizes[] = {offset_of(3), 100, offset_of(ROUNDS * ranks) + 17, 0};

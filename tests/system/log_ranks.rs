@@ -1,5 +1,5 @@
-//! Ranks of a real MPI job write one file of a log mount, plainly and through MPI-IO, and read what the others wrote: on
-//! one mount, and on two of one store as on two nodes.
+//! Ranks of an MPI job write one file in a log mount, directly and through MPI-IO, and read the
+//! data of other ranks: on one mount, and on two mounts of one store, as on two nodes.
 
 use std::path::{Path, PathBuf};
 
@@ -10,13 +10,14 @@ use crate::stage::why_no_openmpi;
 
 const PROGRAM: &str = include_str!("log_ranks.c");
 const RANKS: usize = 4;
-/// That of the program.
+/// The size that the program writes.
 const FILE_BYTES: u64 = 8 * RANKS as u64 * 47_008;
 
-/// Both implementations of MPI-IO that OpenMPI has.
+/// The two implementations of MPI-IO in OpenMPI.
 const WAYS: [&str; 2] = ["ompio", "romio321"];
 
-/// Pairs of logs that the store has of a file, as `quell log stat` and the directories say it.
+/// Returns the number of pairs of logs of a file, according to `quell log stat` and the
+/// directories.
 fn pairs(scene: &Scene, name: &str) -> usize {
     let mut stat = scene.stage.quell();
     stat.args(["log", "stat", "--json"]).arg(&scene.store).arg(name);
@@ -45,7 +46,7 @@ fn ranks_write_one_file_and_read_what_the_others_wrote() {
     let run = |way: &str, how: &str, paths: [&Path; 2]| {
         let mut command = scene.stage.mpirun(RANKS);
         command.args(["--mca", "io", way]).arg(&program).arg(how).args(paths);
-        // Ends its ranks as well, before we would lose patience.
+        // mpirun ends its ranks, too, before the test's own time limit.
         command.env("MPIEXEC_TIMEOUT", "60");
         scene.stage.run(&mut command)
     };
@@ -61,7 +62,7 @@ fn ranks_write_one_file_and_read_what_the_others_wrote() {
         for how in ["plain", "independent", "collective", "strided", "sizes", "truncated"] {
             for (mounts, second) in [("one", &one), ("two", &other)] {
                 if how == "plain" && way != WAYS[0] {
-                    continue; // it asks for no MPI-IO
+                    continue; // it does not use MPI-IO
                 }
                 let name = format!("{way}-{how}-{mounts}");
                 let paths = [&*one.point.join(&name), &*second.point.join(&name)];
@@ -73,9 +74,9 @@ fn ranks_write_one_file_and_read_what_the_others_wrote() {
                 );
                 let pairs = pairs(&scene, &name);
                 match how {
-                    // MPI-IO chooses which ranks write for all.
+                    // MPI-IO chooses the ranks that write for all.
                     "collective" => assert!((1..=RANKS).contains(&pairs), "{name}: {pairs}"),
-                    // Room was made by ranks that had the file open before, and ended then as writers.
+                    // Ranks that had the file open before set its size, and ended as writers then.
                     "sizes" => assert!((RANKS..=2 * RANKS).contains(&pairs), "{name}: {pairs}"),
                     _ => assert_eq!(pairs, RANKS, "{name}"),
                 }

@@ -1,4 +1,5 @@
-//! `quell log rebalance`: stores come and go, also while mounts are at work, and every file stays what it is.
+//! `quell log rebalance`: stores are added and drained, also during mounts, and every file keeps
+//! its content.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
@@ -12,7 +13,7 @@ use crate::trees::noise;
 
 const FILES: u64 = 20;
 
-/// The other stores beside `Scene::store`.
+/// Creates further stores next to `Scene::store`.
 fn stores(scene: &Scene, count: usize) -> Vec<PathBuf> {
     (0..count).map(|number| scene.stage.dir(&format!("other{number}"))).collect()
 }
@@ -96,7 +97,7 @@ fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
     assert_eq!((containers(a) + containers(b), containers(b)), (FILES as usize, moved as usize));
     let running: Mounted<'_> = scene.mount_with(&[b, a], &[]);
     check(&running.point);
-    // Somebody writes: his file stays until he has closed it.
+    // Files with an open writer stay until they are closed.
     let open = (0..FILES).map(|n| fs::File::options().write(true).open(path(&running.point, n)).unwrap());
     let written: Vec<_> = open.collect();
     for (number, file) in written.iter().enumerate() {
@@ -109,7 +110,7 @@ fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
     let told = rebalance(&scene, &[a, b], &[&"--drain", &b, &"--json"]).expect(0).json();
     assert_eq!(told["complete"], true);
     assert_eq!(containers(b), 0);
-    // The mount that began before goes on, and what it makes is in the store that stays.
+    // The mount that was started before continues, and its new files are in the remaining store.
     check_with_head(&running.point);
     fs::write(running.point.join("d/new"), "new").unwrap();
     fs::create_dir(running.point.join("dir")).unwrap();
@@ -126,7 +127,7 @@ fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
     scene.stage.expect_nothing_left();
 }
 
-/// As `check`; the first bytes were written once more with what they are.
+/// Checks the files as `check` does, after their first bytes were rewritten with the same content.
 #[track_caller]
 fn check_with_head(point: &Path) {
     for number in 0..FILES {
@@ -147,7 +148,7 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
     let running = scene.mount();
     fill(&running.point);
     let read = fs::File::open(path(&running.point, 1)).unwrap();
-    // Somebody looks all the time: nothing is missing at any moment, nor made twice.
+    // A reader looks all the time: no file is missing or present twice at any moment.
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
@@ -211,7 +212,7 @@ fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
     for number in 0..FILES {
         match fs::read(path(&running.point, number)) {
             Ok(bytes) => found += usize::from(bytes == noise(40_000, number)),
-            // ENXIO: ENOENT would say that there is no such file.
+            // ENXIO, because ENOENT would mean that the file does not exist.
             Err(error) => {
                 assert_eq!(error.raw_os_error(), Some(6), "{error}");
                 refused += 1;

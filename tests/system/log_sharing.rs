@@ -1,5 +1,6 @@
-//! One file for many: processes of a node, mounts as they are on several nodes, files that are open while they are renamed
-//! and removed, and random histories of all that beside a plain directory.
+//! One file used by many: processes of a node, mounts as on several nodes, files that are open
+//! while they are renamed and removed, and random histories of these operations compared with a
+//! plain directory.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,12 +15,12 @@ use crate::log_scene;
 use crate::stage::Stage;
 use crate::trees::noise;
 
-/// What this program does as a process of a test, and with which file: `ORDER NUMBER PROCESSES PATH`.
+/// Variable with the order for this program as a child process: `ORDER NUMBER PROCESSES PATH`.
 const ORDER: &str = "QUELL_TEST_WRITER";
-/// The records of the paper's LANL 1 are of this size: no multiple of a block.
+/// The record size of LANL 1 in the paper, which is not a multiple of a block.
 const RECORD_BYTES: usize = 47_008;
 
-/// Not a test: a program that the tests start as a process of its own.
+/// Not a test: the tests start it as a separate process.
 #[test]
 #[ignore = "a program that tests start"]
 fn child() {
@@ -40,7 +41,7 @@ fn child() {
             let file = File::open(path).unwrap();
             let mut bytes = vec![0; RECORD_BYTES];
             for round in 0..ROUNDS {
-                // Each what another one wrote.
+                // Each process reads the records of another one.
                 let place = round * processes + (number + 1) % processes;
                 file.read_exact_at(&mut bytes, place * RECORD_BYTES as u64).unwrap();
                 assert!(bytes == record(place), "record {place}");
@@ -52,7 +53,7 @@ fn child() {
                 file.write_all(format!("{number} {line}\n").as_bytes()).unwrap();
             }
         }
-        // Until it is killed, or told that the mount is gone.
+        // Runs until it is killed, or the mount is gone.
         "sync" | "write" => {
             let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
             for round in 0.. {
@@ -87,7 +88,7 @@ fn record(place: u64) -> Vec<u8> {
     noise(RECORD_BYTES, place + 1)
 }
 
-/// This program as another process.
+/// Returns a command that runs this program as a child process.
 pub fn process(stage: &Stage, what: &str, number: u64, processes: u64, path: &Path) -> Command {
     let mut command = stage.command(std::env::current_exe().unwrap());
     command.args(["--exact", "log_sharing::child", "--ignored", "--nocapture"]);
@@ -105,7 +106,7 @@ fn all(stage: &Stage, what: &str, paths: &[PathBuf]) {
     }
 }
 
-/// Data logs in a store.
+/// Returns the number of data logs in the store.
 fn logs(scene: &Scene) -> usize {
     let mut logs = 0;
     crate::log::walk(&scene.store, &mut |path| {
@@ -151,7 +152,7 @@ fn processes_that_write_one_file_strided_read_what_the_others_wrote() {
         assert_eq!(logs(&scene), 6, "each process writes a log of its own");
         assert_eq!(fs::metadata(&path).unwrap().len(), 6 * ROUNDS * RECORD_BYTES as u64);
         all(&scene.stage, "read", &paths);
-        // Again, over what is there.
+        // Again, over the existing data.
         all(&scene.stage, "strided", &paths);
         mounted.umount();
         let mounted = scene.mount();
@@ -210,7 +211,7 @@ fn what_one_mount_closed_another_one_sees_at_its_next_open() {
         assert_eq!(fs::read_to_string(from).unwrap(), format!("round {round}, and more"));
         assert_eq!(fs::metadata(from).unwrap().len(), fs::metadata(to).unwrap().len());
     }
-    // Names, directories and attributes are not kept by anybody: they are seen at once.
+    // Names, directories and attributes are not cached: changes are visible immediately.
     fs::create_dir(one.point.join("dir")).unwrap();
     fs::rename(&here, one.point.join("dir/moved")).unwrap();
     assert!(!there.exists() && other.point.join("dir/moved").exists());
@@ -231,7 +232,7 @@ fn what_one_mount_synced_another_one_sees_while_both_have_the_file_open() {
     for round in 0..50u64 {
         writer.write_all_at(&round.to_le_bytes(), round * 5000).unwrap();
         writer.sync_all().unwrap();
-        // An open, or a sync of who has it open.
+        // Either an open, or a sync of a file that is already open.
         let mut bytes = [0; 8];
         if round % 2 == 0 {
             reader.sync_all().unwrap();
@@ -242,7 +243,7 @@ fn what_one_mount_synced_another_one_sees_while_both_have_the_file_open() {
         }
         assert_eq!(u64::from_le_bytes(bytes), round);
     }
-    // What is written after another's sync was seen is later than it.
+    // A write after another mount's sync was seen is later in order.
     reader.sync_all().unwrap();
     reader.write_all_at(b"the last", 0).unwrap();
     reader.sync_all().unwrap();
@@ -316,7 +317,7 @@ fn a_file_that_is_open_stays_when_its_name_goes() {
     assert_eq!(text, "'s bytes");
     a.set_len(3).unwrap();
     assert_eq!((a.metadata().unwrap().len(), a.metadata().unwrap().nlink()), (3, 0));
-    // A new file of the name is another one.
+    // A new file with the name is a different file.
     fs::write(at("b"), "new").unwrap();
     assert_eq!(fs::read_to_string(other.point.join("b")).unwrap(), "new");
     assert_eq!(scene.leftovers().len(), 2);
@@ -367,7 +368,7 @@ fn what_is_written_after_a_truncation_stays_whichever_mount_truncates() {
         };
         let [a, b] = [open(&paths[0]), open(&paths[1])];
         if round % 3 > 0 {
-            // Both have begun to write.
+            // Both have started to write.
             a.write_all_at(&noise(70_000, 1), 0).unwrap();
             b.write_all_at(&noise(70_000, 2), 70_000).unwrap();
             a.sync_all().unwrap();
@@ -450,7 +451,8 @@ impl Random {
 const NAMES: [&str; 4] = ["a", "b", "dir/a", "dir/b"];
 const FILE_BYTES_MAX: u64 = 200_000;
 
-/// One operation on names and open files; `seed` decides which, whatever the directory.
+/// Performs one operation on names and open files. `seed` determines the operation, independent of
+/// the directory.
 fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool) -> String {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     (0..4).for_each(|_| _ = random.below(2));
@@ -527,7 +529,7 @@ fn sum(bytes: &[u8]) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// All that can be read of all names.
+/// Returns everything that can be read of all names.
 fn state(root: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     for name in NAMES {
@@ -541,7 +543,8 @@ fn state(root: &Path) -> std::io::Result<String> {
     Ok(text + &names.join(" "))
 }
 
-/// The seed of a case that failed is in its message; `QUELL_MODEL_SEED` runs that one.
+/// Returns the seeds to run. The seed of a failed case is in its message; `QUELL_MODEL_SEED` runs
+/// only that one.
 fn seeds(cases: u64) -> Vec<u64> {
     match std::env::var("QUELL_MODEL_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],

@@ -1,4 +1,4 @@
-//! `quell log`: what the stores of a log mount hold is listed, mapped, checked, brought in and out without any mount.
+//! `quell log`: lists, maps, checks, imports and exports the content of stores without a mount.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -11,19 +11,19 @@ use crate::stage::{Ended, Stage, is_root};
 use crate::trees::{noise, set_mode, set_mtime};
 
 impl Stage {
-    /// `quell log` with these words.
+    /// Runs `quell log` with these arguments.
     #[track_caller]
     fn log(&self, words: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
         self.run(self.quell().arg("log").args(crate::stage::words(words)))
     }
 }
 
-/// One object a line.
+/// Parses one JSON object per line.
 fn lines(ended: &Ended) -> Vec<Value> {
     ended.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A tree of plain files.
+/// Creates a tree of plain files.
 fn plain(stage: &Stage) -> PathBuf {
     let tree = stage.dir("plain");
     fs::write(tree.join("large"), noise(3_000_000, 1)).unwrap();
@@ -41,7 +41,7 @@ fn plain(stage: &Stage) -> PathBuf {
     tree
 }
 
-/// Paths, kinds, permissions, times and bytes.
+/// Collects paths, kinds, permissions, times and bytes.
 fn look(dir: &Path, top: &Path, found: &mut Vec<String>) {
     let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
@@ -83,7 +83,7 @@ fn a_tree_goes_into_stores_and_comes_out_as_it_was() {
         assert_eq!(looked(&out), looked(&tree));
         assert!(fs::metadata(out.join("sparse")).unwrap().blocks() * 512 < 1_000_000);
         assert_eq!(fs::metadata(&out).unwrap().permissions(), fs::metadata(&tree).unwrap().permissions());
-        // What is there is neither replaced nor copied again.
+        // An existing file is neither replaced nor copied again.
         stage.log(&[&"export", &named, &"here", &out]).expect(2).says("--resume");
         fs::remove_file(out.join("d/small")).unwrap();
         let told = stage.log(&[&"export", &named, &"here", &out, &"--resume", &"--json"]).expect(0).json();
@@ -109,13 +109,14 @@ fn a_store_that_may_only_be_read_gives_its_files() {
     stage.log(&[&"import", &tree, &store]).expect(0);
     let all = looked(&tree);
     if is_root() {
-        // Permissions forbid root nothing; that nothing is written is seen by the times.
+        // Root ignores permissions; the times show that nothing was written.
         let before = looked(&store);
         stage.log(&[&"export", &store, &"/", &stage.path("exported")]).expect(0);
         stage.log(&[&"ls", &store, &"-r"]).expect(0);
         assert_eq!(looked(&store), before);
     } else {
-        // What `access` and the directories of the tree are allowed is what the files and directories are.
+        // The permissions of `access` and of the tree's directories are those of the files and
+        // directories in the mount.
         let of_ours = "\\( -path '*.container*' -o -path '*/.quell*' \\) ! -name access";
         let modes = |mode: &str| {
             stage.sh(&format!("find \"$1\" {of_ours} -exec chmod {mode} {{}} +"), &[&store]).expect(0)
@@ -150,10 +151,10 @@ fn lists_and_maps_tell_where_the_bytes_are() {
     let number = |value: &Value| value.as_u64().unwrap();
     let (start, place) = (number(&data[0]["start"]), number(&data[0]["place"]));
     let own = data[0]["writer"].as_str().unwrap();
-    // The bytes are where the map says.
+    // The bytes are at the offset that the map gives.
     let ended = stage.sh("find \"$1\" -name '*.data' | grep \"$2\"", &[&store, Path::new(own)]).expect(0);
     let log = fs::read(ended.text().trim()).unwrap();
-    // With the checksums of the blocks before.
+    // The data log offset includes the checksums of the previous blocks.
     let into = 5_000_000 - start;
     let at = (place + into + into / 16_384 * 8) as usize;
     assert_eq!(&log[at..at + 3], b"far");
@@ -208,7 +209,7 @@ fn an_export_that_is_interrupted_leaves_only_whole_files() {
     assert_eq!(looked(&out), looked(&tree));
 }
 
-/// The first file below `dir` whose name ends so.
+/// Returns the first file below `dir` whose name ends with `end`.
 fn ending(stage: &Stage, dir: &Path, end: &str) -> PathBuf {
     let found = stage.sh("find \"$1\" -name \"*$2\" | sort | head -1", &[dir, Path::new(end)]).expect(0);
     found.text().trim().into()
@@ -222,7 +223,7 @@ fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
     stage.log(&[&"import", &tree, &store]).expect(0);
     let clean = stage.log(&[&"fsck", &store, &"--json"]).expect(0).json();
     assert_eq!((&clean["files"], &clean["problems"]), (&1.into(), &0.into()), "{clean}");
-    // An index that is gone is made anew.
+    // A missing index log is rebuilt.
     fs::remove_file(ending(&stage, &store, ".index")).unwrap();
     let told = stage.log(&[&"fsck", &store]).expect(1).text();
     assert!(told.contains("f: the index log of writer") && told.contains("1 problems"), "{told}");
@@ -232,7 +233,7 @@ fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
     assert_eq!(again["findings"], serde_json::json!([]));
     stage.log(&[&"export", &store, &"/", &stage.path("whole")]).expect(0);
     assert_eq!(looked(&stage.path("whole")), looked(&tree));
-    // A byte of the data is told with the range of its block, and reading it is an error.
+    // A damaged byte of data is reported with the range of its block, and reading it is an error.
     let data = fs::File::options().read(true).write(true).open(ending(&stage, &store, ".data")).unwrap();
     let mut byte = [0];
     data.read_exact_at(&mut byte, 1_000_000).unwrap();
@@ -265,7 +266,7 @@ fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
     names.sort_unstable();
     assert_eq!(names, ["foreign", "foreign", "name", "no-container"]);
     assert!(store.join("plain").exists() && store.join("none.container").exists());
-    // What is old enough is removed, unless somebody has it open.
+    // A leftover that is old enough is removed, unless it is open.
     set_mtime(&old, 1, 0);
     stage.sh("true", &[]).expect(0);
     let open = fs::File::open(&old).unwrap();
@@ -287,7 +288,7 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     file.write_all_at(&bytes, 0).unwrap();
     file.sync_all().unwrap();
     file.write_all_at(b"more", 2_500_000).unwrap();
-    // Nothing is wrong with what is being written.
+    // A file that is being written has no problems.
     let told = stage.log(&[&"fsck", store, &"--repair", &"--json"]).expect(0).json();
     assert_eq!((&told["open"], &told["findings"]), (&1.into(), &serde_json::json!([])), "{told}");
     let facts = stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
@@ -295,7 +296,7 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     let ended = stage.log(&[&"export", store, &"file", &stage.path("exported")]).expect(0);
     assert_eq!(ended.says("is being written").code(), Some(0));
     assert!(fs::read(stage.path("exported")).unwrap().starts_with(&bytes));
-    // Killed with all that it had not written yet.
+    // Killed with unwritten data.
     crate::stage::send(stage.holder(), rustix::process::Signal::KILL);
     drop(file);
     mounted.umount();

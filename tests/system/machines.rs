@@ -1,7 +1,8 @@
-//! A real Debian machine (testbed/debian-vm) under an unchanged QEMU, from its boot loader to the banner of its SSH server:
-//! recorded once, then booted from memory in the three ways there are. The machine writes to an image of its own.
+//! A real Debian machine (testbed/debian-vm) in an unmodified QEMU, from its boot loader to the
+//! banner of its SSH server: recorded once, then booted from memory in each of the three ways. The
+//! machine writes to an image of its own.
 //!
-//! Without KVM, which many test machines have not; nothing is timed.
+//! Runs without KVM, which many test machines lack; nothing is timed.
 
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -14,11 +15,11 @@ use rustix::process::Signal;
 use crate::skip;
 use crate::stage::{Mounted, Running, Stage, checkout, has};
 
-/// Longer than a boot takes that is emulated on a busy machine: only what hangs reaches it.
+/// Longer than an emulated boot on a busy machine takes: only a hang reaches it.
 const PATIENCE: Duration = Duration::from_secs(600);
 const BANNER: &[u8] = b"SSH-2.0-OpenSSH";
 
-/// The disk image, if there is one that this user may read.
+/// Returns the path of the disk image if this user can read one.
 fn debian() -> Result<PathBuf, String> {
     let mut script = Command::new(checkout().join("testbed/debian-vm"));
     if std::env::var_os("QUELL_MACHINES").is_some_and(|path| path.is_empty()) {
@@ -31,14 +32,14 @@ fn debian() -> Result<PathBuf, String> {
     }
 }
 
-/// A machine that runs.
+/// A running machine.
 struct Machine {
     running: Running,
     port: u16,
     serial: PathBuf,
 }
 
-/// Starts QEMU by the command, which may be one of ours that ends with `--`.
+/// Starts QEMU with the command, which may be a `quell` command that ends with `--`.
 fn start(stage: &Stage, mut command: Command, name: &str, on: &Path, format: &str) -> Machine {
     let own = stage.path(format!("{name}.qcow2"));
     let mut create = stage.command("qemu-img");
@@ -82,7 +83,7 @@ fn answers(port: u16) -> bool {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut banner = [0; BANNER.len()];
-    // QEMU accepts before the machine does.
+    // QEMU accepts the connection before the machine does.
     stream.read_exact(&mut banner).is_ok() && banner == BANNER
 }
 
@@ -117,7 +118,7 @@ fn a_debian_machine_boots_from_memory() {
     let whole = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&disk).unwrap()) * 512;
     assert!(blocks > 2000 && blocks * 4096 * 3 < whole, "{blocks} blocks of {whole} bytes");
 
-    // At its own path; in a directory; and as a layer for QEMU alone, all at once.
+    // At its own path, in a directory, and as a qcow2 layer, all at the same time.
     let mut run = stage.quell();
     run.args(["run", "-q", "--strict", "--image"]).arg(&disk).arg("-b").arg(&image).arg("--");
     let mut covered = start(&stage, run, "covered", &disk, "raw");
@@ -140,7 +141,7 @@ fn a_debian_machine_boots_from_memory() {
     in_directory.wait_until_up();
     layered.wait_until_up();
     for path in [&disk, &mounted.point] {
-        // No two boots read quite the same.
+        // Two boots do not read exactly the same blocks.
         let (from_memory, from_source) = served(&stage, path);
         println!("{}: {from_memory} blocks from memory, {from_source} from the disk image", path.display());
         assert!(

@@ -1,9 +1,10 @@
-//! System tests: the release binary (`$QUELL`), real mounts, real programs. Everything here holds for root and
-//! for an ordinary user; what one of them cannot do says `SKIPPED:` with the reason.
+//! System tests: the release binary (`$QUELL`), real mounts, real programs. All tests run as root
+//! and as an ordinary user; a test that one of them cannot run prints `SKIPPED:` with the reason.
 //!
-//! `Stage` is the place a test works in: it runs programs with a time limit and, when it goes, checks that
-//! no process and no mount of the test is left. `trees` makes what is covered, `probe` is the program that looks, `bed`
-//! is a real parallel file system, `group` a control group with little memory.
+//! `Stage` is the environment of a test: it runs programs with a time limit and, on drop, checks
+//! that no process and no mount of the test remains. `trees` creates trees to cover, `probe` is the
+//! program that examines views, `bed` is a real parallel file system, and `group` is a control
+//! group with little memory.
 
 mod bed;
 mod group;

@@ -1,5 +1,5 @@
-//! Random operations on random trees: whatever a program may ask, the view answers as the original does. A case is known
-//! by its seed, which is printed when it fails; `QUELL_MODEL_SEED` runs that one.
+//! Random operations on random trees: every operation must have the same result in the view as on
+//! the original. A failed case prints its seed; `QUELL_MODEL_SEED` runs that one.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// A name of some odd bytes, unlike any other.
+/// Returns a unique name with unusual bytes.
 fn random_name(random: &mut Random, number: usize) -> OsString {
     let alphabet = b"abcXYZ019 .-_:,\\\n\xff\xc3\xa9*'\"=%";
     let length = [1, 2, 3, 8, 30, 200][random.below(6)];
@@ -49,7 +49,7 @@ fn random_name(random: &mut Random, number: usize) -> OsString {
     OsStr::from_bytes(&bytes).into()
 }
 
-/// Makes a tree below `root`, with attributes set last so that directories keep their times.
+/// Creates a tree below `root`. Attributes are set last, so that directories keep their times.
 fn plant(root: &Path, seed: u64) {
     let mut random = Random::new(seed);
     let mut directories = vec![root.to_owned()];
@@ -62,7 +62,7 @@ fn plant(root: &Path, seed: u64) {
                 directories.push(path);
             }
             2 => {
-                // `..` in the root would lead out of the tree, to what changes.
+                // `..` in the root would lead out of the tree, to files that change.
                 let targets: [&[u8]; 5] = [b".", b"nowhere", b"/nowhere", b"\xff\n", b".."];
                 let known = if path.parent() == Some(root) { 4 } else { 5 };
                 let target: PathBuf = match files.is_empty() || random.below(2) == 0 {
@@ -79,7 +79,7 @@ fn plant(root: &Path, seed: u64) {
                 if random.below(6) == 0 {
                     File::options().write(true).open(&path).unwrap().set_len(length as u64 * 3 + 9).unwrap();
                 }
-                // Attributes of a file that may not be read are kept from an ordinary user.
+                // An ordinary user cannot read the attributes of a file without read permission.
                 let readable = random.below(4) > 0;
                 if readable && random.below(4) == 0 {
                     let _ = set_xattr(&path, "user.note", &noise(random.below(300), 5));
@@ -119,7 +119,7 @@ fn random_operations_are_answered_as_on_the_original() {
     }
 }
 
-/// Without the sizes of directories, which overlayfs shows otherwise.
+/// Removes the sizes of directories, which differ in an overlay view.
 fn masked(text: &str, way: Way) -> String {
     let mask = |line: &str| match line.split_once(" directory size ") {
         Some((line, _)) if way.view() == "overlay" => format!("{line}\n"),
@@ -128,12 +128,12 @@ fn masked(text: &str, way: Way) -> String {
     text.lines().map(mask).collect()
 }
 
-/// Itself, not what it links to.
+/// Returns true if the path itself, not the target of a symbolic link, is a directory.
 fn is_dir(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// All paths below the root, in an order that does not depend on the file system's.
+/// Returns all paths below the root, in an order that does not depend on the file system.
 fn paths_below(root: &Path) -> Vec<PathBuf> {
     let mut all = vec![PathBuf::new()];
     let mut next = 0;
@@ -150,7 +150,7 @@ fn paths_below(root: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The program's part: a line for each operation and what came of it.
+/// Performs the operations in the child process. Returns a line for each operation with its result.
 pub fn perform(root: &Path) -> String {
     let seed: u64 = fs::read_to_string(root.join(SEED_FILE)).unwrap().parse().unwrap();
     let mut random = Random::new(seed ^ 0xabcd);
@@ -158,7 +158,7 @@ pub fn perform(root: &Path) -> String {
     let mut lines = format!("{} paths\n", paths.len());
     for number in 0..OPERATIONS {
         let mut path = random.pick(&paths).clone();
-        // Now and then something that is not there, or a detour.
+        // Sometimes a name that does not exist, or a path with a detour.
         match random.below(12) {
             0 => path.push("absent"),
             1 if !path.as_os_str().is_empty() && is_dir(&root.join(&path)) => {
@@ -189,7 +189,7 @@ fn operate(random: &mut Random, path: &Path) -> (&'static str, String) {
         6 => {
             let mode = *random.pick(&[Access::EXISTS, Access::READ_OK, Access::WRITE_OK, Access::EXEC_OK]);
             let asked = rustix::fs::accessat(CWD, path, mode, AtFlags::empty());
-            // A view is read-only, so who asks to write hears that instead.
+            // A view is read-only, so a check for write permission has another result.
             let answer = asked.map_or_else(errno_name, |()| "yes".into());
             ("access", if mode == Access::WRITE_OK { String::new() } else { answer })
         }
@@ -222,16 +222,16 @@ fn stat(path: &Path, flags: AtFlags) -> String {
     }
 }
 
-/// Opens and reads some pieces, at the end and past it too.
+/// Opens a file and reads several pieces, including pieces at and beyond its end.
 fn read(random: &mut Random, path: &Path) -> String {
-    // Not to wait for a fifo's writer.
+    // Non-blocking, so that opening a FIFO does not wait for a writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut file = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
         Ok(fd) => File::from(fd),
         Err(e) => return errno_name(e),
     };
     let metadata = file.metadata().unwrap();
-    // A directory's size is its view's own.
+    // The size of a directory depends on the view.
     let length = if metadata.is_dir() { 0 } else { metadata.len() as usize };
     let mut answer = String::new();
     for _ in 0..4 {
@@ -253,7 +253,8 @@ fn read(random: &mut Random, path: &Path) -> String {
     answer
 }
 
-/// Lists, then goes back to a place on the way: the rest must be what came after it.
+/// Lists a directory, then seeks back to an earlier position: the remaining entries must be the
+/// same as before.
 fn list(random: &mut Random, path: &Path) -> String {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {

@@ -1,5 +1,6 @@
-//! On a real parallel file system: what its clients ask its metadata server when a tree is covered, and what
-//! they ask when it is not. Counted by the clients themselves (`.stats` of a MooseFS mount), never timed.
+//! A real parallel file system: compares the requests of its clients to the metadata server with a
+//! covered and an uncovered tree. The clients count the requests themselves (`.stats` of a MooseFS
+//! mount); nothing is timed.
 //!
 //! Needs root, for the network namespaces of `testbed/moosefs`.
 
@@ -15,7 +16,7 @@ const DIRECTORIES: u64 = 30;
 const FILES_IN_EACH: u64 = 20;
 const FILES: u64 = DIRECTORIES * FILES_IN_EACH;
 
-/// Those that go to the metadata server: all but data, and the closing of what was opened.
+/// Returns the number of requests to the metadata server: all except data requests and closes.
 fn metadata(asked: &BTreeMap<String, u64>) -> u64 {
     let to_master = [
         "lookup.master",
@@ -42,7 +43,7 @@ fn make_tree(at: &Path) {
     }
 }
 
-/// Lists everything, asks for everything's metadata, and searches for names that do not exist.
+/// Lists all directories, reads all metadata, and looks up names that do not exist.
 const CRAWL: &str = r#"cd "$1" && ls -lR . && find . -printf '%p %y %m %s %T@ %l %n\n' | sort &&
     for d in d*; do for m in a b c d e; do test -e "$d/missing-$m" && exit 9; done; done; exit 0"#;
 const READ_ALL: &str = r#"cd "$1" && find . -type f | sort | xargs cat"#;
@@ -68,7 +69,7 @@ fn the_metadata_server_is_left_alone() {
     let index = bed.node("1").join("tree.quell");
     stage.run(stage.quell().args(["index", "-q"]).arg(bed.node("1").join("tree"))).expect(0);
 
-    // Node 2 never saw any of it. Its tree lies elsewhere than where it was indexed.
+    // Node 2 has empty caches. Its tree has another path than the indexed one.
     let (tree, index) = (bed.node("2").join("tree"), bed.node("2").join(index.file_name().unwrap()));
     let mut crawled = Vec::new();
     let direct = bed.asked("2", || crawled = stage.sh(CRAWL, &[&tree]).expect(0).out);
@@ -83,20 +84,21 @@ fn the_metadata_server_is_left_alone() {
         let asked = bed.asked("2", || seen = covered(&stage, &index, &tree, view, CRAWL).out);
         assert!(metadata(&asked) <= 16, "{view}: {asked:?}");
         if *view == "fuse" {
-            // The others show a tmpfs's directory sizes and block counts, or count blocks by size.
+            // The other views show the directory sizes and block counts of a tmpfs, or derive block
+            // counts from the size.
             assert_eq!(find_lines(&seen), find_lines(&crawled), "{view}");
         }
 
         let asked = bed.asked("2", || seen = covered(&stage, &index, &tree, view, READ_ALL).out);
         assert!(seen == content, "{view}: other bytes");
-        // Each file is looked up and opened, each directory looked up: twice, should the client's memory of it
-        // run out in between.
+        // Each file is looked up and opened, and each directory is looked up: twice, if the
+        // client's cache expires meanwhile.
         let limit = 2 * FILES + 2 * DIRECTORIES + 16;
         assert!(asked["open"] >= FILES && metadata(&asked) <= limit, "{view}: at most {limit}: {asked:?}");
         assert!(!asked.keys().any(|name| name.starts_with("readdir")), "{view}: {asked:?}");
     }
 
-    // A change made on one node is noticed on another, and the original used.
+    // A change on one node is noticed on the other, which then uses the original.
     fs::write(bed.node("1").join("tree/new"), "new\n").unwrap();
     bed.call(&["drop", "2"]);
     let mut command = stage.quell_run(&index, "auto");

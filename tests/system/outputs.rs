@@ -1,5 +1,5 @@
-//! What commands write: files that are there are kept, nothing is written into covered trees, and a full disk or a reader that has
-//! gone is an exit code.
+//! Output files of commands: existing files are kept, nothing is written into covered trees, and a
+//! full disk or a closed pipe leads to an exit code.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,14 +21,14 @@ fn run(stage: &Stage, words: Vec<OsString>) -> Ended {
     stage.run(stage.quell().args(words))
 }
 
-/// Names below a directory.
+/// Returns the names in a directory, sorted.
 fn names(directory: &Path) -> Vec<PathBuf> {
     let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     names.sort();
     names
 }
 
-/// The words of a command that writes to a path, with or without --force.
+/// Returns the arguments of a command that writes to a path, with or without --force.
 type CommandWith<'a> = dyn Fn(&Path, bool) -> Vec<OsString> + 'a;
 
 #[test]
@@ -55,11 +55,11 @@ fn only_files_of_the_format_are_replaced() {
         run(&stage, command(&out, true)).expect(succeeds);
         assert_ne!(fs::read(&out).unwrap(), b"print('hello')\n", "{number}");
         if number < 3 {
-            // Its own format.
+            // A file of the same format.
             run(&stage, command(&out, false)).expect(succeeds);
         }
         fs::remove_file(&out).unwrap();
-        // A link, and what it leads to.
+        // A link and its target.
         let target = stage.file("target", "precious");
         let link = stage.path("link");
         symlink(&target, &link).unwrap();
@@ -140,7 +140,8 @@ fn what_a_writable_layer_keeps_is_its_owners_alone() {
     }
 }
 
-/// The exit code and the standard error of a command whose standard output is a full device, or a pipe without a reader.
+/// Returns the exit code and the standard error of a command whose standard output is a full
+/// device, or a pipe without a reader.
 #[track_caller]
 fn code_where_output_fails(stage: &Stage, command: &mut Command, full: bool) -> (Option<i32>, String) {
     let err = stage.path("err");
@@ -212,7 +213,7 @@ fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
             assert_eq!(said.contains("space"), full, "{command:?}: {said}");
         }
     }
-    // In a view, where there is a holder to ask.
+    // In a view, where a holder answers.
     for view in views() {
         let mut command = stage.quell_run(&index, view);
         command.args(["--check", "none", "-q", "--"]).arg(quell()).args(["stats", "--json"]).arg(&tree);
@@ -220,7 +221,7 @@ fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
         assert_eq!(code, Some(3), "{view}: {said}");
         assert!(said.contains("standard output"), "{view}: {said}");
     }
-    // Standard error cannot be written: the exit code alone says how it went.
+    // Standard error cannot be written: only the exit code tells the result.
     let mut process = stage.quell();
     process.args(["show", "none"]).stderr(File::options().write(true).open("/dev/full").unwrap());
     assert_eq!(process.status().unwrap().code(), Some(2));
@@ -272,7 +273,7 @@ fn names_do_not_reach_the_terminal_as_they_are() {
     for line in ["- \\x1b[31mred", "- two\\nlines", "- \\u{9b}2J", "- \\u{202e}gpj.exe", "+ \\x1b[33mnew"] {
         assert!(lines.iter().any(|told| told == line), "no {line} in {lines:?}");
     }
-    // JSON has the names themselves.
+    // JSON contains the original names.
     let told = run(&stage, words(&[&"verify", &"--json", &index])).expect(1).json();
     let paths: Vec<&str> =
         told["differences"].as_array().unwrap().iter().filter_map(|d| d["path"].as_str()).collect();
@@ -302,17 +303,17 @@ fn an_index_with_private_attributes_is_private() {
 #[test]
 fn a_runtime_directory_of_another_user_is_passed_over() {
     if !is_root() {
-        // The unit test beside the function does the same without another user.
+        // The unit test of the function covers this case without another user.
         println!("SKIPPED: a directory of another user is made by root alone");
         return;
     }
     let stage = Stage::new();
-    // A /tmp of its own, so that nothing of this machine's is touched; the user is one that does not exist.
+    // In a /tmp of its own, so that the machine's /tmp is not changed; the user does not exist.
     let script = "mount -t tmpfs -o mode=1777 none /tmp; mkdir -m 700 /tmp/quell-4242421 /tmp/copy; chown 4242420 /tmp/quell-4242421
         cp \"$1\" /tmp/copy/quell; cp -r \"$2\" /tmp/copy/tree; chown -R 4242421 /tmp/copy; unset QUELL_RUNTIME_DIR
         setpriv --reuid 4242421 --regid 4242421 --clear-groups -- sh -c '
             /tmp/copy/quell stats /tmp/copy/tree; echo $?; ls -d /tmp/quell-4242421-1'";
-    // What the script copies must not lie below the /tmp that it hides.
+    // The source of the script's copies must not lie below the /tmp that it hides.
     let outside = tempfile::Builder::new().prefix("quell-outputs.").tempdir_in("/var/tmp").unwrap();
     fs::copy(crate::stage::quell(), outside.path().join("quell")).unwrap();
     fs::create_dir(outside.path().join("tree")).unwrap();
@@ -338,7 +339,7 @@ fn an_export_replaces_no_device_and_no_link() {
     for existing in [&link, &fifo, &target] {
         for options in [&[][..], &["--resume"]] {
             if existing == &target && !options.is_empty() {
-                continue; // A regular file is what --resume replaces.
+                continue; // --resume replaces a regular file.
             }
             let before = fs::symlink_metadata(existing).unwrap();
             let mut command = stage.quell();

@@ -1,5 +1,6 @@
-//! The program that looks: this test program again, started inside and outside a view with an order in its
-//! environment. It writes what it sees to a file, so that two such looks can be compared entry by entry.
+//! The examining program: this test program, started again inside and outside of a view with an
+//! order in its environment. It writes its results to a file, so that both can be compared entry by
+//! entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -20,10 +21,10 @@ use crate::stage::{Stage, Way};
 const ORDER: &str = "QUELL_PROBE";
 const ROOT: &str = "QUELL_PROBE_ROOT";
 const OUTPUT: &str = "QUELL_PROBE_OUTPUT";
-/// Larger files are read at their ends and here and there.
+/// Of larger files, the ends and some parts are read.
 const WHOLE_FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Not a test: a program that the tests start as a process of its own.
+/// Not a test: the tests start it as a separate process.
 #[test]
 #[ignore = "a program that tests start"]
 fn child() {
@@ -43,7 +44,7 @@ fn child() {
     fs::write(output, text).unwrap();
 }
 
-/// The words and environment that make this program do `order`.
+/// Returns the arguments and environment variables with which this program carries out `order`.
 fn probe_words(order: &str, root: &Path, output: &Path) -> Vec<OsString> {
     let variable = |name: &str, value: &OsStr| {
         let mut word = OsString::from(name);
@@ -64,7 +65,7 @@ fn probe_words(order: &str, root: &Path, output: &Path) -> Vec<OsString> {
 }
 
 impl Stage {
-    /// What the probe writes when it does `order` in the view.
+    /// Runs `order` in the view and returns its output.
     #[track_caller]
     pub fn probe(&self, way: Way, index: &Path, tree: &Path, order: &str) -> String {
         let output = self.path("out/probe");
@@ -72,7 +73,7 @@ impl Stage {
         fs::read_to_string(output).unwrap()
     }
 
-    /// The same on the original.
+    /// Runs `order` on the original and returns its output.
     #[track_caller]
     pub fn probe_original(&self, tree: &Path, order: &str) -> String {
         let output = self.path("out/probe");
@@ -81,7 +82,7 @@ impl Stage {
         fs::read_to_string(output).unwrap()
     }
 
-    /// A command that writes the probe's answer to `output`, to be run by other means.
+    /// Returns a command that writes the result of `order` to `output`.
     pub fn probe_command(&self, order: &str, root: &Path, output: &Path) -> Command {
         let words = probe_words(order, root, output);
         let mut command = self.command(&words[0]);
@@ -100,12 +101,12 @@ impl Stage {
     }
 }
 
-/// What a program sees of one entry, by the name of the fact.
+/// The properties of one entry, by name, as a program sees them.
 pub type Facts = BTreeMap<String, String>;
-/// What a program sees of a tree, by path.
+/// The entries of a tree, by path, as a program sees them.
 pub type Snapshot = BTreeMap<String, Facts>;
 
-/// Facts that are not equal, but for those that `allowed` knows about; as lines.
+/// Returns a line for each property that differs, except for those that `allowed` accepts.
 pub fn differences(
     original: &Snapshot,
     view: &Snapshot,
@@ -141,12 +142,12 @@ pub fn errno_name(errno: Errno) -> String {
 
 struct Look {
     seen: Snapshot,
-    /// The first path of each file, by device and number.
+    /// The first path of each file, by device and inode number.
     first: HashMap<(u64, u64), String>,
     root_device: u64,
 }
 
-/// Looks at everything below `root`, step by step, so that no path is too long.
+/// Examines everything below `root`, one directory at a time, so that no path is too long.
 pub fn look_at(root: &Path) -> Snapshot {
     let fd = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let stat = stat(&fd, b"", AtFlags::EMPTY_PATH).unwrap();
@@ -209,7 +210,7 @@ impl Look {
         facts.insert("absent xattr".into(), absent.map_or_else(errno_name, |_| "there".into()));
     }
 
-    /// Listing, and everything below. `parent` is the number of the directory above.
+    /// Lists a directory and examines everything below. `parent` is the inode number of its parent.
     fn directory(&mut self, at: &OwnedFd, name: &[u8], path: &str, facts: &mut Facts, parent: Option<u64>) {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(at, OsStr::from_bytes(name), flags, Mode::empty()) {
@@ -291,7 +292,7 @@ struct Entry {
     number: u64,
 }
 
-/// All entries in the order in which they come.
+/// Returns all entries in the order of the listing.
 fn list(fd: &OwnedFd) -> Result<Vec<Entry>, Errno> {
     rustix::fs::seek(fd, SeekFrom::Start(0))?;
     let mut buffer = vec![MaybeUninit::<u8>::uninit(); 32 << 10];
@@ -328,7 +329,7 @@ fn content(at: &OwnedFd, name: &[u8]) -> String {
             Err(e) => return format!("{e} at {at}"),
         }
         if size > WHOLE_FILE_BYTES_MAX {
-            // The start, two places on the way, the end.
+            // The start, two positions in between, and the end.
             let marks = [(size / 3) & !0xfff, (size / 2) & !0xfff, size - 4096];
             at = marks.into_iter().find(|mark| *mark > at).unwrap_or(at);
         }
@@ -349,7 +350,8 @@ fn map(file: &Path) -> String {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let file = File::open(file).unwrap();
     let length = file.metadata().unwrap().len() as usize;
-    // SAFETY: the kernel chooses a free range; it is read while mapped, nobody changes the file meanwhile.
+    // SAFETY: the kernel chooses an unused range; it is read while mapped, and no process changes
+    // the file meanwhile.
     #[allow(unsafe_code)]
     unsafe {
         let start = mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, &file, 0).unwrap();

@@ -1,5 +1,6 @@
-//! `quell probe`: its caps are hard, it refuses where it would disturb, and whatever ends it, nothing of it is left and
-//! nothing of others is touched. strace makes slow, failing and full file systems out of this machine's own.
+//! `quell probe`: its limits are strict, it refuses to run where it would disturb others, and
+//! however it ends, nothing of it remains and no other file is touched. strace's fault injection
+//! makes this machine's file system slow, failing or full.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,14 +15,15 @@ use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root, quell};
 
-/// A probe that begins without asking.
+/// Returns a probe command that starts without confirmation.
 fn probe(stage: &Stage, directory: &Path, options: &[&str]) -> Command {
     let mut command = stage.quell();
     command.args(["probe", "--yes"]).args(options).arg(directory);
     command
 }
 
-/// The same with strace's injections. The probe stays our own child: -D puts strace aside.
+/// Returns the same command under strace with fault injection. With -D, strace is a grandchild and
+/// the probe stays a direct child.
 fn disturbed(stage: &Stage, directory: &Path, injections: &[&str], options: &[&str]) -> Command {
     let mut command = stage.command("strace");
     command.args(["-D", "-f", "-qq", "-o"]).arg(stage.path("trace"));
@@ -37,7 +39,7 @@ fn names(directory: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// A file system of root's, taken away when this goes.
+/// A tmpfs mounted by root, which is unmounted on drop.
 struct Tmpfs<'a>(&'a Stage, &'a Path);
 
 impl<'a> Tmpfs<'a> {
@@ -53,7 +55,7 @@ impl Drop for Tmpfs<'_> {
     }
 }
 
-/// The directory of a probe that is at work.
+/// Returns the directory of a running probe.
 fn its_directory(directory: &Path) -> Option<PathBuf> {
     let name = names(directory).into_iter().find(|name| name.starts_with(".quell-probe-"))?;
     Some(directory.join(name))
@@ -64,7 +66,7 @@ fn expect_empty(directory: &Path) {
     assert_eq!(names(directory), BTreeSet::new());
 }
 
-/// Waits until the probe has made this much below its directory.
+/// Waits until the probe has created `below` in its directory.
 #[track_caller]
 fn wait_for(running: &mut Running, directory: &Path, below: &str) {
     let there = || its_directory(directory).is_some_and(|own| own.join(below).exists());
@@ -129,7 +131,7 @@ fn where_nobody_can_be_asked_it_wants_yes_and_touches_nothing() {
     let before = fs::metadata(&directory).unwrap().modified().unwrap();
     let mut command = stage.quell();
     let ended = stage.run(command.args(["probe", "--seconds", "7"]).arg(&directory)).expect(2);
-    // What it would do.
+    // The message describes what the probe would do.
     let ended = ended.says("--yes").says("20,000 operations").says("7 s").says(".quell-probe-XXXXXX");
     ended.says("16 directories of 17 empty files").says("remove it all");
     expect_empty(&directory);
@@ -171,7 +173,8 @@ fn wrong_directories_and_numbers_are_wrong_usage() {
     expect_empty(&directory);
 }
 
-/// Operations as docs/techniques/probe.md counts them, of the lines of `strace -f -y` that are about the directory.
+/// Counts the operations as docs/techniques/probe.md does, in the lines of `strace -f -y` about the
+/// directory.
 fn traced_operations(trace: &str, directory: &Path) -> u64 {
     let of_it = format!("<{}", directory.display());
     let mut halves = 0;
@@ -180,7 +183,7 @@ fn traced_operations(trace: &str, directory: &Path) -> u64 {
         else {
             continue;
         };
-        // A call on an open directory or file below it, or one that opens it.
+        // A call on an open directory or on a file below it, or a call that opens it.
         let about = arguments.split(", ").next().is_some_and(|first| first.contains(&of_it));
         let opens = call == "openat" && arguments.contains(&format!("\"{}\"", directory.display()));
         if !about && !opens {
@@ -191,7 +194,7 @@ fn traced_operations(trace: &str, directory: &Path) -> u64 {
             "openat" if arguments.contains("O_CREAT") => 4,
             "close" | "fcntl" => 0,
             "statx" if arguments.contains("AT_STATX_DONT_SYNC") => 0,
-            // Half of them only say that there is no more.
+            // Every second call only returns the end of the directory.
             "getdents64" => 1,
             _ => 2,
         };
@@ -212,7 +215,7 @@ fn the_cap_on_operations_holds_for_everything_it_asks() {
         command.args(["-f", "-y", "-qq", "-o"]).arg(&trace).arg(quell());
         command.args(["probe", "--yes", "--json", "--operations", cap]).arg(&directory);
         let ended = stage.run(&mut command);
-        // Two hundred are too few to tell a rate.
+        // Two hundred operations are too few to determine a rate.
         let result = ended.expect(if cap == "200" { 1 } else { 0 }).json();
         let said = result["operations_total"].as_u64().unwrap();
         let traced = traced_operations(&fs::read_to_string(&trace).unwrap(), &directory);
@@ -229,14 +232,14 @@ fn the_cap_on_time_cuts_a_step_short() {
     }
     let stage = Stage::new();
     let directory = stage.dir("d");
-    // Listings take a tenth of a second each: a million operations would take hours.
+    // Each listing takes a tenth of a second: a million operations would take hours.
     let options = ["--json", "--operations", "1000000", "--seconds", "2"];
     let slow = ["getdents64:delay_enter=100000:when=9+"];
     let result = stage.run(&mut disturbed(&stage, &directory, &slow, &options));
     let result = result.expect(0).json();
     let seconds: f64 =
         result["steps"].as_array().unwrap().iter().map(|step| step["seconds"].as_f64().unwrap()).sum();
-    // Calls under way at the end of each step come on top; there are no more than nine steps.
+    // The calls in flight at the end of each step add to the time; there are at most nine steps.
     assert!(seconds < 2.0 + 9.0, "{result}");
     expect_empty(&directory);
 }
@@ -248,7 +251,7 @@ fn what_ends_it_early_leaves_nothing_behind() {
     }
     let stage = Stage::new();
     for signal in [Signal::INT, Signal::TERM] {
-        // In the middle of making the tree, of measuring, of removing.
+        // While the tree is created, while measuring, and while removing.
         for (slow, below) in
             [("mknodat:delay_enter=50000", "d00/f03"), ("getdents64:delay_enter=50000:when=9+", "d15/f16")]
         {
@@ -284,7 +287,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_says_so() {
     let own = its_directory(&directory).unwrap();
     assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
 
-    // Alive, it has the directory to itself.
+    // A running probe uses the directory exclusively.
     stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is at work");
     let clean = || stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory));
     clean().expect(1).says("may be at work");
@@ -294,7 +297,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_says_so() {
     running.wait();
     let text = stage.run(&mut probe(&stage, &directory, &[])).expect(0).text();
     assert!(text.contains("left by a probe that was killed") && text.contains("--clean"), "{text}");
-    // What a probe did not make stays, and its directory with it.
+    // Files that the probe did not create stay, and so does its directory.
     fs::write(own.join("precious"), "mine").unwrap();
     fs::write(own.join("d00/precious"), "mine").unwrap();
     clean().expect(1).says("not made by a probe");
@@ -327,13 +330,13 @@ fn what_others_have_there_is_left_alone() {
     fs::create_dir(elsewhere.join("d00")).unwrap();
     fs::write(elsewhere.join("d00/f00"), "mine").unwrap();
     fs::write(elsewhere.join("owner"), "vm 1 1\n").unwrap();
-    // Links that look like a probe's directory, or lie in one.
+    // Links with the name of a probe's directory, or in such a directory.
     symlink(&elsewhere, directory.join(".quell-probe-aaaaaa")).unwrap();
     let old = directory.join(".quell-probe-bbbbbb");
     fs::create_dir(&old).unwrap();
     symlink(elsewhere.join("d00"), old.join("d00")).unwrap();
     symlink(elsewhere.join("owner"), old.join("owner")).unwrap();
-    // Names that only resemble one, and other things.
+    // Similar names, and entries of other kinds.
     fs::create_dir(directory.join(".quell-probe-")).unwrap();
     fs::write(directory.join(".quell-probe-cccccc"), "mine").unwrap();
     fs::write(directory.join("q00000000"), "mine").unwrap();
@@ -390,7 +393,7 @@ fn what_cannot_be_made_is_said_and_the_rest_removed() {
         stage.run(&mut disturbed(&stage, &directory, &[&fails], &[])).expect(3).says("make f");
         expect_empty(&directory);
     }
-    // A question that fails ends it, too.
+    // A failing listing ends the probe, too.
     let fails = ["getdents64:error=EIO:when=30"];
     stage.run(&mut disturbed(&stage, &directory, &fails, &[])).expect(3).says("list");
     expect_empty(&directory);
@@ -406,7 +409,7 @@ fn what_cannot_be_removed_is_named() {
     let fails = ["unlinkat:error=EIO:when=50"];
     let ended = stage.run(&mut disturbed(&stage, &directory, &fails, &[])).expect(3);
     let own = its_directory(&directory).unwrap();
-    // The rate is told all the same.
+    // The rate is still printed.
     assert!(ended.text().contains("sustains"), "{}", ended.text());
     ended.says(own.to_str().unwrap()).says("quell probe --clean");
     stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory)).expect(0);
@@ -423,7 +426,7 @@ fn a_busy_file_system_is_left_alone() {
     let slow = ["statx:delay_enter=70000"];
     stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
     expect_empty(&directory);
-    // One look that takes longer than a second is enough.
+    // One call that takes longer than a second is sufficient.
     let slow = ["faccessat2:delay_enter=1500000"];
     stage.run(&mut disturbed(&stage, &directory, &slow, &[])).expect(3).says("busy, or far away");
     expect_empty(&directory);
@@ -436,7 +439,7 @@ fn a_call_that_takes_a_second_ends_it() {
     }
     let stage = Stage::new();
     let directory = stage.dir("d");
-    // strace counts for each thread: these listings are those that are measured alone, before any step.
+    // strace counts calls per thread: these listings are measured before the first step.
     let slow = ["getdents64:delay_enter=1500000:when=30"];
     let result = stage.run(&mut disturbed(&stage, &directory, &slow, &["--json"])).expect(1).json();
     assert_eq!((&result["capped_by"], &result["sustained"]), (&Value::from("slow"), &Value::Null));
@@ -473,7 +476,7 @@ fn on_moosefs_it_asks_what_it_says() {
         let sent = bed.sent("1") - before;
         let said = result["operations_total"].as_u64().unwrap();
         assert!(said <= cap.parse().unwrap(), "{cap}: {result}");
-        // Beside them an idle client sends a message every two or three seconds.
+        // In addition, an idle client sends a message every two or three seconds.
         assert!(said.abs_diff(sent) <= said / 20 + 5, "{cap}: said {said}, sent {sent}");
         for kind in result["kinds"].as_array().unwrap() {
             assert_eq!(kind["answered_by"], "server", "{result}");
@@ -482,7 +485,7 @@ fn on_moosefs_it_asks_what_it_says() {
         assert!(notes.contains("lower bound") && notes.contains("FUSE"), "{notes}");
         expect_empty(&directory);
     }
-    // The other node's client sees nothing left either, nor anything in use.
+    // The client of the other node does not see remaining files or a running probe either.
     let other = bed.node("2").join("probed");
     stage.run(&mut probe(&stage, &other, &["--operations", "1000"])).expect(0);
     expect_empty(&other);

@@ -1,5 +1,5 @@
-//! The program is the user's own: its exit code, signals, terminal, directory, arguments and children; and
-//! when it ends nothing is left, however it or what serves it ended.
+//! The program runs as without Quell: exit code, signals, terminal, directory, arguments and
+//! children are unchanged. However the program or its holder ends, nothing remains.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use crate::skip;
 use crate::stage::{Stage, eventually, has, send, views};
 use crate::trees;
 
-/// A small covered tree and what to run in it.
+/// A small tree, its index, and commands to run in a view.
 struct Scene {
     stage: Stage,
     tree: std::path::PathBuf,
@@ -173,7 +173,7 @@ fn limits_mask_and_open_files_are_the_same() {
 #[test]
 fn ignored_signals_stay_ignored() {
     let scene = Scene::new();
-    // SIGPIPE is the exception: Rust's own start and its exec decide over it (docs/semantics.md).
+    // Except SIGPIPE, which Rust's runtime changes at start and at exec (docs/semantics.md).
     let script = "trap '' HUP INT QUIT; exec \"$@\"";
     let words = ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"];
     let ignoring = || {
@@ -194,7 +194,7 @@ fn ignored_signals_stay_ignored() {
 fn the_program_finds_no_child_that_it_did_not_start() {
     let scene = Scene::new();
     for view in views() {
-        // Built into the shell: another program would be its child.
+        // A shell builtin, because another program would be a child process.
         let script = "read children </proc/$$/task/$$/children; echo \"<$children>\"";
         assert_eq!(scene.stage.run(&mut scene.sh(view, script)).expect(0).text(), "<>\n", "{view}");
     }
@@ -267,7 +267,7 @@ fn without_its_holder_a_kernel_view_goes_on() {
 fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
     let scene = Scene::new();
     for view in views().iter().filter(|view| **view != "overlay") {
-        // A file that is open, one that is not, a name that is not there, a listing.
+        // An open file, a file that is not open, a name that does not exist, and a listing.
         let script = "exec 3<\"$1/lib/data\"; echo ready; read line; cat \"$1/lib/deep/leaf\" && echo opened; \
                       stat \"$1/absent\"; ls \"$1/lib\" ; echo went on; exit 6";
         let mut running = scene.stage.start(scene.sh(view, script).stdin(Stdio::piped()));
@@ -278,7 +278,7 @@ fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
         let ended = running.wait().expect(6);
         assert!(ended.text().ends_with("went on\n"), "{view}: {}", ended.text());
         assert!(!ended.text().contains("opened"), "{view}: {}", ended.text());
-        // ENOTCONN, or ECONNABORTED for what the kernel had handed over when the holder went.
+        // ENOTCONN, or ECONNABORTED for requests in flight when the holder ended.
         let said = ["Transport endpoint is not connected", "Software caused connection abort"];
         let errors: usize = said.iter().map(|words| ended.err.matches(words).count()).sum();
         assert!(errors >= 3, "{view}: {}", ended.err);
@@ -295,7 +295,7 @@ fn killed_while_it_starts_it_leaves_nothing() {
     }
     let index = stage.index(&tree);
     for view in views() {
-        // At once, once the holder is there, and in between.
+        // Immediately, after the holder has started, and in between.
         for stop in 0..4 {
             let mut command = stage.quell_run(&index, view);
             command.args(["--check", "full", "--", "sleep", "600"]);
@@ -317,7 +317,7 @@ fn killed_while_it_starts_it_leaves_nothing() {
             assert!(stage.mounts().is_empty());
         }
     }
-    // Nor does what a killed one left in the runtime directory disturb the next.
+    // The remains of a killed command in the runtime directory do not disturb the next one.
     for view in views() {
         stage.run(stage.quell_run(&index, view).args(["--strict", "--", "true"])).expect(0);
     }

@@ -1,6 +1,6 @@
-//! `quell profile --import` against a second opinion: `testbed/count-trace`, another program in another language, written
-//! from docs/formats/profile.md, counts the calls of the same logs. Both must agree to the last call, however strace
-//! was told to write, and whatever happened to the log.
+//! Compares `quell profile --import` with `testbed/count-trace`, an independent program in another
+//! language that was written from docs/formats/profile.md and counts the calls in the same logs.
+//! Both must agree on every call, with all options of strace and for damaged logs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::skip;
 use crate::stage::{Stage, checkout, has};
 
-/// What is traced: pipes, children at once, threads that fork, names that are not there.
+/// The traced program: pipes, concurrent children, threads that fork, names that do not exist.
 const PROGRAM: &str = r#"
 cd /etc || exit 1
 ls -l /usr/lib /nowhere >/dev/null 2>&1
@@ -21,13 +21,14 @@ exec 5</etc/passwd; read -r line <&5; exec 6<&5 5<&-; read -r line <&6
 wait
 "#;
 
-/// The same program under strace with these options, as the logs that it left.
+/// Runs the program under strace with these options, and returns the logs.
 fn trace(stage: &Stage, name: &str, options: &[&str]) -> Vec<PathBuf> {
     let directory = stage.dir(name);
     let log = directory.join("log");
     let mut command = stage.command("strace");
     command.args(options);
-    // To a terminal its remarks come within lines, and pids only when there are several.
+    // Without -o, strace's messages appear within lines, and process ids only if there are several
+    // processes.
     if options.contains(&"-o") {
         command.arg(&log);
     }
@@ -41,7 +42,7 @@ fn trace(stage: &Stage, name: &str, options: &[&str]) -> Vec<PathBuf> {
     logs
 }
 
-/// The report of these logs.
+/// Returns the report about these logs.
 fn report(stage: &Stage, logs: &[PathBuf], options: &[&str]) -> Value {
     let output = stage.path(format!("report.{}", logs[0].to_string_lossy().replace('/', "_")));
     let mut command = stage.quell();
@@ -61,7 +62,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Each line of the log counts once.
+/// Checks that each line of the log counts once.
 fn adds_up(report: &Value) {
     let totals = &report["totals"];
     let skipped = &totals["skipped"];
@@ -138,7 +139,7 @@ fn processes_are_counted_alike_however_they_were_traced() {
     assert_eq!(counts, [counts[0]; 5], "{ways:?}");
 }
 
-/// A generator of numbers that always gives the same.
+/// A deterministic random number generator.
 fn dice(seed: &mut u64, sides: usize) -> usize {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 33) as usize % sides
@@ -215,7 +216,7 @@ fn a_directory_of_another_machine_counts_as_shared_where_it_is_imported() {
     assert!(root.starts_with("/nowhere/sw"), "{root}");
 }
 
-/// So many calls a second for ten seconds, spread evenly.
+/// Returns a log with `calls_a_second` calls per second for ten seconds, evenly spaced.
 fn steady(directory: &Path, calls_a_second: u64) -> String {
     let mut log = String::new();
     for call in 0..10 * calls_a_second {

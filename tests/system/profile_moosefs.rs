@@ -1,5 +1,6 @@
-//! What `quell profile` foretells, against what the clients of a real MooseFS count: the operations that a program
-//! asks of the metadata server from a cold node, directly, with its tree covered by an index, and with a boot image.
+//! Compares the predictions of `quell profile` with the counters of real MooseFS clients: the
+//! metadata operations of a program on a node with empty caches, directly, with its tree covered by
+//! an index, and with a boot image.
 //!
 //! Needs root, for the network namespaces of `testbed/moosefs`.
 
@@ -14,7 +15,7 @@ use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Ended, Stage, has, is_root, views, words};
 
-/// The counters of a MooseFS client that are one message to the metadata server each.
+/// The counters of a MooseFS client for which each count is one message to the metadata server.
 const OF_THE_SERVER: [&str; 19] = [
     "lookup.master",
     "getattr",
@@ -36,23 +37,24 @@ const OF_THE_SERVER: [&str; 19] = [
     "readdir.without_attrs",
     "readlink.master",
 ];
-/// The bar for what is foretold.
+/// Allowed deviation from the prediction, in percent.
 const PER_CENT: u64 = 5;
-/// What few operations may differ by: loading an index takes one more or less.
+/// Allowed deviation of small numbers: loading an index takes one operation more or less.
 const FEW: u64 = 4;
-/// What each second may add by which a run is longer than the traced one, or shorter. A client keeps directories and attributes for a second
-/// and then asks for them again while they are in use: the five directories on the way to the library, that of a package and its cache
-/// of bytecode, and `bin`, each by a look-up and a request for attributes.
+/// Allowed deviation for each second by which a run is longer or shorter than the traced one. A
+/// client caches directories and attributes for a second, and requests them again if they are still
+/// used: the five directories on the path to the library, those of a package and its bytecode
+/// cache, and `bin`, each with a lookup and a getattr.
 const AGAIN_A_SECOND: u64 = 2 * 8;
-/// Where the tree is covered, the way to it and the look for changes are asked for again.
+/// The same with a covered tree, where only the path to it and the check are requested again.
 const AGAIN_A_SECOND_COVERED: u64 = 4;
-/// How often a run is measured until it is near enough: where the machine is busy, the pauses are in other places in each run, and
-/// so are the directories that a client asks for again.
+/// Number of attempts until a run is within the limits. On a busy machine the pauses differ between
+/// runs, and so do the directories that a client requests again.
 const TRIES: usize = 3;
-/// The same where nearly all that remains is loading the index and the image.
+/// Allowed deviation if almost all remaining operations load the index and the image.
 const FEW_OF_A_BOOT: u64 = 6;
 
-/// Copies the interpreter and its library, which is how an environment on a shared file system looks.
+/// Copies the interpreter and its library, like an environment on a shared file system.
 const INSTALL: &str = r#"
     set -e
     library=$(/usr/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
@@ -62,7 +64,8 @@ const INSTALL: &str = r#"
         --exclude lib2to3 "${library##*/}" | tar -C "$1/lib" -x --no-same-owner
     echo "${library##*/}""#;
 
-/// Imports what there is of the standard library: hundreds of files, and searches for as many names.
+/// Imports all available modules of the standard library: hundreds of files, and lookups of as many
+/// absent names.
 const IMPORTS: &str = r#"
 import importlib, pkgutil, sys, warnings
 warnings.simplefilter("ignore")
@@ -88,7 +91,7 @@ print(done, "modules")
 struct Program {
     name: &'static str,
     command: Vec<OsString>,
-    /// Whether it does nothing most of the time, so that two may run at once.
+    /// Sleeps most of the time, so that two may run at the same time.
     sleeps: bool,
 }
 
@@ -130,7 +133,7 @@ struct Measured {
 }
 
 fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
-    // A cold node has not looked at the tree a moment ago either.
+    // A node with empty caches has no stamps of recent checks either.
     for entry in fs::read_dir(stage.runtime()).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b"checked-") {
             fs::remove_file(entry.path()).unwrap();
@@ -146,7 +149,7 @@ fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measu
     Measured { ended: ended.unwrap(), operations, seconds, asked }
 }
 
-/// What a run may differ by from what is foretold for it.
+/// The allowed deviation of a run from its prediction.
 struct Bar {
     few: u64,
     again_a_second: u64,
@@ -156,7 +159,7 @@ const DIRECT: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND };
 const COVERED: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND_COVERED };
 const BOOTED: Bar = Bar { few: FEW_OF_A_BOOT, again_a_second: AGAIN_A_SECOND_COVERED };
 
-/// Measures until what is foretold is met, `TRIES` times at most. Returns the last run.
+/// Measures until a run is within the limits, at most `TRIES` times. Returns the last run.
 #[track_caller]
 fn expect_near(
     what: &str,
@@ -170,8 +173,8 @@ fn expect_near(
     for _ in 0..TRIES {
         let run = measure();
         let difference_s = (foretold_s - run.seconds).abs();
-        // A listing tells of the directories in it for a second. Each that a program opens later is looked up: all that it opens
-        // in the time of the difference, if that is what takes the run over the second.
+        // A listing is cached for a second. Directories that the program opens later are looked up:
+        // in the worst case all that it opens during the difference in time.
         let opened_a_second = run.asked.get("opendir").map_or(0.0, |opened| *opened as f64 / run.seconds);
         let by_time = (difference_s * (bar.again_a_second as f64 + opened_a_second)) as u64;
         let allowed = (run.operations * PER_CENT / 100).max(bar.few + by_time);
@@ -217,9 +220,10 @@ fn what_remains_is_what_a_client_counts() {
             quell.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
             quell
         };
-        // Reports and indexes lie beside the software, as they do for users of a cluster.
+        // Reports and indexes lie next to the software, as on a cluster.
         let output = bed.node("2").join(format!("site/{}", name.replace(' ', "-")));
-        // Measured, what tracing costs says at which speed the program would run, on a busy machine too.
+        // With --compare, the cost of tracing is known, and with it the speed of the untraced
+        // program, on a busy machine, too.
         let compare =
             if sleeps { &["profile", "-q", "-o"][..] } else { &["profile", "-q", "--compare", "-o"] };
         let profile = || stage.run(&mut quell(compare, &output, &command)).expect(0).out;
@@ -258,7 +262,7 @@ fn what_remains_is_what_a_client_counts() {
         } else {
             measure_covered()
         };
-        // Directories have the sizes of another file system in a view.
+        // Directories have other sizes in a view.
         assert!(
             name.contains("ls") || name.contains("find") || covered.ended.out == direct.ended.out,
             "{name}"
@@ -273,7 +277,7 @@ fn what_remains_is_what_a_client_counts() {
         record.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&image).arg("--").args(&command);
         let recorded = stage.run(record.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/"));
         if name.contains("ls") || name.contains("find") {
-            // They open no file: there is nothing that an image could hold.
+            // These programs open no file, so a boot image would be empty.
             recorded.expect(3).says("nothing was recorded");
             continue;
         }

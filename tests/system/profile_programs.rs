@@ -1,6 +1,6 @@
-//! `quell profile` on real programs of different runtimes: a shell with its pipelines, Perl with BioPerl, BLAST+, Java,
-//! Python, OpenMPI, static programs, and programs that end badly. What each prints and how it ends is what it is
-//! without, and what the report counts adds up.
+//! `quell profile` on real programs with different runtimes: a shell with pipelines, Perl with
+//! BioPerl, BLAST+, Java, Python, OpenMPI, static programs, and programs that fail. The output and
+//! exit code of each are the same as without Quell, and the numbers of the report add up.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -17,7 +17,7 @@ use crate::skip;
 use crate::stage::{Ended, Stage, has, is_root, why_no_openmpi, words};
 use crate::trees;
 
-/// A stage with a working directory and what is taken for a shared file system.
+/// A stage with a working directory and a directory that counts as a shared file system.
 struct Scene {
     stage: Stage,
     work: PathBuf,
@@ -25,7 +25,7 @@ struct Scene {
     variables: Vec<(&'static str, OsString)>,
 }
 
-/// A program that was profiled.
+/// The result of profiling a program.
 struct Profiled {
     ended: Ended,
     report: Value,
@@ -44,7 +44,7 @@ impl Scene {
     }
 
     fn prepared(&self, mut command: Command) -> Command {
-        // Which directories count as temporary is the same everywhere then.
+        // So that the temporary directories are the same on every machine.
         command.current_dir(&self.work).env_remove("TMPDIR").env_remove("PYTHONDONTWRITEBYTECODE");
         command.envs(self.variables.iter().cloned());
         command
@@ -62,14 +62,15 @@ impl Scene {
         command
     }
 
-    /// Profiles a program, to be waited for.
+    /// Returns a command that profiles a program, and the path of its report.
     fn profiling(&self, name: &str, shared: &Path, program: &[OsString]) -> (Command, PathBuf) {
         let output = self.stage.path(name);
         let options: [&dyn AsRef<OsStr>; 6] = [&"profile", &"-q", &"-o", &output, &"--shared", &shared];
         (self.quell(&options, program), output)
     }
 
-    /// Profiles a program that is known to end with this code. The report is consistent in itself.
+    /// Profiles a program that ends with exit code `code`, and checks that the report is
+    /// consistent.
     #[track_caller]
     fn profile_to(&self, code: i32, name: &str, shared: &Path, program: &[OsString]) -> Profiled {
         let (mut command, output) = self.profiling(name, shared, program);
@@ -79,7 +80,8 @@ impl Scene {
         Profiled { ended, report, output }
     }
 
-    /// Runs a program plainly and profiled: prints and exit code are the same.
+    /// Runs a program without and with profiling, and checks that output and exit code are the
+    /// same.
     #[track_caller]
     fn profile(&self, name: &str, shared: &Path, program: &[OsString]) -> Profiled {
         let plain = self.stage.run(&mut self.plainly(program)).expect(0);
@@ -89,7 +91,8 @@ impl Scene {
         profiled
     }
 
-    /// Runs a program as the report proposes it: its trees are covered, and it prints the same.
+    /// Runs a program with the proposed configuration, and checks that its trees are covered and
+    /// its output is the same.
     #[track_caller]
     fn expect_same_when_covered(&self, profiled: &Profiled, program: &[OsString]) {
         let config = profiled.output.join("quell.toml");
@@ -98,7 +101,7 @@ impl Scene {
             let ended = self.stage.run(&mut self.quell(&run, program)).expect(0);
             assert_eq!(ended.text(), profiled.ended.text());
             assert!(ended.err.contains("covered by"), "{}", ended.err);
-            // The first makes the index, the second finds it.
+            // The first run creates the index, the second uses it.
             assert_eq!(ended.err.contains("no index yet"), !told.is_empty(), "{}", ended.err);
         }
         self.stage.expect_nothing_left();
@@ -110,7 +113,7 @@ impl Profiled {
         number(&self.report, pointer)
     }
 
-    /// The row of a finding.
+    /// Returns a row of a finding.
     #[track_caller]
     fn row(&self, finding: &str, member: &str, value: impl AsRef<OsStr>) -> &Value {
         let value = value.as_ref().to_str().unwrap();
@@ -150,7 +153,7 @@ fn sum<'a>(values: impl IntoIterator<Item = &'a Value>, member: &str) -> u64 {
     values.into_iter().map(|value| value[member].as_u64().unwrap()).sum()
 }
 
-/// What docs/formats/profile.md promises of the numbers of one report.
+/// Checks the equations that docs/formats/profile.md promises for a report.
 #[track_caller]
 fn expect_sums(report: &Value) {
     let total = |name: &str| number(report, &format!("/totals/{name}"));
@@ -173,7 +176,7 @@ fn expect_sums(report: &Value) {
             assert_eq!(sum(of_cell, "calls"), row[class].as_u64().unwrap(), "operations: {place}, {class}");
         }
     }
-    // Rates are over time what is counted.
+    // The integral of the rates is the number of calls.
     let step_s = report["metadata_rate"]["step_s"].as_f64().unwrap();
     let integral = |names: &[&str]| -> f64 {
         let point = |point: &Value| names.iter().map(|name| point[*name].as_f64().unwrap()).sum::<f64>();
@@ -185,15 +188,15 @@ fn expect_sums(report: &Value) {
     let remaining = |way: &str| number(report, &format!("/remaining/{way}/metadata")) as f64;
     let looks = (report["duration_s"].as_f64().unwrap() - 4.0).max(0.0);
     assert!((integral(&["index"]) - remaining("index")).abs() < 1.0 + looks, "{}", remaining("index"));
-    // Every line of the trace is a call, or something else that is known.
+    // Every line of the trace is a call, or a line of another known kind.
     let skipped = |name: &str| total(&format!("skipped/{name}"));
     let others = ["other_calls", "events", "resumed", "orphans", "truncated", "foreign"].map(skipped);
     assert_eq!(total("calls") - skipped("unfinished") + others.iter().sum::<u64>(), total("lines"));
     assert_eq!((others[3], others[4], others[5]), (0, 0, 0), "{}", report["totals"]["skipped"]);
 }
 
-/// A program that makes a known number of calls below the directory that it is given, through relative paths, directory
-/// descriptors, copied descriptors and another working directory.
+/// A program that makes a known number of calls below its argument, through relative paths,
+/// directory descriptors, duplicated descriptors and another working directory.
 const COUNTED: &str = r#"
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -244,7 +247,7 @@ const COUNTED_METADATA: u64 = 7 + 5 * 4 + 9;
 const COUNTED_MISSING: u64 = 7 + 3;
 const COUNTED_READS: u64 = 5;
 
-/// Compiles it to `counted`, with or without what it needs at run time in it.
+/// Compiles the program to `counted`, dynamically or statically.
 fn counted(scene: &Scene, options: &str) -> PathBuf {
     let (source, program) = (scene.stage.file("counted.c", COUNTED), scene.stage.path("counted"));
     scene.stage.sh(&format!("cc -O1 {options} -o \"$1\" \"$2\""), &[&program, &source]).expect(0);
@@ -268,7 +271,8 @@ fn a_shell_pipeline_is_counted_exactly_wherever_it_goes() {
     let scene = Scene::new();
     let program = counted(&scene, "");
     let known = scene.shared.join("known");
-    // Directly, from a subshell elsewhere, through a pipe, in the background, from a shell within a shell.
+    // Directly, from a subshell in another directory, through a pipe, in the background, and from a
+    // nested shell.
     let script = r#"
         exec 3>&1 4<"$0"
         "$1" "$2/known" | cat
@@ -281,7 +285,7 @@ fn a_shell_pipeline_is_counted_exactly_wherever_it_goes() {
     let program = words(&[&"sh", &"-c", &script, &file, &program, &scene.shared, &scene.work]);
     let profiled = scene.profile("report", &scene.shared, &program);
     assert_eq!(profiled.ended.text(), format!("{}FROM A DESCRIPTOR\n", "counted\n".repeat(5)));
-    // The shell enters it once, and looks first.
+    // The shell enters the directory once, after a lookup.
     let row = profiled.row("directories", "path", &known);
     assert_eq!(number(row, "/missing"), 5 * COUNTED_MISSING, "{row}");
     assert_eq!(number(row, "/data"), 5 * COUNTED_READS, "{row}");
@@ -356,14 +360,14 @@ fn perl_searches_its_variable() {
     let profiled = scene.profile("report", &scene.shared, &program);
     assert_eq!(profiled.ended.text(), "one TCAAACGTACGT TYV*\ntwo TTAATTGGGCCC GPN*\n");
     profiled.expect_program("perl", 1);
-    // What is not Bio's is sought in both directories, in vain.
+    // Modules outside of Bio are searched in both directories without success.
     let search = profiled.row("searches", "variable", "PERL5LIB");
     assert_eq!(search["how"], "environment");
     for directory in [&empty, &library, &empty.join("Bio")] {
         let found = rows(search, "directories").iter().find(|d| d["path"] == directory.to_str().unwrap());
         assert!(found.is_some_and(|d| number(d, "/missing") >= 5), "{}: {search}", directory.display());
     }
-    // The empty directory has nothing that was found.
+    // Nothing was found in the empty directory.
     let missing =
         profiled.trace().lines().filter(|l| l.contains("/perl/empty/") && l.contains("ENOENT")).count();
     assert!(missing >= 50, "{missing}");
@@ -389,7 +393,7 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     fs::write(scene.work.join("q.fa"), query).unwrap();
     let script = "makeblastdb -in db.fa -dbtype nucl -out db -logfile log &&
         perl -e 'print qx(blastn -query q.fa -db db -outfmt 6 -max_target_seqs 5)' | cut -f 1,2 | sort -u";
-    // As a job on a cluster has it: the working directory is on the shared file system.
+    // As in a job on a cluster, the working directory is on the shared file system.
     let program = words(&[&"sh", &"-c", &script]);
     let profiled = scene.profile("report", scene.work.parent().unwrap(), &program);
     assert!(profiled.ended.text().contains("s0\ts0"), "{}", profiled.ended.text());
@@ -400,14 +404,14 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     assert_eq!(cwd["mode"], "read-write", "{cwd}");
     assert_eq!(number(cwd, "/on_shared"), number(cwd, "/metadata") + number(cwd, "/data"));
     assert!(number(cwd, "/bytes_written") > 3_000 && number(cwd, "/bytes_read") > 3_000, "{cwd}");
-    // Made by one program, read by the other.
+    // Written by one program, read by the other.
     let row = profiled.row("programs", "path", fs::canonicalize("/usr/bin/blastn").unwrap());
     assert!(number(row, "/shared") > 0 && number(row, "/data") > 0, "{row}");
     let trace = profiled.trace();
     let opened =
         |how: &str| trace.lines().any(|l| l.contains("db.ndb\"") && l.contains(how) && l.contains("openat("));
     assert!(opened("O_RDONLY") && (opened("O_WRONLY") || opened("O_RDWR")));
-    // Nothing is proposed where the program writes.
+    // No tree is proposed to which the program writes.
     assert_eq!(rows(&profiled.report, "trees").len(), 0, "{}", profiled.report["trees"]);
     let database = profiled.row("searches", "variable", "BLASTDB");
     assert_eq!(database["directories"][0]["path"], scene.work.to_str().unwrap(), "{database}");
@@ -429,7 +433,7 @@ fn the_threads_of_java_are_one_process() {
     let profiled = scene.profile("report", &home, &program);
     assert_eq!(profiled.ended.text(), "1\n");
     profiled.expect_program("keytool", 2);
-    // The shell, rm, the two, grep and the shell that becomes one of the two's parent.
+    // The shell, rm, the two keytools, grep, and the shell that is the parent of one keytool.
     let processes = profiled.number("/totals/processes");
     let trace = profiled.trace();
     let threads: BTreeSet<&str> = trace.lines().filter_map(|line| line.split(' ').next()).collect();
@@ -517,14 +521,14 @@ fn python_writes_caches_once_and_is_covered_then() {
     let packages = Path::new(text.trim());
     let script = "import json, yaml; print(json.dumps(yaml.safe_load('{a: [1, 2.5, yes], b: {c: null}}')))";
     let program = words(&[&environment.join("bin/python3"), &"-c", &script]);
-    // The first start compiles.
+    // The first start compiles the modules.
     let first = scene.profile_to(0, "first", &scene.shared, &program);
     assert_eq!(first.ended.text(), "{\"a\": [1, 2.5, true], \"b\": {\"c\": null}}\n");
     assert_eq!(rows(&first.report, "trees").len(), 0, "{}", first.report["trees"]);
     let refused = first.row("not_proposed", "path", &environment);
     assert!(refused["why"].as_str().unwrap().contains("yaml/__pycache__"), "{refused}");
     assert!(!first.output.join("quell.toml").exists());
-    // The second finds it compiled.
+    // The second start finds the bytecode.
     let second = scene.profile("second", &scene.shared, &program);
     assert_eq!(rows(&second.report, "not_proposed").len(), 0);
     let tree = second.row("trees", "path", &environment);
@@ -596,7 +600,7 @@ fn what_was_done_until_an_interruption_is_reported() {
     let scene = Scene::new();
     fs::write(scene.shared.join("file"), "read\n").unwrap();
     for (name, signal) in [("int", Signal::INT), ("term", Signal::TERM)] {
-        // A child of the program, too, is to end.
+        // A child of the program must end, too.
         let script = "cat \"$1\"; sleep 600 & echo ready; wait";
         let program = words(&[&"sh", &"-c", &script, &"sh", &scene.shared.join("file")]);
         let (mut command, output) = scene.profiling(name, &scene.shared, &program);
@@ -635,7 +639,7 @@ fn a_comparison_runs_the_program_twice() {
 fn reports_get_the_next_free_name_and_are_private() {
     let scene = Scene::new();
     for name in ["quell-profile", "quell-profile.2", "quell-profile.3"] {
-        // Whatever the mask of the user.
+        // With any umask.
         let mut command = scene.prepared(scene.stage.command("sh"));
         command.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(crate::stage::quell());
         let ended = scene.stage.run(command.args(["profile", "--json", "-q", "--", "true"])).expect(0);
@@ -668,7 +672,7 @@ fn a_saved_trace_makes_the_same_report() {
     command.args(["profile", "-q", "-o"]).arg(&again).arg("--shared").arg(&scene.shared);
     command.arg("--import").arg(profiled.output.join("trace.strace"));
     command.arg("--mounts").arg(profiled.output.join("mountinfo")).arg("--cwd").arg(&scene.work);
-    // From somewhere else.
+    // From another directory.
     scene.stage.run(command.current_dir("/")).expect(0);
     let (first, second) = (&profiled.report, &read_report(&again));
     expect_sums(second);
@@ -701,7 +705,7 @@ fn a_saved_trace_makes_the_same_report() {
     assert_eq!(tree(first), tree(second));
     assert_eq!(first["trees"][0]["path"], scene.shared.join("env").to_str().unwrap(), "{}", first["trees"]);
     assert_eq!((&second["tracing"], rows(second, "traces").len()), (&Value::Null, 1));
-    // The program ran for longer when it was traced, and what a client keeps it keeps for a second.
+    // The traced program ran longer, and a client caches entries for a second.
     let duration = |report: &Value| report["duration_s"].as_f64().unwrap();
     assert!(duration(second) >= duration(first));
     if duration(second) < 1.0 {

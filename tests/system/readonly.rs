@@ -1,4 +1,4 @@
-//! Nothing is written to the shared tree: not by default, not with a private writable layer.
+//! Nothing is written to the shared tree, neither by default nor with a writable layer.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use crate::probe::{Snapshot, differences};
 use crate::stage::{Stage, views, ways_of_private_tree, words};
 use crate::trees;
 
-/// What every attempt to change something says.
+/// The error message of every attempt to change a file.
 const READ_ONLY: &str = "Read-only file system";
 
-/// Names, attributes, times to the nanosecond and content of everything, as text.
+/// Returns names, attributes, times in nanoseconds and content of everything, as text.
 fn state_of(stage: &Stage, tree: &Path) -> String {
     let script = "cd \"$1\" && find . -printf '%p %y %m %s %T@ %C@ %l %n %U %G %i\\n' | LC_ALL=C sort && \
                   find . -type f -perm -400 -size -100M -print0 | LC_ALL=C sort -z | xargs -0 sha256sum && \
@@ -72,7 +72,7 @@ fn a_scratch_layer_takes_every_change_and_is_thrown_away() {
         let ended = stage.run(&mut command).expect(0);
         assert_eq!(ended.text(), "new\nhello\nmore\n0\ntool walked with\ny", "{view}");
         assert_eq!(before, state_of(&stage, &tree), "{view}");
-        // The next run begins anew.
+        // The next run starts without the changes.
         let mut command = stage.quell_run(&index, view);
         command.args(["--strict", "--quiet", "--scratch", "--", "cat"]).arg(tree.join("readme"));
         assert_eq!(stage.run(&mut command).expect(0).text(), "hello\n", "{view}");
@@ -100,7 +100,7 @@ fn a_writable_layer_keeps_changes_for_the_next_run() {
             run("cd \"$1\" && cat new readme && ls lib && test -d d && ! test -L link && wc -c < lib/moved");
         assert_eq!(seen, "new\nhello\nmore\ndeep\nmoved\n10000\n", "{view}");
         stage.expect_nothing_left();
-        // Without the layer the tree is as it was.
+        // Without the layer the tree is unchanged.
         let mut command = stage.quell_run(&index, view);
         command.args(["--strict", "--quiet", "--", "cat"]).arg(tree.join("readme"));
         assert_eq!(stage.run(&mut command).expect(0).text(), "hello\n", "{view}");
@@ -130,10 +130,11 @@ fn before_anything_is_written_a_writable_view_is_the_original() {
             let found = differences(&original, &seen, |path, fact, a, b| {
                 let is_dir = a["mode"].starts_with('4');
                 match fact {
-                    // An overlay's root joins two directories.
+                    // The root of an overlay joins two directories.
                     "nlink" if path == "." => b[fact] == "1",
                     "size" | "blocks" if is_dir => true,
-                    // Status change times and blocks are the layer's, whichever view lies below.
+                    // Status change times and blocks are those of the writable layer's overlay, in
+                    // every view.
                     "ctime" | "blocks" | "blocks after opening" => true,
                     _ => false,
                 }

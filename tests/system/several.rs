@@ -1,4 +1,4 @@
-//! Several trees at once, trees in trees, and trees that lie elsewhere.
+//! Several trees at once, nested trees, and trees at another path.
 
 use std::fs;
 
@@ -72,7 +72,7 @@ fn a_directory_is_indexed_first_if_need_be() {
     assert_eq!(second.text(), "hello\n");
 }
 
-/// What is printed before the program starts must not be taken for its output.
+/// Messages before the start of the program must not appear in its output.
 #[test]
 fn making_an_index_first_leaves_standard_output_to_the_program() {
     let stage = Stage::new();
@@ -112,9 +112,11 @@ fn another_path_can_be_covered() {
     fs::write(place.join("below"), "").unwrap();
     for view in views() {
         let mut command = stage.quell_run(&index, view);
-        // The program changes a status change time, which a check of the whole tree finds before the next run.
+        // The program changes a status change time, which a full check would report before the next
+        // run.
         command.args(["--strict", "--quiet", "--check", "sample", "--at"]).arg(&place);
-        // The tree's own path is not covered: it can be written to (the same time again).
+        // The tree's own path is not covered, so it can be written to. The modification time stays
+        // the same.
         let script = "ls \"$1\"; cat \"$1/lib/deep/leaf\"; touch -r \"$2/readme\" \"$2/readme\"";
         let ended =
             stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&place).arg(&tree)).expect(0);

@@ -1,4 +1,4 @@
-//! Runs of one job on one node share a holder and so a namespace; others do not.
+//! Runs of one job on one node share a holder and therefore a namespace; other runs do not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use crate::skip;
 use crate::stage::{Running, Stage, is_root, send, views, why_no_openmpi};
 use crate::trees;
 
-/// Prints the namespaces it is in, then waits for a line.
+/// Prints its namespaces, then waits for a line.
 const REPORT: &str = "readlink /proc/self/ns/mnt /proc/self/ns/user; cat \"$1/readme\"; read line; exit 0";
 
 struct Job {
@@ -44,7 +44,7 @@ impl Job {
     }
 }
 
-/// The two names of namespaces that a rank printed.
+/// Returns the two namespaces that a rank printed.
 fn namespaces(rank: &mut Running) -> String {
     rank.wait_for_output("hello\n");
     rank.out()
@@ -103,7 +103,7 @@ fn other_names_options_and_runs_of_no_job_do_not_share() {
         variants.iter().map(|options| job.start(&mut job.rank(view, options))).collect();
     let seen: BTreeSet<String> = ranks.iter_mut().map(namespaces).collect();
     assert_eq!(seen.len(), variants.len());
-    // Another generation of the index is another view.
+    // Another generation of the index is a different view.
     fs::write(job.tree.join("added"), "").unwrap();
     job.stage.run(job.stage.quell().args(["index", "-q", "--update"]).arg(&job.index)).expect(0);
     let mut later = job.start(&mut job.rank(view, &["--share", "x"]));
@@ -155,7 +155,7 @@ fn users_do_not_share() {
     let view = views()[0];
     let mut mine = job.start(&mut job.rank(view, &["--share", "x"]));
     let expected = namespaces(&mut mine);
-    // Another user has another runtime directory; this one's is closed to it.
+    // Another user has another runtime directory, and no permission for this one's.
     let mut theirs = job.stage.command("setpriv");
     theirs.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
     theirs.args(["run", "--strict", "--share", "x", "-i"]).arg(&job.index).args(["--", "true"]);
@@ -178,8 +178,8 @@ fn users_do_not_share() {
     assert!(crate::stage::eventually(|| crate::stage::left_in(&own).is_empty()));
 }
 
-/// Each rank sends every other a message larger than what travels through a queue, which the forced
-/// transport copies straight out of the other process's memory.
+/// Each rank sends every other rank a message that is larger than a queue, which the forced
+/// transport copies directly from the memory of the other process.
 const EXCHANGE: &str = r#"
 #include <mpi.h>
 #include <stdio.h>
@@ -231,7 +231,7 @@ fn ranks_of_an_mpi_job_read_one_anothers_memory() {
             "btl_base_warn_component_unused",
             "0",
         ]);
-        // Where attaching is refused the transport must not quietly do without.
+        // If attaching is refused, the transport must not silently use another method.
         command
     };
     let direct = job.stage.run(mpirun().arg(&program));
@@ -245,7 +245,8 @@ fn ranks_of_an_mpi_job_read_one_anothers_memory() {
         let text = ended.text();
         let lines: BTreeSet<&str> = text.lines().filter(|line| line.starts_with("rank ")).collect();
         assert_eq!(text.lines().filter(|line| line.starts_with("rank ")).count(), 4, "{view}: {text}");
-        // All in one mount namespace and one user namespace, and no message garbled.
+        // All ranks are in the same mount namespace and user namespace, and all messages are
+        // correct.
         assert_eq!(lines.len(), 1, "{view}: {text}");
         assert!(text.contains("wrong 0\n"), "{view}: {text}");
         for complaint in ["CMA", "single-copy", "Permission denied", "Operation not permitted"] {

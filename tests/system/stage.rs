@@ -1,5 +1,5 @@
-//! The place one test works in: a directory of its own, a runtime directory of its own, programs run with a
-//! time limit. When it goes it checks that nothing of the test runs or is mounted any more.
+//! The environment of one test: a directory of its own, a runtime directory of its own, and
+//! programs with a time limit. On drop it checks that no process and no mount of the test remains.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -15,12 +15,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// Bounds a hang. The longest program here, which reads a large trace, takes two minutes without optimisation on a machine with ten times as
-/// many busy programs as processors.
+/// Time limit for a hang. The slowest program, which reads a large trace, takes two minutes in a
+/// debug build on a machine with ten times as many busy processes as processors.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 const POLL: Duration = Duration::from_millis(10);
 
-/// What launchers of parallel jobs set; a test that runs inside such a job is not one of its ranks.
+/// Variables that launchers of parallel jobs set. A test that runs inside such a job is not one of
+/// its ranks.
 const JOB_VARIABLES: [&str; 24] = [
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
@@ -52,7 +53,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The binary under test.
+/// Returns the path of the binary under test.
 pub fn quell() -> PathBuf {
     match std::env::var_os("QUELL") {
         Some(path) => path.into(),
@@ -60,14 +61,15 @@ pub fn quell() -> PathBuf {
     }
 }
 
-/// The checkout, or the copy of its `tests`, `testbed`, `scripts` and `demo` that every user may read. Files are never
-/// looked for where the tests were compiled: the ordinary user may have no access there.
+/// Returns the path of the checkout, or of a copy of its `tests`, `testbed`, `scripts` and `demo`
+/// that every user may read. The directory of compilation is not used if a copy is given, because
+/// the ordinary user may have no access to it.
 pub fn checkout() -> PathBuf {
     std::env::var_os("QUELL_SOURCE")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."), PathBuf::from)
 }
 
-/// Says why a test, or a part of one, is not run here.
+/// Prints the reason why a test, or a part of one, is not run, and returns.
 #[macro_export]
 macro_rules! skip {
     ($($reason:tt)*) => {{
@@ -76,13 +78,13 @@ macro_rules! skip {
     }};
 }
 
-/// Whether a program is installed.
+/// Returns true if a program is installed.
 pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// Why no program for OpenMPI can be compiled and run here.
+/// Returns the reason why OpenMPI programs cannot be compiled and run here.
 pub fn why_no_openmpi() -> Option<&'static str> {
     if !has("mpirun") || !has("mpicc") {
         return Some("no OpenMPI (mpirun, mpicc)");
@@ -92,7 +94,7 @@ pub fn why_no_openmpi() -> Option<&'static str> {
     (!is_open).then_some("mpirun is not OpenMPI's")
 }
 
-/// Asks until the answer is yes; `false` after too long.
+/// Polls until the condition is true. Returns false after the time limit.
 pub fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !condition() {
@@ -104,7 +106,7 @@ pub fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// How a program ended and what it printed.
+/// The exit status and the output of a program.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -121,7 +123,7 @@ impl Ended {
         String::from_utf8_lossy(&self.out).into_owned()
     }
 
-    /// Ended with this exit code.
+    /// Checks the exit code.
     #[track_caller]
     pub fn expect(self, code: i32) -> Ended {
         assert_eq!(
@@ -135,7 +137,7 @@ impl Ended {
         self
     }
 
-    /// Standard error holds the words.
+    /// Checks that standard error contains the words.
     #[track_caller]
     pub fn says(self, words: &str) -> Ended {
         assert!(self.err.contains(words), "no {words:?} in standard error:\n{}", self.err);
@@ -147,7 +149,7 @@ impl Ended {
     }
 }
 
-/// A program that runs, killed when this goes.
+/// A running program, which is killed on drop.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -180,7 +182,7 @@ impl Running {
         self.ended.is_none()
     }
 
-    /// Waits until standard output holds the words.
+    /// Waits until standard output contains the words.
     #[track_caller]
     pub fn wait_for_output(&mut self, words: &str) {
         let came = eventually(|| self.out().contains(words) || !self.is_running());
@@ -227,7 +229,7 @@ pub fn send(pid: i32, signal: Signal) {
     let _ = rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
-/// How a tree is seen through Quell.
+/// A view and the command that shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     /// `quell run`: at the tree's own path.
@@ -242,18 +244,18 @@ impl Way {
         view
     }
 
-    /// Whether the kernel's overlayfs answers, from a tmpfs or from our FUSE mount.
+    /// Returns true if the view is an overlayfs, over a tmpfs or over Quell's FUSE mount.
     pub fn is_overlay(self) -> bool {
         self.view() != "fuse"
     }
 
-    /// Whether programs are in a user namespace that maps one user.
+    /// Returns true if programs run in a user namespace that maps one user.
     pub fn maps_one_user(self) -> bool {
         !is_root() && matches!(self, Way::Run(_))
     }
 }
 
-/// The views that `quell run` can take here; says which cannot be.
+/// Returns the views that `quell run` supports here, and prints the others.
 pub fn views() -> &'static [&'static str] {
     static WORKING: OnceLock<Vec<&'static str>> = OnceLock::new();
     let working = WORKING.get_or_init(|| {
@@ -274,7 +276,7 @@ pub fn views() -> &'static [&'static str] {
     working
 }
 
-/// Everything that a test of what programs see is to be tried with.
+/// Returns all combinations of command and view for tests of a view's content.
 pub fn ways() -> Vec<Way> {
     let mut ways: Vec<Way> = views().iter().map(|view| Way::Run(view)).collect();
     if is_root() {
@@ -287,12 +289,13 @@ pub fn ways() -> Vec<Way> {
     ways
 }
 
-/// The same for a tree with files that not every user may read: of such a tree root mounts FUSE views alone.
+/// Returns the same for a tree with files that not every user may read, for which root mounts only
+/// fuse views.
 pub fn ways_of_private_tree() -> Vec<Way> {
     ways().into_iter().filter(|way| !matches!(way, Way::Mount(view) if *view != "fuse")).collect()
 }
 
-/// A view at a mount point, taken away when this goes.
+/// A view at a mount point, which is unmounted on drop.
 #[derive(Debug)]
 pub struct Mounted<'a> {
     stage: &'a Stage,
@@ -300,14 +303,14 @@ pub struct Mounted<'a> {
 }
 
 impl<'a> Mounted<'a> {
-    /// What was mounted there by hand.
+    /// Takes over a mount that was created by other means.
     pub fn at(stage: &'a Stage, point: PathBuf) -> Mounted<'a> {
         Mounted { stage, point }
     }
 
     #[track_caller]
     pub fn umount(self) {
-        // A program that another test starts holds what this one had open, until it is that program.
+        // A program that another test starts has this process's descriptors open until its exec.
         let mut said = String::new();
         let is_done = eventually(|| {
             let ended = self.stage.run(self.stage.quell().arg("umount").arg(&self.point));
@@ -327,7 +330,7 @@ impl Drop for Mounted<'_> {
     }
 }
 
-/// The directory, programs and leftovers of one test.
+/// The directory of one test, with its programs and the check for remains.
 #[derive(Debug)]
 pub struct Stage {
     dir: Option<tempfile::TempDir>,
@@ -338,7 +341,7 @@ pub struct Stage {
 impl Stage {
     pub fn new() -> Stage {
         let dir = tempfile::Builder::new().prefix("quell-system.").tempdir().unwrap();
-        // Other users look at views here, too.
+        // Other users examine views here, too.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().canonicalize().unwrap();
         fs::create_dir(path.join("out")).unwrap();
@@ -353,12 +356,12 @@ impl Stage {
         self.path.join("runtime")
     }
 
-    /// Where the nodes of a job tell one another what a check found.
+    /// Returns the state directory, through which the nodes of a job exchange results of checks.
     pub fn state(&self) -> PathBuf {
         self.path.join("state")
     }
 
-    /// A new directory.
+    /// Creates a directory.
     pub fn dir(&self, name: &str) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(&path).unwrap();
@@ -375,7 +378,7 @@ impl Stage {
         self.path(format!("out/{}.{what}", self.number.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// A command that knows this stage's runtime directory.
+    /// Returns a command with this stage's runtime directory in its environment.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for variable in JOB_VARIABLES {
@@ -390,7 +393,7 @@ impl Stage {
         self.command(quell())
     }
 
-    /// OpenMPI's `mpirun` with as many ranks, of this machine alone, to be completed.
+    /// Returns an incomplete command of OpenMPI's `mpirun` with `ranks` ranks on this machine.
     pub fn mpirun(&self, ranks: usize) -> Command {
         let mut command = self.command("mpirun");
         command.args(["-n", &ranks.to_string(), "--oversubscribe", "--mca", "btl", "self,vader"]);
@@ -402,7 +405,7 @@ impl Stage {
         command
     }
 
-    /// `quell run --view VIEW -i INDEX`, to be completed.
+    /// Returns the incomplete command `quell run --view VIEW -i INDEX`.
     pub fn quell_run(&self, index: &Path, view: &str) -> Command {
         let mut command = self.quell();
         command.args(["run", "--view", view, "-i"]).arg(index);
@@ -411,7 +414,7 @@ impl Stage {
 
     pub fn start(&self, command: &mut Command) -> Running {
         let (out, err) = (self.fresh("stdout"), self.fresh("stderr"));
-        // Files, not pipes: a view that outlives the program would keep a pipe open.
+        // Files instead of pipes: a view that outlives the program would keep a pipe open.
         command.stdout(File::create(&out).unwrap()).stderr(File::create(&err).unwrap());
         let child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         Running { child, out, err, ended: None }
@@ -428,7 +431,7 @@ impl Stage {
         self.run(self.command("sh").args(["-c", script, "sh"]).args(arguments))
     }
 
-    /// The index of a tree, made with the default options.
+    /// Creates an index of a tree with the default options.
     #[track_caller]
     pub fn index(&self, tree: &Path) -> PathBuf {
         let file = self.fresh("quell");
@@ -446,7 +449,7 @@ impl Stage {
         Mounted { stage: self, point }
     }
 
-    /// Runs the command that `make` gives for the view's root, where it sees the view.
+    /// Runs the command that `make` returns for the view's root, in the view.
     #[track_caller]
     pub fn see(
         &self,
@@ -470,7 +473,8 @@ impl Stage {
         }
     }
 
-    /// The processes that were started from this stage and know its runtime directory: programs, holders.
+    /// Returns the processes with this stage's runtime directory in their environment: programs and
+    /// holders.
     pub fn processes(&self) -> Vec<i32> {
         let mut wanted = OsString::from("QUELL_RUNTIME_DIR=");
         wanted.push(self.runtime());
@@ -487,7 +491,7 @@ impl Stage {
         found
     }
 
-    /// Those of them that serve views.
+    /// Returns the holders among these processes.
     pub fn holders(&self) -> Vec<i32> {
         let is_holder = |pid: &i32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -496,14 +500,15 @@ impl Stage {
         self.processes().into_iter().filter(is_holder).collect()
     }
 
-    /// Waits until there is one holder, and no process on the way to becoming one.
+    /// Waits until there is exactly one holder.
     #[track_caller]
     pub fn holder(&self) -> i32 {
         assert!(eventually(|| self.holders().len() == 1), "{:?}", self.holders());
         self.holders()[0]
     }
 
-    /// Nothing runs and nothing is mounted; waits for a view's last process to go.
+    /// Checks that no process and no mount remains, after waiting for the last process of a view to
+    /// end.
     #[track_caller]
     pub fn expect_nothing_left(&self) {
         eventually(|| self.processes().is_empty());
@@ -511,13 +516,13 @@ impl Stage {
         assert!(left.is_empty(), "processes are left: {left:?}");
         assert_eq!(self.mounts(), Vec::<PathBuf>::new(), "mounts are left");
         let left = left_in(&self.runtime());
-        // A log with messages stays; they say what went wrong.
+        // A log with messages stays, and shows the cause.
         let content = |path: &PathBuf| fs::read_to_string(path).unwrap_or_default();
         let left: Vec<_> = left.iter().map(|path| (path, content(path))).collect();
         assert!(left.is_empty(), "files are left: {left:?}");
     }
 
-    /// What is mounted below the stage's directory, deepest first.
+    /// Returns the mounts below the stage's directory, the deepest first.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let mut points: Vec<PathBuf> = mount_points();
         points.retain(|point| point.starts_with(&self.path));
@@ -549,7 +554,7 @@ impl Drop for Stage {
             make_deletable(&self.path);
             let _ = dir.close();
         } else {
-            // Deleting would go through what is mounted.
+            // Deleting would descend into the mounts.
             let _ = dir.keep();
         }
         if !left.is_empty() && !std::thread::panicking() {
@@ -558,7 +563,7 @@ impl Drop for Stage {
     }
 }
 
-/// Directories without write or search permission keep an ordinary user from deleting what is in them.
+/// Adds permissions to directories that an ordinary user could not empty without them.
 fn make_deletable(directory: &Path) {
     if is_root() {
         return;
@@ -577,8 +582,8 @@ fn make_deletable(directory: &Path) {
     }
 }
 
-/// What a process has in its environment. While it is on its way to another program the kernel shows neither an
-/// environment nor a command line: that is waited for, lest the only process of a test be overlooked.
+/// Returns the environment of a process. During an exec the kernel shows neither an environment nor
+/// a command line; this function waits for its end, so that the process is not overlooked.
 fn environment_of(process: &Path) -> Option<Vec<u8>> {
     loop {
         let environment = fs::read(process.join("environ")).ok()?;
@@ -610,7 +615,7 @@ pub fn is_mounted(point: &Path) -> bool {
     mount_points().iter().any(|mounted| mounted == point)
 }
 
-/// The mount table writes some bytes as a backslash and three octal digits.
+/// Decodes the octal escapes in the mount table.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = 0;
@@ -624,12 +629,12 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The words of a command line.
+/// Returns the words as owned strings.
 pub fn words(words: &[&dyn AsRef<OsStr>]) -> Vec<OsString> {
     words.iter().map(|word| word.as_ref().to_owned()).collect()
 }
 
-/// What two sets do not have in common, as lines to read.
+/// Returns the lines that only one of two texts has.
 pub fn difference(left: &str, right: &str) -> String {
     let (a, b): (BTreeSet<&str>, BTreeSet<&str>) = (left.lines().collect(), right.lines().collect());
     let only = |these: &BTreeSet<&str>, those: &BTreeSet<&str>, sign: &str| -> String {
@@ -638,10 +643,11 @@ pub fn difference(left: &str, right: &str) -> String {
     only(&a, &b, "-") + &only(&b, &a, "+")
 }
 
-/// What is in a runtime directory but for the stamps of checks, of which each tree has one.
+/// Returns the entries of a runtime directory, except the stamps of checks, of which each tree has
+/// one.
 pub fn left_in(runtime: &Path) -> Vec<PathBuf> {
     let paths = fs::read_dir(runtime).into_iter().flatten().flatten().map(|entry| entry.path());
-    // What counts for a short time and is removed by a later run.
+    // Files that are valid for a short time and are removed by a later run.
     let is_short_lived = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy();
         name.starts_with("checked-")

@@ -1,4 +1,4 @@
-//! Trees to be covered: a varied one with everything a file system can hold, and small ones.
+//! Trees to cover: a varied one with all kinds of entries, and small ones.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,14 +11,14 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags}
 
 use crate::stage::{Stage, has, is_root};
 
-/// The size of the file that is nearly all hole.
+/// The size of the file that consists almost entirely of a hole.
 pub const HUGE_BYTES: u64 = 1 << 40;
 
 pub fn name(bytes: &[u8]) -> &OsStr {
     OsStr::from_bytes(bytes)
 }
 
-/// Sets a modification time, also before 1970.
+/// Sets a modification time, which may be before 1970.
 pub fn set_mtime(path: &Path, seconds: i64, nanoseconds: i64) {
     let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
     let times = Timestamps { last_access: time, last_modification: time };
@@ -29,7 +29,7 @@ pub fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Bytes that look random and are the same each time.
+/// Returns pseudorandom bytes that depend on the seed only.
 pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let next = || {
@@ -41,7 +41,7 @@ pub fn noise(length: usize, seed: u64) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// A tree like a small installation: a program, two directories, a few files, a link.
+/// Creates a tree like a small installation: a program, two directories, a few files, a link.
 pub fn small(stage: &Stage, directory: &str) -> PathBuf {
     let tree = stage.dir(directory);
     fs::create_dir_all(tree.join("bin")).unwrap();
@@ -55,7 +55,7 @@ pub fn small(stage: &Stage, directory: &str) -> PathBuf {
     tree
 }
 
-/// Everything that an ordinary user can make, and as root the rest.
+/// Creates all kinds of entries that an ordinary user can create, and for root also the others.
 pub fn varied(stage: &Stage) -> PathBuf {
     let tree = small(stage, "varied");
     odd_names(&tree.join("names"));
@@ -104,7 +104,8 @@ fn odd_names(directory: &Path) {
     for bytes in names {
         fs::write(directory.join(name(bytes)), bytes).unwrap();
     }
-    // The same as a directory on the way, where a redirect or an option string would have to quote it.
+    // The same names for directories on a path, where a redirect or an option string must escape
+    // them.
     for bytes in [&b"dir:a,b\\c\n\xff"[..], b"..."] {
         let below = directory.join(name(bytes));
         fs::create_dir(&below).unwrap();
@@ -137,7 +138,7 @@ fn modes(directory: &Path) {
         fs::write(&path, "mode").unwrap();
         set_mode(&path, mode);
         let path = directory.join(format!("dir-{mode:o}"));
-        // A directory that cannot be read is another test's matter.
+        // Another test covers directories that cannot be read.
         if mode & 0o500 == 0o500 {
             fs::create_dir(&path).unwrap();
             fs::write(path.join("inside"), "").unwrap();
@@ -201,7 +202,7 @@ fn xattrs(directory: &Path) {
     set_xattr(&directory.join("file"), "user.empty", b"").unwrap();
     set_xattr(&directory.join("file"), "user.binary", b"\0\xff\n").unwrap();
     set_xattr(&directory.join("file"), "user.long", &noise(2000, 3)).unwrap();
-    // What overlayfs uses for itself must come through as the file's own.
+    // Attributes of overlayfs itself must be shown as the file's own.
     set_xattr(&directory.join("file"), "user.overlay.metacopy", b"not ours").unwrap();
     set_xattr(&directory.join("file"), "user.overlay.redirect", b"/etc/passwd").unwrap();
     set_xattr(&directory.join("file"), "user.overlay.overlay.opaque", b"y").unwrap();
@@ -210,7 +211,7 @@ fn xattrs(directory: &Path) {
     set_xattr(directory, "user.root", b"r").unwrap();
 }
 
-/// Lists that name nobody whom a user namespace of one user does not know.
+/// Creates access control lists that name no user unknown in a user namespace that maps one user.
 fn acls(directory: &Path) {
     fs::create_dir_all(directory.join("dir")).unwrap();
     fs::write(directory.join("file"), "x").unwrap();
@@ -228,7 +229,7 @@ fn acls(directory: &Path) {
     }
 }
 
-/// Devices, other owners, capabilities.
+/// Creates devices, files of other owners, and capabilities.
 fn as_root(directory: &Path) {
     fs::create_dir(directory).unwrap();
     for (name, kind, major, minor) in [
@@ -250,7 +251,7 @@ fn as_root(directory: &Path) {
     fs::create_dir(directory.join("owned-dir")).unwrap();
     std::os::unix::fs::chown(directory.join("owned-dir"), Some(4_000_000_000), Some(1)).unwrap();
     fs::write(directory.join("capable"), "x").unwrap();
-    // The second revision of the format, cap_net_raw permitted.
+    // Revision 2 of the format, with cap_net_raw permitted.
     let mut capability = [0; 20];
     capability[3] = 2;
     capability[5] = 0x20;

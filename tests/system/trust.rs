@@ -1,5 +1,5 @@
-//! Indexes, boot images and configurations of other users: what is refused, what is used, and that no program runs when one is
-//! refused.
+//! Indexes, boot images and configurations of other users: which are refused and which are used. If
+//! one is refused, the program does not run.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -10,7 +10,7 @@ use crate::skip;
 use crate::stage::{Ended, Stage, is_root, quell};
 use crate::trees::{self, set_mode};
 
-/// Numbers that no user here has.
+/// User ids without an account.
 const MALLORY: u32 = 4_242_420;
 const ALICE: u32 = 4_242_421;
 
@@ -29,7 +29,8 @@ impl Scene {
         Scene { stage, tree, index }
     }
 
-    /// `quell run` of a program that tells that it ran, on a covered tree (in a file system that is read-only) or not.
+    /// Runs a program that reports its start with `quell run`, in a view of the tree or on the
+    /// original.
     fn run(&self, options: &[&str], index: &Path) -> Ended {
         let mut command = self.stage.quell();
         command.arg("run").args(options).arg("-i").arg(index);
@@ -44,7 +45,7 @@ impl Scene {
     }
 }
 
-/// A command of another user, with a copy of the program that this user may read.
+/// Returns a command of another user, with a copy of the program that this user may read.
 fn as_user(stage: &Stage, uid: u32) -> Command {
     let copy = stage.path("quell-copy");
     if !copy.exists() {
@@ -92,7 +93,8 @@ fn a_foreign_index_is_refused_and_no_program_runs() {
     let ended = record(&[]).expect(2).says("--trust-owner");
     assert_eq!(ended.text(), "");
     assert_eq!(record(&["--trust-owner", "4242420"]).expect(0).text(), "hello\n");
-    // What becomes an index of one's own is checked, what is only printed is not.
+    // An update writes the caller's own index and checks the owner; `show` only prints the index
+    // and does not.
     let update = |options: &[&str]| {
         scene.stage.run(scene.stage.quell().args(["index", "--update"]).args(options).arg(&scene.index))
     };
@@ -121,7 +123,7 @@ fn an_index_of_the_trees_owner_or_of_root_is_used() {
         }
         assert_eq!(ended.expect(0).text(), "hello\n");
     }
-    // The tree's owner gave it away since: the index is another user's.
+    // The tree's owner has changed since, so the index belongs to another user.
     chown(&scene.tree, Some(0), Some(0)).unwrap();
     let index = scene.stage.index(&scene.tree);
     chown(&index, Some(MALLORY), Some(MALLORY)).unwrap();
@@ -139,7 +141,7 @@ fn a_file_that_other_users_may_write_is_refused() {
         set_mode(&scene.index, mode);
         scene.refused(&[], &scene.index, words);
     }
-    // Who may write to the tree may write to its index.
+    // A user with write permission for the tree may write to its index, too.
     set_mode(&scene.tree, 0o775);
     let index = scene.stage.index(&scene.tree);
     set_mode(&index, 0o664);
@@ -171,17 +173,17 @@ fn the_index_beside_a_directory_must_be_one_of_it() {
     scene.stage.run(scene.stage.quell().args(["index", "-q"]).arg(&other).arg("-o").arg(&planted)).expect(0);
     scene.refused(&[], &scene.tree, "is an index of");
     fs::remove_file(&planted).unwrap();
-    // A link to an index of one's own.
+    // A link to an index of the caller.
     symlink(&scene.index, scene.stage.path("other.quell")).unwrap();
     scene.refused(&[], &other, "is an index of");
-    // A link to nothing is not followed when the index is made.
+    // A dangling link is not followed when the index is created.
     symlink(scene.stage.path("elsewhere"), &planted).unwrap();
     let ended = scene.run(&[], &scene.tree).expect(2).says("not a regular file");
     assert_eq!(ended.text(), "");
     assert!(!scene.stage.path("elsewhere").exists());
     fs::remove_file(&planted).unwrap();
     if is_root() {
-        // One that another user left there, of the right tree.
+        // An index of the right tree that another user left there.
         fs::copy(&scene.index, &planted).unwrap();
         chown(&planted, Some(MALLORY), Some(MALLORY)).unwrap();
         scene.refused(&[], &scene.tree, "--trust-owner");

@@ -1,5 +1,5 @@
-//! A view gives a user no power that the original does not give, whoever made the index, and no bytes of two versions
-//! of one file: see docs/security.md.
+//! A view gives a user no permission that the original does not give, regardless of the index's owner,
+//! and no mixture of two versions of one file: see docs/security.md.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -12,17 +12,17 @@ use rustix::fs::{CWD, FileType, Mode, Timestamps, XattrFlags};
 use crate::skip;
 use crate::stage::{Stage, Way, is_root, views, ways, words};
 
-/// Users without an account: an owner of trees, and one who looks at views.
+/// User ids without an account: the owner of trees, and a user of views.
 const OWNER: u32 = 41_001;
 const READER: u32 = 41_002;
 
-/// The mount options of the view at `point`, as programs in it see them.
+/// Returns the mount options of the view at `point`, as programs in it see them.
 fn mount_options(stage: &Stage, way: Way, index: &Path, tree: &Path) -> String {
     let script = "exec awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
     stage.see(way, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0).text()
 }
 
-/// A file with set-id bits, one with a capability, and a device that leads to the system's null device.
+/// Creates a file with set-id bits, one with a capability, and a null device.
 fn powers(tree: &Path) {
     fs::write(tree.join("set-id"), "#!/bin/sh\n").unwrap();
     fs::set_permissions(tree.join("set-id"), fs::Permissions::from_mode(0o6755)).unwrap();
@@ -96,7 +96,7 @@ fn an_index_that_is_not_roots_shows_no_set_id_bits_capabilities_and_devices() {
     }
 }
 
-/// A file of the same size and modification time takes the place of another, as `mv` does it.
+/// Replaces a file by another with the same size and modification time, as `mv` does.
 fn replace(from: &Path, to: &Path) {
     let time = fs::metadata(to).unwrap();
     let time = rustix::fs::Timespec { tv_sec: time.mtime(), tv_nsec: time.mtime_nsec() };
@@ -127,7 +127,7 @@ fn a_private_file_in_the_place_of_a_public_one_is_not_shown() {
                 chown(&secret, Some(owner), Some(owner)).unwrap();
                 replace(&secret, &tree.join(name));
             }
-            // What is readable to all may be behind a directory that is not.
+            // A file that all users may read may be in a directory that they may not search.
             fs::set_permissions(tree.join("open"), fs::Permissions::from_mode(0o700)).unwrap();
             for name in ["file", "closed", "open/file"] {
                 let mut command = Command::new("setpriv");
@@ -180,7 +180,8 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
     const BYTES: usize = 1 << 20;
     let stage = Stage::new();
     for way in ways().into_iter().filter(|way| *way == Way::Mount("fuse")) {
-        // A copy is compared with what was opened first: the index tells nothing of its inodes.
+        // A copy is compared with the file that was opened first, because the index does not have
+        // its inode numbers.
         for (place, on_change) in
             [("home", "refuse"), ("home", "serve"), ("copy", "refuse"), ("copy", "serve")]
         {
@@ -234,7 +235,7 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
             all_is(&read(&new), b'2', "the new one");
             all_is(&read(&old), b'1', "the old one");
             all_is(&fs::read(&shown).unwrap(), b'2', "a later open");
-            // And once more, with a number of the file system that was used before, perhaps.
+            // Once more, where the file system may reuse an inode number.
             replace(&stage.file("another", vec![b'3'; BYTES]), &file);
             all_is(&fs::read(&shown).unwrap(), b'3', "the third");
             drop((mapped_old, mapped_new));
@@ -259,7 +260,7 @@ fn a_new_link_to_a_file_leaves_it_what_it_is_and_a_written_one_is_another() {
     fs::hard_link(&file, stage.path("link")).unwrap();
     assert_eq!(fs::read_to_string(&shown).unwrap(), "1");
     fs::remove_file(stage.path("link")).unwrap();
-    // Written in place, with the time set back.
+    // Written in place, with the modification time restored.
     let time = fs::metadata(&file).unwrap().modified().unwrap();
     fs::write(&file, "2").unwrap();
     File::options().write(true).open(&file).unwrap().set_modified(time).unwrap();
@@ -290,7 +291,7 @@ fn a_recorded_path_with_a_symbolic_link_is_covered_where_it_leads() {
     }
 }
 
-/// A private mapping of a file, for as long as the test runs.
+/// A private mapping of a file for the duration of the test.
 struct Mapping(&'static [u8]);
 
 impl std::ops::Deref for Mapping {
@@ -304,7 +305,8 @@ impl std::ops::Deref for Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         #[allow(unsafe_code)]
-        // SAFETY: the mapping was made by `map` with this length, and its bytes are used through `self` alone.
+        // SAFETY: the mapping was created by `map` with this length, and its bytes are used only
+        // through `self`.
         unsafe {
             rustix::mm::munmap(self.0.as_ptr().cast_mut().cast(), self.0.len()).unwrap()
         };
@@ -314,7 +316,8 @@ impl Drop for Mapping {
 fn map(file: &File, length: usize) -> Mapping {
     use rustix::mm::{MapFlags, ProtFlags};
     #[allow(unsafe_code)]
-    // SAFETY: a new mapping at a place that the kernel chooses; the file is as long as the mapping and is not cut.
+    // SAFETY: a new mapping at an address that the kernel chooses; the file has the length of the
+    // mapping and is not truncated.
     unsafe {
         let at = rustix::mm::mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, file, 0)
             .unwrap();
