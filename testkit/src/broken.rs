@@ -1,5 +1,6 @@
-//! Twins of the engines that fail on purpose. Which operation fails, and how, is a pure function of a seed
-//! and of what is asked, so a run can be replayed and does not depend on the order of threads.
+//! Implementations of the backing traits with injected faults. The failing operations and their
+//! faults depend only on a seed and on the operation's kind and path, so a run can be repeated and
+//! does not depend on the scheduling of threads.
 
 mod backing;
 

@@ -1,6 +1,6 @@
-//! What every read-only file system of the contract promises, one promise a file. An implementation says
-//! how it is made from a described tree; the suite makes trees, asks, and panics with the promise's name
-//! where an answer is wrong.
+//! The conformance suite for read-only file systems of the contract, one promise per file. An
+//! implementation provides a function that creates it from a described tree. The suite creates
+//! trees, checks results, and panics if a result is wrong, after printing the name of the promise.
 
 mod attributes;
 mod capabilities;
@@ -22,7 +22,7 @@ use quell_fs::{Attributes, FileSystem, Kind, NodeId};
 
 use crate::tree::{Node, Tree};
 
-/// A file system made from a described tree, with what must live as long as it does.
+/// A file system created from a described tree, and the resources that must live as long.
 pub struct Made {
     pub fs: Arc<dyn FileSystem>,
     pub keep: Option<Box<dyn Any>>,
@@ -34,11 +34,11 @@ impl std::fmt::Debug for Made {
     }
 }
 
-/// One implementation, and what it can be asked to hold.
+/// One implementation, and the features that it supports.
 pub struct World<'a> {
     pub name: &'a str,
-    /// Everything is as described. Otherwise owners, status change times, block counts, and directories'
-    /// sizes and link counts are those of the file system that holds the tree.
+    /// All attributes are as described. If false, owners, status change times, block counts, and
+    /// the sizes and link counts of directories are those of the file system that holds the tree.
     pub exact: bool,
     pub devices: bool,
     pub xattrs: bool,
@@ -67,7 +67,7 @@ const PROMISES: [(&str, Promise); 11] = [
     ("xattrs", xattrs::check),
 ];
 
-/// Checks every promise.
+/// Checks all promises.
 pub fn run(world: &World<'_>) {
     for (name, check) in PROMISES {
         println!("{}: {name}", world.name);
@@ -76,7 +76,7 @@ pub fn run(world: &World<'_>) {
 }
 
 impl World<'_> {
-    /// Makes the tree without what this world cannot hold.
+    /// Creates the tree without nodes and attributes that the implementation does not support.
     fn made(&self, tree: &Tree) -> Made {
         let device = |node: &Node| matches!(node.kind, Kind::CharDevice | Kind::BlockDevice);
         let mut tree = tree.without(|node| device(node) && !self.devices);
@@ -89,7 +89,8 @@ impl World<'_> {
     }
 }
 
-/// Which attributes differ, as text. Node numbers are each implementation's own.
+/// Describes the attributes that differ. Node numbers are not compared, because each implementation
+/// chooses its own.
 pub fn differences(expected: &Attributes, found: &Attributes, exact: bool) -> Vec<String> {
     let is_dir = expected.kind == Kind::Dir;
     let mut found = *found;
@@ -107,7 +108,7 @@ pub fn differences(expected: &Attributes, found: &Attributes, exact: bool) -> Ve
     vec![format!("expected {expected:?}"), format!("found {found:?}")]
 }
 
-/// One of everything, with names of all sorts.
+/// Returns a tree with every kind of node and many kinds of names.
 fn one_of_everything() -> Tree {
     let mut tree = Tree::new();
     let bin = tree.add(Tree::ROOT, "bin", Node::dir().with_permissions(0o2755));
@@ -142,7 +143,7 @@ fn one_of_everything() -> Tree {
     tree
 }
 
-/// The node behind a path that must be there.
+/// Returns the node at a path that must exist.
 fn node_at(fs: &dyn FileSystem, path: &str) -> NodeId {
     quell_fs::resolve(fs, path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}")).node
 }

@@ -1,4 +1,4 @@
-//! A backing directory that writes down every operation that would reach the file system.
+//! A backing directory that records every operation that would reach the file system.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 use quell_fs::{Change, Error, ErrorKind, File, Rename, Result, Space};
 
-/// What was asked, of which path.
+/// An operation and its path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Operation {
     pub verb: &'static str,
     pub path: Vec<u8>,
 }
 
-/// Called before each operation, with its number; no lock is held.
+/// Called before each operation, with its number, while no lock is held.
 type Hook = Box<dyn Fn(usize, &Operation) + Send + Sync>;
 
 #[derive(Default)]
@@ -34,8 +34,8 @@ fn write_down(log: &Log, verb: &'static str, path: &[u8]) {
     }
 }
 
-/// A directory that passes everything on to another and remembers it. Around a [`WritableDir`] it is one, too, and
-/// remembers what files are asked for that were opened for writing.
+/// A directory that passes all operations on to another one and records them. Around a
+/// [`WritableDir`] it is writable too, and also records the operations on files opened for writing.
 pub struct CountingDir<D: ?Sized = dyn Dir> {
     inner: Arc<D>,
     path: Vec<u8>,
@@ -59,8 +59,9 @@ impl<D: ?Sized> CountingDir<D> {
         CountingDir { inner, path: Vec::new(), log: Arc::default() }
     }
 
-    /// As `new`; `hook` is called before each operation reaches the file system, with the operation's number. It may use the
-    /// file system: so a test interleaves two users of it at every operation.
+    /// As `new`, with a `hook` that is called before each operation reaches the file system, with
+    /// the number of the operation. The hook may use the file system, so a test can interleave two
+    /// users of it at every operation.
     pub fn with_hook(
         inner: Arc<D>,
         hook: impl Fn(usize, &Operation) + Send + Sync + 'static,
@@ -69,13 +70,13 @@ impl<D: ?Sized> CountingDir<D> {
         CountingDir { inner, path: Vec::new(), log: Arc::new(log) }
     }
 
-    /// All operations so far, below this directory and everywhere else in the tree, in their order.
+    /// Returns all operations so far in the whole tree, in their order.
     pub fn operations(&self) -> Vec<Operation> {
         self.log.operations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The operations of which a client's cache answers none: entering a directory whose name was just
-    /// asked for sends no request.
+    /// Returns the number of operations that a client's cache does not answer. Entering a directory
+    /// after a stat of its name sends no request.
     pub fn uncached_operations(&self) -> usize {
         let log = self.operations();
         let known = |i: usize| {
@@ -215,7 +216,7 @@ impl WritableDir for CountingDir<dyn WritableDir> {
     }
 }
 
-/// A file that was opened for writing.
+/// A file opened for writing.
 struct CountingFile {
     inner: Box<dyn WritableFile>,
     path: Vec<u8>,

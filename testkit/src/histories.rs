@@ -1,11 +1,14 @@
-//! Random histories: operations of several processes on a few files, from a seed, on an implementation and on the model side by side. All
-//! that the two answer must be the same; what differs is reported with the seed and the operations that led to it.
+//! Random histories: operations of several processes on a few files, generated from a seed, are
+//! performed on an implementation and on the model. All results must be equal; a difference is
+//! reported with the seed and the operations that led to it.
 //!
-//! With several mounts these take turns. Who ends a turn publishes what is open, and closes it or leaves it idle; whoever
-//! begins one opens files again before using them. That is close-to-open, so there is one right answer. With one
-//! mount everything is seen at once, and what is open is not closed for anybody.
+//! Several mounts take turns. At the end of a turn, a mount publishes its open files and closes
+//! them or leaves them idle; at the start of a turn, it opens files again before it uses them. This
+//! is close-to-open consistency, so each result is determined. With one mount all changes are
+//! visible immediately, and files stay open.
 //!
-//! In the end everything is read once more: through what is open, then, all closed, through every mount.
+//! At the end all files are read again: through the open files and then, after closing them,
+//! through every mount.
 
 pub mod crash;
 mod operation;
@@ -23,22 +26,22 @@ use crate::conformance::writing::{Mounts, WritingWorld};
 use operation::{Operation, Path, generate};
 use side::{Answer, Side};
 
-/// What histories are like.
+/// The parameters of histories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     pub operations: usize,
-    /// How many mounts take turns.
+    /// The number of mounts that take turns.
     pub mounts: usize,
     pub processes: u32,
-    /// How many names files have, in each of three directories.
+    /// The number of file names in each of three directories.
     pub names: usize,
-    /// Where files end, most of the time.
+    /// The size below which most files stay, in bytes.
     pub file_bytes: usize,
     pub write_bytes_max: usize,
-    /// Some writes go to beyond 2^40.
+    /// Whether some writes go beyond 2^40.
     pub far: bool,
-    /// References to what is open are given back, as no kernel does it; the contract does not say that who finds the file by its name
-    /// then sees the writes at once.
+    /// Whether references to open files are returned. A kernel never does this, and the contract
+    /// does not state whether writes to such a file are visible immediately through its name.
     pub forgets: bool,
 }
 
@@ -56,7 +59,7 @@ impl Shape {
 
     pub const TWO_MOUNTS: Shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
 
-    /// Short writes, close together: what overlaps, and how often.
+    /// Short writes close together, so that many overlap.
     pub const DENSE: Shape = Shape {
         operations: 400,
         names: 1,
@@ -67,10 +70,11 @@ impl Shape {
     };
 }
 
-/// Where an implementation answered something else than the model.
+/// A difference between the results of an implementation and of the model.
 pub struct Difference {
     pub seed: u64,
-    /// The number of the operation; all of them where it was in the end.
+    /// The number of the operation; the number of operations if the difference was found at the
+    /// end.
     pub operation: usize,
     report: String,
 }
@@ -87,7 +91,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Runs one history for each seed, and panics with a report where the answers differ.
+/// Runs one history per seed and panics with a report if results differ.
 pub fn check(world: &WritingWorld<'_>, shape: Shape, seeds: impl IntoIterator<Item = u64>) {
     if shape.mounts > world.mounts_max {
         return;
@@ -101,7 +105,7 @@ pub fn check(world: &WritingWorld<'_>, shape: Shape, seeds: impl IntoIterator<It
 
 /// Runs the history of a seed.
 pub fn run(world: &WritingWorld<'_>, shape: Shape, seed: u64) -> Result<(), Difference> {
-    // One more than take turns, where there can be: it only looks, in the end.
+    // One additional mount, if possible, which only reads at the end.
     let Mounts { mounts, keep } = (world.make)((shape.mounts + 1).min(world.mounts_max));
     let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
     let operations = generate(seed, shape, world.rename_kinds);
@@ -121,16 +125,16 @@ pub fn run(world: &WritingWorld<'_>, shape: Shape, seed: u64) -> Result<(), Diff
 struct History<'a> {
     seed: u64,
     operations: &'a [Operation],
-    // The mounts go before what keeps their store.
+    // The mounts are dropped before the resources that keep their store.
     model: Side,
     tested: Side,
-    /// The operations that were not skipped.
+    /// The operations that were performed.
     done: Vec<Done>,
 }
 
 struct Done {
     number: usize,
-    /// The file that it was on: the model's node.
+    /// The file of the operation, as the model's node.
     file: Option<u64>,
     refused: Option<i32>,
 }
@@ -203,7 +207,7 @@ impl History<'_> {
         let mut report = format!("seed {}: operation {number}: {operation}\n", self.seed);
         report += &expected.difference(found);
         let matters = |done: &&Done| match file {
-            // Names that changed may be the file's.
+            // Operations on names may concern the file.
             Some(_) => done.file == file || (done.file.is_none() && done.refused.is_none()),
             None => true,
         };
@@ -218,7 +222,7 @@ impl History<'_> {
     }
 }
 
-/// The numbers of the names that files have.
+/// Returns the numbers of the names that are files.
 fn files_among(names: &BTreeSet<(Vec<u8>, char)>) -> Vec<usize> {
     let files = names.iter().filter(|(_, kind)| *kind == 'f');
     files.filter_map(|(name, _)| operation::name_number(name)).collect()

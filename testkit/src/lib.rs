@@ -1,8 +1,8 @@
-//! What tests need and no release may link: trees described in memory, a file system simple enough to be
-//! obviously right, the promises that every implementation of the contract keeps, and twins of the
-//! backing engine that count or break.
+//! Support for tests, not linked into releases: trees described in memory, a reference file system
+//! simple enough to be verified by reading, the conformance suite for all implementations of the
+//! contract, and backing directories that count operations or inject faults.
 //!
-//! Everything that looks like chance comes from a seed: one number replays a run.
+//! All random choices come from a seed, so a run can be repeated from one number.
 
 pub mod broken;
 pub mod conformance;

@@ -1,4 +1,5 @@
-//! A backing directory in memory, from a described tree. It answers as `PosixDir` does.
+//! A backing directory in memory, created from a described tree. It gives the same results as
+//! `PosixDir`.
 
 use std::sync::Arc;
 
@@ -62,10 +63,11 @@ impl Dir for MemoryDir {
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         if !self.can_list {
-            // It was only entered.
+            // The directory was opened with `enter`.
             return Err(Error::new(ErrorKind::Os(errno::EBADF), "list", b""));
         }
-        // Not sorted: no file system promises that, and nobody may rely on it.
+        // Not sorted, because file systems do not guarantee an order and callers must not rely on
+        // one.
         Ok(self.tree.node(self.number).children.keys().rev().cloned().collect())
     }
 

@@ -1,32 +1,39 @@
-//! A backing directory in memory that may be changed, with all that can go wrong with one: no room, read-only,
-//! gone, operations that fail, a clock that is set back, processes that are killed and power that is lost.
+//! A writable backing directory in memory that can simulate failures: no space, a read-only or
+//! unavailable store, failing operations, a clock that is set back, killed processes and power
+//! failures.
 //!
-//! It answers as a local file system of Linux does. Permissions are kept and forbid nothing; there are no extended
-//! attributes and no hard links.
+//! It gives the same results as a local file system of Linux. Permissions are stored but not
+//! enforced; there are no extended attributes and no hard links.
 //!
-//! # What a loss of power leaves
+//! # Power failures
 //!
-//! [`MemoryStore::crash`] makes a store as it might be found afterwards. It is strict but realistic: whatever a
-//! program may not rely on happens, what no file system does never happens.
+//! [`MemoryStore::crash`] creates a store in a state that a power failure could leave. The
+//! simulation is strict but realistic: everything that a program must not rely on can happen, and
+//! nothing that no file system does.
 //!
-//! - **Bytes and size of a file** are there as its last `sync` found them. Each write since then, by itself, has arrived,
-//!   is lost, has arrived up to some byte or from some byte on, in some of its blocks, or has made the file
-//!   longer without its bytes (zeros there). So later writes may have arrived without earlier ones. A new size that was set
-//!   has arrived or not.
-//! - **Names** are there as the last `sync` of their directory found them. Each change since then, by itself, has
-//!   happened or not, but what has happened to one name has happened in order. A rename is one step: it has happened to both names or to
-//!   neither, and is safe as soon as the directory is synced that has the new name. A directory that is gone has
-//!   been emptied before; one that has moved elsewhere was moved after all earlier changes: no file system loses
-//!   what lies in a directory by the order in which its journal is written.
-//! - **A file's sync says nothing about its name**, unless [`CrashRules::file_sync_keeps_name`] is set, as ext4 and XFS have it.
-//! - **Mode, owner and time** are old or new where they were changed after the last sync of the directory that names the file;
-//!   the file's own says nothing about them (`fdatasync`).
-//! - **A sync that failed** may have lost what it was to write, also when the next one succeeds, as Linux has it.
-//! - The system writes back by itself what has waited long: all but the last 64 MiB of a file and the last
-//!   10,000 names. Tests with fewer see no difference.
+//! - **Data and size of a file** are as of its last `sync`. Each later write independently may be
+//!   present, lost, present up to some byte or from some byte on, present in some of its blocks, or
+//!   have made the file longer without its data (zeros instead). Thus later writes may be present
+//!   without earlier ones. A new size may be present or not.
+//! - **Names** are as of the last `sync` of their directory. Each later change independently may
+//!   have happened or not, but the changes of one name happen in order. A rename is atomic: it has
+//!   happened to both names or to neither, and is durable when the directory of the new name is
+//!   synced. A removed directory was emptied before; a directory that was moved to another one was
+//!   moved after all earlier changes: no file system loses the content of a directory through the
+//!   order of its journal.
+//! - **A sync of a file does not make its name durable**, unless
+//!   [`CrashRules::file_sync_keeps_name`] is set, as with ext4 and XFS.
+//! - **Mode, owner and time** are old or new if they were changed after the last sync of the
+//!   directory that contains the file. The sync of the file itself does not include them
+//!   (`fdatasync`).
+//! - **A failed sync** may have lost the data that it was to write, even if the next sync succeeds,
+//!   as on Linux.
+//! - Old changes are written back without a sync: all but the last 64 MiB of a file and the last
+//!   10,000 names. Tests with fewer changes are not affected.
 //!
-//! [`MemoryStore::kill`] is what is there when processes are killed: everything that was written, and nobody has anything open.
-//! Both answer with another store; the old one, and what is open in it, goes on by itself.
+//! [`MemoryStore::kill`] creates the state after all processes were killed: all written data is
+//! present, and no file is open. Both return another store; the original and its open files remain
+//! usable.
 
 mod crash;
 mod handles;
@@ -43,17 +50,17 @@ pub use crash::Writeback;
 use handles::StoreDir;
 use state::State;
 
-/// What [`MemoryStore::crash`] may take for granted.
+/// The rules for [`MemoryStore::crash`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CrashRules {
-    /// The `sync` of a file makes the name that it was made or renamed with safe as well.
+    /// The `sync` of a file also makes the name durable with which it was created or renamed.
     pub file_sync_keeps_name: bool,
 }
 
-/// Says whether an operation fails, and with which error number.
+/// Decides whether an operation fails, and with which error number.
 pub type Refusal = Box<dyn FnMut(&Operation) -> Option<i32> + Send>;
 
-/// A file system in memory. Clones are the same store.
+/// A file system in memory. Clones share one store.
 #[derive(Clone)]
 pub struct MemoryStore {
     state: Arc<Mutex<State>>,
@@ -72,7 +79,7 @@ impl Default for MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty directory on a file system with room for everything.
+    /// Creates an empty directory on a file system without space limits.
     pub fn new() -> MemoryStore {
         MemoryStore::with(State::new())
     }
@@ -85,32 +92,34 @@ impl MemoryStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the store's root.
+    /// Opens the root of the store.
     pub fn root(&self) -> Arc<dyn WritableDir> {
         Arc::new(StoreDir::open(self, state::ROOT, true))
     }
 
-    /// So many bytes may still be taken by new blocks of 4 KiB and new names of 512 bytes; `None`: no limit. A write
-    /// that finds no room has written what fitted.
+    /// Limits the bytes that new blocks of 4 KiB and new names of 512 bytes may still take; `None`:
+    /// no limit. A write that exceeds the limit writes the part that fits.
     pub fn set_room(&self, bytes: Option<u64>) {
         let mut state = self.lock();
         state.capacity_bytes = bytes.map(|bytes| state.used_bytes + bytes);
     }
 
-    /// So many files, directories and links may still be made; `None`: no limit.
+    /// Limits the number of files, directories and links that may still be created; `None`: no
+    /// limit.
     pub fn set_inodes(&self, count: Option<u64>) {
         let mut state = self.lock();
         state.inodes_max = count.map(|count| state.used_inodes() + count);
     }
 
-    /// The system writes back all that was not synced of the files that `is_hit` says by their paths, and fails: most of it is lost, which
-    /// each descriptor that is open reports once, with its next sync; one that is opened later does so if none has.
-    /// Returns how many files lost something. The seed says what: all of it if it is divisible by 8.
+    /// Simulates a failed writeback of all unsynced data of the files whose paths `is_hit` selects.
+    /// Most of the data is lost. Each open descriptor reports this once, with its next sync; one
+    /// that is opened later does so if no descriptor has. Returns the number of files that lost
+    /// data. The seed selects the lost data: all of it if it is divisible by 8.
     pub fn fail_writeback(&self, seed: u64, after: Writeback, is_hit: impl Fn(&[u8]) -> bool) -> usize {
         self.lock().fail_writeback(seed, after, &is_hit)
     }
 
-    /// All pages that the system takes for written leave its memory.
+    /// Removes all pages that count as written from the page cache.
     pub fn evict(&self) {
         self.lock().evict();
     }
@@ -119,24 +128,25 @@ impl MemoryStore {
         self.lock().read_only = read_only;
     }
 
-    /// Every operation fails with this error number from now on; `None`: the store is back.
+    /// Makes every operation fail with this error number from now on; `None` ends this.
     pub fn set_gone(&self, errno: Option<i32>) {
         self.lock().gone = errno;
     }
 
-    /// What the next change is stamped with, and how much later the one after it is; with 0 the clock stands.
+    /// Sets the time of the next change, and the step by which each later change is later. With 0
+    /// the clock stands still.
     pub fn set_clock(&self, now: Time, step_nanoseconds: u32) {
         let mut state = self.lock();
         (state.now, state.step_nanoseconds) = (now, step_nanoseconds);
     }
 
-    /// Fails operations as `refusal` says. A write that fails may have written some of its first bytes.
-    /// `refusal` must not ask the store.
+    /// Makes operations fail as decided by `refusal`. A failed write may have written some of its
+    /// first bytes. `refusal` must not use the store.
     pub fn fail(&self, refusal: impl FnMut(&Operation) -> Option<i32> + Send + 'static) {
         self.lock().refusal = Some(Box::new(refusal));
     }
 
-    /// The `nth` operation from now fails, once; the next one is the first.
+    /// Makes the `nth` operation from now fail, once; the next operation is the first.
     pub fn fail_nth(&self, nth: u64, errno: i32) {
         let mut count = 0;
         self.fail(move |_| {
@@ -145,7 +155,8 @@ impl MemoryStore {
         });
     }
 
-    /// One in so many operations fails, of those with one of these verbs; of all where none is named.
+    /// Makes one in `one_in` operations with one of the `verbs` fail; of all operations if `verbs`
+    /// is empty.
     pub fn fail_one_in(&self, seed: u64, one_in: usize, verbs: &'static [&'static str], errno: i32) {
         let mut random = Random::new(seed);
         self.fail(move |operation| {
@@ -158,12 +169,12 @@ impl MemoryStore {
         self.lock().refusal = None;
     }
 
-    /// How many operations the store was asked for.
+    /// Returns the number of operations performed on the store.
     pub fn operations(&self) -> u64 {
         self.lock().operations
     }
 
-    /// How many files and directories are open.
+    /// Returns the number of open files and directories.
     pub fn open_handles(&self) -> u64 {
         self.lock().open_handles()
     }
@@ -172,13 +183,14 @@ impl MemoryStore {
         self.lock().rules = rules;
     }
 
-    /// The store as a loss of power at this moment may leave it; the seed says which of the possible ways. Seeds
-    /// divisible by 8 lose all that was not synced, those one above lose nothing.
+    /// Returns the store in a state that a power failure at this moment could leave. The seed
+    /// selects one of the possible states: if it is divisible by 8, all unsynced changes are lost;
+    /// if the remainder is 1, none.
     pub fn crash(&self, seed: u64) -> MemoryStore {
         MemoryStore::with(self.lock().crashed(seed))
     }
 
-    /// The store as its processes leave it when they are killed.
+    /// Returns the store in the state after its processes were killed.
     pub fn kill(&self) -> MemoryStore {
         MemoryStore::with(self.lock().without_handles())
     }

@@ -1,5 +1,5 @@
-//! The reference model: a read-only file system straight from a described tree, so simple that it is
-//! obviously right. Others are compared with it.
+//! The reference model: a read-only file system that uses a described tree directly, and is simple
+//! enough to be verified by reading. Other implementations are compared with it.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use quell_fs::{
 
 use crate::tree::{Node, NodeNumber, Tree};
 
-/// A described tree as a file system. Its nodes are the tree's, under the same numbers.
+/// A described tree as a file system. Nodes have the same numbers as in the tree.
 #[derive(Debug)]
 pub struct Model {
     tree: Arc<Tree>,
     link_counts: Vec<u32>,
-    /// For each node one of its paths; none where its last name was removed.
+    /// One path of each node; `None` if its last name was removed.
     paths: Vec<Option<Vec<u8>>>,
     parents: Vec<NodeNumber>,
 }

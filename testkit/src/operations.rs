@@ -1,4 +1,4 @@
-//! Trees, changes to trees and questions about trees, generated from a seed.
+//! Trees, changes of trees and comparisons of trees, generated from a seed.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use crate::conformance::differences;
 use crate::random::Random;
 use crate::tree::{Node, NodeNumber, Tree};
 
-/// What a generated tree may hold.
+/// The parameters of a generated tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub entries: usize,
-    /// Times before 1678 and after 2261, sizes up to the largest, long names, many links and attributes:
-    /// what a format can hold and hardly any file system can.
+    /// Times before 1678 and after 2261, sizes up to the maximum, long names, many links and
+    /// attributes: values that a format can store but hardly any file system can.
     pub extremes: bool,
     pub xattrs: bool,
 }
@@ -23,7 +23,7 @@ impl Shape {
     pub const EXTREME: Shape = Shape { entries: 120, extremes: true, xattrs: true };
 }
 
-/// A tree from a seed.
+/// Generates a tree from a seed.
 pub fn random_tree(seed: u64, shape: Shape) -> Tree {
     let mut random = Random::new(seed);
     let mut tree = Tree::new();
@@ -136,7 +136,7 @@ fn dressed(mut node: Node, shape: Shape, random: &mut Random) -> Node {
             node.outside_links = *random.pick(&[1, 7, u32::MAX / 2]);
         }
     }
-    // Links, fifos, sockets and devices have no attributes of users.
+    // Links, fifos, sockets and devices have no `user.*` attributes.
     if shape.xattrs && matches!(node.kind, Kind::File | Kind::Dir) && random.one_in(4) {
         for i in 0..1 + random.below(4) {
             let length = match random.below(8) {
@@ -154,8 +154,8 @@ fn dressed(mut node: Node, shape: Shape, random: &mut Random) -> Node {
     node
 }
 
-/// Changes a tree as installers do: every file that changes is another one under the old name, so the
-/// directories' times tell of all that happened. Answers with the number of changes.
+/// Changes a tree as installers do: a changed file is a new file under the old name, so the
+/// directories' times show all changes. Returns the number of changes.
 pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize) -> usize {
     let mut made = 0;
     for _ in 0..changes {
@@ -171,7 +171,7 @@ pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize)
             0 if !names.is_empty() => {
                 let name = random.pick(&names).clone();
                 if tree.remove(dir, &name).is_some_and(|n| tree.node(n).kind != Kind::Dir) {
-                    // The file's other names have a link less, and its status tells.
+                    // The file's other names show a lower link count and a new status change time.
                     touch_links(tree, random);
                 }
             }
@@ -195,7 +195,7 @@ pub fn replace_by_renaming(tree: &mut Tree, random: &mut Random, changes: usize)
     made
 }
 
-/// A link count that changes shows in the status change time.
+/// Sets the status change time of hard-linked files, because a change of the link count sets it.
 fn touch_links(tree: &mut Tree, random: &mut Random) {
     let now = Time { seconds: 1_800_000_001, nanoseconds: (random.number() % 1_000_000_000) as u32 };
     let mut names: HashMap<NodeNumber, usize> = HashMap::new();
@@ -209,12 +209,12 @@ fn touch_links(tree: &mut Tree, random: &mut Random) {
     }
 }
 
-/// Two implementations asked the same questions; `exact` as in `conformance::World`.
+/// A comparison of two implementations; `exact` as in `conformance::World`.
 pub struct Comparison<'a> {
     model: &'a dyn FileSystem,
     other: &'a dyn FileSystem,
     exact: bool,
-    /// Pairs of nodes that were answers to the same question: what can be asked next.
+    /// Pairs of nodes from equal lookups, which can be used in further requests.
     known: Vec<(Attributes, NodeId)>,
     pairs: HashMap<NodeId, NodeId>,
     names: Vec<Vec<u8>>,
@@ -236,7 +236,7 @@ impl<'a> Comparison<'a> {
         comparison
     }
 
-    /// Asks `count` questions and panics at the first answer that differs.
+    /// Compares the results of `count` random requests and panics at the first difference.
     pub fn ask(&mut self, random: &mut Random, count: usize) {
         for _ in 0..count {
             self.ask_one(random);
@@ -281,7 +281,7 @@ impl<'a> Comparison<'a> {
                 agree(self.model.xattr(a, b"user.none"), self.other.xattr(b, b"user.none"), &place());
             }
             _ => {
-                // A file with several names may be said to be at any of them.
+                // For a file with several names, `path` may return any of them.
                 let path = self.other.path(b).unwrap();
                 assert_eq!(quell_fs::resolve(self.model, &path).unwrap().node, a, "{}", path.escape_ascii());
                 if kind == Kind::Dir {
@@ -295,7 +295,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Both listings from a cursor in the middle on, a few entries at a time.
+    /// Compares complete listings, read a few entries at a time.
     fn compare_listing(&mut self, a: NodeId, b: NodeId, random: &mut Random) {
         let step = 1 + random.below(7);
         let (left, right) = (listing(self.model, a, step), listing(self.other, b, step));
@@ -320,7 +320,7 @@ fn agree<T: PartialEq + std::fmt::Debug>(a: Result<T>, b: Result<T>, question: &
     }
 }
 
-/// A whole directory, asked for `step` entries at a time.
+/// Lists a directory, reading `step` entries at a time.
 pub fn listing(fs: &dyn FileSystem, dir: NodeId, step: usize) -> Result<Vec<(Vec<u8>, Attributes)>> {
     let mut all = Vec::new();
     let mut cursor = Cursor::START;

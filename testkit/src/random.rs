@@ -1,6 +1,7 @@
-//! Numbers that look like chance and come from a seed. No other source of chance is used in tests.
+//! Pseudorandom numbers from a seed. Tests use no other source of randomness.
 
-/// Steele's splitmix64: every seed is good, neighbouring seeds have nothing in common.
+/// Steele's splitmix64. All seeds are equally good, and the sequences of similar seeds are
+/// independent.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -17,12 +18,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..end`; `end` is not 0.
+    /// Returns a number in `0..end`; `end` must not be 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.number() % end as u64) as usize
     }
 
-    /// True once in `n` times.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

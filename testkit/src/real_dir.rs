@@ -1,4 +1,4 @@
-//! A described tree made on a real file system, as far as this user and that file system can.
+//! Creates a described tree on a real file system, as far as the user and the file system permit.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,7 +14,7 @@ use rustix::fs::{
 
 use crate::tree::{Node, Tree};
 
-/// What could not be made, and why. Tests print it as skipped.
+/// An entry that could not be created, and the reason. Tests report it as skipped.
 #[derive(Debug)]
 pub struct CannotMake {
     pub path: PathBuf,
@@ -28,8 +28,8 @@ impl std::fmt::Display for CannotMake {
     }
 }
 
-/// Fills the empty directory `at`. Owners are given only where the caller may (root); status change times,
-/// block counts and the sizes of directories are the file system's own.
+/// Creates the tree in the empty directory `at`. Owners are set only if the caller is root. Status
+/// change times, block counts and the sizes of directories are those of the file system.
 pub fn make_on_disk(tree: &Tree, at: &Path) -> Result<(), CannotMake> {
     let mut first_names: Vec<Option<PathBuf>> = vec![None; tree.node_count()];
     let paths = tree.paths();
@@ -50,7 +50,8 @@ pub fn make_on_disk(tree: &Tree, at: &Path) -> Result<(), CannotMake> {
         first_names[*number] = Some(path.clone());
         make(node, &path).map_err(failed("make"))?;
     }
-    // Children first: making them changed their directory's times, and its mode may close it.
+    // Children first: creating them changed the times of their directory, and the directory's mode
+    // may deny access to them.
     for (path, number) in paths.iter().rev() {
         let (path, node) = (on_disk(path), tree.node(*number));
         dress(node, &path).map_err(|(what, cause)| CannotMake { path: path.clone(), what, cause })?;

@@ -1,17 +1,19 @@
-//! The bytes of a file that may have holes: blocks that were written, zeros in between.
+//! The data of a file with holes: written blocks, and zeros between them.
 
 use std::collections::BTreeMap;
 
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// Zeros up to a size, but where something was written. A block's bytes beyond the size are zeros.
+/// File data up to a size; all bytes that were not written are zero. The bytes of a block beyond
+/// the size are zero.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SparseBytes {
     size_bytes: u64,
     blocks: BTreeMap<u64, Vec<u8>>,
 }
 
-/// `(block, offset in it, offset in the bytes, count)` of each piece of `count` bytes at `offset`.
+/// Divides `count` bytes at `offset` at block boundaries. Returns `(block, offset in the block,
+/// offset in the data, count)` of each piece.
 fn pieces(offset: u64, count: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     std::iter::from_fn(move || {
@@ -33,7 +35,7 @@ impl SparseBytes {
         self.blocks.len() as u64 * BLOCK_BYTES
     }
 
-    /// How many bytes of a write would find room, if so many bytes may still be allocated.
+    /// Returns how many bytes of a write fit if `room_bytes` more may be allocated.
     pub(crate) fn writable_bytes(&self, offset: u64, count: usize, room_bytes: u64) -> usize {
         let mut room = room_bytes;
         for (block, _, begin, _) in pieces(offset, count) {

@@ -1,14 +1,14 @@
-//! A directory tree described in memory: what the model, the memory directory and a real directory are
-//! made from. It keeps what `stat` would tell and nothing that follows from the rest.
+//! A directory tree described in memory, from which the model, the memory directory and a real
+//! directory are created. It stores what `stat` returns, except values that can be derived.
 
 use std::collections::BTreeMap;
 
 use quell_fs::{Kind, Time};
 
-/// A node's place in the description; the root is 0.
+/// The number of a node in the description; the root is 0.
 pub type NodeNumber = usize;
 
-/// What a name leads to.
+/// A node of the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub kind: Kind,
@@ -22,12 +22,12 @@ pub struct Node {
     pub changed: Time,
     /// The first bytes of a file; zeros follow up to its size.
     pub data: Vec<u8>,
-    /// A symbolic link's target.
+    /// The target of a symbolic link.
     pub target: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// A directory's entries.
+    /// The entries of a directory.
     pub children: BTreeMap<Vec<u8>, NodeNumber>,
-    /// Names that a file has outside the tree.
+    /// The number of names that a file has outside the tree.
     pub outside_links: u32,
 }
 
@@ -67,7 +67,7 @@ impl Node {
         Node { size_bytes: target.len() as u64, target, ..Node::new(Kind::Symlink, 0o777) }
     }
 
-    /// A fifo, a socket or, with its number, a device.
+    /// Creates a fifo, a socket or, with its number, a device.
     pub fn special(kind: Kind, rdev: u64) -> Node {
         Node { rdev, ..Node::new(kind, 0o600) }
     }
@@ -81,7 +81,7 @@ impl Node {
         self
     }
 
-    /// The bytes from `offset`, as many as fit and there are.
+    /// Reads from `offset`; returns the number of bytes read.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> usize {
         let count = self.size_bytes.saturating_sub(offset).min(into.len() as u64) as usize;
         for (i, byte) in into[..count].iter_mut().enumerate() {
@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// A whole tree.
+/// A complete tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tree {
     nodes: Vec<Node>,
@@ -107,7 +107,7 @@ impl Default for Tree {
 impl Tree {
     pub const ROOT: NodeNumber = 0;
 
-    /// A root without entries.
+    /// Creates a root without entries.
     pub fn new() -> Tree {
         Tree { nodes: vec![Node::dir()] }
     }
@@ -120,12 +120,12 @@ impl Tree {
         &mut self.nodes[number]
     }
 
-    /// How many nodes were ever added; those whose names were removed stay.
+    /// Returns the number of nodes ever added; nodes without names still count.
     pub fn node_count(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Adds a node under a name, in place of what had the name.
+    /// Adds a node with a name and replaces an existing entry of that name.
     pub fn add(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, node: Node) -> NodeNumber {
         let number = self.nodes.len();
         self.nodes.push(node);
@@ -133,7 +133,7 @@ impl Tree {
         number
     }
 
-    /// Gives a node one more name.
+    /// Adds a name for a node.
     pub fn link(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, number: NodeNumber) {
         assert_eq!(self.nodes[dir].kind, Kind::Dir);
         quell_fs::check_name(name.as_ref()).expect("a legal name");
@@ -144,7 +144,7 @@ impl Tree {
         self.nodes[dir].children.remove(name)
     }
 
-    /// Every path, with its node: the root first, then each directory before what it holds.
+    /// Returns all paths with their nodes: the root first, and each directory before its entries.
     pub fn paths(&self) -> Vec<(Vec<u8>, NodeNumber)> {
         let mut paths = vec![(Vec::new(), Tree::ROOT)];
         let mut next = 0;
@@ -162,7 +162,8 @@ impl Tree {
         paths
     }
 
-    /// The link count of every node: names for a file, 2 and one for each child directory for a directory.
+    /// Returns the link count of each node: for a file the number of its names, for a directory 2
+    /// plus the number of its child directories.
     pub fn link_counts(&self) -> Vec<u32> {
         let directories =
             |node: &Node| node.children.values().filter(|c| self.nodes[**c].kind == Kind::Dir).count();
@@ -179,7 +180,7 @@ impl Tree {
         counts
     }
 
-    /// The same tree without nodes of which `drop` says so.
+    /// Returns the same tree without the nodes for which `drop` returns true.
     pub fn without(&self, drop: impl Fn(&Node) -> bool) -> Tree {
         let mut tree = self.clone();
         for number in 0..tree.nodes.len() {

@@ -1,5 +1,5 @@
-//! The reference model of a tree that may be changed: all of it in one table behind one lock, so that what it should answer
-//! is plain to see.
+//! The reference model of a writable tree: one table under one lock, simple enough to be verified
+//! by reading.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,11 @@ const SET_GROUP_ID: u32 = 0o2000;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 const SPACE_BYTES: u64 = 1 << 50;
 
-/// A file system in memory that does what the contract says and nothing else. Clones are the same one.
+/// A file system in memory that implements exactly the contract. Clones share one file system.
 ///
-/// Every write is seen by everybody at once. A node keeps its number while it has a name, a reference or is open; no number
-/// is given twice. Permissions forbid nothing. Its clock is its own: each change is a second later.
+/// Every write is visible immediately everywhere. A node keeps its number while it has a name, has
+/// a reference or is open; numbers are not reused. Permissions are not enforced. The clock is
+/// simulated: each change is one second later.
 #[derive(Clone)]
 pub struct WritableModel {
     table: Arc<Mutex<Table>>,
@@ -33,13 +34,13 @@ struct Table {
 }
 
 struct Entry {
-    /// Size, blocks and links are found out when they are asked for.
+    /// Size, blocks and link count are calculated when requested.
     attributes: Attributes,
     bytes: SparseBytes,
     target: Vec<u8>,
-    /// In the order of names; each with its place in the listing.
+    /// Sorted by name; each entry with its cursor in the listing.
     children: BTreeMap<Vec<u8>, (Cursor, NodeId)>,
-    /// `None`: it was removed.
+    /// The directory and name; `None` if the node was removed.
     place: Option<(NodeId, Vec<u8>)>,
     references: u64,
     open: u64,
@@ -62,7 +63,7 @@ fn refused<T>(kind: ErrorKind, operation: &'static str, subject: &[u8]) -> Resul
 }
 
 impl WritableModel {
-    /// An empty root.
+    /// Creates an empty root.
     pub fn new() -> WritableModel {
         let mut table =
             Table { nodes: BTreeMap::new(), next_node: 0, next_cursor: 1, seconds: 1_800_000_000 };
@@ -104,7 +105,7 @@ impl Table {
         self.nodes[&node].attributes.kind == Kind::Dir
     }
 
-    /// Whether `node` is `dir` or above it.
+    /// Returns whether `node` is `dir` or a directory above it.
     fn holds(&self, node: NodeId, dir: NodeId) -> bool {
         node == dir || (dir != ROOT && self.parent(dir).is_some_and(|up| self.holds(node, up)))
     }
@@ -160,7 +161,7 @@ impl Table {
         node
     }
 
-    /// A new entry with one reference.
+    /// Creates an entry with one reference.
     fn make(&mut self, kind: Kind, dir: NodeId, name: &[u8], mut new: New) -> Result<NodeId> {
         check_name(name)?;
         let above = self.dir(dir)?;
@@ -180,7 +181,7 @@ impl Table {
         Ok(node)
     }
 
-    /// Gives a name to a node, or to none.
+    /// Sets or removes an entry.
     fn put(&mut self, dir: NodeId, name: &[u8], node: Option<NodeId>) {
         self.touch(dir);
         let cursor = Cursor(self.next_cursor);
@@ -290,7 +291,7 @@ impl FileSystem for WritableModel {
         for (name, (cursor, node)) in table.dir(dir)?.children.iter().filter(|(_, (c, _))| *c > after) {
             entries.push((*cursor, name.clone(), table.attributes(*node)?));
         }
-        // Who visits may ask again.
+        // The visitor may call the model again.
         drop(table);
         entries.sort_by_key(|(cursor, ..)| *cursor);
         for (next, name, attributes) in entries {

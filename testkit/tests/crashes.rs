@@ -1,5 +1,5 @@
-//! A file system that passes everything on to a directory survives losses of power, and twins that leave out a sync do not: the
-//! tests can fail.
+//! Tests the crash histories: a file system that passes everything on to a directory survives power
+//! failures, and variants that omit a sync do not, so the tests can fail.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,13 +17,13 @@ enum Fault {
     None,
     BytesAreNotSynced,
     NamesAreNotSynced,
-    /// What was published is still with the process.
+    /// Publishing leaves data in the process.
     PublishedLate,
-    /// Whoever mounts cuts files to whole blocks.
+    /// Mounting truncates files to whole blocks.
     RepairedTooMuch,
 }
 
-/// Files of one directory; a node is an inode of the store.
+/// The files of one directory. A node is an inode of the store.
 struct Plain {
     dir: Arc<dyn WritableDir>,
     names: Mutex<HashMap<NodeId, Vec<u8>>>,

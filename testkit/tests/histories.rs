@@ -1,4 +1,5 @@
-//! The model agrees with itself in random histories, and twins of it that are wrong in one way do not: the tests can fail.
+//! Tests the random histories: the model agrees with itself, and variants with one fault do not, so
+//! the tests can fail.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,23 +18,23 @@ enum Fault {
     None,
     /// Long writes lose their last byte.
     TornWrites,
-    /// What a file grows by is what was there before it was cut.
+    /// A file that grows shows the data it had before it was truncated.
     OldBytesComeBack,
-    /// Appended bytes begin one too early.
+    /// An append goes one byte before the end.
     AppendsTooEarly,
-    /// Of two pieces that overlap the first wins.
+    /// Of two overlapping ranges the first one remains.
     PiecesInWrongOrder,
-    /// Publishing makes the time new.
+    /// Publishing updates the time.
     TimeOfPublishing,
-    /// A file that is removed loses its bytes, although it is open.
+    /// A removed file loses its data although it is open.
     RemovedIsEmpty,
-    /// A rename that keeps what has the name replaces it.
+    /// `Rename::Keep` replaces an existing entry.
     NothingIsKept,
-    /// Forgetting a node closes it to writes.
+    /// Writes to a node without references are lost.
     ForgottenWritesAreLost,
-    /// A mount keeps the size that it knows until it writes itself.
+    /// A mount caches sizes until it writes.
     OldSizes,
-    /// A mount reads from what it opened once, until it writes itself.
+    /// A mount caches data until it writes.
     OldBytes,
 }
 
@@ -53,7 +54,7 @@ const FAULTS: [Fault; 8] = [
 struct Wrong {
     inner: WritableModel,
     fault: Fault,
-    /// Each mount's own.
+    /// The state of one mount.
     known: Arc<Mutex<Known>>,
 }
 
@@ -170,7 +171,7 @@ impl Writable for Wrong {
             && let Some(found) = self.inner.lookup(dir, name)?
         {
             let empty = Change { size_bytes: Some(0), ..Change::default() };
-            // Of a directory it is refused.
+            // Refused if it is a directory.
             let _ = self.inner.change(found.node, &empty);
             self.inner.forget(found.node, 1);
         }
@@ -260,7 +261,7 @@ impl WritableFile for WrongFile {
         if self.of.fault == Fault::TimeOfPublishing {
             self.inner.write_at(b"", 0)?;
             let modified = Some(quell_fs::Time { seconds: 1, nanoseconds: 1 });
-            // The node may be known to nobody but this file.
+            // The node may have no reference other than this open file.
             let _ = self.of.inner.change(self.node, &Change { modified, ..Change::default() });
         }
         self.inner.publish()
@@ -279,7 +280,7 @@ impl WritableFile for WrongFile {
     }
 }
 
-/// Runs `test` on mounts of the model that have a fault.
+/// Runs `test` on mounts of the model with a fault.
 fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritingWorld<'_>) -> T) -> T {
     let make = |count: usize| {
         let model = WritableModel::new();

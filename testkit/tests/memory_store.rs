@@ -1,4 +1,5 @@
-//! The directory in memory that may be changed: what it answers, how it fails, and what a loss of power leaves of it.
+//! Tests the writable directory in memory: its results, its faults, and its state after power
+//! failures.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +32,7 @@ fn names(dir: &dyn Dir) -> BTreeSet<String> {
     dir.names().unwrap().into_iter().map(|name| String::from_utf8(name).unwrap()).collect()
 }
 
-/// What `look` finds after each of 200 losses of power.
+/// Returns the results of `look` after each of 200 power failures.
 fn outcomes<T: Ord>(store: &MemoryStore, look: impl Fn(&dyn WritableDir) -> T) -> BTreeSet<T> {
     (0..200).map(|seed| look(&*store.crash(seed).root())).collect()
 }
@@ -172,7 +173,7 @@ fn killed_processes_leave_all_that_they_wrote() {
     assert_eq!(after.open_handles(), 0);
     assert_eq!(read(&*after.root(), "file"), Some(b"bytes".to_vec()));
     assert_eq!(names(&*after.root()).len(), 1);
-    // Power may still be lost afterwards, and the name that was removed be there again.
+    // A later power failure may still restore the removed name.
     assert_eq!(outcomes(&after, |root| names(root).len()), [0, 1, 2].into());
     removed.write_at(b"goes on", 0).unwrap();
 }
@@ -273,7 +274,7 @@ fn a_sync_that_failed_may_lose_bytes_although_the_next_one_succeeds() {
     assert!(lost > 0);
 }
 
-/// Whatever happens before a loss of power, what is left is a tree, and what was synced last is in it.
+/// After any operations and a power failure the store is a tree, and synced data is present.
 #[test]
 fn losses_of_power_leave_a_tree() {
     for seed in 0..60 {
@@ -346,7 +347,7 @@ fn operations_that_write_are_counted() {
     );
 }
 
-/// Random operations on a store and on a real directory, side by side.
+/// Random operations on a store and on a real directory, compared.
 #[test]
 fn a_store_answers_as_a_real_directory() {
     for seed in 0..40 {
@@ -365,7 +366,7 @@ struct Pairs {
     files: Vec<Pair<Box<dyn WritableFile>>>,
 }
 
-/// The answers of both, if there were any; otherwise the same error.
+/// Returns both results if both succeeded; otherwise checks that the errors are equal.
 #[track_caller]
 fn both<T>(memory: Result<T>, real: Result<T>, step: &str) -> Option<Pair<T>> {
     match (memory, real) {
@@ -415,7 +416,7 @@ impl Pairs {
                 9 | 10 => {
                     let memory = dir.0.rename(&a, &*to.0, &b, how).map_err(|e| e.errno());
                     let real = dir.1.rename(&a, &*to.1, &b, how).map_err(|e| e.errno());
-                    // What comes below itself is said to be unsupported by some kernels.
+                    // Some kernels return EOPNOTSUPP if a directory would be moved below itself.
                     assert!(
                         memory == real || (memory, real) == (Err(EINVAL), Err(EOPNOTSUPP)),
                         "{said} {how:?}: {memory:?} {real:?}"

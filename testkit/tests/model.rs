@@ -1,4 +1,4 @@
-//! The model and the memory directory keep the promises that everything else is held to.
+//! Tests the conformance suite on the model and on the memory directory.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn the_model_conforms() {
     conformance::run(&World { name: "model", exact: true, devices: true, xattrs: true, make: &make });
 }
 
-/// Everything that two directories can be asked, below them too.
+/// Compares all results of two directories, recursively.
 fn compare(memory: &dyn Dir, real: &dyn Dir, path: &str) {
     let mut names = (memory.names().unwrap(), real.names().unwrap());
     names.0.sort();

@@ -1,4 +1,4 @@
-//! The model of a tree that may be changed keeps the promises that everything else is held to.
+//! Tests the conformance suite for writable trees on the model.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use quell_fs::FileSystem;
 use quell_testkit::WritableModel;
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
 
-/// Mounts of the model are one and the same.
+/// Returns mounts of one model, which are all the same.
 fn models(count: usize) -> Mounts {
     let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
     Mounts { mounts: vec![model; count], keep: None }

@@ -1,5 +1,5 @@
-//! A backing directory on a bad day: errors, entries that vanish, listings that change while they are
-//! read, short reads, delays.
+//! A backing directory with faults: errors, entries that disappear, listings that change while they
+//! are read, short reads, delays.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,19 +11,19 @@ use quell_fs::{Error, ErrorKind, File, Result, errno};
 
 use crate::Random;
 
-/// What can go wrong.
+/// The kinds of faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Every operation of one kind on one path is answered with this error number.
+    /// Every operation of one kind on one path fails with this error number.
     Error(i32),
-    /// The name is listed, but there is nothing behind it.
+    /// The name is listed but does not exist.
     Vanished,
-    /// The first listings of a directory, this many, lack a name or have one too many, and its times
-    /// tell that it changed.
+    /// This many first listings of a directory lack a name or have one too many, and the times of
+    /// the directory show the change.
     Unsettled(u32),
-    /// A read gives fewer bytes than there are.
+    /// A read returns fewer bytes than available.
     Torn,
-    /// An answer takes its time.
+    /// An operation is delayed.
     Slow,
 }
 
@@ -40,11 +40,11 @@ impl Fault {
     ];
 }
 
-/// Which operations fail, and a record of those that did.
+/// The faults to inject, and the paths where one occurred.
 #[derive(Debug)]
 pub struct Faults {
     seed: u64,
-    /// One operation in so many fails.
+    /// The reciprocal of the share of operations that fail.
     one_in: usize,
     of: Vec<Fault>,
     struck: Mutex<BTreeSet<Vec<u8>>>,
@@ -57,7 +57,7 @@ impl Faults {
         Arc::new(Faults { seed, one_in, of: of.to_vec(), struck, listings })
     }
 
-    /// The paths on which an operation was not answered as it should have been.
+    /// Returns the paths on which an operation gave a wrong result.
     pub fn struck(&self) -> BTreeSet<Vec<u8>> {
         self.struck.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -73,7 +73,7 @@ impl Faults {
         self.struck.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_vec());
     }
 
-    /// Fails where an error is due. The name's own fate is one for all operations.
+    /// Fails if a fault is due. Whether a name has vanished is the same for all operations.
     fn check(&self, verb: &'static str, path: &[u8]) -> Result<()> {
         if self.of("name", path) == Some(Fault::Vanished) && !path.is_empty() {
             self.strike(path);
@@ -92,7 +92,8 @@ impl Faults {
         }
     }
 
-    /// How often the directory was listed before, as far as that shows.
+    /// Returns the number of earlier listings of the directory up to the number of wrong ones, and
+    /// that number.
     fn unsettled(&self, path: &[u8]) -> (u32, u32) {
         let Some(Fault::Unsettled(until)) = self.of("settle", path) else { return (0, 0) };
         let listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ impl Faults {
     }
 }
 
-/// A directory that breaks as its faults say.
+/// A directory with faults.
 #[derive(Clone)]
 pub struct BrokenDir {
     inner: Arc<dyn Dir>,
@@ -133,7 +134,7 @@ impl BrokenDir {
         Ok(path)
     }
 
-    /// A directory's times tell of every change to its listing.
+    /// Adjusts the times of a directory, which must show every change of its listing.
     fn shown(&self, path: &[u8], mut stat: Stat) -> Stat {
         stat.changed.nanoseconds = (stat.changed.nanoseconds + self.faults.unsettled(path).0) % 1_000_000_000;
         stat

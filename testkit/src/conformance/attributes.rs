@@ -1,4 +1,4 @@
-//! Promise: attributes are the described ones, and the same by whatever way a node is reached.
+//! Promise: attributes are as described, and the same however the node is reached.
 
 use quell_fs::resolve;
 

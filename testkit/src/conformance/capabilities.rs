@@ -1,5 +1,4 @@
-//! Promise: capabilities say what is so, in both directions: what is claimed is there, and what is there
-//! is claimed.
+//! Promise: a capability is claimed if and only if it holds.
 
 use quell_fs::{Capabilities, FileSystem};
 
@@ -44,7 +43,7 @@ fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
     (xattrs, acls)
 }
 
-/// The same question twice has the same answer.
+/// The same request gives the same result twice.
 fn is_immutable(fs: &dyn FileSystem, tree: &Tree, can: Capabilities) {
     assert_eq!(fs.capabilities(), can);
     for (path, _) in tree.paths() {

@@ -1,4 +1,4 @@
-//! Promise: a symbolic link's target is what it was made with, byte for byte, and nothing else has one.
+//! Promise: the target of a symbolic link is unchanged, and other nodes have none.
 
 use quell_fs::errno::EINVAL;
 

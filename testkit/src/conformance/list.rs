@@ -1,4 +1,4 @@
-//! Promise: a listing has every entry once, in an order that never changes, from any cursor on.
+//! Promise: a listing has every entry once, in an order that never changes, from any cursor.
 
 use std::collections::BTreeSet;
 
@@ -26,14 +26,14 @@ pub(super) fn check(world: &World<'_>) {
     }
     let odd = listing(fs, node_at(fs, "lib/names"), 10).unwrap();
     assert!(odd.iter().any(|(name, _)| name == &[b'n'; 255]) && odd.len() == 6);
-    // Beyond the end there is nothing, and no error.
+    // Beyond the end there are no entries and no error.
     fs.list(many, Cursor(u64::MAX), &mut |_| panic!("nothing is there")).unwrap();
     fs.list(many, Cursor(u64::from(u32::MAX)), &mut |_| panic!("nothing is there")).unwrap();
     refused(fs.list(node_at(fs, "bin/tool"), Cursor::START, &mut |_| true), ENOTDIR);
     refused(fs.list(node_at(fs, "bin/link"), Cursor::START, &mut |_| true), ENOTDIR);
 }
 
-/// A cursor continues after its entry, however late it is used.
+/// A cursor continues after its entry, even if it is used later.
 fn from_every_cursor(fs: &dyn FileSystem, dir: NodeId, all: &[Vec<u8>]) {
     let mut cursors = Vec::new();
     fs.list(dir, Cursor::START, &mut |entry| {

@@ -1,5 +1,5 @@
-//! Promise: a name is found exactly where it is; elsewhere the answer is "no such entry", and that is not
-//! an error.
+//! Promise: a name is found only in its directory; elsewhere the result is "no such entry", which
+//! is not an error.
 
 use quell_fs::errno::{ENAMETOOLONG, ENOTDIR};
 
@@ -12,7 +12,7 @@ pub(super) fn check(world: &World<'_>) {
     let many = node_at(fs, "many");
     for i in 0..700 {
         assert!(fs.lookup(many, format!("f{i}").as_bytes()).unwrap().is_some());
-        // Neighbours in the order of names, and other beginnings and endings.
+        // Neighbours in sorted order, and other prefixes and suffixes.
         for near in [format!("f{i}\0"), format!("f{i} "), format!("f{i}~"), format!("g{i}"), format!("F{i}")]
         {
             assert_eq!(fs.lookup(many, near.as_bytes()).unwrap(), None, "{near}");

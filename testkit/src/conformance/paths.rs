@@ -1,4 +1,4 @@
-//! Promise: `path` and `parent` lead back: resolving a node's path gives the node, and its parent lists it.
+//! Promise: resolving a node's `path` returns the node, and its `parent` lists it.
 
 use quell_fs::resolve;
 

@@ -1,5 +1,5 @@
-//! Promise: reads give the file's bytes at any offset, fewer than asked only at its end, none beyond; only
-//! regular files open.
+//! Promise: reads return the file's data at any offset, fewer bytes than requested only at its end,
+//! and none beyond. Only regular files can be opened.
 
 use quell_fs::errno::{EINVAL, EISDIR};
 use quell_fs::{FileSystem, resolve};
@@ -36,7 +36,7 @@ fn read_everywhere(fs: &dyn FileSystem, path: &str, node: &Node) {
     }
 }
 
-/// Any number of threads may read one open file at once.
+/// Any number of threads may read one open file at the same time.
 fn many_readers(fs: &dyn FileSystem) {
     let file = fs.open(node_at(fs, "lib/a")).unwrap();
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Promise: walking a path component by component ends where the tree says, and follows no link.
+//! Promise: resolving a path component by component gives the node of the tree, without following
+//! links.
 
 use quell_fs::errno::{ENOENT, ENOTDIR};
 use quell_fs::{Kind, resolve};

@@ -1,5 +1,5 @@
-//! Promise: a node that was never given out, or by another generation, is answered with "stale" by every
-//! method, and never with another node's answer.
+//! Promise: for a node that was never returned, or only by another generation, every method returns
+//! `Stale`, and never the result of another node.
 
 use quell_fs::errno::ESTALE;
 use quell_fs::{Cursor, NodeId};

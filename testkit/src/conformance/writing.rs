@@ -1,5 +1,6 @@
-//! What every file system of the contract promises that may be changed, one promise a file. An implementation says how
-//! an empty one is made, and what it cannot do; the suite panics with the promise's name where something else happens.
+//! The conformance suite for writable file systems of the contract, one promise per file. An
+//! implementation provides a function that creates an empty one, and states what it does not
+//! support. The suite panics if a result is wrong, after printing the name of the promise.
 
 mod append;
 mod attributes;
@@ -26,10 +27,10 @@ use std::sync::Arc;
 
 use quell_fs::{Attributes, FileSystem, New, NodeId, Open, Result, Writable, WritableFile};
 
-/// Mounts of one new, empty store: what is made by one of them is there for the others.
+/// Mounts of one new, empty store: files created through one mount are visible through the others.
 pub struct Mounts {
     pub mounts: Vec<Arc<dyn FileSystem>>,
-    /// What must live as long as they do.
+    /// The resources that must live as long as the mounts.
     pub keep: Option<Box<dyn Any>>,
 }
 
@@ -39,21 +40,22 @@ impl std::fmt::Debug for Mounts {
     }
 }
 
-/// One implementation, and what it can be asked for.
+/// One implementation, and the features that it supports.
 pub struct WritingWorld<'a> {
     pub name: &'a str,
-    /// Makes so many mounts of a new store.
+    /// Creates a new store with this number of mounts.
     pub make: &'a dyn Fn(usize) -> Mounts,
-    /// How many mounts one store may have; where it is 1, what concerns several is not asked.
+    /// The maximum number of mounts of one store. If it is 1, promises about several are not
+    /// checked.
     pub mounts_max: usize,
-    /// The longest name that a file may have: 255 but for those whose format takes some of it.
+    /// The maximum length of a file name: 255, unless the format needs part of it.
     pub name_bytes_max: usize,
-    /// Whom new files belong to.
+    /// The owner of new files.
     pub uid: u32,
     pub gid: u32,
-    /// Files can be given to anybody.
+    /// Whether files can be given to other owners.
     pub owners: bool,
-    /// `Rename::Keep` and `Rename::Exchange` work; otherwise they are refused with `Unsupported`.
+    /// Whether `Rename::Keep` and `Rename::Exchange` work; otherwise they return `Unsupported`.
     pub rename_kinds: bool,
 }
 
@@ -87,7 +89,7 @@ const PROMISES: [(&str, Promise); 19] = [
     ("space", space::check),
 ];
 
-/// Checks every promise.
+/// Checks all promises.
 pub fn run(world: &WritingWorld<'_>) {
     for (name, check) in PROMISES {
         println!("{}: {name}", world.name);
@@ -95,13 +97,13 @@ pub fn run(world: &WritingWorld<'_>) {
     }
 }
 
-/// A mount, with shorter words for what tests do.
+/// A mount with shorthand methods for tests.
 struct Mount {
     fs: Arc<dyn FileSystem>,
     root: NodeId,
     new: New,
     new_dir: New,
-    // After the mount, so that it is dropped after it.
+    // Declared after the mount, so that it is dropped after it.
     _keep: Option<Box<dyn Any>>,
 }
 
@@ -118,7 +120,7 @@ impl WritingWorld<'_> {
         Mount { root: fs.root(), fs, new, new_dir, _keep: keep }
     }
 
-    /// Two mounts of one store, if there can be.
+    /// Returns two mounts of one store, if the implementation supports them.
     fn two_mounts(&self) -> Option<TwoMounts> {
         if self.mounts_max < 2 {
             return None;
@@ -141,7 +143,7 @@ impl Mount {
         self.fs.writable().expect("it may be changed")
     }
 
-    /// A new file of the root, open for reading and writing.
+    /// Creates a file in the root, open for reading and writing.
     fn create(&self, name: &str) -> (NodeId, Box<dyn WritableFile>) {
         self.create_in(self.root, name)
     }
@@ -152,7 +154,7 @@ impl Mount {
         (attributes.node, file)
     }
 
-    /// A new file of the root with these bytes, closed again.
+    /// Creates a file in the root with these bytes, and closes it.
     fn write(&self, name: &str, bytes: &[u8]) -> NodeId {
         let (node, file) = self.create(name);
         file.write_at(bytes, 0).unwrap();
@@ -176,7 +178,7 @@ impl Mount {
         self.fs.attributes(node).unwrap()
     }
 
-    /// All of a file, which is opened for it.
+    /// Opens a file and returns its data.
     fn bytes(&self, node: NodeId) -> Vec<u8> {
         let file = self.verbs().open_as(node, Open::READ).unwrap();
         let bytes = whole(&*file);
@@ -184,14 +186,14 @@ impl Mount {
         bytes
     }
 
-    /// All of the file behind a path; `None`: nothing is there.
+    /// Returns the data of the file at a path, or `None` if there is no such entry.
     fn bytes_at(&self, path: &str) -> Option<Vec<u8>> {
         let found = quell_fs::resolve(&*self.fs, path.as_bytes());
         found.ok().map(|attributes| self.bytes(attributes.node))
     }
 }
 
-/// All that a small file holds.
+/// Returns the data of a small file.
 fn whole(file: &dyn WritableFile) -> Vec<u8> {
     let mut bytes = vec![0xAA; 1 << 20];
     let count = file.read_at(&mut bytes, 0).unwrap();

@@ -1,5 +1,5 @@
-//! Promise: extended attributes are those that were set, names in an order that never changes; one that is
-//! not set is no error.
+//! Promise: extended attributes are as they were set, and their names have an order that never
+//! changes. An attribute that is not set is not an error.
 
 use super::World;
 use crate::tree::{Node, Tree};

@@ -1,11 +1,13 @@
-//! Histories that end with a loss of power, or with the processes killed, on an implementation whose stores are in memory: afterwards
-//! another mount finds each byte as it may be, and works.
+//! Histories that end with a power failure, or with killed processes, on an implementation whose
+//! stores are in memory. Afterwards another mount must work and find permitted data in each byte.
 //!
-//! What must be there after a loss of power: a file of which some handle was synced, under its name; what a handle wrote before its last
-//! sync; sizes that were set before the last sync of any handle. After a kill: the same of what was published; sizes and names that
-//! were set are there at once. Of all else any part may be there: a byte is one of those that were written to its place since the last
-//! one that must be, or a zero where the file was shorter. That nothing is renamed or removed here is on purpose: what is there then, is
-//! for each implementation to say.
+//! After a power failure the following must be present: a file of which any handle was synced,
+//! under its name; the writes of a handle before its last sync; sizes set before the last sync of
+//! any handle. After a kill: the same for publishing instead of syncing; sizes and names are
+//! durable immediately. Everything else may be present in any part: a byte is one of those written
+//! at its offset since the last one that must be present, or zero where the file was shorter.
+//! Histories do not rename or remove files, because each implementation defines the result of that
+//! itself.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,23 +22,24 @@ use crate::{MemoryStore, Random, Writeback};
 const NAMES: usize = 3;
 const SLOTS: usize = 5;
 const FILE_BYTES: usize = 16_000;
-/// Mounts that follow one another.
+/// The number of successive mounts.
 const MOUNTS: usize = 4;
 
-/// Mounts stores on a node that was started again so many times.
+/// Mounts the stores on a node that was restarted this number of times.
 pub type Mount<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
 
-/// How an implementation is mounted on stores in memory.
+/// An implementation mounted on stores in memory.
 pub struct CrashWorld<'a> {
     pub name: &'a str,
-    /// How many stores it is on.
+    /// The number of stores it uses.
     pub stores: usize,
-    /// Mounts the stores, whatever an earlier mount has left there. The number says how often the node was started again.
+    /// Mounts the stores in any state that an earlier mount left. The number is that of the node's
+    /// restarts.
     pub make: &'a Mount<'a>,
     pub uid: u32,
     pub gid: u32,
-    /// A file of which nothing was ever synced may be damaged after a loss of power, so that it cannot be read; and of others the
-    /// bytes that were written and not synced. Then it can be removed.
+    /// Whether a file that was never synced may be damaged after a power failure, so that it cannot
+    /// be read, and in other files the unsynced data. A damaged file can be removed.
     pub unsynced_damage: bool,
 }
 
@@ -46,23 +49,23 @@ impl std::fmt::Debug for CrashWorld<'_> {
     }
 }
 
-/// What goes wrong in a history.
+/// The kind of failure in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
-    /// Each mount ends with a kill or with a loss of power.
+    /// Each mount ends with a kill or with a power failure.
     KillOrPowerLoss,
     Kill,
     PowerLoss,
     /// The stores are full for some time.
     NoSpace,
-    /// Writing back what was not synced fails, and most of it is lost.
+    /// The writeback of unsynced data fails, and most of it is lost.
     Writeback,
-    /// No name can be made for some time.
+    /// No name can be created for some time.
     NoInodes,
 }
 
 impl Trouble {
-    /// Those with a test of their own, and their names for a command line.
+    /// The failures with a test of their own, and their names for a command line.
     pub const NAMED: [(&'static str, Trouble); 5] = [
         ("kill", Trouble::Kill),
         ("power-loss", Trouble::PowerLoss),
@@ -71,7 +74,7 @@ impl Trouble {
         ("no-inodes", Trouble::NoInodes),
     ];
 
-    /// Whether it may make an operation fail in this way.
+    /// Returns whether this failure can be the cause of `error`.
     fn explains(self, error: &quell_fs::Error) -> bool {
         match self {
             Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => false,
@@ -81,7 +84,7 @@ impl Trouble {
     }
 }
 
-/// Runs one history for each seed, and panics with a report where something is not as it may be.
+/// Runs one history per seed and panics with a report if data is wrong.
 pub fn check(world: &CrashWorld<'_>, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
         if let Err(report) = run(world, Trouble::KillOrPowerLoss, seed) {
@@ -90,7 +93,7 @@ pub fn check(world: &CrashWorld<'_>, seeds: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// Runs the history of a seed; otherwise says what is wrong, and what led to it.
+/// Runs the history of a seed; the error describes the wrong data and the operations before it.
 pub fn run(world: &CrashWorld<'_>, trouble: Trouble, seed: u64) -> Result<(), String> {
     let mut history = History {
         trouble,
@@ -106,7 +109,7 @@ pub fn run(world: &CrashWorld<'_>, trouble: Trouble, seed: u64) -> Result<(), St
     outcome.map_err(|wrong| format!("seed {seed}: {wrong}\nwhat happened until then:{}", history.said))
 }
 
-/// What a byte's place may hold: a byte, or nothing as the file ends before.
+/// The content at an offset: a byte, or `None` if the file ends before it.
 type Content = Option<u8>;
 
 enum What {
@@ -116,22 +119,22 @@ enum What {
 
 struct Done {
     what: What,
-    /// Which open file it was written with; of sizes, none.
+    /// The open file of a write; `None` for changes of the size.
     handle: Option<usize>,
-    /// The operation succeeded, and no close said later that it is lost.
+    /// The operation succeeded, and no later close reported that it was lost.
     acknowledged: bool,
     published: bool,
     synced: bool,
 }
 
-/// What must be there.
+/// The writes that must be present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Safe {
-    /// On the mount that wrote it.
+    /// Those visible on the mount that made them.
     Acknowledged,
-    /// After a kill.
+    /// Those that survive a kill.
     Published,
-    /// After a loss of power.
+    /// Those that survive a power failure.
     Synced,
 }
 
@@ -154,17 +157,17 @@ impl Done {
     }
 }
 
-/// What is known of a file.
+/// The expected state of a file.
 #[derive(Default)]
 struct Known {
-    /// What it began with on this mount.
+    /// The data at the start of this mount.
     base: Vec<u8>,
     done: Vec<Done>,
     name_synced: bool,
 }
 
 impl Known {
-    /// What was written and not synced.
+    /// Returns the ranges written but not synced.
     fn unsynced(&self) -> impl Iterator<Item = Range<usize>> {
         self.done.iter().filter(|done| !done.synced).filter_map(|done| match &done.what {
             What::Write { offset, bytes } => Some(*offset..offset + bytes.len()),
@@ -172,10 +175,10 @@ impl Known {
         })
     }
 
-    /// Whether the file may have these bytes.
+    /// Checks whether the file may have this content.
     fn check(&self, bytes: &[u8], safe: Safe) -> Result<(), String> {
         let is_safe = |done: &Done| safe.has(done);
-        // One more stands for all that lie beyond.
+        // One additional offset represents all offsets beyond.
         let end =
             bytes.len().max(self.base.len()).max(self.done.iter().map(Done::end).max().unwrap_or(0)) + 1;
         let found: Vec<Content> = (0..end).map(|place| bytes.get(place).copied()).collect();
@@ -190,7 +193,7 @@ impl Known {
         ))
     }
 
-    /// For each place from `begin` on, whether what was found there may be there.
+    /// Returns, for each offset from `begin` on, whether the content found there is permitted.
     fn judged(&self, begin: usize, found: &[Content], is_safe: impl Fn(&Done) -> bool) -> Vec<Place> {
         let base = |place: usize| self.base.get(place).copied();
         let begun = |(i, found): (usize, &Content)| Place {
@@ -210,7 +213,7 @@ impl Known {
                     let end = offset + bytes.len();
                     places[within(0, *offset)].iter_mut().for_each(|place| place.reach(safe));
                     let range = within(*offset, end);
-                    // What is longer may be so before its bytes are there.
+                    // A file may become longer before its data is written.
                     places[range.clone()].iter_mut().for_each(|place| place.reach(false));
                     for i in range {
                         places[i].put(Some(bytes[begin + i - offset]), safe);
@@ -225,12 +228,13 @@ impl Known {
         places
     }
 
-    /// What is known when these bytes were found.
+    /// Returns the expected state after this content was found.
     fn after(mut self, bytes: Vec<u8>, killed: bool) -> Known {
         if !killed {
             return Known { base: bytes, done: Vec::new(), name_synced: true };
         }
-        // Published by processes that nobody can ask for a sync any more: power that is lost may take it.
+        // Published by processes that no longer exist and cannot sync it: a power failure may still
+        // lose it.
         let size = What::Size(bytes.len());
         for what in [What::Write { offset: 0, bytes }, size] {
             let handle = Some(usize::MAX);
@@ -240,10 +244,10 @@ impl Known {
     }
 }
 
-/// A place of the file in what must and may have happened until some moment.
+/// The state of one offset after the operations considered so far.
 struct Place {
     found: Content,
-    /// What was found is among what may be there.
+    /// Whether the content found is among the permitted contents.
     right: bool,
     may_end_before: bool,
 }
@@ -255,7 +259,7 @@ impl Place {
         self.may_end_before = ends || (self.may_end_before && !safe);
     }
 
-    /// The file goes beyond this place: where nothing was is a zero.
+    /// The file extends beyond this offset, which is zero if nothing was written there.
     fn reach(&mut self, safe: bool) {
         if self.may_end_before {
             self.right = self.found == Some(0) || (self.right && !(safe && self.found.is_none()));
@@ -290,7 +294,7 @@ impl History {
         write!(self.said, "\n{:6}  {what}", self.number).expect("text grows");
     }
 
-    /// Looks at what is there, goes on, and ends without warning.
+    /// Checks the stores, performs operations, and ends with a failure.
     fn one_mount(&mut self, world: &CrashWorld<'_>, stores: &mut Vec<MemoryStore>) -> Result<(), String> {
         let fs = (world.make)(stores, self.boots);
         let mut slots: Vec<Option<Slot>> = (0..SLOTS).map(|_| None).collect();
@@ -340,7 +344,8 @@ impl History {
                     }
                     let verbs = fs.writable().expect("it may be changed");
                     let removed = verbs.remove(fs.root(), file_name(name).as_bytes());
-                    // Otherwise it may be back after the next loss of power, in the place of one that is made now.
+                    // Otherwise a later power failure may restore it in place of a file that is
+                    // created now.
                     let removed = removed.and_then(|()| verbs.sync_dir(fs.root()));
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }
@@ -350,7 +355,7 @@ impl History {
         Ok(())
     }
 
-    /// Sometimes something begins to fail, or works again.
+    /// Occasionally starts or ends a failure.
     fn make_trouble(&mut self, stores: &[MemoryStore]) {
         match self.trouble {
             Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => {}
@@ -387,8 +392,8 @@ impl History {
         }
     }
 
-    /// Every byte that can be read is one that may be there, and those that cannot are damaged and were not synced: after a loss of
-    /// power, or where writeback failed.
+    /// Checks that every readable byte is permitted, and that unreadable ones are damaged and were
+    /// not synced: after a power failure, or after a failed writeback.
     fn look(&self, fs: &dyn FileSystem, name: usize, known: &Known, safe: Safe) -> Result<(), String> {
         let text = file_name(name);
         let is_lost = |e: &quell_fs::Error| {
@@ -397,7 +402,7 @@ impl History {
         };
         let torn: Vec<Range<usize>> = known.unsynced().collect();
         let all_lost = |e: quell_fs::Error| {
-            // Where one cannot tell any more which bytes the lost ones were.
+            // The lost bytes can no longer be identified.
             if self.trouble == Trouble::Writeback && is_lost(&e) && (!torn.is_empty() || !known.name_synced) {
                 Ok(())
             } else {
@@ -422,7 +427,8 @@ impl History {
             }
         };
         right(size, &[None])?;
-        // Nobody can tell which bytes were in frames whose heads are lost: then none can be read.
+        // If the frame headers are lost, it is unknown which bytes the frames had, and none can be
+        // read.
         let is_unreadable = |place: usize| file.read_at(&mut [0], place as u64).is_err_and(|e| is_lost(&e));
         let may_be_lost = self.trouble == Trouble::Writeback && size > 0 && !torn.is_empty();
         let all_is_lost = || may_be_lost && (0..32).all(|i| is_unreadable(i * size / 32));
@@ -442,7 +448,8 @@ impl History {
                 }
                 Err(e) if is_lost(&e) && range.len() == 1 => {
                     if !torn.iter().any(|torn| torn.contains(&range.start)) {
-                        // The mount knew where the bytes are until it had to read the heads of the frames again.
+                        // The mount knew the positions of the data until it had to read the frame
+                        // headers again.
                         if all_is_lost() {
                             return Ok(());
                         }
@@ -517,7 +524,7 @@ impl History {
                 self.say(format_args!("slot {number}: sync {name}"));
             }
             17 => {
-                // To nothing often: logs of writers that have ended are removed then.
+                // Often 0, because logs of writers that have ended are then removed.
                 let size = if self.random.one_in(2) { 0 } else { self.random.below(FILE_BYTES) };
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
                 let changed = verbs.change(slot.node, &change);
@@ -536,7 +543,8 @@ impl History {
                 let Slot { handle, node, file, .. } = slots[number].take().expect("it is open");
                 let published = file.publish();
                 for done in known.done.iter_mut().filter(|d| d.handle == Some(handle)) {
-                    // What could not be published may be lost, and this close has said so.
+                    // Data that could not be published may be lost, and this close has reported
+                    // that.
                     done.published |= published.is_ok() && done.acknowledged;
                     done.acknowledged &= done.published;
                 }
@@ -549,7 +557,7 @@ impl History {
         Ok(())
     }
 
-    /// Opens a file, made if it is not there.
+    /// Opens a file, and creates it if it does not exist.
     fn open(&mut self, fs: &dyn FileSystem, slot: usize) -> quell_fs::Result<Slot> {
         let name = self.random.below(NAMES);
         let how = Open { process: self.random.below(3) as u32, ..Open::READ_WRITE };
@@ -558,7 +566,8 @@ impl History {
         let found = fs.lookup(fs.root(), text.as_bytes());
         let is_damaged = found.as_ref().is_err_and(|error| error.kind == ErrorKind::Damaged);
         if !self.files.contains_key(&name) && (is_damaged || matches!(found, Ok(Some(_)))) {
-            // One that was removed as it was damaged is back after another loss of power.
+            // A file that was removed because it was damaged has been restored by another power
+            // failure.
             verbs.remove(fs.root(), text.as_bytes())?;
         }
         let (node, file) = match fs.lookup(fs.root(), text.as_bytes())? {
@@ -574,14 +583,14 @@ impl History {
     }
 }
 
-/// What is not as it may be.
+/// A wrong state.
 enum Wrong {
     /// The file cannot be looked up, opened or read.
     Refused(String),
     Bytes(String),
 }
 
-/// What another mount finds of a file; `None`: it is not there, and need not be.
+/// Returns the data of a file on another mount; `None` if it does not exist and need not.
 fn found_again(
     fs: &dyn FileSystem,
     name: usize,

@@ -1,5 +1,5 @@
-//! What happens in a history, as values: an operation names paths and slots, so that it means something whatever happened
-//! before.
+//! The operations of histories, as values. An operation refers to paths and slots, so that it is
+//! valid whatever operations precede it.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::Random;
 
 pub(super) const SLOTS: usize = 6;
 pub(super) const DIRECTORIES: [&str; 3] = ["", "sub", "sub2"];
-/// Where files go on that have bytes far away.
+/// The offset beyond which some files have data.
 pub(super) const FAR: u64 = 1 << 40;
 
-/// A file's place: a directory and a name, as numbers.
+/// The path of a file: a directory and a name, as numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Path {
     pub(super) dir: usize,
@@ -36,20 +36,21 @@ impl fmt::Display for Path {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// Opens a file for reading and writing, made if it is not there. What the slot has is closed first.
+    /// Opens a file for reading and writing, and creates it if it does not exist. A file open in
+    /// the slot is closed before.
     Open {
         slot: usize,
         path: Path,
         process: u32,
         truncate: bool,
     },
-    /// Makes a file that must not be there.
+    /// Creates a file that must not exist.
     Create {
         slot: usize,
         path: Path,
         process: u32,
     },
-    /// Published first.
+    /// Publishes the file, then closes it.
     Close {
         slot: usize,
     },
@@ -75,11 +76,11 @@ pub(super) enum Operation {
         slot: usize,
         pieces: Vec<(u64, usize)>,
     },
-    /// All of an open file.
+    /// Reads all data of an open file.
     ReadOpen {
         slot: usize,
     },
-    /// All of the file behind a name, which is opened for it.
+    /// Opens the file of a name, reads all its data and closes it.
     ReadAll {
         path: Path,
     },
@@ -95,7 +96,7 @@ pub(super) enum Operation {
     Sync {
         slot: usize,
     },
-    /// The open file keeps its node alone; nobody refers to it.
+    /// Returns the node's reference; only the open file keeps the node.
     Forget {
         slot: usize,
     },
@@ -137,7 +138,8 @@ pub(super) enum Operation {
     List {
         dir: usize,
     },
-    /// All files are published; those of the bits are closed, the others idle. The next mount goes on.
+    /// Publishes all files and closes those in the bit mask; the others become idle. Then the next
+    /// mount takes its turn.
     Turn {
         closing: u64,
     },
@@ -230,7 +232,7 @@ impl Operation {
         }
     }
 
-    /// The file's place, where it is on one.
+    /// Returns the path, if the operation has one.
     pub(super) fn path(&self) -> Option<Path> {
         match self {
             Operation::Open { path, .. }
@@ -245,21 +247,21 @@ impl Operation {
     }
 }
 
-/// The bytes that an operation writes: they tell which it was.
+/// Returns the bytes that an operation writes; they identify the operation.
 pub(super) fn bytes_of(number: usize, count: usize) -> Vec<u8> {
     let stamp = (number as u8).wrapping_mul(29).wrapping_add(7);
-    // No zeros: holes are those.
+    // No zeros, because holes read as zeros.
     (0..count).map(|i| (stamp ^ (i % 251) as u8).max(1)).collect()
 }
 
 struct Generator {
     shape: Shape,
     random: Random,
-    /// Where each slot writes next when it writes in a row, and how far apart.
+    /// The next offset and the stride of each slot's sequence of writes.
     rows: [(u64, u64); SLOTS],
 }
 
-/// The history of a seed.
+/// Generates the history of a seed.
 pub(super) fn generate(seed: u64, shape: Shape, rename_kinds: bool) -> Vec<Operation> {
     let mut generator = Generator { shape, random: Random::new(seed), rows: [(0, 0); SLOTS] };
     let mut operations = vec![Operation::MakeDir { dir: 1 }];
@@ -286,7 +288,7 @@ impl Generator {
         Path { dir, name: self.random.below(self.shape.names) }
     }
 
-    /// Who has nothing open has little to do.
+    /// Opens files in half of the slots, because most operations need an open file.
     fn open_some(&mut self, operations: &mut Vec<Operation>) {
         for slot in 0..SLOTS / 2 {
             let process = self.random.below(self.shape.processes as usize) as u32;
@@ -323,7 +325,8 @@ impl Generator {
         }
     }
 
-    /// A write after the slot's last one, as checkpoints do it: each process its own blocks.
+    /// Returns a write that continues the slot's sequence, as in checkpoints where each process has
+    /// its own blocks.
     fn in_a_row(&mut self, slot: usize) -> Operation {
         let (next, stride) = self.rows[slot];
         let count = 100 + slot * 50;

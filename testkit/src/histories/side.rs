@@ -1,4 +1,4 @@
-//! One of the two that a history happens to: mounts, and what is open there.
+//! One of the two file systems of a history: its mounts and open files.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,39 +13,39 @@ use super::operation::{DIRECTORIES, FAR, Operation, Path, SLOTS, bytes_of, file_
 use crate::conformance::writing::WritingWorld;
 use crate::operations::listing;
 
-/// Times that were set have these nanoseconds; those of clocks do not.
+/// Times that were set have these nanoseconds; times of clocks do not.
 const SET_NANOSECONDS: u32 = 123_456_789;
-/// As much of a file as is looked at in one place.
+/// The number of bytes compared at one offset of a file.
 const WINDOW_BYTES: usize = 256 << 10;
 
 struct Slot {
     node: NodeId,
     file: Box<dyn WritableFile>,
-    /// The node's reference is not given back yet.
+    /// The node's reference has not been returned yet.
     held: bool,
-    /// It is open for another turn than this one.
+    /// The file was left open in an earlier turn.
     idle: bool,
 }
 
 pub(super) struct Side {
-    // Before the mounts, so that files are closed first.
+    // Declared before the mounts, so that files are closed first.
     slots: Vec<Vec<Option<Slot>>>,
     mounts: Vec<Arc<dyn FileSystem>>,
-    /// Whose turn it is.
+    /// The mount whose turn it is.
     mount: usize,
     taking_turns: usize,
     new: New,
 }
 
-/// What an operation had to say.
+/// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
     Error(i32),
     Bytes(Vec<u8>),
-    /// Of several pieces.
+    /// The results of several ranges.
     Pieces(Vec<Vec<u8>>),
-    /// A file's size, its beginning and its far part.
+    /// The size of a file, its beginning and its data beyond 2^40.
     All(u64, Vec<u8>, Vec<u8>),
     At(u64),
     Stat {
@@ -57,7 +57,7 @@ pub(super) enum Answer {
         set: Option<Time>,
     },
     Names(BTreeSet<(Vec<u8>, char)>),
-    /// What contradicts itself.
+    /// A contradiction within the result.
     Nonsense(String),
 }
 
@@ -79,7 +79,7 @@ impl Answer {
         self == found
     }
 
-    /// What is to be read in a report.
+    /// Describes the difference for a report.
     pub(super) fn difference(&self, found: &Answer) -> String {
         let at = |place: &str, expected: &[u8], found: &[u8]| {
             let first = expected.iter().zip(found).position(|(a, b)| a != b);
@@ -163,20 +163,20 @@ impl Side {
         self.slots[self.mount][slot].as_ref().filter(|slot| !slot.idle)
     }
 
-    /// Asked of the model: whether the operation has something to be done to, and one right answer.
+    /// Returns, on the model, whether the operation is applicable and its result is determined.
     pub(super) fn would(&self, operation: &Operation) -> bool {
         let size = |node| self.fs().attributes(node).map_or(0, |attributes| attributes.size_bytes);
         match operation {
             Operation::Open { .. } | Operation::Create { .. } => true,
             Operation::Forget { slot } => self.slot(*slot).is_some_and(|slot| slot.held),
-            // Whether a size that is the old one is a change of the file is not said.
+            // The contract does not state whether setting the current size changes the file.
             Operation::SizeOpen { slot, size: new } => {
                 self.slot(*slot).is_some_and(|slot| slot.held && size(slot.node) != *new)
             }
             Operation::Size { path, size: new } => {
                 self.with_file(*path, |node| Ok(size(node) != *new)).unwrap_or(true)
             }
-            // A node without references may be stale, though the file is open.
+            // A node without references may be stale although the file is open.
             Operation::StatOpen { slot }
             | Operation::ReadOpen { slot }
             | Operation::TimeOpen { slot, .. } => self.slot(*slot).is_some_and(|slot| slot.held),
@@ -184,7 +184,7 @@ impl Side {
         }
     }
 
-    /// Asked of the model: the node of the file that the operation is on.
+    /// Returns, on the model, the node of the operation's file.
     pub(super) fn file_of(&self, operation: &Operation) -> Option<u64> {
         if let Some(path) = operation.path() {
             return self.with_file(path, |node| Ok(node.0)).ok();
@@ -192,7 +192,7 @@ impl Side {
         self.slot(operation.slot()?).map(|slot| slot.node.0)
     }
 
-    /// Calls with the node of a directory, which is known as long as that takes.
+    /// Calls `call` with the node of a directory, which has a reference during the call.
     fn with_dir<T>(&self, dir: usize, call: impl FnOnce(NodeId) -> Result<T>) -> Result<T> {
         let root = self.fs().root();
         if dir == 0 {
@@ -418,7 +418,7 @@ impl Side {
         let Some(found) = found else {
             return self.create(slot, path, Open { truncate: false, ..how });
         };
-        // Whether an empty file is changed by this is not said.
+        // The contract does not state whether truncating an empty file changes it.
         how.truncate &= found.size_bytes > 0;
         let file = match self.verbs().open_as(found.node, how) {
             Ok(file) => file,

@@ -1,8 +1,9 @@
-//! Histories of a file that several mounts have open at once and truncate in turn, each while the others keep writing.
+//! Histories of a file that several mounts have open and truncate in turn while the others write.
 //!
-//! Each mount writes to stripes of its own and syncs every write, so there is one right content after every operation, whatever
-//! the order that an implementation gives to writes that know nothing of each other: a truncation drops what was written
-//! before it, and nothing that is written after it has returned. Some operations are ended by a loss of power.
+//! Each mount writes to its own stripes and syncs every write, so the content is determined after
+//! every operation, however an implementation orders concurrent writes: a truncation removes the
+//! data written before it, and no data written after it has returned. Some operations are
+//! interrupted by a power failure.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ const STRIPE_BYTES: usize = 64;
 const STRIPES: usize = 24;
 const OPERATIONS: usize = 60;
 
-/// Runs one history of so many mounts for each seed, and panics with a report where the content is not as it must be.
+/// Runs one history with `mounts` mounts per seed and panics with a report if the content is wrong.
 pub fn check(world: &CrashWorld<'_>, mounts: usize, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
         let stores: Vec<MemoryStore> = (0..world.stores).map(|_| MemoryStore::new()).collect();
@@ -42,7 +43,7 @@ pub fn check(world: &CrashWorld<'_>, mounts: usize, seeds: impl IntoIterator<Ite
 }
 
 struct Mount {
-    // The file goes before its mount.
+    // The file is dropped before its mount.
     file: Option<Box<dyn WritableFile>>,
     fs: Arc<dyn FileSystem>,
 }
@@ -51,7 +52,7 @@ struct History<'a> {
     world: &'a CrashWorld<'a>,
     mounts: Vec<Mount>,
     stores: Vec<MemoryStore>,
-    /// How often the nodes were started again.
+    /// The number of restarts of the nodes.
     boots: u64,
     random: Random,
     expected: Vec<u8>,
@@ -59,7 +60,7 @@ struct History<'a> {
     said: String,
 }
 
-/// What an operation makes of the file.
+/// The effect of an operation on the file.
 enum What {
     Write(usize, Vec<u8>),
     Truncate(usize),
@@ -122,7 +123,7 @@ impl History<'_> {
         Err(format!("{reader} reads {found} bytes of {expected}; the first other one is at {place:?}"))
     }
 
-    /// One operation of a mount, all of it synced, and what it makes of the file.
+    /// Performs one operation of a mount and syncs it; returns its effect on the file.
     fn step(&mut self, mount: usize, what: usize) -> Outcome<What> {
         let stripe = self.random.below(STRIPES) * self.mounts.len() + mount;
         let from = self.random.below(STRIPE_BYTES);
@@ -174,9 +175,10 @@ impl History<'_> {
         }
     }
 
-    /// An operation during which power is lost; whether the file can be read afterwards.
+    /// Performs an operation during which power fails; returns whether the file can be read
+    /// afterwards.
     fn lose_power(&mut self, mount: usize, what: usize, mounts: usize) -> Outcome<bool> {
-        // What is attempted does not depend on where it ends.
+        // The operation attempted does not depend on the time of the failure.
         let left = Arc::new(AtomicU64::new(1 + self.random.below(25) as u64));
         for store in &self.stores {
             let left = Arc::clone(&left);
@@ -199,7 +201,7 @@ impl History<'_> {
         self.mount(mounts);
         let found = match content(&*self.mounts[0].fs) {
             Ok(found) => found,
-            // A block that was not synced may be damaged, as nobody has said that it is safe.
+            // A block whose sync did not succeed may be damaged.
             Err(error) if error.kind == ErrorKind::Damaged && stripe_writes && attempted.is_err() => {
                 return Ok(false);
             }
@@ -210,7 +212,7 @@ impl History<'_> {
             self.same("after the loss of power, a mount", &found)?;
             return Ok(true);
         }
-        // The bytes that were being written may be there in part; a truncation has happened or not.
+        // The data being written may be present in part; a truncation has happened or not.
         let may_be = |place: usize| {
             let is_own = (place / STRIPE_BYTES) % mounts == mount;
             found.get(place) == before.get(place)
@@ -226,7 +228,8 @@ impl History<'_> {
             self.same("after the loss of power, a mount", &found)?;
         }
         self.expected = found;
-        // What was found is what counts from now on: it survives the next loss of power as well.
+        // The content found is the expected content from now on; the sync makes it survive the next
+        // power failure.
         let fs = Arc::clone(&self.mounts[0].fs);
         let node = told("find", node(&*fs))?;
         let file = told("open", fs.writable().expect("it may be changed").open_as(node, Open::READ_WRITE))?;
@@ -234,7 +237,7 @@ impl History<'_> {
         Ok(true)
     }
 
-    /// Whether the operation writes bytes.
+    /// Returns whether the operation writes data.
     fn stripe_writes(&self, mount: usize, what: usize) -> bool {
         self.mounts[mount].file.is_some() && what < 10
     }
@@ -268,7 +271,7 @@ fn content(fs: &dyn FileSystem) -> quell_fs::Result<Vec<u8>> {
     Ok(found)
 }
 
-/// All bytes of the file.
+/// Returns all data of the file.
 fn read(file: &dyn WritableFile) -> quell_fs::Result<Vec<u8>> {
     let mut bytes = vec![0xAA; 2 * STRIPES * STRIPE_BYTES * 4];
     let n = file.read_at(&mut bytes, 0)?;

@@ -1,4 +1,5 @@
-//! What is not safe yet, how a sync makes it safe, and what a loss of power leaves of it.
+//! The changes that are not durable yet, how a sync makes them durable, and what a power failure
+//! leaves of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,16 +7,16 @@ use super::state::{Content, Number, ROOT, State};
 use crate::random::Random;
 use crate::sparse::{BLOCK_BYTES, SparseBytes};
 
-/// Bytes of a file that may wait for a sync.
+/// The number of bytes of a file that may be unsynced.
 const UNSYNCED_BYTES_MAX: usize = 64 << 20;
-/// Changes of names that may wait for one.
+/// The number of changes of names that may be unsynced.
 const CHANGES_MAX: usize = 10_000;
 
-/// A change of a file's bytes that no sync has made safe.
+/// A change of a file's data that no sync has made durable.
 #[derive(Debug, Clone)]
 pub(super) struct Unsynced {
     what: ByteChange,
-    /// A sync was to write it and failed.
+    /// A sync that was to write it has failed.
     doubtful: bool,
 }
 
@@ -49,7 +50,7 @@ impl Unsynced {
     }
 
     pub(super) fn keep_bounded(unsynced: &mut Vec<Unsynced>, synced: &mut SparseBytes) {
-        // The last one alone tells often enough: sums are made once in so many writes.
+        // The sum is calculated only once per 1,024 writes, or after a write of at least 1 MiB.
         if !unsynced.len().is_multiple_of(1024) && unsynced.last().is_none_or(|u| u.count() < 1 << 20) {
             return;
         }
@@ -63,7 +64,7 @@ impl Unsynced {
         unsynced.drain(..written);
     }
 
-    /// Applies what a loss of power leaves of it.
+    /// Applies the part of the change that a power failure leaves.
     fn apply_some(&self, to: &mut SparseBytes, mood: Mood, random: &mut Random) {
         let (offset, bytes) = match &self.what {
             ByteChange::Size(size_bytes) => {
@@ -91,7 +92,7 @@ impl Unsynced {
                 to.write_at(&bytes[cut..], offset + cut as u64);
             }
             6 => {
-                // Blocks are written by themselves, and the size last.
+                // Blocks are written independently; the size is written last.
                 let mut at = offset;
                 while at < end {
                     let next = ((at / BLOCK_BYTES + 1) * BLOCK_BYTES).min(end);
@@ -106,21 +107,21 @@ impl Unsynced {
     }
 }
 
-/// What is read of a file after writing its bytes back has failed.
+/// The data of a file after its writeback has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writeback {
-    /// Zeros, or what was there before: the pages are gone.
+    /// Zeros or the previous data: the pages were dropped.
     Dropped,
-    /// What was written, as long as the pages stay in memory: see [`super::MemoryStore::evict`].
+    /// The written data, while the pages stay in memory: see [`super::MemoryStore::evict`].
     Kept,
 }
 
-/// How much a loss of power leaves of what was not synced.
+/// How many of the unsynced changes survive a power failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
     Nothing,
     All,
-    /// This many of four, or so.
+    /// On average, this many of four.
     Some(usize),
 }
 
@@ -144,7 +145,7 @@ impl Mood {
     }
 }
 
-/// What a name led to, and what it leads to.
+/// A change of one name: its inode before and after.
 #[derive(Debug, Clone)]
 pub(super) struct Slot {
     pub(super) dir: Number,
@@ -153,18 +154,18 @@ pub(super) struct Slot {
     pub(super) after: Option<Number>,
 }
 
-/// One step of a directory's journal: all slots or none.
+/// A journal entry of a directory: either all slots change or none.
 #[derive(Debug, Clone, Default)]
 pub(super) struct NameChange {
     pub(super) slots: Vec<Slot>,
-    /// A directory that is gone: its names went before it.
+    /// A removed directory, which had lost its names before.
     pub(super) emptied: Option<Number>,
-    /// Nothing earlier can be lost if this has happened.
+    /// If this change has happened, all earlier ones have too.
     pub(super) after_all: bool,
 }
 
 impl NameChange {
-    /// Whether the directory's sync makes it safe.
+    /// Returns whether a sync of directory `dir` makes the change durable.
     fn synced_by(&self, dir: Number) -> bool {
         match self.slots.as_slice() {
             [only] => only.dir == dir,
@@ -173,14 +174,15 @@ impl NameChange {
     }
 }
 
-/// Which changes have happened, if those have that `happened` says: earlier ones that they rest on, too.
+/// Returns which changes have happened, given those that `happened` selects: these, and all earlier
+/// changes that they depend on.
 fn closure(changes: &[NameChange], mut happened: impl FnMut(&NameChange) -> bool) -> Vec<bool> {
     let mut names: HashSet<(Number, &[u8])> = HashSet::new();
     let (mut emptied, mut all) = (HashSet::new(), false);
     let mut kept = vec![false; changes.len()];
     for (i, change) in changes.iter().enumerate().rev() {
         let needed = |slot: &Slot| emptied.contains(&slot.dir) || names.contains(&(slot.dir, &*slot.name));
-        // Asked of every change, so that one answer does not move the others' chances.
+        // Called for every change, so that each random choice is independent of the others.
         let happened = happened(change);
         if happened || all || change.slots.iter().any(needed) {
             kept[i] = true;
@@ -236,7 +238,8 @@ impl State {
         }
     }
 
-    /// Writing back what was not synced fails for the files that `is_hit` says by their paths. Returns how many there were.
+    /// Simulates a failed writeback for the files whose paths `is_hit` selects. Returns their
+    /// number.
     pub(super) fn fail_writeback(
         &mut self,
         seed: u64,
@@ -260,7 +263,7 @@ impl State {
             for change in unsynced.drain(..) {
                 match &change.what {
                     ByteChange::Write { offset, bytes } if loses_all || !random.one_in(4) => {
-                        // The size is the inode's, and was written; its blocks were not.
+                        // The size is part of the inode, which was written; the blocks were not.
                         synced.set_size(synced.size_bytes().max(offset + bytes.len() as u64));
                     }
                     _ => change.apply(synced),
@@ -277,7 +280,8 @@ impl State {
         hit
     }
 
-    /// What is in memory alone, and taken for written, goes: files are read from where they lie.
+    /// Drops pages that count as written but exist only in memory: files are read from storage
+    /// again.
     pub(super) fn evict(&mut self) {
         for inode in self.inodes.values_mut() {
             if let Content::File { bytes, synced, unsynced } = &mut inode.content {
@@ -293,7 +297,7 @@ impl State {
         let mut state = self.without_handles();
         let changes = std::mem::take(&mut state.changes);
         let kept = closure(&changes, |_| mood.arrives(&mut random));
-        // What is lost is the last that happened to its names, so it is undone from the end.
+        // A lost change is the last one of its names, so changes are undone from the end.
         for (change, _) in changes.iter().zip(&kept).rev().filter(|(_, kept)| !**kept) {
             for slot in &change.slots {
                 state.put(slot.dir, &slot.name, None);
@@ -323,7 +327,7 @@ impl State {
         state
     }
 
-    /// Forgets all inodes that have no path; those that have one are where it says.
+    /// Removes all inodes without a path, and sets the place of the others.
     fn keep_reachable(&mut self) {
         let mut places = HashMap::from([(ROOT, (ROOT, Vec::new()))]);
         let mut next = vec![ROOT];

@@ -12,7 +12,7 @@ use super::MemoryStore;
 use super::state::{Content, Number, State};
 use crate::sparse::SparseBytes;
 
-/// Keeps an inode as long as it is open.
+/// Keeps an inode while it is open.
 #[derive(Debug)]
 struct Handle {
     store: MemoryStore,
@@ -41,7 +41,7 @@ impl Drop for Handle {
 #[derive(Debug)]
 pub(super) struct StoreDir {
     handle: Handle,
-    /// Not only entered.
+    /// False if opened with `enter`.
     can_list: bool,
 }
 
@@ -79,7 +79,8 @@ impl Dir for StoreDir {
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         let state = self.handle.begin("list", b"", false)?;
         self.listable("list")?;
-        // Not sorted: no file system promises that, and nobody may rely on it.
+        // Not sorted, because file systems do not guarantee an order and callers must not rely on
+        // one.
         Ok(state.names(self.handle.number).keys().rev().cloned().collect())
     }
 
@@ -192,12 +193,14 @@ impl WritableDir for StoreDir {
 #[derive(Debug)]
 struct StoreFile {
     handle: Handle,
-    /// Failures of writeback that this descriptor has reported, or that are none of its own.
+    /// The number of writeback failures that this descriptor has reported, or that it does not have
+    /// to report.
     reported: AtomicU64,
 }
 
 impl StoreFile {
-    /// As Linux does it: a failure that no descriptor has reported is reported by one that is opened now as well.
+    /// As on Linux, a failure that no descriptor has reported is also reported by one that is
+    /// opened now.
     fn open(store: &MemoryStore, state: &mut State, number: Number) -> StoreFile {
         let inode = state.inode(number);
         let known = if inode.is_reported { 0 } else { inode.writeback_errors.min(1) };
@@ -244,7 +247,7 @@ impl WritableFile for StoreFile {
         if begun.is_err() && state.gone.is_none() && !state.read_only {
             let count = state.random.below(from.len() + 1);
             let some = if state.random.one_in(2) { &from[..count] } else { &[] };
-            // The answer is the first error's.
+            // The first error is returned.
             let _ = state.write(number, some, offset);
         }
         begun?;

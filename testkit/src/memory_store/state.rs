@@ -1,4 +1,4 @@
-//! The tree of a store: inodes, names, room and time. Everything happens under one lock.
+//! The tree of a store: inodes, names, space and time. All of it is protected by one lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -14,9 +14,9 @@ use crate::sparse::SparseBytes;
 pub(super) type Number = u64;
 pub(super) const ROOT: Number = 1;
 
-/// Room that a name takes.
+/// The space that a name takes, in bytes.
 const NAME_ROOM_BYTES: u64 = 512;
-/// Inodes without a name that are looked through at once.
+/// The number of unused inodes from which they are removed.
 const SWEEP_AT: usize = 1000;
 const SET_GROUP_ID: u32 = 0o2000;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
@@ -33,7 +33,7 @@ pub(super) struct Dress {
 pub(super) enum Content {
     File {
         bytes: SparseBytes,
-        /// As the last sync left them.
+        /// The data as of the last sync.
         synced: SparseBytes,
         unsynced: Vec<Unsynced>,
     },
@@ -47,11 +47,12 @@ pub(super) struct Inode {
     pub(super) synced_dress: Dress,
     pub(super) changed: Time,
     pub(super) content: Content,
-    /// Its directory and name, or those that it had last.
+    /// Its directory and name, or the last ones it had.
     pub(super) place: (Number, Vec<u8>),
     pub(super) named: bool,
     pub(super) handles: u64,
-    /// How often writing its bytes back failed, and whether a descriptor has reported the last time.
+    /// The number of failed writebacks of its data, and whether a descriptor has reported the last
+    /// one.
     pub(super) writeback_errors: u64,
     pub(super) is_reported: bool,
 }
@@ -81,7 +82,7 @@ impl Inode {
 pub(super) struct State {
     pub(super) inodes: HashMap<Number, Inode>,
     next: Number,
-    /// Changes of names that no sync has made safe, in their order.
+    /// Changes of names that no sync has made durable, in their order.
     pub(super) changes: Vec<NameChange>,
     nameless: usize,
     pub(super) used_bytes: u64,
@@ -120,7 +121,7 @@ impl State {
         state
     }
 
-    /// The same tree in another store that nobody has open, and in which nothing fails.
+    /// Returns the same tree in another store, with no open files and no faults.
     pub(super) fn without_handles(&self) -> State {
         let mut inodes = self.inodes.clone();
         for inode in inodes.values_mut() {
@@ -168,7 +169,8 @@ impl State {
         self.inodes.get_mut(&number).expect("an inode that is named, open or may come back is kept")
     }
 
-    /// The path of a name in a directory; where the directory has lost its own, as it was.
+    /// Returns the path of a name in a directory. If the directory was removed, its last path is
+    /// used.
     pub(super) fn path(&self, dir: Number, name: &[u8]) -> Vec<u8> {
         let mut parts = vec![name];
         let mut at = dir;
@@ -181,7 +183,7 @@ impl State {
         parts.join(&b'/')
     }
 
-    /// Counts an operation, and fails it where one of the switches says so.
+    /// Counts an operation, and fails it if a fault is set.
     pub(super) fn begin(&mut self, verb: &'static str, of: Number, name: &[u8], writes: bool) -> Result<()> {
         self.operations += 1;
         let fail = |errno, path: &[u8]| Err(Error::new(ErrorKind::from_errno(errno), verb, path));
@@ -226,7 +228,7 @@ impl State {
         let number = self.next;
         self.next += 1;
         let modified = self.stamp();
-        // As the kernel has it: a directory with the set-group-id bit passes its group on.
+        // As in the kernel, a directory with the set-group-id bit passes its group on.
         let from = self.inodes.get(&place.0).map(|dir| dir.dress);
         let from = from.filter(|dress| dress.permissions & SET_GROUP_ID != 0);
         let gid = from.map_or(100, |dress| dress.gid);
@@ -262,7 +264,7 @@ impl State {
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, operation, name))
     }
 
-    /// The child that is meant, or the directory itself where the name is empty.
+    /// Returns the child `name`, or the directory itself if the name is empty.
     pub(super) fn child_or_self(&self, dir: Number, name: &[u8], operation: &'static str) -> Result<Number> {
         if name.is_empty() { Ok(dir) } else { self.child(dir, name, operation) }
     }
@@ -297,7 +299,7 @@ impl State {
 
     // Names.
 
-    /// Gives a name to an inode, or to none. Nothing is checked, and nothing written down.
+    /// Sets or removes an entry, without checks and without recording a change.
     pub(super) fn put(&mut self, dir: Number, name: &[u8], number: Option<Number>) {
         let Content::Dir(names) = &mut self.inode_mut(dir).content else {
             unreachable!("names are in directories")
@@ -351,7 +353,7 @@ impl State {
         Ok(number)
     }
 
-    /// An inode has lost its name.
+    /// Marks an inode as removed.
     fn unnamed(&mut self, number: Number) {
         let now = self.stamp();
         let inode = self.inode_mut(number);
@@ -370,7 +372,7 @@ impl State {
         }
     }
 
-    /// Forgets inodes that nobody can reach and no loss of power brings back.
+    /// Removes inodes that are not reachable and that no power failure can restore.
     pub(super) fn sweep(&mut self) {
         let slots = self.changes.iter().flat_map(|change| &change.slots);
         let kept: HashSet<Number> = slots.flat_map(|s| [Some(s.dir), s.before, s.after]).flatten().collect();
@@ -398,7 +400,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether `number` is `dir` or one of the directories above it.
+    /// Returns whether `number` is `dir` or one of the directories above it.
     fn holds(&self, number: Number, dir: Number) -> bool {
         let mut at = dir;
         loop {
@@ -441,7 +443,7 @@ impl State {
             }
             (Rename::Replace, Some(old)) if old != number => match (is_dir(number), is_dir(old)) {
                 (true, false) => return refused(ErrorKind::NotADirectory, to),
-                // As the kernel says it of a directory above the one that moves.
+                // As the kernel returns for a directory above the moved one.
                 (_, true) if self.holds(old, from_dir) => return refused(ErrorKind::NotEmpty, to),
                 (false, true) => return refused(ErrorKind::IsADirectory, to),
                 (true, true) if !self.names(old).is_empty() => return refused(ErrorKind::NotEmpty, to),
@@ -496,7 +498,7 @@ impl State {
 
     // Files.
 
-    /// Changes the bytes of a file, and keeps in mind that this was not synced.
+    /// Changes the data of a file and records the change as unsynced.
     pub(super) fn change_bytes(&mut self, number: Number, what: Unsynced) {
         let now = self.stamp();
         let inode = self.inode_mut(number);
@@ -547,7 +549,7 @@ impl State {
         self.maybe_unused(number);
     }
 
-    /// A regular file that is to be opened.
+    /// Returns a regular file that is to be opened.
     pub(super) fn file(&self, dir: Number, name: &[u8]) -> Result<Number> {
         let number = self.child(dir, name, "open")?;
         let kind = match self.inode(number).kind() {

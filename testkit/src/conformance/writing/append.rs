@@ -1,4 +1,5 @@
-//! Promise: what is appended comes after all that is there, whoever wrote it, and the answer says where.
+//! Promise: an append goes to the end of the file, including data of all other writers, and returns
+//! its offset.
 
 use quell_fs::{Change, Open};
 

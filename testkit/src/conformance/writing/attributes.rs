@@ -1,5 +1,5 @@
-//! Promise: mode, owner and time are as they were set, and nothing else changes with them; a time that was set counts until
-//! the next write, also that of bytes written before.
+//! Promise: mode, owner and time are as they were set, and nothing else changes with them. A time
+//! that was set remains until the next write, even while earlier writes are being published.
 
 use quell_fs::{Change, Kind, NodeId, Time};
 
@@ -57,7 +57,7 @@ fn times(world: &WritingWorld<'_>) {
             assert_eq!(set(node, seconds).modified, time(seconds), "{kind:?}");
         }
     }
-    // As `cp -p` does it: written, dressed, closed.
+    // As `cp -p` does: write, set attributes, close.
     file.write_at(b"bytes", 0).unwrap();
     set(node, 1_000_000_000);
     file.publish().unwrap();
@@ -66,7 +66,7 @@ fn times(world: &WritingWorld<'_>) {
     drop(file);
     assert_eq!(mount.attributes(node).modified, time(1_000_000_000), "after close");
     assert_eq!(mount.lookup(mount.root, "file").unwrap().modified, time(1_000_000_000));
-    // A later write counts.
+    // A later write changes the time.
     let file = mount.open(node);
     assert_eq!(whole(&*file), b"bytes");
     assert_eq!(mount.attributes(node).modified, time(1_000_000_000), "opening and reading change nothing");
@@ -75,7 +75,7 @@ fn times(world: &WritingWorld<'_>) {
     file.publish().unwrap();
     drop(file);
     assert_ne!(mount.attributes(node).modified, time(1_000_000_000));
-    // So do a new size and an open that truncates.
+    // A new size and an open that truncates also change it.
     set(node, 1_000_000_000);
     assert_ne!(
         change(&mount, node, Change { size_bytes: Some(2), ..Change::default() }).modified,

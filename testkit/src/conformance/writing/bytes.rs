@@ -1,4 +1,5 @@
-//! Promise: what was written is read, at any offset and in any order of writing, and the later write wins.
+//! Promise: written data is read back at any offset and in any order of writing, and a later write
+//! overwrites an earlier one.
 
 use quell_fs::Open;
 
@@ -34,7 +35,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     assert_eq!(mount.bytes(node), b"new");
 }
 
-/// Blocks of all sizes, from all ends, over one another; read in other pieces than they were written in.
+/// Overlapping writes of all sizes in all orders, read in different pieces than they were written.
 fn any_order(world: &WritingWorld<'_>) {
     let mount = world.mount();
     let (node, file) = mount.create("file");

@@ -1,5 +1,5 @@
-//! Promise: a new file is empty, has the mode and owner that it was made with, is there at once and once, and can
-//! be written to whatever its mode.
+//! Promise: a new file is empty, has the mode and owner that were given, is visible immediately and
+//! once, and can be written to whatever its mode.
 
 use quell_fs::errno::{EEXIST, EISDIR, ENOTDIR};
 use quell_fs::{Change, Kind, New, Open};
@@ -50,7 +50,7 @@ fn passed_on_group(world: &WritingWorld<'_>) {
     assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, world.gid));
 }
 
-/// Of many who make one name, one does.
+/// If several threads create one name, exactly one succeeds.
 fn one_winner(world: &WritingWorld<'_>) {
     let mount = world.mount();
     for round in 0..10 {

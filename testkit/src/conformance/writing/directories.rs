@@ -1,4 +1,5 @@
-//! Promise: directories are made empty, hold what is made in them, and go only when they are empty.
+//! Promise: a new directory is empty, contains the entries created in it, and can be removed only
+//! when it is empty.
 
 use quell_fs::errno::{EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY};
 use quell_fs::{Kind, New};
@@ -37,7 +38,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     verbs.remove_dir(root, b"dir").unwrap();
     assert_eq!(mount.lookup(root, "dir"), None);
     assert_eq!(listing(&*mount.fs, root, 10).unwrap(), []);
-    // A directory that is made again under the name is another, and empty.
+    // A directory created again under the same name is a different one, and empty.
     let again = mount.make_dir("dir");
     assert_ne!(again, made.node);
     deep(world);

@@ -1,4 +1,5 @@
-//! Promise: all who have a file open on one mount see one file, whichever process they are and whatever they opened it for, at once.
+//! Promise: all open files of one file on one mount show the same data immediately, whatever their
+//! process and access mode.
 
 use quell_fs::{NodeId, Open, WritableFile};
 
@@ -34,7 +35,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     again_and_again(world);
 }
 
-/// Processes write to one another's blocks in turns; every one reads what all of them wrote.
+/// Processes take turns to write each other's blocks, and each reads all data.
 fn by_turns(world: &WritingWorld<'_>) {
     let mount = world.mount();
     let (node, creator) = mount.create("file");
@@ -61,7 +62,7 @@ fn by_turns(world: &WritingWorld<'_>) {
     assert!(mount.bytes(node) == expected[..size]);
 }
 
-/// A file that is opened, appended to and closed by process after process.
+/// A file that one process after the other opens, appends to and closes.
 fn again_and_again(world: &WritingWorld<'_>) {
     let mount = world.mount();
     let node = mount.write("file", b"");

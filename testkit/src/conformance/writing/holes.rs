@@ -1,4 +1,5 @@
-//! Promise: what was never written reads as zeros, however far away a file ends; it may end at 2^63 - 1, and not beyond.
+//! Promise: data that was never written reads as zeros, at any offset. A file may end at 2^63 - 1,
+//! and not beyond.
 
 use quell_fs::errno::EINVAL;
 use quell_fs::{Change, Open};

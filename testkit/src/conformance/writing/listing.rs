@@ -1,5 +1,5 @@
-//! Promise: a listing has every entry once with its kind and node; entries that stay are in it once, whatever is made and removed
-//! while it is read.
+//! Promise: a listing has every entry once, with its kind and node. Entries that are not changed
+//! appear once, even if others are created and removed during the listing.
 
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ fn while_it_changes(mount: &Mount) {
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "a name came twice");
 }
 
-/// Removes what was listed before it goes on listing.
+/// Removes the listed entries before it continues the listing.
 fn as_rm_does(mount: &Mount) {
     let dir = mount.make_dir("dir");
     for i in 0..100 {

@@ -1,5 +1,5 @@
-//! Promise: what was published by one mount is read by who opens the file on another afterwards; names are there at once.
-//! Writers on several mounts may write to different parts of one file.
+//! Promise: data published by one mount is read by every later open on another mount; names are
+//! visible immediately. Writers on several mounts may write to different parts of one file.
 
 use quell_fs::{Change, Open, Rename};
 
@@ -31,7 +31,8 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     checkpoint(world);
 }
 
-/// Processes on two mounts write one file at the same time, in turns of a block; no byte twice.
+/// Processes on two mounts write to one file at the same time, in alternating blocks without
+/// overlaps.
 fn checkpoint(world: &WritingWorld<'_>) {
     let Some(two) = world.two_mounts() else { return };
     let (a, b) = (&two.a, &two.b);

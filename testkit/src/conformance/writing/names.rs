@@ -1,4 +1,5 @@
-//! Promise: names are bytes of any kind up to the stated length, and keep apart what differs in any of them.
+//! Promise: names may have any bytes up to the stated length, and names that differ in any byte are
+//! different.
 
 use quell_fs::errno::{EINVAL, ENAMETOOLONG};
 use quell_fs::{Open, Rename};
@@ -6,7 +7,7 @@ use quell_fs::{Open, Rename};
 use super::{WritingWorld, refused};
 use crate::operations::listing;
 
-/// Names that formats, shells and other systems have ideas about.
+/// Returns names that formats, shells and other systems treat specially.
 pub(super) fn odd_names() -> Vec<Vec<u8>> {
     let odd: [&[u8]; 22] = [
         b"a",

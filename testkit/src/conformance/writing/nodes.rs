@@ -1,5 +1,5 @@
-//! Promise: a node keeps its number and its bytes while it has references, whatever becomes of its name; one that has neither
-//! is stale.
+//! Promise: a node keeps its number and its data while it has references, even if its name changes
+//! or is removed. A node with neither references nor a name is stale.
 
 use quell_fs::errno::ESTALE;
 use quell_fs::{Cursor, NodeId, Open, Rename};
@@ -22,14 +22,14 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     verbs.forget(node, 1);
     stale(&mount, node);
 
-    // A directory that was removed is empty.
+    // A removed directory is empty.
     let dir = mount.make_dir("dir");
     verbs.remove_dir(root, b"dir").unwrap();
     assert_eq!(mount.attributes(dir).kind, quell_fs::Kind::Dir);
     verbs.forget(dir, 1);
     stale(&mount, dir);
 
-    // Nobody's number is another's as long as it is known.
+    // A number is not reused while it has references.
     let mut held = vec![root];
     for round in 0..50 {
         let made = if round % 2 == 0 { mount.write("again", b"x") } else { mount.make_dir("again") };
@@ -45,7 +45,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
             held.push(made);
         }
     }
-    // A named node without references is found by its name again.
+    // A node with a name but without references is found again by its name.
     let node = mount.write("kept", b"kept");
     verbs.forget(node, 1);
     assert_eq!(mount.bytes_at("kept").unwrap(), b"kept");

@@ -1,4 +1,5 @@
-//! Promise: a file that is removed while it is open, or known, keeps its bytes and can be written to until nobody does; its name is free at once.
+//! Promise: a file that is removed while it is open, or has references, keeps its data and can be
+//! written to; its name is free immediately.
 
 use quell_fs::Change;
 use quell_fs::errno::ENOENT;
@@ -26,7 +27,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
         .unwrap();
     assert_eq!((mount.attributes(old).permissions, mount.attributes(old).size_bytes), (0o600, 3));
     drop((file, second));
-    // It has a reference: it can be opened again.
+    // It has a reference, so it can be opened again.
     let file = mount.open(old);
     file.append(b"!").unwrap();
     assert_eq!(whole(&*file), b"old!");
@@ -37,7 +38,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     drop(file);
     assert_eq!(mount.bytes_at("file").unwrap(), b"new");
 
-    // With its directory.
+    // Removed together with its directory.
     let dir = mount.make_dir("dir");
     let (_, file) = mount.create_in(dir, "file");
     file.write_at(b"bytes", 0).unwrap();

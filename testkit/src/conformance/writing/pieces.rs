@@ -1,4 +1,4 @@
-//! Promise: lists of pieces are read and written as one piece after another would be.
+//! Promise: reading and writing several ranges in one call is equivalent to one call per range.
 
 use super::{WritingWorld, whole};
 

@@ -1,4 +1,5 @@
-//! Promise: publishing and syncing can be asked for at any time, any number of times, and change nothing that is seen.
+//! Promise: publish and sync may be called at any time and any number of times, and change no
+//! visible data.
 
 use quell_fs::Open;
 
@@ -29,7 +30,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     }
     reader.publish().unwrap();
     reader.sync().unwrap();
-    // Closed without being asked to publish: nothing is lost either where nothing fails.
+    // Closed without publish: no data is lost if there is no error.
     file.append(b"last").unwrap();
     expected.extend(b"last");
     drop((file, reader));

@@ -1,5 +1,5 @@
-//! Promise: a rename moves what has a name, with all that is in it or open of it, and what had the new name is replaced, kept or exchanged
-//! as asked; what is refused changes nothing.
+//! Promise: a rename moves an entry with its content and its open files. An existing entry of the
+//! new name is replaced, kept or exchanged as requested. A refused rename changes nothing.
 
 use quell_fs::Rename::{Exchange, Keep, Replace};
 use quell_fs::errno::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP};
@@ -58,7 +58,7 @@ fn directories(mount: &Mount) {
     assert_eq!(mount.bytes_at("b/moved/file").unwrap(), b"moved along");
     assert_eq!(mount.fs.path(node).unwrap(), b"b/moved/file");
     file.write_at(b"M", 0).unwrap();
-    // What was known of the directory before still leads there.
+    // References to the directory remain valid.
     assert_eq!(mount.lookup(a, "file").unwrap().node, node);
     let (_, another) = mount.create_in(a, "another");
     another.append(b"x").unwrap();
@@ -86,7 +86,7 @@ fn open_files(mount: &Mount) {
     assert_eq!(mount.attributes(replaced).nlink, 0);
     drop((first, second));
     assert_eq!(mount.bytes(moving), b"moving on");
-    // As editors and loaders do it: the file under the name is always whole.
+    // As editors and loaders do: the file under the name is always complete.
     for round in 0..20_u8 {
         let (_, file) = mount.create("new");
         file.write_at(&vec![round; 1000 + usize::from(round)], 0).unwrap();

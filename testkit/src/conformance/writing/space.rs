@@ -1,4 +1,4 @@
-//! Promise: the room that is told makes sense.
+//! Promise: the reported space is consistent.
 
 use super::WritingWorld;
 

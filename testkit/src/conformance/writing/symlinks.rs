@@ -1,4 +1,4 @@
-//! Promise: a symbolic link keeps its target byte for byte, and is followed nowhere.
+//! Promise: a symbolic link keeps its target unchanged and is never followed.
 
 use quell_fs::errno::{EINVAL, ENOTDIR};
 use quell_fs::{Kind, Open, Rename};

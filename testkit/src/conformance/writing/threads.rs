@@ -1,5 +1,6 @@
-//! Promise: any number of threads may write, append and read at once: disjoint writes are all there, appended records are whole and come
-//! once, and where writes overlap each byte is of one of them, the same for all who read afterwards.
+//! Promise: any number of threads may write, append and read at the same time. Writes that do not
+//! overlap are all present, appended records are complete and present once, and where writes
+//! overlap, each byte is of one of them, the same for all later readers.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +84,7 @@ fn appended(mount: &Mount) {
     assert!(records.iter().all(|record| record[4] == 0xEE && record[..2] == record[2..4]));
 }
 
-/// One open file, used by all.
+/// One open file, used by all threads.
 fn one_handle(mount: &Mount) {
     let (node, file) = mount.create("one handle");
     std::thread::scope(|scope| {
@@ -108,7 +109,7 @@ fn one_handle(mount: &Mount) {
     assert!(bytes.chunks(100).enumerate().all(|(i, chunk)| chunk.iter().all(|byte| *byte == i as u8)));
 }
 
-/// Names that come and go at once, each in its own thread.
+/// Names that are created and removed concurrently, each in its own thread.
 fn names(mount: &Mount) {
     let dir = mount.make_dir("names");
     std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! Promise: a file that is cut ends there at once, for all who have it open; what it grows by afterwards is zeros, also where it
-//! had bytes before.
+//! Promise: a truncated file ends at its new size immediately, for all open files. Growing it
+//! afterwards adds zeros, even where it had data before.
 
 use quell_fs::errno::EINVAL;
 use quell_fs::{Change, Open};
@@ -36,7 +36,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     drop((file, other));
     assert_eq!(mount.bytes(node), b"\0\0\0x");
 
-    // Without anybody who has it open.
+    // While no process has the file open.
     cut(&mount, node, 2);
     cut(&mount, node, 1 << 40);
     cut(&mount, node, 5);
@@ -45,7 +45,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     assert_eq!(mount.attributes(node).size_bytes, 0);
     cut(&mount, node, 3);
     assert_eq!(whole(&*file), [0; 3]);
-    // An open that truncates is seen by who had the file open before.
+    // An open that truncates is visible through files that are already open.
     drop(mount.verbs().open_as(node, Open { truncate: true, process: 4, ..Open::WRITE }).unwrap());
     assert_eq!(whole(&*file), b"");
     let dir = mount.make_dir("dir");
