@@ -1,7 +1,9 @@
-//! A boot image that is about to be written: one process at a time reads the old one, joins and replaces it, so that of two
-//! recordings that end at once neither is lost. What writers left behind that were killed is removed by a later one.
+//! The output file of a boot image. One process at a time reads the old image, merges and replaces
+//! it, so that of two recordings that end at the same time neither is lost. Temporary files of
+//! killed writers are removed by a later writer.
 //!
-//! Others may write in the directory, too: what they put in place of the lock is never followed, waited for or written to.
+//! Other users may have write permission to the directory. A file that they put in place of the
+//! lock is never followed, waited for or written to.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -17,17 +19,18 @@ use rustix::io::Errno;
 
 use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
 
-/// Before it is said what is waited for.
+/// How long to wait for the lock before it is reported.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A shared file system says for a moment that what another node has just removed is there, or stale.
+/// Number of tries: on a shared file system, a file that another node has just removed may appear
+/// to exist, or be stale, for a moment.
 const TRIES_MAX: u32 = 10;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
-/// What was written aside and not touched for so long belongs to nobody who lives.
+/// A temporary file that was not changed for this time belongs to no running writer.
 const ABANDONED: Duration = Duration::from_secs(3600);
-/// What the kernel shows for every group that a user namespace does not have.
+/// The id that the kernel shows for a group that the user namespace does not map.
 const NO_GROUP: u32 = 65534;
 
-/// A place for an image that nobody else writes to until this goes.
+/// An image's path with its lock, which is held until this value is dropped.
 #[derive(Debug)]
 pub struct BootPlace {
     path: PathBuf,
@@ -36,8 +39,8 @@ pub struct BootPlace {
 }
 
 impl BootPlace {
-    /// Waits for whoever writes there now; `waiting` is told of the lock if that lasts. A file system without locks leaves
-    /// writers on their own: the last one stays.
+    /// Waits until no other process writes the image. Calls `waiting` with the lock's path if that
+    /// takes long. On a file system without locks, writers are not excluded, and the last one wins.
     pub fn claim(path: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<BootPlace> {
         let lock = lock_of(path);
         let mut tries = 0;
@@ -60,8 +63,8 @@ impl BootPlace {
         }
     }
 
-    /// Whether a lock that is there already could be had one day, and an image that is there may be replaced. Makes no lock, and
-    /// waits for nobody.
+    /// Checks that an existing lock is usable, and that an existing image may be replaced. Creates
+    /// no lock and does not wait.
     pub fn check(path: &Path, force: bool) -> Result<()> {
         Output { path, format: BOOT_IMAGE, force }.check()?;
         let lock = lock_of(path);
@@ -75,7 +78,8 @@ impl BootPlace {
         }
     }
 
-    /// Puts an image there in one step. It is its owner's alone, or whose its owner has let the old one be.
+    /// Replaces the image atomically. A new image can be read by its owner only; it gets mode and
+    /// group of an image that the caller owns.
     pub fn replace(&self, bytes: &[u8], force: bool) -> Result<()> {
         let old = fs::symlink_metadata(&self.path).ok();
         let own = old.filter(|old| {
@@ -88,14 +92,15 @@ impl BootPlace {
                 && (file.metadata()?.gid() == own.gid()
                     || rustix::fs::fchown(file, None, Some(Gid::from_raw(own.gid()))).is_ok());
             if !is_groups {
-                // Where the group cannot be given, its members go without.
+                // If the group cannot be set, its members get no access.
                 mode &= !0o070;
             }
             file.set_permissions(Permissions::from_mode(mode))
         })
     }
 
-    /// Whoever wrote aside here held the lock, or wrote where locks are not seen, from another node: then it is recent.
+    /// Removes temporary files of killed writers. A live writer holds the lock, or is on another
+    /// node where locks are not visible; in that case its file is recent.
     fn sweep(&self) {
         let directory = self.lock.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let Ok(entries) = fs::read_dir(directory) else { return };
@@ -141,12 +146,13 @@ fn others(lock: &Path) -> Error {
     refused(lock, ErrorKind::PermissionDenied, why)
 }
 
-/// The lock that is there. A link, or anything else that is no plain file, is none of ours.
+/// Opens an existing lock. A symbolic link, or anything else than a regular file, is refused.
 fn open_lock(lock: &Path) -> Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let open = |access| rustix::fs::open(lock, flags | access, Mode::empty());
     let opened = match open(OFlags::RDWR) {
-        // To read is enough, but for a file system of another node.
+        // Read access is sufficient, except on a file system of another node, where locking needs
+        // write access.
         Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open(OFlags::RDONLY),
         other => other,
     };
@@ -164,7 +170,8 @@ fn open_lock(lock: &Path) -> Result<File> {
     }
 }
 
-/// The lock, held, and whether it keeps others out; `None` if it was another one meanwhile.
+/// Opens and locks the lock file. Returns whether the lock excludes other processes; returns `None`
+/// if the file was replaced meanwhile.
 fn claim_once(lock: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<Option<(File, bool)>> {
     let file = match open_lock(lock) {
         Err(e) if e.errno() == errno::ENOENT => {
@@ -183,7 +190,7 @@ fn claim_once(lock: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<Option<(F
         Err(Errno::BADF) => return Err(others(lock)),
         Err(e) => return Err(failed(lock, e)),
     };
-    // It may have been removed by the one that held the lock before.
+    // The previous holder of the lock may have removed the file.
     let ours = fstat(&file).map_err(|e| failed(lock, e))?;
     let is_there = lstat(lock).is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
     Ok(is_there.then_some((file, is_alone)))
@@ -248,7 +255,7 @@ mod tests {
             ".app.boot.a-b.aside",
             ".app.bootx.123456.aside",
             "app.boot.123456.aside",
-            // Of a writer that may live.
+            // This file may belong to a running writer.
             ".app.boot.fresh1.aside",
         ];
         for name in others.iter().chain(&[".app.boot.aB3456.aside", ".app.boot.lock"]) {

@@ -1,5 +1,5 @@
-//! Disk images of virtual machines: which files one is made of, found from its header as QEMU finds them, and all of them
-//! opened and put together as a file system.
+//! Disk images of virtual machines: finds the files of the backing chain from the headers, as QEMU
+//! does, opens them, and assembles them as a file system.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -11,34 +11,34 @@ use quell_boot::{DISK_FILES_MAX, DiskFile, Disks};
 use quell_fs::{Attributes, Error, ErrorKind, File, Kind, NodeId, Result};
 use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
 
-/// How the bytes of a file are the disk's.
+/// The format of a file in a backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFormat {
     Qcow2,
-    /// As they are.
+    /// The bytes of the file are the bytes of the disk.
     Raw,
-    /// In a way that is not looked into: which bytes of the disk they are is not known.
+    /// Another format: which bytes belong to which part of the disk is unknown.
     Other,
 }
 
-/// How whoever opens the disk image comes to a file of its chain.
+/// How a program that opens the disk image finds a file of its backing chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reached {
-    /// By a path below the directory of the disk image.
+    /// By a path relative to the directory of the disk image.
     Within(PathBuf),
-    /// By this path, wherever the disk image is.
+    /// By this absolute path, regardless of where the disk image is.
     Elsewhere(PathBuf),
 }
 
-/// A file that a disk is made of.
+/// A file of a backing chain.
 pub struct ChainFile {
-    /// Absolute, without symbolic links.
+    /// The absolute path, without symbolic links.
     pub path: PathBuf,
     pub reached: Reached,
     pub format: DiskFormat,
-    /// For qcow2.
+    /// The header, for qcow2.
     pub header: Option<Header>,
-    /// It has the data of the file before it, and nothing lies below it.
+    /// Whether this is an external data file of the previous file. It has no backing file.
     pub is_data_file: bool,
     pub stat: Stat,
     pub file: Arc<dyn OpenFile>,
@@ -61,7 +61,7 @@ fn refused(kind: ErrorKind, path: &Path, why: impl Into<String>) -> Error {
     }
 }
 
-/// Opens a regular file, following links on the way: the user, or an image's header, named it.
+/// Opens a regular file and follows symbolic links, because the user or an image's header named it.
 fn open(path: &Path) -> Result<(PathBuf, Arc<dyn OpenFile>, Stat)> {
     let failed = |e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes());
     let real = path.canonicalize().map_err(failed)?;
@@ -80,10 +80,11 @@ fn open(path: &Path) -> Result<(PathBuf, Arc<dyn OpenFile>, Stat)> {
     Ok((real, file, stat))
 }
 
-/// The disk image at `path` and the files that it lies on, from top to bottom. `format`: `None`: what its first bytes say.
+/// Opens the disk image at `path` and its backing chain, from top to bottom. With `format` `None`,
+/// the format is detected from the first bytes.
 ///
-/// Errors: those of opening; `Damaged` with what is wrong in a header; `InvalidInput` for a chain that is a circle, too
-/// long, or leads to what is no local file.
+/// Errors: those of opening; `Damaged` with the damage of a header; `InvalidInput` for a chain that
+/// is circular, too long, or refers to something other than a local file.
 pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFile>> {
     let mut chain: Vec<ChainFile> = Vec::new();
     let as_named = std::path::absolute(path)
@@ -108,7 +109,7 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
         let reached = reached(&top, &named_as);
         if let Some(header) = &header {
             if let Some(name) = &header.data_file {
-                // QEMU looks for it in its working directory, wherever the image is.
+                // QEMU looks for it in its own working directory, regardless of where the image is.
                 let Named::Absolute(name) = named(name) else {
                     let why = format!(
                         "its data is in {}, which is not named by an absolute path: where that is depends on who opens it",
@@ -131,14 +132,14 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
                 next = Some((local(&real, &directory, &backing.name)?, format));
             }
         }
-        // A data file belongs to the image before it: the image comes first.
+        // A data file belongs to the previous image, so the image comes first.
         let at = chain.len() - usize::from(header.as_ref().is_some_and(|h| h.data_file.is_some()));
         chain.insert(at, ChainFile { path: real, reached, format, header, is_data_file: false, stat, file });
     }
     Ok(chain)
 }
 
-/// The path that a name in the header of an image in `directory` means.
+/// Returns the path of a name in the header of an image in `directory`.
 fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
     match named(name) {
         Named::Absolute(path) => Ok(OsStr::from_bytes(path).into()),
@@ -150,7 +151,7 @@ fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
     }
 }
 
-/// Paths are compared by their words, as QEMU joins them.
+/// Paths are compared as text, because QEMU joins them as text.
 fn reached(top: &Path, named_as: &Path) -> Reached {
     use std::path::Component;
     let below = named_as.strip_prefix(top).ok();
@@ -160,7 +161,7 @@ fn reached(top: &Path, named_as: &Path) -> Reached {
     }
 }
 
-/// The format as said, or as the first bytes say; of qcow2 the header, too.
+/// Returns the given or detected format, and the header of a qcow2 image.
 fn look_into(
     path: &Path,
     file: &dyn OpenFile,
@@ -185,7 +186,7 @@ fn look_into(
     }
     let qcow2 = |header| (DiskFormat::Qcow2, Some(header));
     let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
-    // What belongs to a header usually lies in the first page; clusters may have more.
+    // All header data is usually in the first page; with large clusters there may be more.
     match Header::parse(&begin) {
         Ok(header) => Ok(qcow2(header)),
         Err(first) if size <= begin.len() as u64 => Err(damaged(first)),
@@ -197,19 +198,19 @@ fn look_into(
     }
 }
 
-/// Whether a file that begins and ends so is a disk in one of the formats, other than qcow2, that QEMU knows by their
-/// first bytes (or, as VHD of a fixed size, by their last 512).
+/// Returns whether a file with these first and last bytes is a disk image in another format than
+/// qcow2 that QEMU detects by its first bytes (or, for fixed-size VHD, by its last 512 bytes).
 fn is_other(begin: &[u8], end: &[u8]) -> bool {
     const BEGINNINGS: [&[u8]; 9] = [
         b"KDMV",              // VMDK
-        b"COWD",              // VMDK of old
-        b"# Disk Descriptor", // VMDK whose data is in files of its own
+        b"COWD",              // VMDK, old
+        b"# Disk Descriptor", // VMDK with separate data files
         b"vhdxfile",          // VHDX
         b"conectix",          // VHD
         b"LUKS\xba\xbe",      // LUKS
         b"QED\0",             // QED
         b"WithouFreSpacExt",  // Parallels
-        b"WithoutFreeSpace",  // Parallels of old
+        b"WithoutFreeSpace",  // Parallels, old
     ];
     const VDI: [u8; 4] = 0xbeda_107f_u32.to_le_bytes();
     BEGINNINGS.iter().any(|magic| begin.starts_with(magic))
@@ -224,16 +225,16 @@ fn read_whole(file: &dyn OpenFile, into: &mut [u8], offset: u64, path: &Path) ->
     }
 }
 
-/// Under which names the files of a chain are shown.
+/// The names under which the files of a chain are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskNames {
-    /// Their numbers: whoever mounts puts each in its place.
+    /// Their numbers. The caller mounts each file at its path.
     Numbers,
-    /// Those that they have below the directory of the disk image. Others are not shown.
+    /// Their paths relative to the directory of the disk image. Other files are not shown.
     Relative,
 }
 
-/// The chain as a file system, and its files to be looked at.
+/// The chain as a file system, and its files, which are checked for changes.
 #[derive(Debug)]
 pub struct OpenDisks {
     pub disks: Disks,
@@ -241,12 +242,12 @@ pub struct OpenDisks {
 }
 
 impl OpenDisks {
-    /// `owner`: whose the files are shown to be, if not their owners': in a user namespace that knows one user alone, who has
-    /// opened and so may read them.
+    /// Assembles the chain. `owner` replaces the owners of the files: in a user namespace that maps
+    /// one user, the user who opened the files, and may therefore read them.
     pub fn new(chain: Vec<ChainFile>, names: DiskNames, owner: Option<(u32, u32)>) -> Result<OpenDisks> {
         let shown: Vec<ChainFile> = match names {
             DiskNames::Numbers => chain,
-            // A name that leads elsewhere is opened there, past this.
+            // A file with an absolute path is opened at that path, not here.
             DiskNames::Relative => {
                 chain.into_iter().take_while(|file| matches!(file.reached, Reached::Within(_))).collect()
             }
@@ -265,8 +266,8 @@ impl OpenDisks {
     }
 }
 
-/// Nobody writes here, whatever the modes say. With another owner it is that owner's alone: the modes are those of other
-/// users and groups.
+/// Returns the shown attributes. Write permission is removed. With another owner, only the owner
+/// has access, because the group and other permissions apply to other users and groups.
 fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
     let readable = stat.mode & 0o444;
     let (uid, gid) = owner.unwrap_or((stat.uid, stat.gid));
@@ -294,7 +295,7 @@ impl File for Source {
 }
 
 impl ChainFile {
-    /// Whether it is another now than when it was opened.
+    /// Returns whether size or modification time differ from those at the open.
     pub fn has_changed(&self) -> Result<bool> {
         let now = self.file.stat()?;
         Ok((now.size_bytes, now.modified) != (self.stat.size_bytes, self.stat.modified))
@@ -313,7 +314,7 @@ mod tests {
         let (_, _, mut stat) = open(&path).unwrap();
         (stat.mode, stat.gid) = (0o100_640, 7);
         assert_eq!(attributes(&stat, None).permissions, 0o440);
-        // Its group was allowed to read it, which is not the group that it gets.
+        // The file's own group had read permission, but the file is shown with another group.
         let owned = attributes(&stat, Some((1000, 1000)));
         assert_eq!((owned.permissions, owned.uid, owned.gid), (0o400, 1000, 1000));
     }

@@ -1,4 +1,5 @@
-//! Index files on disk: where they lie, who may read them, and that nobody ever sees half of one.
+//! Index and boot image files: their default paths, how they are read, who may read an index, and
+//! how it is written atomically.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt;
@@ -11,24 +12,26 @@ use quell_index::{Image, format};
 
 use crate::output::{INDEX, Output};
 
-/// `DIR.quell` beside the directory, whose path has no symbolic links; `None` for the root directory, beside which nothing lies.
+/// Returns `DIR.quell` beside the directory, whose path has no symbolic links; `None` for the root
+/// directory, which has no parent.
 pub fn default_index_path(directory: &Path) -> Option<PathBuf> {
     let mut name = directory.file_name()?.to_os_string();
     name.push(".quell");
     Some(directory.parent()?.join(name))
 }
 
-/// Reads and checks an index. It is read in one pass, not mapped: pages that are fetched one by one from
-/// a shared file system are what Quell is against, and a mapped file that somebody cuts short kills its
-/// reader (docs/decisions/0002-read-not-map.md).
+/// Reads and validates an index. The file is read in one pass, not mapped: page faults would cause
+/// many small requests to a shared file system, and truncating a mapped file kills its readers with
+/// SIGBUS (docs/decisions/0002-read-not-map.md).
 pub fn load_index(path: &Path) -> Result<Image> {
     load_index_from(&open(path, READ_INDEX)?, path, |_| Ok(()))
 }
 
-/// The same of a file that is open already. Its header is checked first; then `admit` is asked before memory is allocated
-/// for so many bytes.
+/// As `load_index`, for a file that is already open. The header is checked first; then `admit` is
+/// called with the number of bytes, before memory is allocated.
 ///
-/// Errors: `InvalidInput` for a file that does not begin as an index, `Damaged` for a damaged one, those of `admit`.
+/// Errors: `InvalidInput` for a file without the magic number of an index, `Damaged` for a damaged
+/// one, and those of `admit`.
 pub fn load_index_from<E: From<Error>>(
     file: &File,
     path: &Path,
@@ -50,12 +53,12 @@ pub fn load_index_from<E: From<Error>>(
     Ok(Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?)
 }
 
-/// Reads a boot image the same way, and checks all but its frames.
+/// Reads a boot image in the same way, and validates everything except its frames.
 pub fn load_boot(path: &Path) -> Result<BootImage> {
     load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
 }
 
-/// The same of a file that is open already.
+/// As `load_boot`, for a file that is already open.
 pub fn load_boot_from<E: From<Error>>(
     file: &File,
     path: &Path,
@@ -70,7 +73,7 @@ pub fn load_boot_from<E: From<Error>>(
         BootImage::tables_end(header, length).map_err(|e| damaged(path, READ_BOOT, e))?;
         admit(length)?;
     }
-    // What ends within the header is refused for that below.
+    // A file that ends within the header is refused by `parse`.
     let bytes = read_whole(file, path, READ_BOOT, length)?;
     Ok(BootImage::parse(bytes).map_err(|damage| damaged(path, READ_BOOT, damage))?)
 }
@@ -78,7 +81,7 @@ pub fn load_boot_from<E: From<Error>>(
 const READ_INDEX: &str = "read index";
 const READ_BOOT: &str = "read boot image";
 
-/// A boot image of which the tables were read and checked; its frames are still in the file.
+/// A boot image whose tables were read and validated; its frames are not read yet.
 #[derive(Debug)]
 pub struct OpenBoot {
     pub image: BootImage,
@@ -87,7 +90,8 @@ pub struct OpenBoot {
 }
 
 impl OpenBoot {
-    /// `admit`: asked before memory is taken for so many bytes of tables, which is what the header says.
+    /// Reads the tables. Calls `admit` with their size, according to the header, before memory is
+    /// allocated.
     pub fn begin<E: From<Error>>(
         file: Option<File>,
         path: &Path,
@@ -111,7 +115,7 @@ impl OpenBoot {
         Ok(OpenBoot { image, file, path: path.into() })
     }
 
-    /// Reads and decodes all frames in order, so many at a time.
+    /// Reads and decodes all frames in order, with `threads` threads.
     pub fn fill(&self, filling: &Filling, threads: usize) -> Result<()> {
         let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
         filling
@@ -137,7 +141,8 @@ fn wrong_file(path: &Path, operation: &'static str, why: String) -> Error {
     }
 }
 
-/// An empty file, or one that ends within the magic number, is a damaged boot image.
+/// Returns whether a file may be a boot image. An empty file, or one that ends within the magic
+/// number, counts as a damaged boot image.
 fn begins_as_boot_image(begin: &[u8]) -> bool {
     begin.iter().zip(&quell_boot::MAGIC).all(|(found, due)| found == due)
 }
@@ -146,7 +151,8 @@ fn no_boot_image(path: &Path) -> Error {
     wrong_file(path, READ_BOOT, "at byte 0: this is not a boot image: it does not begin with QUELLBOO".into())
 }
 
-/// Opens a file for reading. A pipe is not waited for, a terminal does not become the controlling one.
+/// Opens a file for reading. A FIFO does not block, and a terminal does not become the controlling
+/// one.
 fn open(path: &Path, operation: &'static str) -> Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -156,7 +162,7 @@ fn open(path: &Path, operation: &'static str) -> Result<File> {
     }
 }
 
-/// The length of a regular file.
+/// Returns the length of a regular file.
 fn regular_length(file: &File, path: &Path, operation: &'static str) -> Result<u64> {
     let subject = path.as_os_str().as_bytes();
     let metadata = file.metadata().map_err(|e| Error::from_io(e, operation, subject))?;
@@ -167,7 +173,7 @@ fn regular_length(file: &File, path: &Path, operation: &'static str) -> Result<u
     }
 }
 
-/// The first bytes of a file of `length` bytes, `bytes_max` at most.
+/// Returns the first bytes of a file of `length` bytes, at most `bytes_max`.
 fn read_begin(
     file: &File,
     path: &Path,
@@ -178,7 +184,7 @@ fn read_begin(
     read_whole(file, path, operation, length.min(bytes_max as u64))
 }
 
-/// The first `length` bytes of a file, which has so many.
+/// Returns the first `length` bytes of a file that has at least this length.
 fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) -> Result<Vec<u8>> {
     let subject = path.as_os_str().as_bytes();
     let mut bytes = Vec::new();
@@ -201,16 +207,18 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
     Ok(bytes)
 }
 
-/// Who may read an index: users who could list every directory of the tree and read the extended attributes of every file.
+/// The users who may read an index: those who can list every directory of the tree and read the
+/// extended attributes of every file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readers {
     pub others: bool,
-    /// Members of this group.
+    /// The members of this group.
     pub group: Option<u32>,
 }
 
-/// What the tree's own modes allow, `above` being the directories on the way to its root. `user.*` attributes are readable for
-/// those who may read the file (xattr(7)), so a file that has some counts like a directory.
+/// Returns the readers according to the tree's own modes; `above` is the path of its root, whose
+/// parent directories count as well. Reading `user.*` attributes needs read permission for the file
+/// (xattr(7)), so a file with such attributes counts like a directory.
 pub fn readers_of(image: &Image, above: &Path) -> Readers {
     let mut others = !image.has_flag(format::FLAG_ACLS) && image.problem_count() == 0;
     let root_group = image.attributes(quell_index::ROOT).gid;
@@ -224,7 +232,7 @@ pub fn readers_of(image: &Image, above: &Path) -> Readers {
         }
         let needed = if is_dir { 0o5 } else { 0o4 };
         let a = image.attributes(entry);
-        // A file whose group has fewer rights than others keeps them from the members of the group.
+        // If the group has fewer permissions than others, members of the group have no access.
         let open_to_others = a.permissions & needed == needed && a.permissions & needed << 3 == needed << 3;
         others &= open_to_others;
         let open_to_group = a.gid == root_group && a.permissions & needed << 3 == needed << 3;
@@ -248,7 +256,7 @@ pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, force: bool) -> R
         }
         if let (false, Some(group)) = (readers.others, readers.group) {
             let group = rustix::fs::Gid::from_raw(group);
-            // Where the group cannot be given, its members go without.
+            // If the group cannot be set, its members get no access.
             if rustix::fs::fchown(file, None, Some(group)).is_ok() {
                 mode |= 0o040;
             }
@@ -321,7 +329,8 @@ mod tests {
         assert!((quell_boot::HEADER_BYTES as u64..=bytes.len() as u64).contains(&asked), "{asked}");
         let none = |_| Err::<(), _>(Error::new(ErrorKind::InvalidInput, "ask for memory", b""));
         assert_eq!(OpenBoot::begin(None, &path, none).unwrap_err().operation, "ask for memory");
-        // A file of nothing, all of which is said to be names: it is not even asked.
+        // A sparse file whose header claims that almost all of it is names: `admit` must not be
+        // called.
         let length = 60 << 30;
         bytes[16..24].copy_from_slice(&u64::to_le_bytes(length));
         bytes[72..80].copy_from_slice(&u64::to_le_bytes(length - 4096));

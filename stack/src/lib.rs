@@ -1,4 +1,4 @@
-//! Assembles layers from what a user names, once, when something is mounted. Not on the way of any read.
+//! Assembles layers from files that a user names, once for each mount. Not part of the read path.
 
 mod assemble;
 mod boot_file;

@@ -1,4 +1,4 @@
-//! The stores of a log mount as a file system, and what this node and process are for it.
+//! The stores of a log mount as a file system, and the identity of this node and process.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,15 +12,16 @@ use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Sto
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-/// Log directories of a container that is made here: what PLFS has by default.
+/// Number of log directories of a new container: PLFS's default.
 const DIRECTORIES: u32 = 32;
 
-/// Opens the stores as one file system, and those that are added to them from then on.
+/// Opens the stores as one file system. Stores that are added later are opened as well.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
     Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(open_added)), choices))
 }
 
-/// The same for who is mounted at `mountpoint`, a path without links: a store that this would show or hide is not opened.
+/// As `open_log`, for a mount at `mountpoint`, a path without symbolic links: an added store that
+/// is below or above it is not opened.
 pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &Path) -> Result<LogFs> {
     let mountpoint = mountpoint.to_owned();
     let opener = move |path: &[u8]| {
@@ -37,8 +38,8 @@ pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &P
     Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(opener)), choices))
 }
 
-/// The directory at a path that a map of stores says, which is somebody else's word: absolute, a name at a time, and no link
-/// is followed.
+/// Opens the directory at a path from a placement map, which other users may have written. The path
+/// must be absolute; it is opened one component at a time, without following symbolic links.
 fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
     let [b"", way @ .., last] = &names[..] else {
@@ -51,17 +52,17 @@ fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
     way.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
 }
 
-/// Opens the stores, making what each of them keeps for itself where it is missing.
+/// Opens the stores and creates their own data where it is missing.
 pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
 }
 
-/// Whether a directory is a store.
+/// Returns whether a directory is a store.
 pub fn is_store(path: &Path) -> Result<bool> {
     quell_log::is_store(&*root(path)?.dir)
 }
 
-/// Opens stores that are there already; nothing is written, so that they may be read-only.
+/// Opens existing stores. Nothing is written, so they may be read-only.
 pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     let roots = roots(stores)?;
     for (root, path) in roots.iter().zip(stores) {
@@ -74,12 +75,12 @@ pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     Stores::look(roots, this_host()?, DIRECTORIES)
 }
 
-/// Stores that come, go and stay: see `Stores::change`.
+/// Adds, drains and keeps stores; see `Stores::change`.
 pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
     Stores::change(roles(stores)?, this_host()?, DIRECTORIES)
 }
 
-/// The map that `change_stores` would make; nothing is written.
+/// Returns the map that `change_stores` would create; nothing is written.
 pub fn foretell_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
     Stores::foretell(roles(stores)?, &this_host()?)
 }
@@ -92,16 +93,18 @@ fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
     stores.iter().map(|path| root(path.as_ref())).collect()
 }
 
-/// The path is kept in the stores' map, without links, for those who look for the others.
+/// Opens the root directory of a store. Its path, without symbolic links, is written to the
+/// placement map, from which other processes open the store.
 fn root(path: &Path) -> Result<Root> {
     let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Ok(Root { dir: Arc::new(PosixDir::open_shared(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 
-/// This process on this node.
+/// Returns the identity of this process on this node.
 fn this_host() -> Result<Host> {
     let pid = std::process::id();
-    // Also where `/proc` belongs to another namespace of processes, and this one has another number there.
+    // `self` is correct even if `/proc` belongs to another PID namespace, in which this process has
+    // another number.
     let start = match begin_of("self") {
         Begin::At(start) => start,
         _ => return Err(Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat")),
@@ -119,7 +122,8 @@ fn this_host() -> Result<Host> {
     })
 }
 
-/// A file of this process alone, where the system keeps temporary ones: nobody finds it, and it is gone with the process.
+/// Creates an unlinked temporary file in the system's directory for temporary files. It exists
+/// until this process ends.
 fn scratch_file() -> Result<Box<dyn WritableFile>> {
     let dir = PosixDir::open(&std::env::temp_dir())?;
     let name = format!("quell-index-{:016x}", random());
@@ -128,16 +132,16 @@ fn scratch_file() -> Result<Box<dyn WritableFile>> {
     Ok(file)
 }
 
-/// Where the number and the start of a process mean one process: on one boot of one kernel, in one namespace of processes, and
-/// where one namespace of time says how long ago the boot was.
+/// The scope in which a process id and a start time identify one process: one boot of one kernel,
+/// one PID namespace, and one time namespace, which determines the time since boot.
 struct Node {
-    /// As the names of writers have it: `BOOT-PIDS-TIME.NAME`. The boot id and the numbers of the two namespaces are hexadecimal; a
-    /// namespace that the system does not tell has the number 0. A number is used again only when no process is left in its
-    /// namespace.
+    /// The form in the names of writers: `BOOT-PIDS-TIME.NAME`. The boot id and the inode numbers
+    /// of the two namespaces are hexadecimal; an unknown namespace has the number 0. The kernel
+    /// reuses a namespace's number only when no process is left in it.
     text: String,
-    /// Both namespaces are known.
+    /// Whether both namespaces are known.
     is_known: bool,
-    /// `/proc` shows the processes of this namespace.
+    /// Whether `/proc` shows the processes of this PID namespace.
     has_own_proc: bool,
 }
 
@@ -149,7 +153,7 @@ impl Node {
         let namespace =
             |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |found| found.ino());
         let (pids, mut time) = (namespace("pid"), namespace("time"));
-        // Before Linux 5.6 there was one time for all.
+        // Before Linux 5.6 there were no time namespaces.
         let has_time = time != 0 || !Path::new("/proc/self/timens_offsets").exists();
         time = if has_time { time } else { 0 };
         let boot = boot.trim().replace('-', "");
@@ -159,18 +163,20 @@ impl Node {
         Ok(Node { text, is_known: pids != 0 && has_time, has_own_proc })
     }
 
-    /// Whether the process of `holder`, whose node is this one, has ended for sure. What cannot be found out counts as alive.
+    /// Returns whether the process of `holder`, which is on this node, has certainly ended. A
+    /// process whose state is unknown counts as alive.
     fn lacks(&self, holder: &Holder) -> bool {
         let Some(pid) = i32::try_from(holder.pid).ok().and_then(Pid::from_raw) else { return false };
         if !self.is_known {
             return false;
         }
-        // Asked of the kernel: `/proc` may belong to another namespace, or hide processes of other users.
+        // kill(2) is used, because `/proc` may belong to another namespace, or hide processes of
+        // other users.
         match rustix::process::test_kill_process(pid) {
             Err(Errno::SRCH) => true,
             _ if !self.has_own_proc => false,
             _ => match begin_of(&pid.as_raw_nonzero().to_string()) {
-                // Numbers of processes are used again, but never with the same start.
+                // Process ids are reused, but never with the same start time.
                 Begin::At(start) => start != holder.start,
                 Begin::Ended => true,
                 Begin::Unknown => false,
@@ -179,12 +185,12 @@ impl Node {
     }
 }
 
-/// When a process began.
+/// The start time of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
-    /// In clock ticks after the node did.
+    /// In clock ticks after the boot of the node.
     At(u64),
-    /// It has ended, and its parent has not yet asked how.
+    /// The process has ended, and its parent has not waited for it yet.
     Ended,
     Unknown,
 }
@@ -194,12 +200,13 @@ fn begin_of(process: &str) -> Begin {
 }
 
 fn begin_in(stat: &str) -> Begin {
-    // The second field is a name in parentheses, of any characters. Behind it the first is the state, the eighteenth the
-    // number of threads, the twentieth the start.
+    // The second field is a name in parentheses, which may contain any character. After it, the
+    // first field is the state, the eighteenth the number of threads, and the twentieth the start
+    // time.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Begin::Unknown };
     let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
     let [state, .., threads, _, start] = fields[..] else { return Begin::Unknown };
-    // Of a process whose first thread has ended the others may be at work.
+    // If the first thread of a process has ended, other threads may still run.
     match start.parse() {
         _ if fields.len() < 20 => Begin::Unknown,
         _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => Begin::Ended,
@@ -208,7 +215,8 @@ fn begin_in(stat: &str) -> Begin {
     }
 }
 
-/// From the kernel, which has always enough of it once it has begun.
+/// Returns a random number. Once the kernel's generator is initialized, getrandom(2) returns up to
+/// 256 bytes at once.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -272,7 +280,7 @@ mod tests {
         assert_eq!(namespaces.split('-').count(), 2);
         for node in [
             "elsewhere".to_owned(),
-            format!("{boot}.{name}"), // as earlier versions named a node: the namespace is not known
+            format!("{boot}.{name}"), // the form of earlier versions: the namespace is unknown
             format!("{boot}-1-{}.{name}", namespaces.split_once('-').unwrap().1),
             format!("{boot}-{namespaces}.another-{name}"),
             format!("0{}-{rest}", &boot[1..]),

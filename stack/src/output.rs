@@ -1,5 +1,6 @@
-//! Files that commands write. An existing file is replaced only if it is a regular file in the format that is being written, or
-//! empty; with `--force` any regular file is. Links, devices, pipes and directories are never replaced.
+//! Output files of commands. An existing file is replaced only if it is empty or a regular file in
+//! the format that is written; with `--force`, any regular file is. Symbolic links, devices, FIFOs
+//! and directories are never replaced.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,14 +13,14 @@ use quell_fs::{Error, ErrorKind, Result};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-/// As much of a file as tells its format.
+/// Number of bytes that are read to detect a format.
 const BEGIN_BYTES: usize = 64 << 10;
 const STICKY: u32 = 0o1000;
 
-/// A format, told by the first bytes of a file.
+/// A format, detected by the first bytes of a file.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputFormat {
-    /// With its article: `an index`.
+    /// The name with its article: `an index`.
     pub name: &'static str,
     pub begins: fn(&[u8]) -> bool,
 }
@@ -30,19 +31,19 @@ pub const BOOT_IMAGE: OutputFormat =
 pub const QCOW2: OutputFormat =
     OutputFormat { name: "a qcow2 image", begins: |bytes| quell_qcow2::is_qcow2(bytes) };
 
-/// A file to write.
+/// An output file.
 #[derive(Debug, Clone, Copy)]
 pub struct Output<'a> {
     pub path: &'a Path,
     pub format: OutputFormat,
-    /// Replace any regular file.
+    /// Whether to replace any regular file.
     pub force: bool,
 }
 
 impl Output<'_> {
-    /// Whether the file may be written. Called before the work begins, and again by `replace`.
+    /// Checks that the file may be written. Called before the work begins, and again by `replace`.
     ///
-    /// Errors: `InvalidInput` with the reason if what is there must not be replaced.
+    /// Errors: `InvalidInput` with the reason if an existing file must not be replaced.
     pub fn check(&self) -> Result<()> {
         let failed = |e: std::io::Error| Error::from_io(e, "write", self.path.as_os_str().as_bytes());
         if self.path == Path::new("-") {
@@ -110,9 +111,10 @@ impl Output<'_> {
         }
     }
 
-    /// Writes the bytes to a temporary file and renames it over the path, so that a reader sees the old file or the new one, whole,
-    /// also when several write at once or this is interrupted. Until then it is its owner's alone; `admit` sets the
-    /// permissions that it has afterwards.
+    /// Writes the bytes to a temporary file and renames it to the path. A reader therefore sees the
+    /// complete old file or the complete new one, even with concurrent writers or after an
+    /// interruption. Before the rename only the owner has access; `admit` sets the final
+    /// permissions.
     pub fn replace(&self, bytes: &[u8], admit: impl FnOnce(&File) -> std::io::Result<()>) -> Result<()> {
         let failed = |e| Error::from_io(e, "write", self.path.as_os_str().as_bytes());
         self.check()?;
@@ -121,7 +123,7 @@ impl Output<'_> {
             _ => Path::new("."),
         };
         let prefix = aside_prefix(self.path);
-        // Removed if it never comes to be put in place.
+        // The temporary file is removed if it is not renamed.
         let mut builder = tempfile::Builder::new();
         let mut aside = builder.prefix(&prefix).suffix(ASIDE).tempfile_in(directory).map_err(failed)?;
         aside.write_all(bytes).map_err(failed)?;
@@ -133,7 +135,7 @@ impl Output<'_> {
     }
 }
 
-/// The name of the temporary file for a file: this, some random letters, and `ASIDE`.
+/// Returns the prefix of the temporary file's name; random letters and `ASIDE` follow.
 pub(crate) fn aside_prefix(path: &Path) -> OsString {
     let mut prefix = OsString::from(".");
     prefix.push(path.file_name().unwrap_or_default());

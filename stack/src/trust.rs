@@ -1,6 +1,7 @@
-//! Whose index, boot image or configuration is used. Such a file decides which bytes a program is given, so its owner has
-//! the power of the program: only the caller, root, the owner of the tree and users named with `--trust-owner` have it. The
-//! rules are those of docs/security.md. Owner and mode are read from the descriptor that the bytes are read from.
+//! Decides whose index, boot image or configuration is used. Such a file determines which bytes a
+//! program gets, so its owner controls the program. Only the caller, root, the owner of the tree
+//! and users given with `--trust-owner` are trusted, by the rules of docs/security.md. Owner and
+//! mode are read from the same descriptor as the bytes.
 
 use std::fmt;
 use std::fs::File;
@@ -11,7 +12,8 @@ use std::path::{Path, PathBuf};
 use quell_backing::Stat;
 use quell_fs::{Error, Result};
 
-/// The group and user that the kernel shows for an id that the user namespace does not map, unless the administrator set another.
+/// The user or group id that the kernel shows for an id that the user namespace does not map,
+/// unless the administrator configured another.
 const OVERFLOW_ID: u32 = 65534;
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITE: u32 = 0o020;
@@ -21,18 +23,20 @@ const GROUP_WRITE: u32 = 0o020;
 pub struct Ownership {
     pub uid: u32,
     pub gid: u32,
-    /// With the file type.
+    /// The mode, including the file type.
     pub mode: u32,
-    /// The group bits of the mode are the mask of an access control list. Told only where the group may write.
+    /// Whether the group bits of the mode are the mask of an access control list. Determined only
+    /// if the group bits allow writing.
     pub has_acl: bool,
 }
 
 impl Ownership {
-    /// Of the file behind a descriptor.
+    /// Returns the ownership of the file behind a descriptor.
     pub fn of(file: &File, path: &Path) -> Result<Ownership> {
         let failed = |e| Error::from_io(e, "read the owner of", path.as_os_str().as_encoded_bytes());
         let found = file.metadata().map_err(failed)?;
-        // Without the bit no list lets anybody write, and the file system is not asked. An error means that it keeps no lists.
+        // Without the bit no access control list allows writing, and the request is not needed. An
+        // error means that the file system has no such lists.
         let has_acl = found.mode() & GROUP_WRITE != 0
             && rustix::fs::fgetxattr(file.as_fd(), c"system.posix_acl_access", &mut [0_u8; 0][..])
                 .is_ok_and(|bytes| bytes > 0);
@@ -50,18 +54,19 @@ impl From<&Stat> for Ownership {
     }
 }
 
-/// The users whose files are used besides those of a tree's owner.
+/// The users whose files are used, in addition to the owner of a tree.
 #[derive(Debug, Clone)]
 pub struct Trusted {
     caller: u32,
-    /// From `--trust-owner`.
+    /// Users given with `--trust-owner`.
     named: Vec<u32>,
     overflow: u32,
-    /// Whether the overflow id is the id of a user here. In a user namespace that does not map it, it stands for every unmapped user.
+    /// Whether the overflow id is mapped to a user here. In a user namespace that does not map it,
+    /// it stands for all unmapped users.
     maps_overflow: bool,
 }
 
-/// What a file is used as.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrustedUse {
     Index,
@@ -89,19 +94,20 @@ pub struct Distrust {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DistrustReason {
-    /// A device, directory or pipe.
+    /// It is a device, directory or FIFO.
     NotRegular,
     /// It belongs to this user.
     ForeignOwner(u32),
-    /// It belongs to the user of this id, which stands for every user that the namespace does not map.
+    /// It belongs to this id, which stands for all users that the namespace does not map.
     UnmappedOwner(u32),
     WritableByOthers,
-    /// Members of this group may write to it, and may not write to the tree.
+    /// Members of this group can write to it, and cannot write to the tree.
     WritableByGroup(u32),
 }
 
 impl Trusted {
-    /// For the effective user of this process. `named`: users that the caller accepts besides.
+    /// Returns the trust rules for the effective user of this process. `named`: further users that
+    /// the caller trusts.
     pub fn by_caller(named: &[u32]) -> Trusted {
         let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
         let overflow = overflow.and_then(|text| text.trim().parse().ok()).unwrap_or(OVERFLOW_ID);
@@ -114,7 +120,8 @@ impl Trusted {
         }
     }
 
-    /// Whether the bytes of an open file may be used. `tree`: the tree or disk image that the file is for, where there is one.
+    /// Checks that the bytes of an open file may be used. `tree`: the tree or disk image that the
+    /// file belongs to, if any.
     pub fn check(
         &self,
         file: &File,
@@ -140,7 +147,8 @@ impl Trusted {
         if file.mode & OTHERS_WRITE != 0 {
             return Err(DistrustReason::WritableByOthers);
         }
-        // With an access control list the bit may stand for a user or group that the mode does not name.
+        // With an access control list, the bit may apply to a user or group that the mode does not
+        // show.
         let same_group = tree.is_some_and(|tree| {
             file_use != TrustedUse::Configuration
                 && tree.gid == file.gid
@@ -161,7 +169,8 @@ impl Trusted {
         if owner == self.overflow && !self.maps_overflow {
             return Err(DistrustReason::UnmappedOwner(owner));
         }
-        // File servers show users that they do not know as the overflow user, too: two of those need not be one.
+        // File servers also show unknown users as the overflow user, so two files with that owner
+        // may belong to different users.
         let of_tree = owner != self.overflow && tree.is_some_and(|tree| tree.uid == owner);
         match owner == self.caller || owner == 0 || of_tree {
             true => Ok(()),
@@ -170,7 +179,7 @@ impl Trusted {
     }
 }
 
-/// Whether a user namespace with this `uid_map` has a user of this id.
+/// Returns whether a user namespace with this `uid_map` maps this id.
 fn maps(uid_map: &str, uid: u32) -> bool {
     uid_map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(|number| number.parse::<u64>().unwrap_or(0));
@@ -224,7 +233,7 @@ mod tests {
             assert_eq!(decide(&file(uid, 0o646), index, &own), Err(DistrustReason::WritableByOthers));
             assert_eq!(decide(&file(uid, 0o664), image, &own), Err(DistrustReason::WritableByGroup(50)));
         }
-        // The group may change the tree itself.
+        // The group can write to the tree itself.
         let shared = tree(CALLER, 50, 0o775);
         assert_eq!(decide(&file(CALLER, 0o664), index, &shared), Ok(()));
         let other_group = tree(CALLER, 51, 0o775);
@@ -242,7 +251,7 @@ mod tests {
         let unmapped = Trusted { caller: OVERFLOW_ID, maps_overflow: false, ..trusted(&[]) };
         let refused = Err(DistrustReason::UnmappedOwner(OVERFLOW_ID));
         assert_eq!(unmapped.decide(&file(OVERFLOW_ID, 0o644), index, Some(&own)), refused);
-        // A file server's unknown users.
+        // Unknown users of a file server.
         let refused = Err(DistrustReason::ForeignOwner(OVERFLOW_ID));
         assert_eq!(trusted(&[]).decide(&file(OVERFLOW_ID, 0o644), index, Some(&own)), refused);
         let group = Ownership { gid: OVERFLOW_ID, ..file(CALLER, 0o664) };

@@ -1,6 +1,7 @@
-//! The files that a disk of a virtual machine is made of, as a small read-only file system: the image itself and those that it
-//! lies on, opened before, each with the size and time that it had then. Blocks of a boot image are copied from memory; all
-//! else is read from the files (yolofs, section 1.2.2 of the paper).
+//! The files of a virtual machine's disk as a small read-only file system: the disk image and its
+//! backing chain, opened before, each with its size and time at the open. Recorded blocks are
+//! copied from memory, all other bytes are read from the files (yolofs, section 1.2.2 of the
+//! paper).
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ use crate::naming::{DISK_FILES_MAX, disk_place};
 
 const ROOT: NodeId = NodeId(0);
 
-/// One file of a chain.
+/// One file of a backing chain.
 pub struct DiskFile {
-    /// A path below the root, for whoever opens it there.
+    /// The path below the root under which the file is shown.
     pub name: Vec<u8>,
-    /// The node number is given here.
+    /// Attributes; the node number is assigned here.
     pub attributes: Attributes,
     pub source: Arc<dyn File>,
 }
@@ -33,25 +34,26 @@ impl fmt::Debug for DiskFile {
     }
 }
 
-/// A directory or a file. Files come first, in the order of the chain, so that a file's node tells its place.
+/// A directory or a file. Files come first, in the order of the chain, so that a file's node number
+/// gives its position.
 struct Node {
     name: Vec<u8>,
     parent: NodeId,
     attributes: Attributes,
 }
 
-/// Which file of an image belongs to which of the chain.
+/// How a file of a boot image corresponds to the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fit {
     Same {
         place: usize,
     },
-    /// The chain has it no more like that.
+    /// The file's size or modification time has changed.
     Changed {
         place: usize,
         path_then: Vec<u8>,
     },
-    /// The chain has no such place.
+    /// The chain has no file at this position.
     Absent {
         path_then: Vec<u8>,
     },
@@ -60,18 +62,19 @@ pub enum Fit {
 struct Hot {
     image: BootImage,
     contents: Arc<Filling>,
-    /// By place: the image's number of the file.
+    /// File numbers in the boot image, by position in the chain.
     files: Vec<Option<u32>>,
 }
 
-/// The whole chain.
+/// A complete chain.
 pub struct Disks {
-    /// All but the root, which is node 0.
+    /// All nodes except the root, which is node 0.
     nodes: Vec<Node>,
     root: Attributes,
     sources: Vec<Arc<dyn File>>,
     hot: Option<Hot>,
-    /// Files that changed while they were served: nothing of them comes from memory any more.
+    /// Whether each file has changed while it was served. No more of its blocks are then served
+    /// from memory.
     changed: Vec<AtomicBool>,
     tally: Tally,
 }
@@ -86,7 +89,9 @@ impl fmt::Debug for Disks {
 }
 
 impl Disks {
-    /// Errors: a name that is no path below the root, or that two files have.
+    /// Creates the file system.
+    ///
+    /// Errors: a name that is not a path below the root, or that two files have.
     pub fn new(files: Vec<DiskFile>, uid: u32, gid: u32) -> Result<Disks> {
         if files.is_empty() || files.len() > DISK_FILES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "serve a disk of", files.len().to_string()));
@@ -130,7 +135,7 @@ impl Disks {
         Ok(Disks { nodes, root, sources, hot: None, changed, tally: Tally::default() })
     }
 
-    /// How the files of an image fit, in the image's order.
+    /// Returns how each file of an image corresponds to the chain, in the order of the image.
     pub fn fits(&self, image: &BootImage) -> Vec<Fit> {
         let fit = |number| {
             let file = image.file(number);
@@ -148,7 +153,7 @@ impl Disks {
         (0..image.files()).map(fit).collect()
     }
 
-    /// The same, with the blocks of those files of the image that fit served from memory.
+    /// Returns the chain with those files of the image that fit served from memory.
     pub fn heated(mut self, image: &BootImage, contents: Arc<Filling>) -> Disks {
         let mut files = vec![None; self.sources.len()];
         for (number, fit) in (0..).zip(self.fits(image)) {
@@ -160,7 +165,7 @@ impl Disks {
         self
     }
 
-    /// From now on nothing of this file comes from memory.
+    /// Serves no more blocks of this file from memory.
     pub fn changed(&self, place: usize) {
         self.changed[place].store(true, Ordering::Relaxed);
     }
@@ -175,7 +180,7 @@ impl Disks {
             .ok_or_else(|| Error::new(ErrorKind::NotFound, "find a node", b""))
     }
 
-    /// From memory as far as it goes.
+    /// Copies from memory up to the first missing block. Returns the number of bytes.
     fn copy(&self, place: usize, into: &mut [u8], offset: u64) -> usize {
         let Some(hot) = &self.hot else { return 0 };
         let Some(number) = hot.files[place].filter(|_| !self.changed[place].load(Ordering::Relaxed)) else {
@@ -195,11 +200,11 @@ impl Disks {
         if done == wanted {
             return Ok(done);
         }
-        // The rest in one read: what is in memory behind the gap is not worth a second one.
+        // The rest is read at once: blocks in memory beyond the gap do not justify a second read.
         let rest = self.sources[place].read_at(&mut into[done..], offset + done as u64)?;
         self.tally.source(rest);
         if done + rest < wanted {
-            // It was cut short: a machine would take what is missing for zeros.
+            // The file was truncated. A machine would take the missing bytes for zeros.
             return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[place].name));
         }
         Ok(wanted)
@@ -233,7 +238,7 @@ impl File for Open {
     }
 }
 
-/// The chain, to be served.
+/// The chain as a file system.
 #[derive(Debug, Clone)]
 pub struct DisksFs(pub Arc<Disks>);
 
@@ -392,7 +397,7 @@ mod tests {
         let contents = Filling::new(&image);
         let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
         let fs = DisksFs(disks.clone());
-        // Who asks too early waits.
+        // A reader that is too early waits.
         let early = std::thread::spawn({
             let fs = fs.clone();
             move || fs.open(NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()

@@ -1,5 +1,6 @@
-//! A tree whose hot blocks are in memory: a file of the image is opened without asking anybody, its blocks are copied from
-//! memory, and only a block that is not there opens the file itself.
+//! A tree with recorded blocks in memory. A file of the image is opened without a request to the
+//! file system below, its blocks are copied from memory, and only the first read of another block
+//! opens the file itself.
 
 use std::sync::{Arc, OnceLock};
 
@@ -25,14 +26,14 @@ struct HotFile {
     hot: Arc<Hot>,
     node: NodeId,
     inner: Arc<dyn FileSystem>,
-    /// Opened by the first miss.
+    /// Opened by the first read of a block that is not in memory.
     source: OnceLock<Box<dyn File>>,
 }
 
 impl HotFile {
     fn source(&self) -> Result<&dyn File> {
         if self.source.get().is_none() {
-            // Two readers may both open it; one file is closed again.
+            // Two readers may both open the file; one of the two is closed again.
             let _ = self.source.set(self.inner.open(self.node)?);
         }
         Ok(&**self.source.get().expect("just set"))
@@ -47,15 +48,15 @@ impl File for HotFile {
         if done == wanted {
             return Ok(done);
         }
-        // The rest in one read: what is in memory behind the gap is not worth a second one.
+        // The rest is read at once: blocks in memory beyond the gap do not justify a second read.
         let rest = self.source()?.read_at(&mut into[done..], offset + done as u64)?;
         self.hot.missed(rest);
         Ok(done + rest)
     }
 }
 
-/// Of a tree, the directories and those files alone that have blocks in memory: a layer that others are below. It refuses
-/// nobody: who may read a file was decided above it, where its owner is known.
+/// The directories of a tree, and only those files that have blocks in memory: a layer above
+/// others. It refuses no reader, because access is checked above it, where the owner is known.
 #[derive(Debug)]
 pub struct HotFiles {
     inner: BootFs,

@@ -1,5 +1,5 @@
-//! All contents of an image, filled frame by frame while they are asked for already. Frames lie in the order of first use, so
-//! a start that begins at once rarely waits for long.
+//! The contents of an image, which can be read while they are still being decoded frame by frame.
+//! Frames are in the order of first use, so a start that begins at once rarely waits long.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,10 +10,10 @@ use quell_fs::{Error, ErrorKind, Result};
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BLOCK_OF_ZEROS, BootImage};
 
-/// Fills a buffer from an offset of an image's file; several threads ask at a time.
+/// Fills a buffer from an offset of an image's file. Called by several threads.
 pub type ReadFrame<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + Sync + 'a;
 
-/// One slot for each frame; `None` in it: it will not come.
+/// One slot for each frame; `None` in a slot means that the frame could not be decoded.
 pub struct Filling {
     frames: Vec<OnceLock<Option<Vec<u8>>>>,
 }
@@ -24,7 +24,8 @@ impl fmt::Debug for Filling {
     }
 }
 
-/// Gives up what has not come when the one who fills goes, also by a panic: nobody waits for ever.
+/// Marks all missing frames as failed when the filling ends, even by a panic, so that no reader
+/// waits forever.
 struct GivingUp<'a>(&'a Filling);
 
 impl Drop for GivingUp<'_> {
@@ -36,13 +37,14 @@ impl Drop for GivingUp<'_> {
 }
 
 impl Filling {
-    /// Empty. Somebody has to call [`fill`](Filling::fill).
+    /// Returns an empty value. [`fill`](Filling::fill) must be called for it.
     pub fn new(image: &BootImage) -> Arc<Filling> {
         Arc::new(Filling { frames: (0..image.frame_count()).map(|_| OnceLock::new()).collect() })
     }
 
-    /// Decodes all frames, in order but for as many as there are threads. `read` fills a buffer from an offset of the
-    /// image's file. After an error the frames that are missing will not come.
+    /// Decodes all frames, in order except for the parallelism of the threads. `read` fills a
+    /// buffer from an offset of the image's file. After an error, the missing frames are marked as
+    /// failed.
     pub fn fill(&self, image: &BootImage, threads: usize, read: &ReadFrame<'_>) -> Result<()> {
         let _rest = GivingUp(self);
         let next = AtomicUsize::new(0);
@@ -67,7 +69,8 @@ impl Filling {
         failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
-    /// Waits for it; `None`: it will not come. `content` is one that the same image named.
+    /// Waits for a content, which must be one of the same image. Returns `None` if its frame could
+    /// not be decoded.
     pub fn block(&self, content: ContentId) -> Option<&[u8]> {
         if content == ZEROS {
             return Some(&BLOCK_OF_ZEROS);

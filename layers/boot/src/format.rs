@@ -1,4 +1,4 @@
-//! The numbers of the boot image's format, drawn in docs/formats/boot.md. Constants alone.
+//! The constants of the boot image format, described in docs/formats/boot.md.
 
 pub const MAGIC: [u8; 8] = *b"QUELLBOO";
 pub const VERSION: u32 = 1;
@@ -7,22 +7,23 @@ pub const HEADER_BYTES: usize = 128;
 pub const FILE_ROW_BYTES: usize = 40;
 pub const RUN_ROW_BYTES: usize = 16;
 pub const FRAME_ROW_BYTES: usize = 24;
-/// The header checksum stands here and covers the header but for itself.
+/// Offset of the header checksum, which covers the rest of the header.
 pub const HEADER_CHECKSUM_AT: usize = 24;
 pub const HEADER_CHECKED_FROM: usize = 32;
 pub const ZERO_FROM: usize = 84;
 
-/// A page: what programs fault and kernels read.
+/// The size of a page, the unit of page faults and of the kernel's reads.
 pub const BLOCK_BYTES: usize = 4096;
 pub const FRAME_BLOCKS: usize = 256;
 pub const FRAME_BYTES_MAX: usize = 2 << 20;
-/// Of all runs together, zeros included: 16 GiB, which no start reads and every tool can list.
+/// Limit on the blocks of all runs together, including zeros: 16 GiB, more than a start reads, and
+/// few enough for every tool to list.
 pub const BLOCKS_MAX: u64 = 1 << 22;
 pub const FILE_BYTES_MAX: u64 = 64 << 30;
 
 /// The number of a content.
 pub type ContentId = u32;
-/// A block of zeros, which has no content.
+/// The number of a block of zeros, which has no content.
 pub const ZEROS: ContentId = u32::MAX;
 
 const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && FRAME_ROW_BYTES.is_multiple_of(8));

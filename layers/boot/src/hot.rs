@@ -1,5 +1,5 @@
-//! Which files of a tree an image has, and its blocks where they are served from: whole files may be written out as they
-//! are decoded, in one pass over the image; all other blocks are memory of this process.
+//! The files of a tree that an image has, and their blocks. Whole files can be written out while
+//! they are decoded, in one pass over the image; all other blocks are in this process's memory.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -11,11 +11,11 @@ use quell_fs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, r
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, Contents, Damage};
 
-/// An image and the files of a tree that it has, still compressed.
+/// An image and the files of a tree that it has; the blocks are still compressed.
 pub struct HotSet {
     image: BootImage,
     files: HashMap<NodeId, u32>,
-    /// Files of the image that the tree no longer has like that; they are served from the tree.
+    /// Files of the image that have changed in the tree. They are served from the tree.
     stale: Vec<Vec<u8>>,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Debug for HotSet {
     }
 }
 
-/// Takes bytes of a file at an offset, from several threads at a time.
+/// Writes bytes of a file at an offset. Called by several threads.
 pub type Write<'a> = dyn Fn(&BootFile, u64, &[u8]) -> Result<()> + Sync + 'a;
 
 /// Blocks of a file with consecutive contents of one frame.
@@ -40,7 +40,8 @@ struct Piece {
 }
 
 impl HotSet {
-    /// Finds the image's files in the tree, whose attributes are at hand.
+    /// Finds the image's files in the tree by their attributes, which must be available without
+    /// I/O.
     pub fn new(image: BootImage, tree: &dyn FileSystem) -> HotSet {
         let mut files = HashMap::new();
         let mut stale = Vec::new();
@@ -62,20 +63,21 @@ impl HotSet {
         &self.stale
     }
 
-    /// The files of which every block is here.
+    /// Returns the whole files: those of which every block is in the image.
     pub fn whole(&self) -> HashSet<NodeId> {
         let whole = |number: &u32| self.image.is_whole(&self.image.file(*number));
         self.files.iter().filter(|(_, number)| whole(number)).map(|(node, _)| *node).collect()
     }
 
-    /// Everything into memory, with so many threads.
+    /// Decodes all blocks into memory, with `threads` threads.
     pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
         let contents = self.image.decode(threads).map_err(damaged)?;
         Ok(Hot::of(self.image.tables(), self.files.clone(), contents))
     }
 
-    /// These files to `write`, which must all be whole, and the blocks of all others into memory. Blocks of zeros are
-    /// not written: a file is as long as it will be, and empty.
+    /// Passes the blocks of the files `whole`, which must be whole files, to `write`, and decodes
+    /// the blocks of all others into memory. Blocks of zeros are not written: the file must be
+    /// sparse and have its size already.
     pub fn spread(&self, whole: &HashSet<NodeId>, threads: usize, write: &Write<'_>) -> Result<Arc<Hot>> {
         let image = &self.image;
         let mut rest = HashMap::new();
@@ -108,7 +110,7 @@ impl HotSet {
                 let file = image.file(piece.file);
                 let offset = u64::from(piece.first_block) * BLOCK_BYTES as u64;
                 let begin = (piece.content - first) as usize * BLOCK_BYTES;
-                // What fills the last block up is not the file's.
+                // The padding of the last block does not belong to the file.
                 let length =
                     (u64::from(piece.blocks) * BLOCK_BYTES as u64).min(file.size_bytes - offset) as usize;
                 write(&file, offset, &bytes[begin..begin + length]).map_err(Failed)?;
@@ -134,7 +136,7 @@ fn damaged(damage: Damage) -> Error {
 
 /// Files of a tree with blocks in memory.
 pub struct Hot {
-    /// Without frames.
+    /// The image's tables, without frames.
     image: BootImage,
     contents: Contents,
     files: HashMap<NodeId, u32>,
@@ -150,14 +152,14 @@ impl fmt::Debug for Hot {
     }
 }
 
-/// Blocks served so far.
+/// Number of blocks served so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Served {
     pub from_memory: u64,
     pub from_source: u64,
 }
 
-/// Counts blocks as they are served.
+/// Counts served blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     from_memory: AtomicU64,
@@ -188,7 +190,7 @@ impl Hot {
         self.tally.served()
     }
 
-    /// The files with blocks in memory.
+    /// Returns the files with blocks in memory.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = NodeId> {
         self.files.keys().copied()
     }
@@ -201,7 +203,8 @@ impl Hot {
         self.files.get(&node).map(|number| self.image.file(*number))
     }
 
-    /// Visits the blocks of a file that are in memory, each with its offset; the last one as long as the file has it.
+    /// Calls `visit` for each block of a file in memory, with its offset; the last block is cut at
+    /// the end of the file.
     pub fn blocks_of(&self, node: NodeId, visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
         let Some(file) = self.file(node) else { return Ok(()) };
         for run in self.image.runs_of(&file) {
@@ -226,7 +229,7 @@ impl Hot {
     }
 }
 
-/// Copies blocks of a file from memory as far as it goes without a gap.
+/// Copies blocks of a file from memory, up to the first missing one. Returns the number of bytes.
 pub(crate) fn copy<'a>(
     image: &BootImage,
     block_of: &dyn Fn(ContentId) -> Option<&'a [u8]>,

@@ -1,5 +1,5 @@
-//! A boot image's bytes, checked before they are used. Pure: from bytes to answers, no file, no clock, no lock. The
-//! bytes are drawn in docs/formats/boot.md; nothing here trusts them.
+//! The bytes of a boot image, validated before use. Pure: no I/O, no clock, no lock. The format is
+//! described in docs/formats/boot.md. Nothing here trusts the bytes.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,12 +16,12 @@ use crate::format::{
 use crate::naming::{DISK_FILES_MAX, disk_place};
 use crate::recording::{Recorded, Recording};
 
-/// Why bytes are not a boot image, and where.
+/// Why bytes are not a valid boot image, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// `header`, `FILES`, `NAMES`, `RUNS`, `FRAMES` or `frame`.
     pub section: &'static str,
-    /// Row within a table, number of a frame, or byte of the header.
+    /// A row of a table, the number of a frame, or an offset in the header.
     pub at: u64,
     pub what: String,
 }
@@ -38,7 +38,7 @@ fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Resul
     Err(Damage { section, at: at as u64, what: what.into() })
 }
 
-/// What the blocks are of.
+/// The kind of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Files of the tree whose index has this generation.
@@ -67,24 +67,25 @@ impl BootFile<'_> {
 pub struct Run {
     pub first_block: u32,
     pub blocks: u32,
-    /// `ZEROS`, or that of the first block.
+    /// The content of the first block, or `ZEROS`.
     pub content: ContentId,
     pub recordings: u32,
 }
 
 impl Run {
-    /// Of its block at this place, counted from its first.
+    /// Returns the content of the block at this position in the run.
     pub fn content_at(&self, place: u32) -> ContentId {
         if self.content == ZEROS { ZEROS } else { self.content + place }
     }
 }
 
-/// Blocks of a file of this size; a larger file than an image can describe has 2^32 - 1.
+/// Returns the number of blocks of a file of this size; 2^32 - 1 for a file that is too large for
+/// an image.
 pub(crate) fn blocks_of(size_bytes: u64) -> u32 {
     u32::try_from(size_bytes.div_ceil(BLOCK_BYTES as u64)).unwrap_or(u32::MAX)
 }
 
-/// A whole image, with its frames still compressed.
+/// A complete image, whose frames are still compressed.
 pub struct BootImage {
     bytes: Vec<u8>,
     kind: Kind,
@@ -134,7 +135,7 @@ fn check_header(bytes: &[u8], length: u64) -> Result<(), Damage> {
     Ok(())
 }
 
-/// The checksum of the header but for its own place.
+/// Returns the checksum of the header without the checksum field.
 pub(crate) fn header_checksum(header: &[u8]) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&header[..HEADER_CHECKSUM_AT]);
@@ -142,7 +143,7 @@ pub(crate) fn header_checksum(header: &[u8]) -> u64 {
     hash.digest()
 }
 
-/// Puts checksums right, as a forger does: for tests that want to get behind them.
+/// Corrects the checksums of modified bytes, so that tests get past them to the other checks.
 #[doc(hidden)]
 pub fn reseal(bytes: &mut [u8]) {
     if bytes.len() < HEADER_BYTES {
@@ -163,14 +164,15 @@ pub fn reseal(bytes: &mut [u8]) {
 }
 
 impl BootImage {
-    /// Takes a file's bytes after checking all but the frames, which are checked as they are decoded.
+    /// Validates the bytes of a file, except the frames, which are verified when they are decoded,
+    /// and takes them.
     pub fn parse(bytes: Vec<u8>) -> Result<BootImage, Damage> {
         let length = bytes.len() as u64;
         BootImage::parse_tables(bytes, length)
     }
 
-    /// Where the tables end, by what the header of a file of `length` bytes says. It was checked as far as it can be
-    /// alone; who made it may still have said anything.
+    /// Returns where the tables end, according to the header of a file of `length` bytes. The
+    /// header is validated as far as possible on its own; its values are still untrusted.
     pub fn tables_end(header: &[u8; HEADER_BYTES], length: u64) -> Result<u64, Damage> {
         check_header(header, length)?;
         let count = |at: usize| u64::from(u32_at(header, at));
@@ -180,7 +182,7 @@ impl BootImage {
         Ok(u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64))
     }
 
-    /// The same of a file's beginning that holds its tables; the file has `length` bytes.
+    /// As `parse`, for the beginning of a file of `length` bytes, which must include the tables.
     pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
         check_header(&bytes, length)?;
         let image = BootImage::place(bytes)?;
@@ -194,7 +196,7 @@ impl BootImage {
         Ok(image)
     }
 
-    /// Finds the tables.
+    /// Determines the offsets of the tables.
     fn place(bytes: Vec<u8>) -> Result<BootImage, Damage> {
         let generation = u128::from_le_bytes(bytes[40..56].try_into().expect("sixteen bytes"));
         let kind = match u32_at(&bytes, 12) {
@@ -337,7 +339,7 @@ impl BootImage {
         self.recordings
     }
 
-    /// The same without its frames: what is in which file, and nothing that could be decoded.
+    /// Returns the tables without the frames, so that nothing can be decoded from them.
     pub(crate) fn tables(&self) -> BootImage {
         let bytes = self.bytes[..self.frames.end].to_vec();
         let BootImage { kind, recordings, contents, .. } = *self;
@@ -345,7 +347,7 @@ impl BootImage {
         BootImage { bytes, kind, recordings, contents, files, names, runs: self.runs.clone(), frames: 0..0 }
     }
 
-    /// As it was parsed.
+    /// Returns the bytes as they were parsed.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -354,18 +356,19 @@ impl BootImage {
         self.bytes.len() as u64
     }
 
-    /// Different blocks.
+    /// Returns the number of different blocks.
     pub fn contents(&self) -> u32 {
         self.contents
     }
 
-    /// What they take at most where they are served from: a block that several files have may be there several times.
+    /// Returns the maximum memory for serving: a block that several files have may be stored
+    /// several times.
     pub fn serving_bytes(&self) -> u64 {
         let runs = (0..self.run_count()).map(|number| self.run(number)).filter(|run| run.content != ZEROS);
         runs.map(|run| u64::from(run.blocks)).sum::<u64>() * BLOCK_BYTES as u64
     }
 
-    /// What all contents take when decoded, each once.
+    /// Returns the memory of all decoded contents, each counted once.
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.contents) * BLOCK_BYTES as u64
     }
@@ -382,7 +385,7 @@ impl BootImage {
         self.frames.len() / FRAME_ROW_BYTES
     }
 
-    /// `number` is below `files()`.
+    /// Returns a file. `number` must be less than `files()`.
     pub fn file(&self, number: u32) -> BootFile<'_> {
         let row = self.files.start + number as usize * FILE_ROW_BYTES;
         let field = |at| u32_at(&self.bytes, row + at);
@@ -396,7 +399,7 @@ impl BootImage {
         }
     }
 
-    /// The number of the file of this name.
+    /// Returns the number of the file with this name.
     pub fn find(&self, name: &[u8]) -> Option<u32> {
         let (mut low, mut high) = (0, self.files());
         while low < high {
@@ -421,13 +424,13 @@ impl BootImage {
         (file.first_run..file.first_run + file.runs).map(|number| self.run(number))
     }
 
-    /// Whether all of a file is here.
+    /// Returns whether the image has all blocks of a file.
     pub fn is_whole(&self, file: &BootFile) -> bool {
         let here: u64 = self.runs_of(file).map(|run| u64::from(run.blocks)).sum();
         here == file.size_bytes.div_ceil(BLOCK_BYTES as u64)
     }
 
-    /// What is in a block of a file, if it is here.
+    /// Returns the content of a block of a file, if the image has it.
     pub fn content(&self, file: &BootFile, block: u32) -> Option<ContentId> {
         let (mut low, mut high) = (file.first_run, file.first_run + file.runs);
         while low < high {
@@ -444,7 +447,8 @@ impl BootImage {
         None
     }
 
-    /// What was recorded, by the numbers of the image's files: in the order of the contents, then the zeros.
+    /// Returns the recording by the file numbers of the image: in the order of the contents, then
+    /// the zeros.
     pub fn recording(&self) -> Recording {
         let mut blocks = Vec::new();
         for number in 0..self.files() {
@@ -466,7 +470,7 @@ impl BootImage {
         self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
     }
 
-    /// Offset in the file and bytes of a frame.
+    /// Returns the offset in the file and the compressed size of a frame.
     pub(crate) fn frame_place(&self, number: usize) -> (u64, usize) {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
@@ -484,13 +488,14 @@ impl BootImage {
         }
     }
 
-    /// Decodes everything, with so many threads. Takes `memory_bytes`: ask before.
+    /// Decodes all frames with `threads` threads. Allocates `memory_bytes`, which the caller must
+    /// check before.
     pub fn decode(&self, threads: usize) -> Result<Contents, Damage> {
         self.decode_to(threads, &|_| true, &|_, _| Ok(()))
     }
 
-    /// Decodes each frame once, with so many threads: `take` gets the first of its contents and the bytes of all of
-    /// them, and those that are to be kept stay in memory.
+    /// Decodes each frame once, with `threads` threads. `take` gets the first content of the frame
+    /// and the bytes of all its contents. Contents for which `keep` returns true stay in memory.
     pub(crate) fn decode_to<E: From<Damage> + Send>(
         &self,
         threads: usize,
@@ -532,14 +537,15 @@ impl BootImage {
     }
 }
 
-/// Gets the first content of a frame and the bytes of all of its.
+/// Gets the first content of a frame and the bytes of all contents in it.
 pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> Result<(), E> + Sync + 'a;
 
 /// The blocks of one frame that stay in memory.
 #[derive(Default)]
 struct Kept {
     bytes: Vec<u8>,
-    /// Where each block of the frame begins in `bytes`, in blocks. Empty: all of them are there, in order.
+    /// The position of each block of the frame in `bytes`, in blocks. Empty if all blocks are in
+    /// `bytes`, in order.
     places: Vec<u8>,
 }
 
@@ -564,7 +570,7 @@ impl Kept {
     }
 }
 
-/// The contents of an image that are in memory.
+/// The decoded contents of an image that are in memory.
 pub struct Contents {
     frames: Vec<Kept>,
 }
@@ -578,12 +584,12 @@ impl fmt::Debug for Contents {
 pub(crate) const BLOCK_OF_ZEROS: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
 
 impl Contents {
-    /// What they take.
+    /// Returns the memory that the contents use.
     pub fn bytes(&self) -> u64 {
         self.frames.iter().map(|frame| frame.bytes.len() as u64).sum()
     }
 
-    /// `content` is one that the same image named, and that was kept.
+    /// Returns a content. It must be one of the same image, and must have been kept.
     pub fn block(&self, content: ContentId) -> &[u8] {
         if content == ZEROS {
             return &BLOCK_OF_ZEROS;

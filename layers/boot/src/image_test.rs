@@ -1,4 +1,5 @@
-//! What was packed is found again; what was damaged is refused, with the place, and never panics.
+//! A packed image gives the same blocks; damaged bytes are refused with their position, and never
+//! cause a panic.
 
 use quell_fs::{Result, Time};
 
@@ -23,7 +24,7 @@ impl ReadBlock for Files {
     }
 }
 
-/// Bytes that do not compress to nothing, different for each seed.
+/// Returns incompressible bytes, different for each seed.
 fn noise(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -198,9 +199,9 @@ fn a_forged_table_is_refused_or_harmless() {
             }
             reseal(&mut bytes);
             let Ok(image) = BootImage::parse(bytes) else { continue };
-            // What is accepted can be asked anything.
+            // All methods can be called on an accepted image.
             assert!(image.memory_bytes() <= 2 * FRAME_BLOCKS as u64 * BLOCK_BYTES as u64, "byte {at}");
-            // Decoding takes long where nothing is optimised; one value in five says as much.
+            // Decoding is slow without optimisation, so it is done for one value in five.
             let contents = (value == 0x80).then(|| image.decode(1));
             for number in 0..image.files() {
                 let file = image.file(number);

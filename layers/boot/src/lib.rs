@@ -1,7 +1,8 @@
-//! The boot layer (YOLO, part 1 of the paper): the blocks that a start reads, recorded once, kept in one file that is
-//! read from start to end, and served from memory that no page cache evicts.
+//! The boot layer (YOLO, part 1 of the paper): the blocks that a start reads are recorded once,
+//! kept in one file that is read from start to end, and served from memory that is not evicted with
+//! the page cache.
 //!
-//! The file is drawn in docs/formats/boot.md.
+//! The format of the file is described in docs/formats/boot.md.
 
 mod disks;
 mod file_system;

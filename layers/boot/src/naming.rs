@@ -1,20 +1,21 @@
-//! What an image is of, and how it names the files: by their paths below the root of a tree, or by their places in the chain
-//! of files that a disk is made of. Drawn in docs/formats/boot.md.
+//! The subject of an image, and its names for files: paths below the root of a tree, or positions
+//! in the backing chain of a disk image. The format is described in docs/formats/boot.md.
 
 use quell_fs::{Attributes, FileSystem, NodeId, Result, resolve};
 
 use crate::image::{BootImage, Kind};
 
-/// Files that one disk may be made of.
+/// Maximum number of files in one backing chain.
 pub const DISK_FILES_MAX: usize = 64;
 const PATH_BYTES_MAX: usize = 4095;
 
-/// What blocks are recorded of.
+/// The subject of a recording.
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// Files of the tree whose index has this generation.
     Tree(u128),
-    /// The files of a disk, by their paths at the time: node n + 1 is the file at place n.
+    /// The files of a disk, by their paths at the time of the recording: node n + 1 is the file at
+    /// position n.
     Disk(Vec<Vec<u8>>),
 }
 
@@ -26,8 +27,8 @@ impl Subject {
         }
     }
 
-    /// Whether an older image can be joined with a recording of this: it is of the same tree in the same state, or of the
-    /// same disk with no file of it changed.
+    /// Returns whether an older image can be merged with a recording of this subject: it must be of
+    /// the same generation of the tree, or of the same disk with no file changed.
     pub fn joins(&self, fs: &dyn FileSystem, old: &BootImage) -> bool {
         let as_now = |number| {
             let file = old.file(number);
@@ -48,7 +49,7 @@ impl Subject {
         }
     }
 
-    /// The file that has this name in another image of the same.
+    /// Returns the file with this name in an image of the same subject.
     pub fn find(&self, fs: &dyn FileSystem, name: &[u8]) -> Option<Attributes> {
         match self {
             Subject::Tree(_) => resolve(fs, name).ok(),
@@ -60,12 +61,13 @@ impl Subject {
     }
 }
 
-/// The name of the file at this place of a chain.
+/// Returns the name of the file at this position of a chain.
 pub fn disk_name(place: usize, path: &[u8]) -> Vec<u8> {
     [place.to_string().as_bytes(), path].concat()
 }
 
-/// A file's place in the chain, and its path when it was recorded; `None` for what is no such name.
+/// Returns a file's position in the chain, and its path when it was recorded; `None` for an invalid
+/// name.
 pub fn disk_place(name: &[u8]) -> Option<(usize, &[u8])> {
     let (digits, path) = name.split_at(name.iter().position(|b| *b == b'/')?);
     let place: usize = std::str::from_utf8(digits).ok()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! A file system whose names and attributes are another's and whose files are opened in a way of its own.
+//! A file system with the names and attributes of another, which opens files in its own way.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Records what is read of a file system while it is served: every read that a program or the kernel for it (mmap, exec)
-//! asks for, to the block. What the kernel keeps it asks for once, which is all that a set needs.
+//! Records the blocks that are read while a file system is served: every read of a program, or of
+//! the kernel for it (mmap, exec). The kernel reads each cached page once, which is sufficient for
+//! a set.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,46 +15,47 @@ use crate::over::{Open, Over};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
 
-/// A file of a tree that is no larger is whole in an image, as far as its budget allows: one request reads it, and a view serves
-/// whole files at less cost.
+/// A file of at most this many blocks is stored whole if the budget allows it: it is read with one
+/// request, and views serve whole files at less cost.
 const SMALL_BLOCKS: u32 = 32;
 
-/// What goes into an image.
+/// Selects the blocks of an image.
 #[derive(Debug, Clone, Copy)]
 pub struct Choice<'a> {
-    /// An image of the same tree in the same state, or of the same disk, to join.
+    /// An image to merge, of the same generation of the tree or of the same disk.
     pub old: Option<&'a BootImage>,
-    /// Blocks that fewer recordings read are left out.
+    /// Blocks that were read in fewer recordings are left out.
     pub min_recordings: u32,
-    /// The hottest blocks are taken first.
+    /// The maximum number of blocks. Blocks that were read in most recordings are preferred.
     pub blocks_max: usize,
 }
 
 impl Choice<'_> {
-    /// Everything, of this recording alone.
+    /// All blocks of this recording alone.
     pub const ALL: Choice<'static> = Choice { old: None, min_recordings: 1, blocks_max: usize::MAX };
 }
 
-/// Blocks that were read once and cannot be read for the image: it goes without them.
+/// Blocks that were read during the recording, cannot be read for the image, and are left out of
+/// it.
 #[derive(Debug, Default)]
 pub struct Unreadable {
     pub blocks: u64,
-    /// Why the first of them could not.
+    /// The error of the first of them.
     pub first: Option<String>,
 }
 
-/// A file system that records. `Recorder` is asked at the end.
+/// A file system that records. Its `Recorder` has the result.
 pub type RecorderFs = Over<Arc<Recorder>>;
 
 #[derive(Debug, Default)]
 struct State {
     files: HashMap<NodeId, u32>,
-    /// By number.
+    /// Nodes by number.
     nodes: Vec<NodeId>,
     recording: Recording,
 }
 
-/// What was read so far.
+/// The blocks that were read so far.
 #[derive(Default)]
 pub struct Recorder {
     state: Mutex<State>,
@@ -75,12 +77,12 @@ impl Recorder {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Different files that were opened.
+    /// Returns the number of different files that were opened.
     pub fn files(&self) -> usize {
         self.state().nodes.len()
     }
 
-    /// Different blocks that were read.
+    /// Returns the number of different blocks that were read.
     pub fn blocks(&self) -> usize {
         self.state().recording.blocks()
     }
@@ -95,7 +97,8 @@ impl Recorder {
         number
     }
 
-    /// The image of what was read of `fs`, which is this, and what of it could not be read again.
+    /// Returns an image of the recorded blocks of `fs`, and the blocks that could not be read
+    /// again. `fs` must be the recorded file system.
     pub fn pack(
         &self,
         fs: &dyn FileSystem,
@@ -110,7 +113,8 @@ impl Recorder {
         for (number, node) in (0..).zip(&state.nodes) {
             let attributes = fs.attributes(*node)?;
             packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified);
-            // A file that was opened and not read: with a block of it in the image the open needs no other source.
+            // Adds the first block of a file that was opened and not read: with it in the image,
+            // the open needs no other source.
             recording.add(number, 0..1);
         }
         if let Some(old) = choice.old {
@@ -118,7 +122,7 @@ impl Recorder {
                 .map(|number| {
                     let file = old.file(number);
                     let now = subject.find(fs, file.name)?;
-                    // Of a file that is another now nothing is kept.
+                    // Blocks of a file that has changed since are dropped.
                     if now.size_bytes != file.size_bytes || now.modified != file.modified {
                         return None;
                     }
@@ -165,7 +169,8 @@ impl File for RecordedFile {
         let length = self.file.read_at(into, offset)?;
         let block = BLOCK_BYTES as u64;
         let (first, end) = (offset / block, (offset + length as u64).div_ceil(block));
-        // Nothing of a file is recorded that an image could not name: 16 TiB and more from its begin.
+        // Blocks at offsets of 16 TiB and more are not recorded, because an image cannot describe
+        // them.
         if let (Ok(first), Ok(end), 1..) = (u32::try_from(first), u32::try_from(end), length) {
             self.recorder.state().recording.add(self.number, first..end);
         }
@@ -173,7 +178,7 @@ impl File for RecordedFile {
     }
 }
 
-/// Blocks of a file system's files, of one file after the other.
+/// Reads blocks of a file system's files, one file after another.
 struct Source<'a> {
     fs: &'a dyn FileSystem,
     nodes: &'a [NodeId],

@@ -1,9 +1,10 @@
-//! What a start read: a set of blocks for each file, in the order of first use, with how many recordings saw each.
-//! Sets repeat from run to run, their order does not, so recordings join as sets.
+//! The blocks that a start reads: a set for each file, in the order of first use, with the number
+//! of recordings in which each block was read. The sets are the same in each run, but their order
+//! is not, so recordings are merged as sets.
 
 use std::collections::HashMap;
 
-/// Blocks by number of file and block.
+/// Blocks, identified by file number and block number.
 #[derive(Debug, Clone, Default)]
 pub struct Recording {
     order: Vec<(u32, u32)>,
@@ -16,17 +17,17 @@ pub struct Recording {
 pub struct Recorded {
     pub file: u32,
     pub block: u32,
-    /// In how many recordings.
+    /// Number of recordings in which it was read.
     pub recordings: u32,
 }
 
 impl Recording {
-    /// A start that has read nothing yet.
+    /// Returns an empty recording of one start.
     pub fn new() -> Recording {
         Recording { recordings: 1, ..Recording::default() }
     }
 
-    /// What an image says was recorded.
+    /// Returns the recording that is stored in an image.
     pub fn of(blocks: impl Iterator<Item = Recorded>, recordings: u32) -> Recording {
         let mut recording = Recording { recordings, ..Recording::default() };
         for Recorded { file, block, recordings } in blocks {
@@ -36,7 +37,7 @@ impl Recording {
         recording
     }
 
-    /// A read of the start.
+    /// Adds blocks that the start has read.
     pub fn add(&mut self, file: u32, blocks: std::ops::Range<u32>) {
         for block in blocks {
             self.seen.entry((file, block)).or_insert_with(|| {
@@ -46,10 +47,10 @@ impl Recording {
         }
     }
 
-    /// Joins another start. `file` gives this recording's number of the other one's file; `None`: the file is another
-    /// now, and what was read of it counts no more.
+    /// Merges the recording of another start. `file` maps the other recording's file numbers to
+    /// those of this one; `None` means that the file has changed, and its blocks are dropped.
     pub fn join(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
-        // What a file says may be any number.
+        // The counts come from a file and may have any value.
         self.recordings = self.recordings.saturating_add(other.recordings);
         for (their_file, block) in &other.order {
             let Some(own_file) = file(*their_file) else { continue };
@@ -74,13 +75,13 @@ impl Recording {
         self.order.len()
     }
 
-    /// In the order of first use.
+    /// Returns the blocks in the order of first use.
     pub fn all(&self) -> impl Iterator<Item = Recorded> {
         self.order.iter().map(|key| Recorded { file: key.0, block: key.1, recordings: self.seen[key] })
     }
 
-    /// Only the blocks seen in at least `least` recordings, and of those the hottest that fit into `blocks`; in their
-    /// old order.
+    /// Returns the blocks that were read in at least `least` recordings, and of these at most
+    /// `blocks`, preferring those that were read most often. The order is kept.
     pub fn chosen(&self, least: u32, blocks: usize) -> Recording {
         let mut hottest: Vec<(u32, usize)> = self
             .order
@@ -97,8 +98,9 @@ impl Recording {
         Recording { order, seen, recordings: self.recordings }
     }
 
-    /// Adds what is missing of a file of so many blocks, as hot as its hottest block, unless that makes more than
-    /// `blocks_max` in all. Nothing is added to a file of which nothing is here.
+    /// Adds the missing blocks of a file with this many blocks, with the count of its most frequent
+    /// block, unless the recording would then have more than `blocks_max` blocks. Does nothing if
+    /// the recording has no block of the file.
     pub fn complete(&mut self, file: u32, blocks: u32, blocks_max: usize) {
         let here: Vec<u32> = (0..blocks).filter_map(|block| self.seen.get(&(file, block)).copied()).collect();
         let Some(hottest) = here.iter().max() else { return };

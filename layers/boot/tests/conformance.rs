@@ -1,4 +1,5 @@
-//! Recording changes nothing, and a file system with hot blocks is the one below it, whatever part of it is hot.
+//! A recorder does not change the file system below it, and a file system with recorded blocks
+//! equals the one below it, regardless of which blocks are recorded.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,7 @@ fn files(model: &Model) -> Vec<(NodeId, u64)> {
     attributes.filter(|a| a.kind == Kind::File).map(|a| (a.node, a.size_bytes)).collect()
 }
 
-/// Reads some pieces of some files.
+/// Reads random ranges of random files.
 fn start(fs: &dyn FileSystem, files: &[(NodeId, u64)], random: &mut Random) {
     for (node, size) in files {
         if random.one_in(3) {
@@ -122,7 +123,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
             };
             assert_eq!(blocks(&rest), blocks(&all), "seed {seed}");
         }
-        // As a layer it shows those files alone, and they are the tree's.
+        // As a layer it shows only these files, with the content of the tree.
         let layer = HotFiles::new(model.clone(), rest.clone());
         for (node, size) in files(&model) {
             let path = model.path(node).unwrap();
@@ -140,7 +141,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
     assert!(written_files > 50, "{written_files} files were whole");
 }
 
-/// The source is gone: no file can be opened any more.
+/// A source of which no file can be opened any more.
 struct Gone;
 
 impl Open for Gone {
@@ -157,7 +158,7 @@ fn a_start_that_was_recorded_needs_the_source_no_more() {
         let files = files(&model);
         start(&fs, &files, &mut Random::new(seed));
         assert_eq!(served.served().from_source, 0, "seed {seed}");
-        // What was not recorded is an error of the source, and never other bytes.
+        // A read of an unrecorded block returns the source's error, and never other bytes.
         for (node, size) in &files {
             let mut into = vec![0; *size as usize];
             let read = fs.open(*node).and_then(|file| file.read_at(&mut into, 0));
@@ -171,7 +172,7 @@ fn a_start_that_was_recorded_needs_the_source_no_more() {
     }
 }
 
-/// The first block of one file cannot be read any more, and the whole of another.
+/// A source in which the first block of one file, and all of another file, cannot be read any more.
 struct Torn {
     file: NodeId,
     other: NodeId,
