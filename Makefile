@@ -8,19 +8,19 @@ CARGO_TARGET_DIR ?= target
 quell := $(CARGO_TARGET_DIR)/release/quell
 libquell := $(CARGO_TARGET_DIR)/release/libquell
 scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
-# Seconds that `make fuzz` spends on each decoder.
+# Duration of `make fuzz` for each decoder, in seconds.
 FUZZ_SECONDS ?= 60
 
-demo: ## run a real Python program directly, covered and with a boot image, and print what reached the file system (PFS=moosefs: on a real MooseFS, as root)
+demo: ## run a real Python program directly, covered and with a boot image, and print the requests that reached the file system (PFS=moosefs: on a real MooseFS, as root)
 	@PFS="$(PFS)" scripts/demo
 
-test: ## run all tests; as root also the ones that need it
+test: ## run all tests; as root also those that need root
 	@scripts/test
 
 test-long: ## run 1,000 random histories of a log mount with each kind of failure
 	@scripts/test-long
 
-check: ## look for faults and change nothing: format, clippy, dependency map, dependencies, scripts, aarch64
+check: ## check without changing any file: format, clippy, dependency map, dependencies, scripts, aarch64
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --quiet --package xtask
@@ -29,10 +29,10 @@ check: ## look for faults and change nothing: format, clippy, dependency map, de
 	scripts/check-deny
 	scripts/check-aarch64
 
-check-deep: ## run what decodes bytes under miri; needs a nightly toolchain with miri
+check-deep: ## run the tests of the decoders under miri; needs a nightly toolchain with miri
 	@scripts/check-deep
 
-fix: ## format, apply what clippy can repair, and write what is made from other files (quell.h, the list in deny.toml)
+fix: ## format, apply clippy's fixes, and regenerate files (quell.h, the list in deny.toml)
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
 	BLESS=1 cargo test --quiet --package xtask
@@ -73,14 +73,14 @@ install: ## install the binary, man pages, completions, and the library with its
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }
-	@# The bootstrap variable lets a stable compiler take the sanitizer's flags; fuzz/README.md tells about leaks.
+	@# RUSTC_BOOTSTRAP makes stable Rust accept the sanitizer's flags; fuzz/README.md explains detect_leaks.
 	@set -e; for target in $$(RUSTC_BOOTSTRAP=1 cargo fuzz list); do echo "== $$target"; mkdir -p fuzz/corpus/$$target; \
 	ASAN_OPTIONS=detect_leaks=0 RUSTC_BOOTSTRAP=1 cargo fuzz run "$$target" fuzz/corpus/$$target fuzz/seeds/$$target -- \
 	-max_total_time=$(FUZZ_SECONDS); done
 
-clean: ## delete everything that was built here
+clean: ## delete all build results
 	cargo clean
 	rm -rf fuzz/target fuzz/artifacts
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))

@@ -1,11 +1,13 @@
-"""`make demo`: one program started directly, covered, and with a boot image, on any file system and without privilege.
+"""`make demo`: one program started directly, covered, and with a boot image.
+
+Runs on any file system and without privileges.
 
 usage: locally.py ENVIRONMENT PROGRAM        ($QUELL is the quell binary)
 
-What a file system is asked is counted where the program asks it: every call on a name in the
-environment, seen by strace. Covered, the view answers all of them but the opening of files, whose
-bytes come from the environment itself; with a boot image, files of the image are in memory, too. What
-`quell run` asks on its own is counted as well.
+Requests to the file system are counted where the program makes them: strace records every call on
+a name in the environment. In a view, all of them are absorbed except opens of files, whose data
+comes from the environment itself; with a boot image, the files in the image are in memory, too. The
+requests of `quell run` itself are counted as well.
 """
 import json
 import os
@@ -13,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # the checkout stays as it is
+sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testbed"))
 from measure import Failed, alternate, count_calls, machine, run, seconds_of, stop_on_signals, text_of, view_of
 
@@ -22,7 +24,8 @@ BLOCK = 4096
 
 
 def asked_by(way, place):
-    """Calls on names in `place` that `quell run` makes itself, on a node that has not looked at the tree a moment ago."""
+    """Count the calls on names in `place` that `quell run` itself makes, on a node without stamps
+    of recent checks."""
     with tempfile.TemporaryDirectory(prefix="quell-demo.") as runtime:
         return count_calls([*way, "true"], place, env={**os.environ, "QUELL_RUNTIME_DIR": runtime})["total"]
 
@@ -35,7 +38,7 @@ def main(environment, program):
 
     print(f"On {machine()}\nTree {environment}")
     print("Running the program directly, uncovered ...", flush=True)
-    direct_line = text_of(command)  # also the warm-up
+    direct_line = text_of(command)  # also warms the caches
     direct = count_calls(command, environment)
 
     print("Indexing the tree ...", flush=True)
@@ -59,10 +62,10 @@ def main(environment, program):
         own = [sum(asked_by(way, place) for place in (environment, *files))
                for way, files in ((covered, [index]), (booted, [index, image]))]
     except Failed:
-        own = None  # strace takes the privileges of fusermount3 away
+        own = None  # under strace, fusermount3 loses its privileges
 
     if view and not view.startswith(("overlay", "fuse", "erofs")):
-        view = None  # some other mount: nothing is known of what it answers
+        view = None  # some other mount, whose answers are unknown
     if view is None:
         print("\nThe tree was NOT covered: no mount at its path was seen. `quell doctor` says what this machine allows.")
     rows = [("kind of call on the tree", "direct", "covered", "boot image")]

@@ -1,16 +1,18 @@
-"""`make demo PFS=moosefs`: the program started on 4 nodes of a real MooseFS, directly, covered, and with a boot image.
+"""`make demo PFS=moosefs`: the program started on 4 nodes of a real MooseFS.
+
+It is started directly, covered, and with a boot image.
 
 usage: on-moosefs.py PYTHON REQUIREMENTS PROGRAM      (as root; $QUELL is the quell binary)
 
-Counts the messages that each node sends to the metadata server, and the reads that it sends to the data servers. The test bed is made for this run
-and taken down at its end, also on Ctrl-C.
+Counts the messages of each node to the metadata server, and its reads from the data servers. The
+test bed is created for this run and removed at its end, also on Ctrl-C.
 """
 import os
 import sys
 import tempfile
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # the checkout stays as it is
+sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testbed"))
 from measure import Bed, Failed, alternate, machine, median, run, stop_on_signals, text_of, view_of
 
@@ -38,7 +40,7 @@ def main(python, requirements, program):
 
 
 def compare(bed, quell, program):
-    # Indexed on the first node, which was made cold for it; used on all.
+    # Indexed on the first node, whose caches were dropped before; used on all nodes.
     bed.drop(1)
     index_seconds, index_operations, _ = bed.measured(
         1, lambda: run([quell, "index", bed.path(1, "env"), "-o", bed.path(1, "env.quell")]))
@@ -53,7 +55,7 @@ def compare(bed, quell, program):
     for node in range(1, bed.nodes + 1):
         tree = bed.path(node, "env")
         command = [tree / "bin/python", program]
-        # As every node of a job runs it but the first, which also checks the whole tree.
+        # The command of every node of a job except the first, which also makes a full check.
         covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", bed.path(node, "env.quell"), "--source", tree, "--"]
         booted = [*covered[:-1], "-b", bed.path(node, "env.boot"), "--"]
         row = {}

@@ -1,7 +1,9 @@
-"""An ordinary program that knows nothing of Quell: it imports six packages and computes one line with each of them.
+"""An ordinary program that does not depend on Quell.
 
-Its start is the storm that Quell is about: some thousand searches for modules and libraries before the
-first number is computed. The line it prints is the same on every run.
+It imports six packages and computes one line with each of them.
+
+Its start makes some thousand lookups of modules and libraries before the first number is computed;
+this is the load that Quell reduces. Its output is the same on every run.
 """
 import matplotlib
 import numpy as np

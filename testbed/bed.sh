@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What the scripts of the test beds share: words to the user, processes that are ended only if they are ours, one command at a
-# time. It is sourced, by a script that has set `bed`, the directory of its state.
+# Functions that the test bed scripts share: messages, processes that are stopped only if the script
+# started them, and a lock. A script sources it after setting `bed`, its state directory.
 script=${0##*/}
 : "${bed:?}"
 
@@ -15,14 +15,15 @@ need_root() { [ "$(id -u)" = 0 ] || fail 3 "'$1' needs root (network namespaces 
 need_number() { [[ ${2:-} =~ ^[1-9][0-9]?$ ]] || fail 2 "'$1' needs a node number from 1 to 99, not '${2:-}'"; }
 
 # --- processes -----------------------------------------------------------------------------------
-# The start time in clock ticks since boot tells a process from a later one with the same pid.
-process_stat() { # set `state` and `started` of process $1
+# The start time in clock ticks since boot distinguishes a process from a later one with the same
+# pid.
+process_stat() { # sets `state` and `started` of process $1
   local line fields
   line=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
   read -ra fields <<<"${line##*) }"
   state=${fields[0]} started=${fields[19]}
 }
-is_ours() { # is_ours NAME: is the process that we started under this name still running?
+is_ours() { # is_ours NAME: is the process that was started under this name still running?
   local pid known state started
   [ -e "$bed/run/$1" ] || return 1
   read -r pid known <"$bed/run/$1" && process_stat "$pid" && [ "$started" = "$known" ] && [ "$state" != Z ]
@@ -50,9 +51,9 @@ stop_process() { # stop_process NAME: TERM, then KILL after 10 s
 }
 
 # --- nodes ---------------------------------------------------------------------------------------
-unmount_node() { # unmount_node I [lazy]: the mount process is still to be stopped
+unmount_node() { # unmount_node I [lazy]: the mount process must be stopped afterwards
   local i=$1 tries
-  # A view's holder leaves some moments after its program, and with it the last user of the mount.
+  # A view's holder, the last user of the mount, ends some moments after its program.
   for ((tries = 0; tries < 40; tries++)); do
     mountpoint -q "$bed/nodes/$i" || return 0
     if umount "$bed/nodes/$i" 2>"$bed/umount.log"; then return 0; fi
@@ -64,22 +65,23 @@ unmount_node() { # unmount_node I [lazy]: the mount process is still to be stopp
 }
 
 # --- the whole bed -------------------------------------------------------------------------------
-# One `up`, `drop` or `down` at a time: the lock is the state directory itself (descriptor 9).
+# Only one `up`, `drop` or `down` runs at a time; the lock is on the state directory itself
+# (descriptor 9).
 lock() {
   local tries
   for ((tries = 0; tries < 20; tries++)); do
     mkdir -p "$bed"
     exec 9<"$bed"
     flock -w 300 9 || fail 1 "another command has been holding $bed for 300 s"
-    # A `down` may have removed the directory while we waited; then take the new one.
+    # If a `down` removed the directory while this process waited, the new directory is locked.
     if [ "$bed" -ef /proc/self/fd/9 ]; then return; fi
   done
   fail 1 "$bed keeps disappearing"
 }
 remove_directory() {
-  # Never delete through a mount that could not be taken away.
+  # Never delete through a mount that could not be unmounted.
   if grep -qF " $bed/" /proc/mounts; then fail 1 "something is still mounted under $bed; nothing was deleted"; fi
   rm -rf --one-file-system "$bed"
-  # Only the default place has a parent of ours.
+  # The parent directory belongs to the test beds only with the default path.
   if [ "$bed" = "/tmp/quell-testbed/$script" ]; then rmdir "${bed%/*}" 2>/dev/null || true; fi
 }

@@ -1,6 +1,7 @@
-"""What the demonstration and the macro benchmarks share: a test bed as a Python object, timing, and counting a program's calls.
+"""Test beds, timing, and counting of calls, for the demonstration and the macro benchmarks.
 
-It measures and never judges: bars and tables belong to its callers. Python 3.9 and the standard library only.
+This module only measures; targets and tables belong to its callers. Python 3.9 and the standard
+library only.
 """
 import json
 import os
@@ -18,11 +19,12 @@ HERE = Path(__file__).resolve().parent
 
 
 class Failed(Exception):
-    """Something that the machine or a measured program could not do; the text says what and where."""
+    """A failure of the machine or of a measured program; the text names the operation and the
+    reason."""
 
 
 def stop_on_signals():
-    """Let TERM and HUP end the program as Ctrl-C does: through every `finally`."""
+    """Let TERM and HUP end the program like Ctrl-C, running every `finally`."""
 
     def stop(number, _frame):
         sys.exit(128 + number)
@@ -32,7 +34,8 @@ def stop_on_signals():
 
 
 def run(command, output=subprocess.DEVNULL, **options):
-    """Run a command to its end; its error output goes to the terminal. Raise Failed with what it was."""
+    """Run a command to its end, with its standard error on the terminal. Raise Failed if it
+    fails."""
     done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, **options)
     if done.returncode != 0:
         raise Failed(f"exit code {done.returncode} from: {' '.join(map(str, command))}")
@@ -40,19 +43,20 @@ def run(command, output=subprocess.DEVNULL, **options):
 
 
 def text_of(command, **options):
-    """A command's output as text."""
+    """Return the standard output of a command as text."""
     return run(command, output=subprocess.PIPE, text=True, **options).stdout
 
 
 def seconds_of(command, **options):
-    """A command's wall time in seconds."""
+    """Return the wall time of a command in seconds."""
     started = time.monotonic()
     run(command, **options)
     return time.monotonic() - started
 
 
 def alternate(commands, repeats):
-    """Wall times of several commands run in turn, so that a noisy moment falls on all: the median of each, in seconds."""
+    """Run several commands in turn, so that a disturbance affects all of them. Return the median
+    wall time of each in seconds."""
     rounds = [[seconds_of(command) for command in commands] for _ in range(repeats)]
     return [median(times) for times in zip(*rounds)]
 
@@ -62,7 +66,8 @@ def median(values):
 
 
 class Bed:
-    """A test bed of its own (testbed/moosefs, or another script there), in a directory that goes when the bed goes."""
+    """A test bed (testbed/moosefs, or another script there) in a directory of its own, which is
+    deleted with it."""
 
     def __init__(self, directory, nodes=4, script="moosefs"):
         self.directory = Path(directory)
@@ -78,7 +83,7 @@ class Bed:
             self.command("up", str(self.nodes))
             yield self
         finally:
-            # A second Ctrl-C during the take-down would leave half of it behind.
+            # A second Ctrl-C during `down` would leave a part of it behind.
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             self.command("down")
             signal.signal(signal.SIGINT, before)
@@ -87,17 +92,18 @@ class Bed:
         return self.directory.joinpath("nodes", str(node), *below)
 
     def drop(self, node):
-        """Make the node cold: as freshly booted, nothing in its caches."""
+        """Drop the node's caches, as after a reboot."""
         self.command("drop", str(node))
 
     def counters(self, node):
-        """The mount's own counters by name (MooseFS)."""
+        """Return the mount's own counters by name (MooseFS)."""
         lines = self.path(node, ".stats").read_text().splitlines()
         pairs = (line.split(": ", 1) for line in lines if ": " in line)
         return {name: int(value) for name, value in pairs if value.isdigit()}
 
     def measured(self, node, action):
-        """Do `action`; return (seconds, operations sent to the master, counters that changed), without what looking at them costs."""
+        """Run `action`. Return (seconds, operations sent to the master, changed counters), without
+        the cost of reading the counters."""
         first, before = self.counters(node), self.counters(node)
         started = time.monotonic()
         action()
@@ -109,12 +115,13 @@ class Bed:
         return seconds, changed.get("master.packets_sent", 0), changed
 
     def idle_rate(self, node, seconds=10):
-        """Messages per second that an idle node sends to the master to stay registered."""
+        """Return the messages per second that an idle node sends to the master to stay
+        registered."""
         return self.measured(node, lambda: time.sleep(seconds))[1] / seconds
 
 
 # --- counting a program's calls -------------------------------------------------------------------
-# Calls that ask a file system about a name. Calls on an open file (fstat, read, mmap) are not counted.
+# Calls with a path. Calls on an open file (fstat, read, mmap) are not counted.
 TRACED = (
     "open,openat,openat2,creat,execve,execveat,stat,lstat,newfstatat,statx,access,faccessat,faccessat2,"
     "readlink,readlinkat,getxattr,lgetxattr,listxattr,llistxattr,statfs,chdir"
@@ -125,11 +132,11 @@ RESUMED = re.compile(r"^(?:\d+ +)?<\.\.\. \w+ resumed>(.*)$")
 
 
 def count_lines(lines, tree, directory, hot=frozenset()):
-    """Count the traced calls on names in `tree` (pure: lines of strace -f -y in, counts out).
+    """Count the traced calls on names in `tree`, given lines of strace -f -y (a pure function).
 
-    stat: answered questions about a name; negative: names that are not there; list: directories
-    opened; open: files opened, and files_opened how many different ones; open_hot: of the opens, those
-    of paths in `hot`.
+    stat: successful or failed queries of a name; negative: names that do not exist; list:
+    directories opened; open: files opened, and files_opened the number of different ones; open_hot:
+    those opens with a path in `hot`.
     """
     tree = os.path.normpath(tree)
     counts = {"stat": 0, "negative": 0, "list": 0, "open": 0}
@@ -149,7 +156,7 @@ def count_lines(lines, tree, directory, hot=frozenset()):
             continue
         name, base, path, rest = call.groups()
         if not path:
-            continue  # a question about an open file
+            continue  # a query of an open file
         path = os.path.normpath(os.path.join(directory, base or "", path))
         if path != tree and not path.startswith(tree + "/"):
             continue
@@ -174,7 +181,7 @@ def count_lines(lines, tree, directory, hot=frozenset()):
 def count_calls(command, tree, before=(), hot=frozenset(), **options):
     """Run `command` under strace and count its calls on names in `tree`.
 
-    `before` goes in front of strace: with a `quell run ... --` there, strace runs inside the view.
+    `before` precedes strace: with a `quell run ... --` there, strace runs inside the view.
     """
     with tempfile.TemporaryDirectory(prefix="quell-calls.") as place:
         trace = Path(place, "trace")
@@ -186,7 +193,7 @@ def count_calls(command, tree, before=(), hot=frozenset(), **options):
 
 # --- the machine ----------------------------------------------------------------------------------
 def machine():
-    """A few words on what was measured on: numbers mean nothing without them."""
+    """Describe the machine on which a measurement was made."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -197,8 +204,9 @@ def machine():
 
 
 def view_of(covered, tree):
-    """The file system type that covers `tree` for a covered command, or None when it is not covered."""
-    kind = None  # the last mount at a place is the one that is seen
+    """Return the type of the file system that covers `tree` for a covered command, or None if it is
+    not covered."""
+    kind = None  # the last mount at a mount point is the visible one
     for line in text_of([*covered, "cat", "/proc/self/mountinfo"]).splitlines():
         front, _, back = line.partition(" - ")
         if front.split(" ")[4] == str(tree):
@@ -207,5 +215,5 @@ def view_of(covered, tree):
 
 
 if __name__ == "__main__":
-    # measure.py TREE CMD...: count one command's calls, as JSON.
+    # measure.py TREE CMD...: counts one command's calls, as JSON.
     print(json.dumps(count_calls(sys.argv[2:], sys.argv[1])))

@@ -1,5 +1,5 @@
-//! Writes the seeds of the image targets anew, small trees with one of everything, and those of the log targets.
-//! `cargo run --example make_seeds` in this directory.
+//! Writes the seeds of the image targets, small trees with all kinds of entries, and those of the
+//! log targets. Run with `cargo run --example make_seeds` in this directory.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn main() {
     for seed in 0..6 {
         let shape = Shape { entries: 1 + 4 * seed as usize, extremes: seed % 2 == 1, xattrs: true };
         let tree = random_tree(seed, shape);
-        // Long attributes make seeds long and teach a fuzzer nothing.
+        // Long attributes make seeds long without reaching more code.
         let tree = tree.without(|node| node.xattrs.values().any(|value| value.len() > 300));
         let exclude = vec!["*.tmp".to_owned()];
         let options = BuildOptions { xattrs: Xattrs::Always, exclude, ..Default::default() };

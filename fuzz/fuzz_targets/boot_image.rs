@@ -1,12 +1,13 @@
-//! Bytes as a boot image: refused, or everything in it can be asked for. The first byte says whether the header begins
-//! well and checksums are put right, which gets to the checks behind them.
+//! Decodes bytes as a boot image: it is refused, or every request to it is answered. If the first
+//! byte says so, the start of the header and the checksums are corrected first, so that the later
+//! checks are reached.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use quell_boot::{BootImage, reseal};
 
-/// Frames may decode to a thousand times their size; what a user allows is asked before.
+/// Frames may decompress to a thousand times their size; the caller's limit is checked before.
 const MEMORY_BYTES_MAX: u64 = 16 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! The OPTIONS section: refused, or a build follows it and writes the same options down again.
+//! Decodes an OPTIONS section: it is refused, or a build uses it and writes the same options again.
 
 #![no_main]
 
@@ -29,7 +29,7 @@ fn image(options: &BuildOptions, lines: Option<Vec<String>>) -> Option<Image> {
 fuzz_target!(|text: &str| {
     let with_text = image(&BuildOptions::default(), Some(vec![text.to_owned()])).expect("the defaults work");
     let Ok(options) = BuildOptions::of(&with_text) else { return };
-    // A pattern may be none; then the build says so and that is all.
+    // A pattern may be invalid; then the build returns an error.
     if let Some(again) = image(&options, None) {
         assert_eq!(BuildOptions::of(&again).expect("we wrote it"), options);
     }

@@ -1,4 +1,4 @@
-//! Bytes as they come: refused, or every question has an answer.
+//! Decodes raw bytes as an index: it is refused, or every request to it is answered.
 
 #![no_main]
 

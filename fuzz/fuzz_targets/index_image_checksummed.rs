@@ -1,4 +1,5 @@
-//! Bytes with a header that begins well and checksums that are right: gets to the checks behind them.
+//! Decodes bytes as an index after correcting the start of the header and the checksums, so that
+//! the later checks are reached.
 
 #![no_main]
 

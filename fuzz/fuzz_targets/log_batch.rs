@@ -1,5 +1,5 @@
-//! A batch of an index log: refused, or written down again as it was. The first byte says whether the checksum is put
-//! right, which gets to the checks behind it.
+//! Decodes a batch of an index log: it is refused, or encoded as it was. If the first byte says so,
+//! the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]
 

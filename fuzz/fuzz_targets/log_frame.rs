@@ -1,5 +1,5 @@
-//! The head of a frame and its runs: refused, or written down again as it was. The first byte says whether the checksum is put
-//! right, which gets to the checks behind it.
+//! Decodes the header of a frame and its runs: they are refused, or encoded as they were. If the
+//! first byte says so, the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]
 

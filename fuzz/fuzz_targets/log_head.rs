@@ -1,5 +1,5 @@
-//! The 64 bytes that files of a container begin with: refused, or written down again as it was. The first byte says whether the checksum is put
-//! right, which gets to the checks behind it.
+//! Decodes the 64-byte header of a container's file: it is refused, or encoded as it was. If the
+//! first byte says so, the checksum is corrected first, so that the later checks are reached.
 
 #![no_main]
 

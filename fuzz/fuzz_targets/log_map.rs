@@ -1,5 +1,6 @@
-//! The placement map of several stores: refused, or it says where each name goes, and is written down again as it was. The first
-//! byte says whether the checksum is put right, which gets to the checks behind it.
+//! Decodes a placement map: it is refused, or each name has a store in use, and the map is encoded
+//! as it was. If the first byte says so, the checksum is corrected first, so that the later checks
+//! are reached.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Names in a container and in a store, a line each: they say nothing, or are spelled again as they were.
+//! Decodes names in a container and in a store, one per line: they are ignored, or encoded as they
+//! were.
 
 #![no_main]
 

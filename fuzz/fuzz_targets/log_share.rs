@@ -1,5 +1,6 @@
-//! A share of an index, as processes exchange them: refused, or all of its extents lie in frames of its logs, and it is written
-//! down again as it was. The first byte says whether head and checksums are put right, which gets to the checks behind them.
+//! Decodes a share of an index: it is refused, or all of its extents lie in frames of its logs, and
+//! it is encoded as it was. If the first byte says so, the header and the checksums are corrected
+//! first, so that the later checks are reached.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Bytes as a qcow2 image: refused, or its tables can be walked, its compressed clusters asked for, and which blocks are
-//! hot be told, within the file's own size.
+//! Decodes a qcow2 image: it is refused, or its tables can be read, its compressed clusters
+//! decompressed and its hot blocks listed, within the size of the file.
 
 #![no_main]
 

@@ -1,12 +1,12 @@
-//! Whole traces, whatever bytes they are: read twice, under a geography that the first byte chooses, from files that the
-//! lines choose. The numbers of the report add up, are finite, and can be shown.
+//! Reads whole traces twice, with a mount table that the first byte selects and from files that the
+//! lines select. The numbers of the report add up, are finite, and can be displayed.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use quell_profile::{Capacity, FirstReading, Geography, Links, Mount, Source, variables};
 
-/// Links that lead in circles and out of sight.
+/// Symbolic links that form cycles, or lead out of the known directories.
 struct Circles(bool);
 
 impl Links for Circles {
@@ -45,7 +45,7 @@ fuzz_target!(|data: &[u8]| {
     let variables = variables(environment.into_iter());
     let geography = geography(*choice);
     let mut links = Circles(choice & 32 != 0);
-    // Of several files each line says from which it is.
+    // With several files, each line says which file it is from.
     let several = choice & 64 != 0;
     let lines: Vec<(Source, &[u8])> = trace
         .split(|b| *b == b'\n')

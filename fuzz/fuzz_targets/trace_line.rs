@@ -1,5 +1,5 @@
-//! One line of a trace, alone and as the two halves of a call that was interrupted: each line counts once, and a call is
-//! one call however it is written.
+//! Reads one line of a trace, alone and as the two halves of an interrupted call: each line counts
+//! once, and a call is the same call in both forms.
 
 #![no_main]
 
@@ -28,10 +28,10 @@ fuzz_target!(|line: &[u8]| {
     let _ = (quell_profile::has_pid(line), quell_profile::time_of(line));
     let whole = report(&[line]);
     assert!(whole.totals.calls <= 1);
-    // The same with a pid, which a line may have already: then this one is not read.
+    // The same with a pid. If the line already has one, that one is used.
     let with_pid = [b"77 ".as_slice(), line].concat();
     report(&[&with_pid, line, &with_pid]);
-    // A call that is complete is the same call if it is interrupted before its closing bracket.
+    // A complete call is the same call if it is interrupted before its closing parenthesis.
     let is_plain = line.first().is_some_and(u8::is_ascii_lowercase) && whole.totals.calls == 1;
     let bracket = line.windows(4).rposition(|part| part == b") = ");
     let name = line.iter().take_while(|b| b.is_ascii_alphanumeric() || **b == b'_').count();

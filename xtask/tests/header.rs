@@ -1,5 +1,5 @@
-//! The C header as a test: made anew from the functions of doors/capi, it is what is checked in. With `BLESS=1` in the
-//! environment it is written instead.
+//! Checks that the C header in the repository is the one that cbindgen generates from doors/capi.
+//! With `BLESS=1` in the environment the header is written instead.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn the_header_is_what_the_functions_say() {
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").join("doors/capi");
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    // In this order in the header.
+    // The order in the header.
     for source in ["errors", "stores", "files", "directories"] {
         builder = builder.with_src(room.join("src").join(source).with_extension("rs"));
     }

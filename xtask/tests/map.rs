@@ -1,15 +1,15 @@
-//! The map as a test: compares ARCHITECTURE.md's tables with what the crates really depend on, and the house's
-//! rules for files with the files.
+//! Compares the tables of ARCHITECTURE.md with the dependencies of the crates, and checks the
+//! project's rules for files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What may only be linked by tests.
+/// Libraries that only tests may link.
 const FOR_TESTS_ALONE: [&str; 2] = ["cbindgen", "criterion"];
-/// Names that say nothing about what is in a file.
+/// Names that say nothing about the content of a file.
 const NO_NAMES: [&str; 6] = ["utils", "util", "helpers", "helper", "misc", "common"];
-/// Directories that are not ours to check.
+/// Directories with files of other projects, or generated files.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "__pycache__"];
 
 fn root() -> PathBuf {
@@ -50,7 +50,7 @@ fn members() -> Vec<Member> {
     members.into_iter().map(member).collect()
 }
 
-/// The packages that tables name, also those that hold for some targets alone.
+/// Returns the packages in these tables, including dependencies of specific targets.
 fn names_in(manifest: &toml::Table, tables: &[&str]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     let mut places = vec![manifest];
@@ -65,7 +65,7 @@ fn names_in(manifest: &toml::Table, tables: &[&str]) -> BTreeSet<String> {
     names
 }
 
-/// The rows of the table below a heading, each cell as the words in backticks.
+/// Returns the rows of the table below a heading; each cell is the set of its words in backticks.
 fn table_below(heading: &str) -> BTreeMap<String, Vec<BTreeSet<String>>> {
     let text = read("ARCHITECTURE.md");
     let below = text.split_once(&format!("{heading}\n")).unwrap_or_else(|| panic!("no heading {heading}")).1;
@@ -150,7 +150,8 @@ fn every_library_is_linked_where_the_map_says() {
     assert!(wrong.is_empty(), "not as the map in ARCHITECTURE.md has it:\n  {}", wrong.join("\n  "));
 }
 
-/// Why a library is kept to the rooms of its row: the third cell of the table of libraries, where there is one.
+/// Returns the libraries that only the crates in their row may link, with the reason in the third
+/// cell.
 fn reasons() -> Vec<(String, String)> {
     let text = read("ARCHITECTURE.md");
     let below = text.split_once("### External libraries\n").expect("the heading is there").1;
@@ -166,7 +167,7 @@ fn reasons() -> Vec<(String, String)> {
     kept.collect()
 }
 
-/// The packages of others that depend on this one, by the lock file.
+/// Returns the external packages in the lock file that depend on `package`.
 fn dependents_among_others(package: &str, members: &[Member]) -> BTreeSet<String> {
     let lock = manifest("Cargo.lock");
     let packages = lock["package"].as_array().expect("a list");
@@ -178,7 +179,8 @@ fn dependents_among_others(package: &str, members: &[Member]) -> BTreeSet<String
     packages.iter().filter(depends).map(name).filter(|name| !is_ours(name, members)).collect()
 }
 
-/// The lines of deny.toml between `BEGIN` and `END` are made from the map: who alone may link which library.
+/// Returns the lines of deny.toml between `BEGIN` and `END`, which ARCHITECTURE.md determines: the
+/// crates that may link each library.
 fn denials() -> String {
     let members = members();
     let rooms = table_below("### External libraries");
@@ -240,7 +242,7 @@ fn libraries_are_pinned_in_one_place() {
     }
 }
 
-/// All files below the repository with this ending, relative to it.
+/// Returns all files of the repository with this ending, relative to its root.
 fn files(ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![root()];
@@ -281,7 +283,7 @@ fn no_file_is_named_for_nothing() {
     }
 }
 
-/// The targets of a Markdown file's links.
+/// Returns the targets of a Markdown file's links.
 fn links(text: &str) -> Vec<&str> {
     let ends = |rest: &'static str| move |c: char| rest.contains(c);
     text.split("](").skip(1).filter_map(|rest| rest.split(ends(") \"")).next()).collect()
@@ -326,7 +328,7 @@ fn documents_that_the_code_names_exist() {
 fn every_unsafe_block_says_why_it_is_sound() {
     for path in files(".rs") {
         if path.starts_with("xtask") {
-            continue; // this file names what it looks for
+            continue; // this file contains the search strings
         }
         let text = read(&path);
         let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,5 @@
-//! `scripts/skips` as a test: it accepts the skips that tests/expected-skips lists for the user and the machine, and no others.
+//! Tests `scripts/skips`: it accepts the skips that tests/expected-skips lists for the user and the
+//! machine, and no others.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +8,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").to_path_buf()
 }
 
-/// What `scripts/skips` says of a log; with a list of its own, if one is given.
+/// Returns the exit code and the output of `scripts/skips` for a log, with another list if one is
+/// given.
 fn skips(name: &str, log: &str, list: Option<&str>) -> (Option<i32>, String) {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&directory).unwrap();
