@@ -1,4 +1,5 @@
-//! Names the shared library for those that link it: without that a program looks for it where it was when it was linked.
+//! Sets the soname of the shared library. Without it, a program that links the library searches it
+//! at the path that it had when it was linked.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libquell.so");

@@ -1,4 +1,5 @@
-/* Several processes write one file at once, each its own records, and one process reads it whole.
+/* Several processes write to one file at the same time, each its own records, and one process reads
+ * all of it.
  *
  *   checkpoint STORE [PROCESSES]
  *
@@ -27,7 +28,8 @@ static quell_store *open_store(const char *path) {
     return store;
 }
 
-/* One process: its own store, its own handle, records that lie between those of the others. */
+/* One process: opens its own store and handle, and writes records that alternate with those of the
+ * others. */
 static void write_records(const char *path, int process, int processes) {
     static char record[RECORD_BYTES];
     quell_store *store = open_store(path);
@@ -38,7 +40,7 @@ static void write_records(const char *path, int process, int processes) {
         uint64_t offset = (uint64_t)(i * processes + process) * RECORD_BYTES;
         check(quell_pwrite(file, record, sizeof record, offset), "writing");
     }
-    check(quell_sync(file), "syncing"); /* it survives a loss of power */
+    check(quell_sync(file), "syncing"); /* survives a power failure */
     check(quell_close(file), "closing");
     check(quell_store_close(store), "closing the store");
 }

@@ -1,12 +1,14 @@
-/* How fast several processes write and read one file (the paper's N-1 pattern): each its own records, which lie between those of the
- * others. Plainly, or through libquell.
+/* Measures how fast several processes write and read one file (the paper's N-1 pattern). Each has
+ * its own records, which alternate with those of the others. With plain system calls or libquell.
  *
  *   nto1 --posix DIRECTORY | --quell STORE[,STORE...]   [--processes N] [--record BYTES] [--mib TOTAL] [--name FILE]
  *        [--phase both|write|read] [--rounds N] [--sync] [--shift N] [--buffer BYTES] [--keep]
  *
- * One line for each round: NAME=VALUE, separated by spaces. A rate is all bytes divided by the time from the common start, before the open, until
- * the last process has closed the file (with --sync: synced and closed); *_open_ms is until the last one has opened it. A process
- * reads what the one --shift (1) places after it wrote. Every record that is read is looked at: its first and last eight bytes. */
+ * Prints one line per round: NAME=VALUE, separated by spaces. A rate is the total number of bytes
+ * divided by the time from the common start, before the open, until the last process has closed
+ * the file (with --sync: synced and closed). *_open_ms is the time until the last process has
+ * opened it. A process reads the records that the process --shift (1) places after it wrote. The
+ * first and last eight bytes of every record read are checked. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -36,7 +38,7 @@ static struct {
     long records_each;
 } options = {.name = "nto1.data", .processes = 4, .record_bytes = 47008, .mib = 1024, .rounds = 1, .shift = 1, .writes = 1, .reads = 1};
 
-/* What all processes see. */
+/* Memory shared by all processes. */
 static struct shared {
     pthread_barrier_t barrier;
     _Atomic int failed;
@@ -52,7 +54,7 @@ static void fail(const char *format, ...) {
     va_end(arguments);
     if (shared)
         shared->failed = 1;
-    /* The others wait for us: end all. */
+    /* The other processes wait at the barrier: end all of them. */
     kill(0, SIGTERM);
     _exit(1);
 }
@@ -63,7 +65,7 @@ static double now_s(void) {
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* Waits for all; the last one to come looks at the clock. */
+/* Waits for all processes; one of them reads the clock. */
 static void begin_together(double *begin) {
     if (pthread_barrier_wait(&shared->barrier) == PTHREAD_BARRIER_SERIAL_THREAD)
         *begin = now_s();
@@ -72,7 +74,7 @@ static void begin_together(double *begin) {
 
 static void end(enum step step, long process) { shared->end[step][process] = now_s(); }
 
-/* One open file, one way or the other. */
+/* A file opened with open(2) or with libquell. */
 struct file {
     int fd;
     quell_store *store;
@@ -123,7 +125,7 @@ static void close_it(struct file *file, int sync) {
     }
 }
 
-/* The first and the last bytes of a record say which one it is. */
+/* Writes the number of a record into its first and last bytes. */
 static void stamp(char *record, uint64_t number) {
     memcpy(record, &number, sizeof number);
     memcpy(record + options.record_bytes - sizeof number, &number, sizeof number);
@@ -171,7 +173,7 @@ static void work(long process) {
     _exit(0);
 }
 
-/* Seconds from when all began until the last one was so far. */
+/* Returns the seconds from the common start until the last process completed the step. */
 static double until_s(double begin, enum step step) {
     double last = begin;
     for (long process = 0; process < options.processes; process++)

@@ -1,8 +1,9 @@
-//! The boundary with C: pointers become references or are refused, errors become numbers, and no panic crosses.
+//! The boundary with C: checks and dereferences pointers, converts errors to numbers, and catches
+//! panics.
 //!
-//! Every function that dereferences a pointer of the caller is an `unsafe fn`. What can be checked is checked: NULL, alignment, and
-//! lengths that no object can have. The rest is a condition of the function's `# Safety` section, which the exported functions
-//! pass on to the C program.
+//! Every function that dereferences a pointer of the caller is an `unsafe fn`. It checks for NULL,
+//! alignment, and lengths that no object can have. All other requirements are stated in its `#
+//! Safety` section, and passed on to the C program by the exported functions.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::ManuallyDrop;
@@ -16,9 +17,10 @@ use crate::errors;
 
 const EIO: i64 = 5;
 
-/// What `call` says, as a number: its own, or the negative error number.
+/// Returns the result of `call`, or the negative error number.
 pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
-    // What a panic leaves behind is behind locks that do not mind: the layer's promise, and nothing is ours.
+    // State changed before a panic is protected by locks of the layer, which tolerates panics; this
+    // crate has no state of its own.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(number)) => number,
         Ok(Err(error)) => errors::told(&error),
@@ -27,29 +29,29 @@ pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
                 .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
                 .unwrap_or("a panic without words");
             errors::keep(format!("a fault in libquell: {words}"));
-            // Dropping what was thrown might throw again.
+            // Dropping the panic payload could panic again.
             let _ = ManuallyDrop::new(panic);
             -EIO
         }
     }
 }
 
-/// As `number`, for what has no other answer than that it went well.
+/// As `number`, for functions that return only success or an error.
 pub fn done(call: impl FnOnce() -> Result<()>) -> c_int {
     number(|| call().map(|()| 0)) as c_int
 }
 
-/// A call with what it must not be called with.
+/// Returns the error for an invalid argument.
 pub fn invalid(operation: &'static str, why: &'static str) -> Error {
     Error { source: Some(why.into()), ..Error::new(ErrorKind::InvalidInput, operation, "") }
 }
 
-/// The value behind a pointer; NULL and a pointer that is not aligned are refused.
+/// Returns the value of a pointer. NULL and misaligned pointers are errors.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points to a `T` that stays valid, and is changed by nobody, as long as the result is used: a handle from
-/// `give` that `take` has not got back.
+/// `pointer` is NULL, or points to a `T` that stays valid and unchanged while the result is used: a
+/// handle from `give` that was not passed to `take`.
 // SAFETY: the section above states the conditions.
 pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
     let refused = |why: &'static str| Error {
@@ -59,44 +61,47 @@ pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a
     if !pointer.is_aligned() {
         return Err(refused("the pointer is not aligned"));
     }
-    // SAFETY: it is aligned, and by the caller's promise NULL or a `T`.
+    // SAFETY: it is aligned, and the caller guarantees that it is NULL or points to a `T`.
     unsafe { pointer.as_ref() }.ok_or_else(|| refused("the pointer is NULL"))
 }
 
-/// Takes back what `give` gave out; nothing for NULL.
+/// Takes ownership of a handle created by `give`; `None` for NULL.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL or came from `give`, was not taken back before, and is used by no other thread during the call.
+/// `pointer` is NULL or came from `give`, was not taken before, and is not used by another thread
+/// during the call.
 // SAFETY: the section above states the conditions.
 pub unsafe fn take<T>(pointer: *mut T) -> Option<Box<T>> {
-    // SAFETY: it came from `Box::into_raw` in `give`, and this is the only call that takes it back.
+    // SAFETY: it came from `Box::into_raw` in `give`, and only this call takes it back.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
 }
 
-/// Puts a value into the caller's variable, which `place_for` has checked.
+/// Stores a value as a handle in the caller's variable, which `place_for` has checked.
 ///
 /// # Safety
 ///
 /// `place_for` has accepted `place`, and a pointer can still be written there.
 // SAFETY: the section above states the conditions.
 pub unsafe fn give<T>(place: *mut *mut T, value: T) {
-    // SAFETY: `place_for` found it neither NULL nor misaligned, and the caller promises the rest.
+    // SAFETY: `place_for` has checked that it is not NULL and aligned; the caller guarantees the
+    // rest.
     unsafe { place.write(Box::into_raw(Box::new(value))) };
 }
 
-/// Refuses NULL, and sets the caller's variable to NULL, so that a caller who ignores the error finds no old handle there.
+/// Checks the caller's variable for a handle and sets it to NULL, so that a caller who ignores an
+/// error finds no old handle in it.
 ///
 /// # Safety
 ///
 /// `place` is NULL, or a pointer can be written there.
 // SAFETY: the section above states the conditions.
 pub unsafe fn place_for<T>(place: *mut *mut T) -> Result<()> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller guarantees the same.
     unsafe { put(place, std::ptr::null_mut()) }
 }
 
-/// Writes an answer into the caller's variable.
+/// Writes a result into the caller's variable.
 ///
 /// # Safety
 ///
@@ -109,66 +114,70 @@ pub unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
             "there is no place for the answer: the pointer is NULL, or not aligned",
         ));
     }
-    // SAFETY: it is neither NULL nor misaligned, and the caller promises that a `T` can be written there.
+    // SAFETY: it is not NULL and aligned, and the caller guarantees that a `T` can be written
+    // there.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// A path or name, without the zero at its end.
+/// Returns a path or name without its terminating NUL.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL, or points to bytes that end with a zero and stay unchanged as long as the result is used.
+/// `pointer` is NULL, or points to bytes that end with a NUL and stay unchanged while the result is
+/// used.
 // SAFETY: the section above states the conditions.
 pub unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a [u8]> {
     if pointer.is_null() {
         return Err(invalid("read a path", "the pointer is NULL"));
     }
-    // SAFETY: it is not NULL, and the caller promises the zero.
+    // SAFETY: it is not NULL, and the caller guarantees the terminating NUL.
     Ok(unsafe { CStr::from_ptr(pointer) }.to_bytes())
 }
 
-/// As `text`, as a path of the system's own.
+/// As `text`, as a path of the operating system.
 ///
 /// # Safety
 ///
 /// As for `text`.
 // SAFETY: the section above states the conditions.
 pub unsafe fn path<'a>(pointer: *const c_char) -> Result<&'a Path> {
-    // SAFETY: the caller's promise is the same.
+    // SAFETY: the caller guarantees the same.
     Ok(Path::new(OsStr::from_bytes(unsafe { text(pointer) }?)))
 }
 
-/// `count` values that lie one after another. Without any the pointer may be NULL.
+/// Returns `count` consecutive values. If `count` is 0 the pointer may be NULL.
 ///
 /// # Safety
 ///
-/// If `count` is not 0 and `pointer` not NULL, it points to `count` initialized values that nobody changes as long as the result
-/// is used.
+/// If `count` is not 0 and `pointer` is not NULL, it points to `count` initialized values that stay
+/// unchanged while the result is used.
 // SAFETY: the section above states the conditions.
 pub unsafe fn many<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
     match check(pointer, count)? {
-        // SAFETY: `check` found it aligned, not NULL and no longer than `isize::MAX` bytes; the caller promises the values.
+        // SAFETY: `check` has checked that it is aligned, not NULL and at most `isize::MAX` bytes
+        // long; the caller guarantees the values.
         true => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
         false => Ok(&[]),
     }
 }
 
-/// As `many`, to be changed.
+/// As `many`, but mutable.
 ///
 /// # Safety
 ///
-/// As for `many`; besides, nobody else reads the values as long as the result is used.
+/// As for `many`; in addition, no other thread reads the values while the result is used.
 // SAFETY: the section above states the conditions.
 pub unsafe fn many_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T]> {
     match check(pointer, count)? {
-        // SAFETY: as in `many`, and the caller promises that nobody else uses them.
+        // SAFETY: as in `many`, and the caller guarantees that no other thread uses them.
         true => Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) }),
         false => Ok(&mut []),
     }
 }
 
-/// Whether there is a value at all. Refuses NULL, a pointer that is not aligned, and more bytes than an object can have.
+/// Returns whether there are any values. NULL, a misaligned pointer, and more bytes than an object
+/// can have are errors.
 fn check<T>(pointer: *const T, count: usize) -> Result<bool> {
     if count == 0 {
         return Ok(false);
@@ -177,7 +186,7 @@ fn check<T>(pointer: *const T, count: usize) -> Result<bool> {
         return Err(invalid("use a buffer", "the pointer is NULL, or not aligned"));
     }
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
-    // Nor can an object reach over the end of the address space.
+    // An object cannot extend beyond the end of the address space either.
     match bytes.and_then(|bytes| pointer.addr().checked_add(bytes)) {
         Some(_) => Ok(true),
         None => Err(invalid("use a buffer", "no object is as long as that")),
@@ -189,7 +198,8 @@ mod tests {
     use super::*;
 
     fn last() -> String {
-        // SAFETY: the pointer is to a string of this thread, which stays until the thread's next error.
+        // SAFETY: the pointer is to a string of this thread, which is valid until the thread's next
+        // error.
         unsafe { path(errors::quell_last_error()) }.unwrap().display().to_string()
     }
 
@@ -211,7 +221,8 @@ mod tests {
 
     #[test]
     fn what_points_nowhere_is_refused() {
-        // SAFETY: each is NULL, has no element, or is refused for its alignment or length before it is dereferenced.
+        // SAFETY: each is NULL, has no element, or is rejected for its alignment or length before
+        // it is dereferenced.
         unsafe {
             assert!(handle::<u8>(std::ptr::null(), "a file").is_err());
             assert!(handle::<u64>(std::ptr::without_provenance(9), "a file").is_err());
@@ -234,7 +245,7 @@ mod tests {
     #[test]
     fn a_place_is_null_until_a_handle_is_put_there() {
         let mut place = std::ptr::without_provenance_mut(9);
-        // SAFETY: the place is a variable, and what is given is taken back once.
+        // SAFETY: the place is a variable, and the handle is taken back once.
         unsafe {
             place_for::<u32>(&mut place).unwrap();
             assert!(place.is_null());

@@ -1,4 +1,4 @@
-//! Listings: what a directory had in it when somebody asked.
+//! Listings of directories.
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Mutex, PoisonError};
@@ -8,28 +8,28 @@ use quell_client::Kind;
 use crate::boundary::{done, give, handle, number, place_for, put, take, text};
 use crate::stores::StoreHandle;
 
-/// A listing that somebody goes through.
+/// An open directory: its entries at the time of the open, and the position of the next one.
 pub struct DirectoryHandle {
     entries: Vec<(CString, Kind)>,
     next: Mutex<usize>,
 }
 
-/// One entry of a directory.
+/// An entry of a directory.
 #[repr(C)]
 pub struct EntryC {
-    /// There until the directory is closed.
+    /// Valid until the directory is closed.
     pub name: *const c_char,
-    /// The type bits of st_mode: S_ISDIR(mode) and the others of sys/stat.h tell what it is.
+    /// The type bits of st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
     pub mode: u32,
 }
 
-/// Opens the directory at `path` to list what is in it now.
+/// Opens the directory at `path` to list its present entries.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `dir` is NULL or a
-/// variable to write the handle to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `dir` is NULL
+/// or a variable for the handle.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_dir_open(
     store: *const StoreHandle,
@@ -37,36 +37,37 @@ pub unsafe extern "C" fn quell_dir_open(
     dir: *mut *mut DirectoryHandle,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe {
             place_for(dir)?;
             (handle(store, "a store")?, text(path)?)
         };
         let listed = store.0.list(path)?;
-        // A name has no zero in it, or it would be no name.
+        // Names contain no NUL, so no entry is skipped.
         let entries =
             listed.into_iter().filter_map(|entry| Some((CString::new(entry.name).ok()?, entry.kind)));
         let opened = DirectoryHandle { entries: entries.collect(), next: Mutex::new(0) };
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { give(dir, opened) };
         Ok(())
     })
 }
 
-/// Fills `entry` with the next one and returns 1, or 0 when there are no more. There is no `.` and no `..`, and no order.
+/// Sets `entry` to the next entry and returns 1, or returns 0 if there are no more. `.` and `..`
+/// are not listed, and the order is arbitrary.
 ///
 /// # Safety
 ///
-/// `dir` is NULL or an open directory; `entry` is NULL or a variable to write to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `dir` is NULL or an open directory; `entry` is NULL or a variable for the entry.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_dir_next(dir: *const DirectoryHandle, entry: *mut EntryC) -> c_int {
     let found = number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let dir = unsafe { handle(dir, "a directory")? };
         let mut next = dir.next.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((name, kind)) = dir.entries.get(*next) else { return Ok(0) };
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { put(entry, EntryC { name: name.as_ptr(), mode: kind.mode_bits() })? };
         *next += 1;
         Ok(1)
@@ -74,16 +75,16 @@ pub unsafe extern "C" fn quell_dir_next(dir: *const DirectoryHandle, entry: *mut
     found as c_int
 }
 
-/// NULL is nothing to close.
+/// Closes the directory. Does nothing for NULL.
 ///
 /// # Safety
 ///
-/// `dir` is NULL or an open handle that no other thread uses and nothing uses afterwards.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `dir` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_dir_close(dir: *mut DirectoryHandle) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         drop(unsafe { take(dir) });
         Ok(())
     })

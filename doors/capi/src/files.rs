@@ -1,4 +1,4 @@
-//! Open files: bytes at offsets, one piece or many.
+//! Open files: reads and writes at offsets, of one range or of several.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -7,7 +7,7 @@ use quell_client::{Create, How, Result, StoreFile};
 use crate::boundary::{done, give, handle, invalid, many, many_mut, number, place_for, put, take, text};
 use crate::stores::{StatC, StoreHandle};
 
-/// The flags of open(2) on every architecture that Quell supports.
+/// The flags of open(2), the same on every architecture that Quell supports.
 const ACCESS: c_int = 0o3;
 const READ_WRITE: c_int = 0o2;
 const CREATE: c_int = 0o100;
@@ -18,34 +18,35 @@ const CLOSE_ON_EXEC: c_int = 0o2_000_000;
 /// An open file.
 pub struct FileHandle(StoreFile);
 
-/// Where bytes of the file go to in memory.
+/// A range of a file to read into memory.
 #[repr(C)]
 pub struct ReadPiece {
-    /// Where they begin in the file.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     pub into: *mut c_void,
     pub length: usize,
-    /// How many there were: fewer than `length` only where the file ends.
+    /// The number of bytes read: less than `length` only if the file ends there.
     pub received: usize,
 }
 
-/// Where bytes of the file come from in memory.
+/// A range of a file to write from memory.
 #[repr(C)]
 pub struct WritePiece {
-    /// Where they begin in the file.
+    /// The offset in the file, in bytes.
     pub offset: u64,
     pub from: *const c_void,
     pub length: usize,
 }
 
-/// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and O_RDWR, and any of O_CREAT, O_EXCL,
-/// O_TRUNC and O_CLOEXEC; no others (quell_append appends). A file that is made has `permissions` without the umask.
+/// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and
+/// O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including O_APPEND, are
+/// errors (see quell_append). A file that is created gets `permissions`, reduced by the umask.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `file` is NULL or
-/// a variable to write the handle to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `file` is
+/// NULL or a variable for the handle.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_open(
     store: *const StoreHandle,
@@ -55,20 +56,20 @@ pub unsafe extern "C" fn quell_open(
     file: *mut *mut FileHandle,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe {
             place_for(file)?;
             (handle(store, "a store")?, text(path)?)
         };
         let how = How { permissions, ..how(flags)? };
         let opened = FileHandle(store.0.open_file(path, how)?);
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { give(file, opened) };
         Ok(())
     })
 }
 
-/// Refuses pieces that are together longer than what a function can return.
+/// Checks that the total length of several ranges can be returned by a function.
 fn bound(lengths: impl Iterator<Item = usize>) -> Result<()> {
     let total =
         lengths.into_iter().try_fold(0_i64, |total, length| total.checked_add(length.try_into().ok()?));
@@ -90,28 +91,30 @@ fn how(flags: c_int) -> Result<How> {
     Ok(How { read, write, create, truncate: flags & TRUNCATE != 0, ..How::READ })
 }
 
-/// Publishes what was written, and closes the file; it is closed also if that fails. NULL is nothing to close.
+/// Publishes all written data and closes the file. The file is closed even if publishing fails.
+/// Does nothing for NULL.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open handle that no other thread uses and nothing uses afterwards.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_close(file: *mut FileHandle) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let file = unsafe { take(file) };
         file.map_or(Ok(()), |file| file.0.close())
     })
 }
 
-/// Reads up to `length` bytes from `offset` on, and returns how many there were: fewer only where the file ends.
+/// Reads up to `length` bytes from `offset`, and returns the number of bytes read. It is less than
+/// `length` only if the file ends there.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `into` is NULL or has room for `length` bytes that nothing else uses
-/// during the call.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `into` is NULL or has space for `length` bytes that nothing else
+/// uses during the call.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_pread(
     file: *const FileHandle,
@@ -120,19 +123,20 @@ pub unsafe extern "C" fn quell_pread(
     offset: u64,
 ) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (file, into) = unsafe { (handle(file, "a file")?, many_mut(into.cast::<u8>(), length)?) };
         Ok(file.0.read_at(into, offset)? as i64)
     })
 }
 
-/// Writes all `length` bytes at `offset`, and returns `length`. After an error any part of them may have been written.
+/// Writes all `length` bytes at `offset`, and returns `length`. After an error, any part of them
+/// may have been written.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
-/// call.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that do not change during
+/// the call.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_pwrite(
     file: *const FileHandle,
@@ -141,37 +145,38 @@ pub unsafe extern "C" fn quell_pwrite(
     offset: u64,
 ) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
         file.0.write_at(from, offset)?;
         Ok(length as i64)
     })
 }
 
-/// Writes all `length` bytes where the file ends as this process knows it, and returns where that was.
+/// Appends all `length` bytes at the end of the file as known to this process, and returns their
+/// offset.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that nothing changes during the
-/// call.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `from` is NULL or has `length` bytes that do not change during
+/// the call.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_append(file: *const FileHandle, from: *const c_void, length: usize) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
         Ok(file.0.append(from)? as i64)
     })
 }
 
-/// Reads all pieces in one call, says in each how many bytes it received, and returns how many that were together.
-/// The pieces' memory must not overlap.
+/// Reads several ranges in one call, sets `received` in each, and returns the total number of bytes
+/// read. The buffers must not overlap.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `pieces` has `count` pieces, each `into` has room for `length` bytes,
-/// and no two of these overlap or are used by another thread.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `pieces` has `count` elements, each `into` has space for
+/// `length` bytes, and no two of these buffers overlap or are used by another thread.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_read_pieces(
     file: *const FileHandle,
@@ -179,7 +184,7 @@ pub unsafe extern "C" fn quell_read_pieces(
     count: usize,
 ) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (file, pieces) = unsafe { (handle(file, "a file")?, many_mut(pieces, count)?) };
         for piece in &mut *pieces {
             piece.received = 0;
@@ -187,7 +192,7 @@ pub unsafe extern "C" fn quell_read_pieces(
         bound(pieces.iter().map(|piece| piece.length))?;
         let mut wanted = Vec::with_capacity(count);
         for piece in &*pieces {
-            // SAFETY: the caller promises room, and that no two pieces overlap.
+            // SAFETY: the caller guarantees the space, and that no two buffers overlap.
             let into = unsafe { many_mut(piece.into.cast::<u8>(), piece.length)? };
             wanted.push((piece.offset, into));
         }
@@ -199,13 +204,14 @@ pub unsafe extern "C" fn quell_read_pieces(
     })
 }
 
-/// Writes all pieces in one call, in order: a later one wins where two overlap. Returns how many bytes that were.
+/// Writes several ranges in one call, in order: where two overlap, the later one remains. Returns
+/// the total number of bytes written.
 ///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `pieces` has `count` pieces, and each `from` has `length` bytes that
-/// nothing changes during the call.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `pieces` has `count` elements, and each `from` has `length`
+/// bytes that do not change during the call.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_write_pieces(
     file: *const FileHandle,
@@ -213,12 +219,12 @@ pub unsafe extern "C" fn quell_write_pieces(
     count: usize,
 ) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (file, pieces) = unsafe { (handle(file, "a file")?, many(pieces, count)?) };
         bound(pieces.iter().map(|piece| piece.length))?;
         let mut given = Vec::with_capacity(count);
         for piece in pieces {
-            // SAFETY: the caller promises the bytes.
+            // SAFETY: the caller guarantees the bytes.
             let from = unsafe { many(piece.from.cast::<u8>(), piece.length)? };
             given.push((piece.offset, from));
         }
@@ -227,61 +233,65 @@ pub unsafe extern "C" fn quell_write_pieces(
     })
 }
 
-/// What was written so far is there for everybody who opens the file from now on.
+/// Makes all data written so far visible to processes that open the file from now on.
 ///
 /// # Safety
 ///
 /// `file` is NULL or an open file.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_publish(file: *const FileHandle) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.publish()
     })
 }
 
-/// As quell_publish, it survives a loss of power, and what others have published is seen from now on.
+/// As quell_publish; in addition the data survives a power failure, and data that other processes
+/// have published becomes visible.
 ///
 /// # Safety
 ///
 /// `file` is NULL or an open file.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_sync(file: *const FileHandle) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.sync()
     })
 }
 
+/// Sets `stat` to the attributes of the file.
+///
 /// # Safety
 ///
-/// `file` is NULL or an open file; `stat` is NULL or a variable to write to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `file` is NULL or an open file; `stat` is NULL or a variable for the attributes.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_stat(file: *const FileHandle, stat: *mut StatC) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         let found = StatC::of(&file.0.stat()?);
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { put(stat, found) }
     })
 }
 
-/// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+/// Sets the size of the file to `size_bytes`. Data beyond it is removed; a file that becomes longer
+/// is filled with zeros.
 ///
 /// # Safety
 ///
 /// `file` is NULL or an open file.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_truncate(file: *const FileHandle, size_bytes: u64) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.truncate(size_bytes)
     })

@@ -1,7 +1,8 @@
-//! The door for programs in C, and in what calls C: opaque handles, error numbers, and a message for each thread. It
-//! translates to `quell-client`; what everything means is said there and in the header, which is made from this room.
+//! The C library: opaque handles, error numbers, and an error message per thread. It translates
+//! calls to `quell-client`, which documents their meaning, as does the header, which is generated
+//! from this crate.
 
-// Pointers of C programs cannot be used otherwise; each function states what it requires of them.
+// The pointers of C programs require unsafe code; each function states its requirements on them.
 #![allow(unsafe_code)]
 
 mod boundary;

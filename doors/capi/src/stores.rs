@@ -1,4 +1,4 @@
-//! Stores, and what is asked of them by path.
+//! Stores, and operations on them by path.
 
 use std::ffi::{c_char, c_int};
 
@@ -6,27 +6,29 @@ use quell_client::{Attributes, Choices, Store};
 
 use crate::boundary::{done, give, handle, many, number, path, place_for, put, take, text};
 
-/// Stores that are open as one tree of files.
+/// Stores opened as one directory tree.
 pub struct StoreHandle(pub(crate) Store);
 
-/// How files are read and written. 0 stands for what is usual.
+/// Options for reading and writing files. 0 selects the default.
 #[repr(C)]
 pub struct ChoicesC {
-    /// What a process collects of what it writes to one file before it is appended to the log (1 MiB).
+    /// The size of the write buffer of a process for one file, in bytes (default 1 MiB). Its
+    /// content is then appended to the log.
     pub buffer_bytes: usize,
-    /// Threads that read the index when a file is opened (4).
+    /// The number of threads that read the index when a file is opened (default 4).
     pub index_threads: usize,
-    /// When the last writer of a file ends, its index is flattened if all of it is not larger than this (never).
+    /// If the index of a file has at most this many bytes, the last writer that closes the file
+    /// flattens it (default: never).
     pub flatten_bytes: u64,
 }
 
-/// What there is to know about a file, directory or symbolic link.
+/// The attributes of a file, directory or symbolic link.
 #[repr(C)]
 pub struct StatC {
     pub size_bytes: u64,
     /// In units of 512 bytes.
     pub blocks: u64,
-    /// As st_mode: S_ISDIR(mode) and the others of sys/stat.h tell what it is.
+    /// As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
     pub mode: u32,
     pub links: u32,
     pub uid: u32,
@@ -35,7 +37,8 @@ pub struct StatC {
     pub changed_s: i64,
     pub modified_ns: u32,
     pub changed_ns: u32,
-    /// Tells apart what is open at the same time in this process. It means nothing to another one.
+    /// Identifies a node among those that are open in this process. It is not valid in other
+    /// processes.
     pub node: u64,
 }
 
@@ -58,14 +61,15 @@ impl StatC {
     }
 }
 
-/// Opens the directories `paths` as one tree of files, and makes what each of them keeps for itself where it is missing. The
-/// directories themselves must be there, and everybody who opens the tree names the same ones. `choices` may be NULL.
+/// Opens the directories `paths` as one directory tree. The directories must exist; missing
+/// internal files in them are created. All processes must open the tree with the same directories.
+/// `choices` may be NULL.
 ///
 /// # Safety
 ///
-/// `paths` has `count` pointers, each NULL or a string that ends with a zero; `choices` is NULL or
-/// filled; `store` is NULL or a variable to write the handle to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `paths` has `count` pointers, each NULL or a string that ends with a NUL; `choices` is NULL or
+/// initialized; `store` is NULL or a variable for the handle.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_store_open(
     paths: *const *const c_char,
@@ -74,7 +78,7 @@ pub unsafe extern "C" fn quell_store_open(
     store: *mut *mut StoreHandle,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (paths, choices) = unsafe {
             place_for(store)?;
             let paths = many(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
@@ -88,32 +92,34 @@ pub unsafe extern "C" fn quell_store_open(
             chosen.flatten_bytes = choices.flatten_bytes;
         }
         let opened = StoreHandle(Store::open(&paths, chosen)?);
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { give(store, opened) };
         Ok(())
     })
 }
 
-/// Closes the store; files that were opened in it stay open. NULL is nothing to close.
+/// Closes the store. Files that were opened in it stay open. Does nothing for NULL.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open handle that no other thread uses and nothing uses afterwards.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_store_close(store: *mut StoreHandle) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         drop(unsafe { take(store) });
         Ok(())
     })
 }
 
+/// Sets `stat` to the attributes of the file, directory or symbolic link at `path`.
+///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero; `stat` is NULL or
-/// a variable to write to.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `stat` is
+/// NULL or a variable for the attributes.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_stat(
     store: *const StoreHandle,
@@ -121,20 +127,21 @@ pub unsafe extern "C" fn quell_stat(
     stat: *mut StatC,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         let found = StatC::of(&store.0.stat(path)?);
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         unsafe { put(stat, found) }
     })
 }
 
-/// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+/// Sets the size of the file to `size_bytes`. Data beyond it is removed; a file that becomes longer
+/// is filled with zeros.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_truncate(
     store: *const StoreHandle,
@@ -142,50 +149,52 @@ pub unsafe extern "C" fn quell_truncate(
     size_bytes: u64,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.truncate(path, size_bytes)
     })
 }
 
-/// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of the
-/// time. What is written afterwards is found beside it. Returns how many bytes the index has.
+/// Merges the indexes of the published data of a file into one, which makes later opens of a file
+/// with many writers much faster. Data written afterwards is found through its own index. Returns
+/// the size of the merged index in bytes.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_flatten(store: *const StoreHandle, path: *const c_char) -> i64 {
     number(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         Ok(store.0.flatten(path)?.bytes as i64)
     })
 }
 
-/// Removes a file or symbolic link. Who has the file open in this process keeps it until it is closed.
+/// Removes a file or symbolic link. Files that are open in this process keep their data until they
+/// are closed.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_remove(store: *const StoreHandle, path: *const c_char) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.remove(path)
     })
 }
 
-/// Gives `from` the name `to`, which is replaced if it is there.
+/// Renames `from` to `to`, and replaces an existing entry of that name.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `from` is NULL or a string that ends with a zero; `to` is NULL or a
-/// string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `from` and `to` are each NULL or a string that ends with a
+/// NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_rename(
     store: *const StoreHandle,
@@ -193,18 +202,18 @@ pub unsafe extern "C" fn quell_rename(
     to: *const c_char,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, from, to) = unsafe { (handle(store, "a store")?, text(from)?, text(to)?) };
         store.0.rename(from, to)
     })
 }
 
-/// Makes a directory; the umask is taken away from `permissions`.
+/// Creates a directory with `permissions`, reduced by the umask.
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_mkdir(
     store: *const StoreHandle,
@@ -212,7 +221,7 @@ pub unsafe extern "C" fn quell_mkdir(
     permissions: u32,
 ) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.make_dir(path, permissions)
     })
@@ -222,12 +231,12 @@ pub unsafe extern "C" fn quell_mkdir(
 ///
 /// # Safety
 ///
-/// `store` is NULL or an open store; `path` is NULL or a string that ends with a zero.
-// SAFETY: nothing else has this name; the section above states the conditions of the pointers.
+/// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+// SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_rmdir(store: *const StoreHandle, path: *const c_char) -> c_int {
     done(|| {
-        // SAFETY: the caller keeps to the conditions above.
+        // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.remove_dir(path)
     })

@@ -1,14 +1,14 @@
-//! Programs in C, compiled against the header and linked with the library both ways, do what the header promises; with
-//! valgrind watching where there is one.
+//! Compiles C programs against the header, links them with the shared and with the static library,
+//! and checks the promises of the header; under valgrind if it is installed.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What a program needs that has all of the library in itself.
+/// The libraries that a program needs which links the static library.
 const STATIC: [&str; 3] = ["-lpthread", "-ldl", "-lm"];
 
-/// Where cargo put the library: it is built with this test, and lies beside it.
+/// The directory of the library: cargo builds it beside this test.
 fn libraries() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let beside = own.parent().unwrap();
@@ -25,7 +25,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Runs a command that must succeed, and says what it printed.
+/// Runs a command that must succeed, and returns its output.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output));
@@ -146,7 +146,7 @@ fn the_library_has_its_name_and_needs_no_fuse() {
     let fuse: Vec<&str> =
         symbols.lines().filter(|line| line.contains("fuser") || line.contains("quell_fuse")).collect();
     assert!(fuse.is_empty(), "{fuse:?}");
-    // What it shows to others are the functions of the header.
+    // The library exports only the functions of the header.
     let header = std::fs::read_to_string(room().join("include/quell.h")).unwrap();
     let shown = run(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(&library));
     let shown: Vec<&str> = shown.lines().filter_map(|line| line.split(' ').nth(2)).collect();

@@ -1,4 +1,5 @@
-/* What the header promises, asked of the library: promises STORE, an empty directory. Prints the promise that is not kept. */
+/* Tests the promises of the header: promises STORE, where STORE is an empty directory. Prints a
+ * promise that does not hold. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -151,7 +152,7 @@ static void what_is_wrong_is_refused(quell_store *store, const char *path) {
     REFUSED(EINVAL, quell_pread(file, NULL, 1, 0));
     REFUSED(EINVAL, quell_pread(file, &byte, (size_t)-1, 0));
     REFUSED(EINVAL, quell_read_pieces(file, NULL, 1));
-    /* No object is as long as these, so nothing of them is touched. */
+    /* No object is this long, so the library accesses none of the bytes. */
     REFUSED(EINVAL, quell_pread(file, &byte, (size_t)PTRDIFF_MAX + 1, 0));
     REFUSED(EINVAL, quell_pwrite(file, &byte, SIZE_MAX, 0));
     REFUSED(EINVAL, quell_read_pieces(file, (quell_read_piece *)sizeof(void *), SIZE_MAX));
@@ -221,16 +222,17 @@ static void a_child_opens_its_own(quell_store *store, const char *path) {
         REFUSED(EBADF, quell_stat(store, "forked", &(quell_attributes){0}));
         CHECK(quell_close(file) == 0 && quell_close(removed) == 0 && quell_store_close(store) == 0);
         store = open_store(path);
-        CHECK(size_of(store, "forked") == 0); /* the parent has not published it */
+        CHECK(size_of(store, "forked") == 0); /* the parent has not published its data */
         file = open_file(store, "forked", O_WRONLY);
         CHECK(quell_pwrite(file, "child", 5, 10) == 5 && quell_close(file) == 0 && quell_store_close(store) == 0);
-        /* All is well. Not an exit: what it has of its parent's handles is never freed, and valgrind would count that. */
+        /* Success. The child does not exit, because valgrind would report its copies of the parent's
+         * handles, which are never freed. */
         raise(SIGKILL);
     }
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     CHECK(quell_pread(file, bytes, 6, 0) == 6 && memcmp(bytes, "parent", 6) == 0);
-    CHECK(quell_sync(file) == 0); /* and the child's is seen */
+    CHECK(quell_sync(file) == 0); /* the child's data becomes visible */
     CHECK(quell_pread(file, bytes, 8, 10) == 5 && memcmp(bytes, "child", 5) == 0);
     CHECK(quell_pread(removed, bytes, 8, 0) == 6 && memcmp(bytes, "parent", 6) == 0);
     CHECK(quell_close(file) == 0 && quell_close(removed) == 0 && size_of(store, "forked") == 15);

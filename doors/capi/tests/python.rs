@@ -1,4 +1,5 @@
-//! The Python door, which calls this library: its own tests, run by the system's Python, whose packages they use.
+//! Runs the tests of the Python module, which uses this library, with the system's Python and its
+//! packages.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ fn python_keeps_its_promises() {
         eprintln!("SKIPPED: there is no Python 3.9 or newer");
         return;
     };
-    // Cargo builds the library with this test, and puts it beside it.
+    // Cargo builds the library beside this test.
     let own = std::env::current_exe().unwrap();
     let beside = own.parent().unwrap();
     assert!(beside.join("libquell.so").exists(), "no libquell.so in {}", beside.display());

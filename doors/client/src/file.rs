@@ -7,12 +7,13 @@ use quell_fs::{
 use crate::owned::Owned;
 use crate::store::{How, Store};
 
-/// An open file. Dropping it closes it, and tells nobody of what failed then: [`close`](Self::close) does.
+/// An open file. Dropping it closes it without reporting errors; [`close`](Self::close) reports
+/// them.
 pub struct StoreFile {
     store: Store,
-    /// We have one reference to it.
+    /// This object has one reference to the node.
     node: NodeId,
-    // A child that dropped it would write what its parent has collected.
+    // In a child process, dropping the file would write the data that its parent has buffered.
     file: Owned<Box<dyn WritableFile>>,
     reads: bool,
     writes: bool,
@@ -39,37 +40,43 @@ impl StoreFile {
         if self.writes { Ok(&**file) } else { Err(refused("write", "opened for reading alone")) }
     }
 
-    /// Reads into `into` from `offset`. Fewer bytes than asked only at the end of the file; 0 there and beyond.
+    /// Reads into `into` from `offset` (bytes) and returns the number of bytes read. It is less
+    /// than requested only if the file ends there, and 0 at and beyond the end.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.reader()?.read_at(into, offset)
     }
 
-    /// Writes all of `from` at `offset`; after an error any part of it may have been written.
+    /// Writes all of `from` at `offset` (bytes). After an error, any part of it may have been
+    /// written.
     pub fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         self.writer()?.write_at(from, offset)
     }
 
-    /// Fills the pieces, each from its own offset, and returns how many bytes each received.
+    /// Reads several ranges, each from its own offset, and returns the number of bytes read for
+    /// each.
     pub fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
         self.reader()?.read_pieces(pieces)
     }
 
-    /// Writes the pieces in order, each at its own offset: a later one wins where two overlap.
+    /// Writes several ranges in order, each at its own offset. Where two overlap, the later one
+    /// remains.
     pub fn write_pieces(&self, pieces: &[(u64, &[u8])]) -> Result<()> {
         self.writer()?.write_pieces(pieces)
     }
 
-    /// Writes all of `from` at the end of the file as this process knows it, and returns where that was.
+    /// Appends all of `from` at the end of the file as known to this process, and returns its
+    /// offset.
     pub fn append(&self, from: &[u8]) -> Result<u64> {
         self.writer()?.append(from)
     }
 
-    /// What was written so far is there for everybody who opens the file from now on.
+    /// Makes all data written so far visible to processes that open the file from now on.
     pub fn publish(&self) -> Result<()> {
         self.file.get()?.publish()
     }
 
-    /// As [`publish`](Self::publish), it survives a loss of power, and what others have published is seen from now on.
+    /// As [`publish`](Self::publish); in addition the data survives a power failure, and data that
+    /// other processes have published becomes visible.
     pub fn sync(&self) -> Result<()> {
         self.file.get()?.sync()
     }
@@ -78,14 +85,16 @@ impl StoreFile {
         self.store.fs()?.attributes(self.node)
     }
 
-    /// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+    /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
+    /// with zeros.
     pub fn truncate(&self, size_bytes: u64) -> Result<()> {
         self.writer()?;
         let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
         self.store.fs()?.change(self.node, &change).map(drop)
     }
 
-    /// Publishes and closes. In a process that did not open the file nothing is written, and nothing fails.
+    /// Publishes the file and closes it. In a process that did not open the file, nothing is
+    /// written and no error occurs.
     pub fn close(self) -> Result<()> {
         if self.writes && self.file.is_ours() { self.publish() } else { Ok(()) }
     }

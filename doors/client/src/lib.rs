@@ -1,5 +1,5 @@
-//! The door for programs that link us: the files of log stores by path, in the program's own process, without a
-//! mount and without a daemon.
+//! The client library: access to the files of log stores by path, in the program's own process,
+//! without a mount and without a daemon.
 //!
 //! ```
 //! use quell_client::{Choices, Create, How, Store};
@@ -20,12 +20,13 @@
 //! # }
 //! ```
 //!
-//! Every handle may be used from any number of threads. It belongs to the process that opened it: after a `fork` the
-//! child is refused (`EBADF`) whatever it asks of one, and opens a store of its own. Whoever closes one there writes
-//! nothing, so what the parent has written and not yet published is the parent's alone.
+//! Every handle may be used from any number of threads. It belongs to the process that opened it:
+//! after a `fork`, all operations of the child on it fail with `EBADF`, and the child opens a store
+//! of its own. Closing a handle in the child writes nothing, so data that the parent has not
+//! published stays with the parent.
 //!
-//! When what is written is seen by others is as on a mount: whoever opens the file, or calls [`StoreFile::sync`], after
-//! the writer has closed, published or synced it.
+//! Written data becomes visible to other processes as on a mount: when they open the file, or call
+//! [`StoreFile::sync`], after the writer has closed, published or synced it.
 
 mod file;
 mod owned;

@@ -1,12 +1,13 @@
-//! What belongs to the process that made it: after a fork the child has a copy, and must neither use nor close it.
+//! Values that belong to the process that created them. After a fork the child has a copy, which it
+//! must neither use nor close.
 
 use std::mem::ManuallyDrop;
 
 use quell_fs::{Error, ErrorKind, Result, errno};
 
-/// A value that no process but its maker uses or drops.
+/// A value that only the process that created it can use or drop.
 pub struct Owned<T> {
-    /// Gone once it was dropped or given up.
+    /// `None` after the value was dropped or abandoned.
     value: Option<T>,
     process: u32,
 }
@@ -26,12 +27,12 @@ impl<T> Owned<T> {
         self.process == std::process::id()
     }
 
-    /// The process that made it.
+    /// Returns the number of the process that created the value.
     pub fn process(&self) -> u32 {
         self.process
     }
 
-    /// Errors: `EBADF` in every other process.
+    /// Returns the value. Errors: `EBADF` in every other process.
     pub fn get(&self) -> Result<&T> {
         if let Some(value) = self.value.as_ref()
             && self.is_ours()
@@ -42,7 +43,7 @@ impl<T> Owned<T> {
         Err(Error { source: Some("it was opened before the fork, by another process".into()), ..refused })
     }
 
-    /// Drops the value, or leaves it alone if it is not ours.
+    /// Drops the value in the process that created it; abandons it in others.
     pub fn close(&mut self) {
         let value = ManuallyDrop::new(self.value.take());
         if self.is_ours() {

@@ -1,4 +1,4 @@
-//! Stores that a program has open, and what it asks of them by path.
+//! The open stores of a program, and operations on them by path.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,28 +13,29 @@ use crate::file::StoreFile;
 use crate::owned::Owned;
 use crate::walk::{Held, Place, place, resolve};
 
-/// Processes that make and remove one name by turns must not keep a third one from opening it for ever.
+/// The number of attempts to open a file whose name other processes repeatedly create and remove.
 const TRIES_MAX: usize = 100;
 
-/// What becomes of a name that is not there, or is.
+/// Whether an open creates the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Create {
     #[default]
     Never,
     IfMissing,
-    /// It is `Exists` if there is something of that name.
+    /// The file must not exist; otherwise the open fails with `Exists`.
     New,
 }
 
-/// How a file is opened.
+/// How to open a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
     pub read: bool,
     pub write: bool,
     pub create: Create,
-    /// The file has no bytes from this moment on. Only with `write`.
+    /// Truncate the file to 0 bytes. Only with `write`.
     pub truncate: bool,
-    /// Of a file that is made: the lower twelve bits of `st_mode`, the process's umask not yet taken away.
+    /// For a file that is created: the lower twelve bits of `st_mode`, before the umask of the
+    /// process is applied.
     pub permissions: u32,
 }
 
@@ -45,37 +46,39 @@ impl How {
     pub const READ_WRITE: How = How { write: true, ..How::READ };
 }
 
-/// One entry of a directory.
+/// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     pub name: Vec<u8>,
     pub kind: Kind,
 }
 
-/// Stores that are open as one tree of files. Cheap to clone; what is opened through it keeps it open.
+/// Stores opened as one directory tree. Clones are cheap; open files keep it open.
 #[derive(Debug, Clone)]
 pub struct Store(Arc<Opened>);
 
 #[derive(Debug)]
 struct Opened {
-    // A child that dropped it would delete what its parent has removed and still reads.
+    // In a child process, dropping this would delete files that its parent has removed and still
+    // reads.
     fs: Owned<LogFs>,
     umask: u32,
 }
 
 impl Store {
-    /// Opens the directories `stores` as one tree, and makes what each of them keeps for itself where it is missing. The
-    /// directories themselves must be there. Everybody who opens the tree names the same ones.
+    /// Opens the directories `stores` as one directory tree. The directories must exist; missing
+    /// internal files in them are created. All processes must open the tree with the same
+    /// directories.
     ///
-    /// Flattening in the background (`flattens_later`) is for mounts: who opens a store here waits for it in the close, and no
-    /// thread is left that a fork or the end of the process would cut off.
+    /// Flattening in the background (`flattens_later`) is only for mounts. Here a close waits for
+    /// it, so that no thread remains that a fork or the end of the process would interrupt.
     pub fn open(stores: &[impl AsRef<Path>], choices: Choices) -> Result<Store> {
         let choices = Choices { flattens_later: false, ..choices };
         let fs = Owned::new(quell_stack::open_log(stores, choices)?);
         Ok(Store(Arc::new(Opened { fs, umask: umask()? })))
     }
 
-    /// The file system, for the process that opened it.
+    /// Returns the file system, in the process that opened it.
     pub(crate) fn fs(&self) -> Result<&LogFs> {
         self.0.fs.get()
     }
@@ -88,7 +91,8 @@ impl Store {
         }
     }
 
-    /// Opens the regular file at `path`. Errors: `NotFound`, `Exists`, `IsADirectory`; `ELOOP` for a symbolic link.
+    /// Opens the regular file at `path`. Errors: `NotFound`, `Exists`, `IsADirectory`; `ELOOP` for
+    /// a symbolic link.
     pub fn open_file(&self, path: &[u8], how: How) -> Result<StoreFile> {
         let refused = |kind| Err(Error::new(kind, "open", path));
         let has_sense = how.write || how.read && !how.truncate;
@@ -119,7 +123,7 @@ impl Store {
                 Ok((attributes, file)) => {
                     return Ok(StoreFile::new(self.clone(), attributes.node, file, how));
                 }
-                // Somebody was quicker: it is there now.
+                // Another process has created it meanwhile.
                 Err(error) if error.kind == ErrorKind::Exists && how.create == Create::IfMissing => {}
                 Err(error) => return Err(error),
             }
@@ -131,21 +135,22 @@ impl Store {
         Ok(resolve(self.fs()?, path)?.attributes)
     }
 
-    /// Makes one index of what was published of a file, for all who open it from now on: with many writers that takes a fraction of
-    /// the time. What is written afterwards is found beside it.
+    /// Merges the indexes of the published data of a file into one, which makes later opens of a
+    /// file with many writers much faster. Data written afterwards is found through its own index.
     pub fn flatten(&self, path: &[u8]) -> Result<Flattened> {
         let fs = self.fs()?;
         fs.flatten(resolve(fs, path)?.node())
     }
 
-    /// Makes the file `size_bytes` long: bytes from there on are gone, or it is filled up with zeros.
+    /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
+    /// with zeros.
     pub fn truncate(&self, path: &[u8], size_bytes: u64) -> Result<()> {
         let fs = self.fs()?;
         let node = resolve(fs, path)?;
         fs.change(node.node(), &Change { size_bytes: Some(size_bytes), ..Change::default() }).map(drop)
     }
 
-    /// Errors: `Exists`.
+    /// Creates a directory. Errors: `Exists`.
     pub fn make_dir(&self, path: &[u8], permissions: u32) -> Result<()> {
         let fs = self.fs()?;
         let Some(Place { dir, name }) = place(fs, path)? else {
@@ -155,7 +160,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a file or symbolic link. Who has the file open keeps it until it is closed. Errors: `IsADirectory`.
+    /// Removes a file or symbolic link. Open files keep their data until they are closed. Errors:
+    /// `IsADirectory`.
     pub fn remove(&self, path: &[u8]) -> Result<()> {
         let fs = self.fs()?;
         match place(fs, path)? {
@@ -173,7 +179,7 @@ impl Store {
         }
     }
 
-    /// Gives `from` the name `to`, which is replaced if it is there.
+    /// Renames `from` to `to`, and replaces an existing entry of that name.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<()> {
         let fs = self.fs()?;
         match (place(fs, from)?, place(fs, to)?) {
@@ -184,7 +190,7 @@ impl Store {
         }
     }
 
-    /// The entries of a directory, without `.` and `..`, in no order that means anything.
+    /// Returns the entries of a directory, without `.` and `..`, in no particular order.
     pub fn list(&self, path: &[u8]) -> Result<Vec<Entry>> {
         let fs = self.fs()?;
         let dir = resolve(fs, path)?;
@@ -197,8 +203,8 @@ impl Store {
     }
 }
 
-/// What the process takes away from the permissions of what it makes. Asked of the kernel's list: the system call
-/// cannot tell it without changing it for a moment, for all threads.
+/// Returns the umask of the process. It is read from `/proc`, because umask(2) can only return it
+/// by changing it for all threads.
 fn umask() -> Result<u32> {
     let path = "/proc/self/status";
     let status = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;

@@ -1,19 +1,19 @@
-//! The way from a path to a node. Each name that is looked up is a reference to its node, which is given back when
-//! nothing needs it any more.
+//! Resolves paths to nodes. Each lookup creates a reference to the node, which is returned when it
+//! is no longer needed.
 
 use quell_fs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Writable, errno};
 use quell_log::LogFs;
 
-/// A node and one reference to it, given back when this is dropped.
+/// A node and one reference to it, which is returned when this is dropped.
 pub struct Held<'a> {
     fs: &'a LogFs,
     pub attributes: Attributes,
-    /// Whether the reference is ours to give back.
+    /// Whether the reference has to be returned.
     is_owed: bool,
 }
 
 impl<'a> Held<'a> {
-    /// Takes over the reference that `attributes` are.
+    /// Takes over the reference of `attributes`.
     pub fn new(fs: &'a LogFs, attributes: Attributes) -> Held<'a> {
         Held { fs, attributes, is_owed: attributes.node != fs.root() }
     }
@@ -22,7 +22,7 @@ impl<'a> Held<'a> {
         self.attributes.node
     }
 
-    /// The reference is the caller's to give back.
+    /// Passes the reference to the caller, who must return it.
     pub fn keep(mut self) -> Attributes {
         self.is_owed = false;
         self.attributes
@@ -37,20 +37,21 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The directory that holds the last name of a path, and that name.
+/// The directory of the last name of a path, and that name.
 pub struct Place<'a> {
     pub dir: Held<'a>,
     pub name: Vec<u8>,
 }
 
-/// Where `path` leads: components between `/`; empty ones and `.` are skipped, `..` goes up, to the root at most. Symbolic links are
-/// not followed.
+/// Resolves `path`. Components are separated by `/`; empty components and `.` are skipped, and `..`
+/// is the parent directory, at most the root. Symbolic links are not followed.
 pub fn resolve<'a>(fs: &'a LogFs, path: &[u8]) -> Result<Held<'a>> {
     let components: Vec<&[u8]> = path.split(|b| *b == b'/').collect();
     enter(fs, &components, path)
 }
 
-/// The directory and the last name of `path`, whether that exists or not. `None`: it ends in no name, as the root does.
+/// Returns the directory and the last name of `path`, whether the name exists or not. `None`: the
+/// path does not end in a name, for example the path of the root.
 pub fn place<'a>(fs: &'a LogFs, path: &[u8]) -> Result<Option<Place<'a>>> {
     let mut components: Vec<&[u8]> = path.split(|b| *b == b'/').collect();
     while components.last().is_some_and(|last| matches!(*last, b"" | b".")) {

@@ -1,4 +1,4 @@
-//! What paths lead to, and that nothing is kept of those that were walked.
+//! Tests that paths resolve correctly and that no references to their nodes remain.
 
 use std::path::Path;
 
@@ -74,6 +74,6 @@ fn what_was_opened_and_closed_many_times_leaves_no_descriptors() {
         store.stat(name.as_bytes()).unwrap();
     }
     drop(store);
-    // Other tests of this program open some of their own meanwhile.
+    // Other tests of this program open descriptors at the same time.
     assert!(descriptors() < before + 100);
 }
