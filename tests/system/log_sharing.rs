@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::log::Scene;
 use crate::log_scene;
-use crate::stage::Stage;
+use crate::stage::{Mounted, Stage, eventually};
 use crate::trees::noise;
 
 /// Variable with the order for this program as a child process: `ORDER NUMBER PROCESSES PATH`.
@@ -431,6 +431,54 @@ fn of_mounts_that_make_the_same_directory_at_once_one_makes_it_and_it_stays() {
     for number in 0..200 {
         fs::remove_dir_all(mounts[0].point.join(format!("dir{number}"))).unwrap();
     }
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+}
+
+#[test]
+fn a_file_that_is_opened_to_be_made_while_another_mount_removes_it_is_made() {
+    let scene = log_scene!();
+    let mounts = [scene.mount(), scene.mount()];
+    let barrier = std::sync::Barrier::new(2);
+    let name = |number: usize| format!("f{number}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..200 {
+                fs::write(mounts[0].point.join(name(number)), "old").unwrap();
+                barrier.wait();
+                fs::remove_file(mounts[0].point.join(name(number))).unwrap();
+            }
+        });
+        for number in 0..200 {
+            barrier.wait();
+            let made = File::create(mounts[1].point.join(name(number)));
+            made.unwrap_or_else(|e| panic!("{number}: {e}"));
+        }
+    });
+    mounts.into_iter().for_each(|mounted| mounted.umount());
+}
+
+#[test]
+fn a_file_that_another_mount_has_read_gives_its_room_back_when_it_is_removed() {
+    let scene = log_scene!();
+    let mounts = [scene.mount(), scene.mount()];
+    let holder = |mounted: &Mounted<'_>| {
+        let mut command = scene.stage.quell();
+        let report = scene.stage.run(command.args(["stats", "--json"]).arg(&mounted.point)).expect(0).text();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        report[0]["pid"].as_u64().unwrap()
+    };
+    let removed_logs = |pid: u64| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        let targets = open.filter_map(|fd| fs::read_link(fd.unwrap().path()).ok());
+        targets.filter(|target| target.to_string_lossy().ends_with(".data (deleted)")).count()
+    };
+    let reader = holder(&mounts[1]);
+    fs::write(mounts[0].point.join("f"), vec![7; 1 << 20]).unwrap();
+    assert_eq!(fs::read(mounts[1].point.join("f")).unwrap().len(), 1 << 20);
+    let open = File::open(mounts[1].point.join("f")).unwrap();
+    fs::remove_file(mounts[0].point.join("f")).unwrap();
+    drop(open);
+    assert!(eventually(|| removed_logs(reader) == 0));
     mounts.into_iter().for_each(|mounted| mounted.umount());
 }
 

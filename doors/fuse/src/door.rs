@@ -124,6 +124,16 @@ impl Door {
         errno(error)
     }
 
+    /// Counts an error of a node that the kernel knows by a name, and returns it for the kernel. If
+    /// another mount has removed the file, that is ESTALE: the kernel looks the name up again, and
+    /// returns ENOENT to the program, or creates a file for an open with O_CREAT.
+    pub(crate) fn refuse_known(&self, error: &Error) -> Errno {
+        match self.refuse(error) {
+            number if number.code() == Errno::ENOENT.code() => Errno::ESTALE,
+            number => number,
+        }
+    }
+
     /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
     pub(crate) fn done<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
         if result.is_ok() {

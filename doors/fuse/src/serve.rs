@@ -108,7 +108,7 @@ impl Filesystem for Door {
         count(&self.counters.attributes);
         match self.fs.attributes(node(ino)) {
             Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
-            Err(error) => reply.error(self.refuse(&error)),
+            Err(error) => reply.error(self.refuse_known(&error)),
         }
     }
 
@@ -279,6 +279,8 @@ impl Filesystem for Door {
             Err(number) if number.code() == Errno::EEXIST.code() && !excludes(OpenFlags(flags)) => {
                 reply.error(Errno::ESTALE);
             }
+            // Another node removed what was made, or the directory: the kernel looks once more.
+            Err(number) if number.code() == Errno::ENOENT.code() => reply.error(Errno::ESTALE),
             Err(number) => reply.error(number),
         }
     }
@@ -300,7 +302,7 @@ impl Filesystem for Door {
             });
             return match self.opened(opened) {
                 Ok(file) => reply.opened(self.written.insert(file.into()), self.manner(how.write)),
-                Err(error) => reply.error(self.refuse(&error)),
+                Err(error) => reply.error(self.refuse_known(&error)),
             };
         }
         if flags.acc_mode() != OpenAccMode::O_RDONLY {

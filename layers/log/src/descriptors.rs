@@ -16,8 +16,15 @@ type Key = (Identity, u64);
 /// The number of data logs that are open at the same time.
 const DATA_LOGS_OPEN: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
+/// An open data log.
+struct Kept {
+    file: Arc<dyn OpenFile>,
+    /// It was read since the last call of `close_idle`.
+    is_recent: bool,
+}
+
 /// The data logs that were read most recently.
-pub struct Descriptors(Mutex<LruCache<Key, Arc<dyn OpenFile>>>);
+pub struct Descriptors(Mutex<LruCache<Key, Kept>>);
 
 impl std::fmt::Debug for Descriptors {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,12 +42,14 @@ impl Descriptors {
     /// Returns the data log of `writer`, and opens it if it is not open.
     pub fn data(&self, container: &Container, writer: u64) -> Result<Arc<dyn OpenFile>> {
         let key = (container.identity(), writer);
-        if let Some(file) = self.lock().get(&key) {
-            return Ok(Arc::clone(file));
+        if let Some(kept) = self.lock().get_mut(&key) {
+            kept.is_recent = true;
+            return Ok(Arc::clone(&kept.file));
         }
         // Outside the lock, because opening may be slow.
         let file: Arc<dyn OpenFile> = Arc::from(container.open_data(writer)?);
-        let evicted = self.lock().push(key, Arc::clone(&file));
+        let kept = Kept { file: Arc::clone(&file), is_recent: true };
+        let evicted = self.lock().push(key, kept);
         drop(evicted);
         Ok(file)
     }
@@ -54,14 +63,26 @@ impl Descriptors {
     /// Closes all data logs of a file that was removed and is no longer in use. An open log uses
     /// disk space even after it was unlinked.
     pub fn forget_file(&self, of: Identity) {
+        self.close_if(|(file, _), _| *file == of);
+    }
+
+    /// Closes data logs that were not read since the last call, except those of files for which
+    /// `is_in_use` returns true. Another mount may have removed them without notice to this one.
+    pub fn close_idle(&self, is_in_use: impl Fn(&Identity) -> bool) {
+        self.close_if(|(file, _), kept| !std::mem::take(&mut kept.is_recent) && !is_in_use(file));
+    }
+
+    fn close_if(&self, is_closed: impl Fn(&Key, &mut Kept) -> bool) {
         let mut open = self.lock();
-        let keys: Vec<Key> = open.iter().map(|(key, _)| *key).filter(|(file, _)| *file == of).collect();
+        let keys: Vec<Key> =
+            open.iter_mut().filter_map(|(key, kept)| is_closed(key, kept).then_some(*key)).collect();
         let closed: Vec<_> = keys.iter().filter_map(|key| open.pop(key)).collect();
+        // Outside the lock, because closing may be slow.
         drop(open);
         drop(closed);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Arc<dyn OpenFile>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Kept>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

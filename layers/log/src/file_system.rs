@@ -2,9 +2,9 @@
 //! file.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -90,6 +90,8 @@ struct Shared {
     file: LogFile,
     stores: Arc<Stores>,
     flattening: Arc<FlattenQueue<Shared>>,
+    /// How many handles there are.
+    handles: AtomicUsize,
     /// Its name in the trash, once it was removed: it is deleted when the last one closes it.
     trash: Mutex<Option<Vec<u8>>>,
 }
@@ -195,6 +197,17 @@ impl LogFs {
     /// Whether files are being flattened in the background, or wait for it.
     pub fn is_flattening(&self) -> bool {
         !self.inner.flattening.is_idle()
+    }
+
+    /// Closes the logs of files that nobody has open and that were not read since the last call. A mount learns nothing of a file that
+    /// another mount removes or truncates; the logs of that file take room in the store as long as this mount has them open.
+    pub fn close_idle(&self) {
+        let known: Vec<Arc<Shared>> =
+            lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
+        let is_open = |shared: &&Arc<Shared>| shared.handles.load(Ordering::Relaxed) > 0;
+        let in_use: HashSet<Identity> =
+            known.iter().filter(is_open).map(|shared| shared.file.container().identity()).collect();
+        self.inner.descriptors.close_idle(|file| in_use.contains(file));
     }
 
     /// Ends what is open, as if everybody had closed it: what was written is published, what was removed is deleted. For
@@ -336,6 +349,12 @@ impl Inner {
         Ok(now.is_some_and(|now| (now.store, now.stat.identity()) != (found.store, found.stat.identity())))
     }
 
+    /// Whether something else has `name` than `found`, or nothing has it.
+    fn is_another(&self, dir: NodeId, name: &[u8], found: Option<&Found>) -> Result<bool> {
+        let key = |found: &Found| (found.store, found.stat.identity());
+        Ok(self.look(dir, name)?.found.as_ref().map(key) != found.map(key))
+    }
+
     /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
     fn compare(&self, dir: NodeId, dirs: &Dirs, name: &[u8], found: &Found) {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return };
@@ -436,7 +455,8 @@ impl Inner {
     fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
-        let shared = Shared { file, stores, flattening, trash: Mutex::new(None) };
+        let (handles, trash) = (AtomicUsize::new(0), Mutex::new(None));
+        let shared = Shared { file, stores, flattening, handles, trash };
         let mut files = lock(&self.files);
         let known = files.all.get(&number).and_then(Weak::upgrade);
         let (shared, unused) = match known {
@@ -586,6 +606,7 @@ impl Inner {
             shared.file.follow()?;
         }
         let (process, flattens_later) = (how.process, self.choices.flattens_later);
+        shared.handles.fetch_add(1, Ordering::Relaxed);
         Ok(Handle { shared, writer, credentials: assumed(), process, flattens_later })
     }
 }
@@ -622,6 +643,30 @@ fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -> Result<()
         dir.change(stored, &Change { uid: Some(like.uid), gid: Some(like.gid), ..Change::default() })?;
     }
     Ok(())
+}
+
+/// Gives the directory `moved` its name `old` in `from_dir` back, which has the name `new` in `to_dir`. Another mount may have put its
+/// own directory in the place of `moved`, which was empty in this store: that one keeps its name, and `moved` is made again.
+fn take_back(
+    from_dir: &dyn WritableDir,
+    old: &[u8],
+    to_dir: &dyn WritableDir,
+    new: &[u8],
+    moved: &Stat,
+) -> Result<()> {
+    let is_moved = |dir: &dyn WritableDir, name: &[u8]| {
+        let found = missing(dir.stat(name))?;
+        Ok::<_, Error>(found.is_some_and(|found| found.identity() == moved.identity()))
+    };
+    if is_moved(to_dir, new)? {
+        missing(rename_or_replace(to_dir, new, from_dir, old, Rename::Keep))?;
+        if is_moved(from_dir, old)? {
+            return Ok(());
+        }
+        // It was replaced between the two calls.
+        missing(rename_or_replace(from_dir, old, to_dir, new, Rename::Keep))?;
+    }
+    make_dir_like(from_dir, old, moved)
 }
 
 /// Renames; where the file system cannot refuse to replace a name in the same step, it replaces.
@@ -1058,11 +1103,14 @@ impl Writable for LogFs {
                 {
                     return self.rename(from_dir, from, to_dir, to, how);
                 }
-                // Another mount has made a file of that name since it was looked for: containers are never empty.
+                // Another mount has made, replaced or removed what has that name since it was looked for. Containers are never
+                // empty.
                 Err(error)
-                    if target.is_none()
-                        && matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty)
-                        && inner.look(to_dir, to)?.found.is_some() =>
+                    if matches!(
+                        error.kind,
+                        ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::NotFound
+                    ) && inner.is_another(to_dir, to, target.as_ref())?
+                        && inner.look(from_dir, from)?.found.is_some() =>
                 {
                     return self.rename(from_dir, from, to_dir, to, how);
                 }
@@ -1073,16 +1121,35 @@ impl Writable for LogFs {
             let stores = if source.kind == Kind::Dir { from_dirs.len() } else { 1 };
             let replaced_dir =
                 target.as_ref().filter(|target| target.kind == Kind::Dir).map(|target| target.stat);
+            let (asked, mut begun) = (how, Vec::with_capacity(stores));
             for store in 0..stores {
+                if source.kind == Kind::Dir && stores > 1 {
+                    begun.push(missing(from_dirs[store].stat(&old))?);
+                }
                 // The first store decides whether the name is free; others may have the rest of a directory that was removed.
-                let how = if store == 0 { how } else { Rename::Replace };
+                let is_new_dir = source.kind == Kind::Dir && target.is_none();
+                let how = match store {
+                    // A directory of this name that another mount has made since may have its files in another store: it is not
+                    // to be replaced.
+                    0 if is_new_dir && stores > 1 => Rename::Keep,
+                    0 => how,
+                    _ => Rename::Replace,
+                };
                 match rename_or_replace(&*from_dirs[store], &old, &*to_dirs[store], &new, how) {
+                    Err(error)
+                        if store == 0
+                            && error.kind == ErrorKind::Exists
+                            && inner.is_another(to_dir, to, None)? =>
+                    {
+                        return self.rename(from_dir, from, to_dir, to, asked);
+                    }
                     Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
                     Err(error) => {
                         // Another mount has filled the target in this store: all is as it was.
-                        for store in (0..store).rev() {
+                        for (store, moved) in begun.iter().enumerate().take(store).rev() {
                             let (from_dir, to_dir) = (&*from_dirs[store], &*to_dirs[store]);
-                            missing(rename_or_replace(to_dir, &new, from_dir, &old, Rename::Keep))?;
+                            let Some(moved) = moved else { continue };
+                            take_back(from_dir, &old, to_dir, &new, moved)?;
                             if let Some(like) = &replaced_dir {
                                 make_dir_like(to_dir, &new, like)?;
                             }
@@ -1199,17 +1266,26 @@ impl Inner {
         let Some((target, node)) = replaced else {
             return from_dir.rename(&old, to_dir, &new, Rename::Replace);
         };
+        // Another mount that renames to the same name removes what was replaced, too.
+        let removed = |result| missing(result).map(drop);
         if target.kind == Kind::Symlink {
             from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
-            return to_dirs[0].remove(&other_name(to)?);
+            return removed(to_dirs[0].remove(&other_name(to)?));
         }
         if target.store != source.store {
-            from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
-            return self.discard(&*to_dirs[target.store], target.store, &new, node);
+            match from_dir.rename(&old, to_dir, &new, Rename::Replace) {
+                // Another mount has given the name to a file of this store meanwhile: containers are never empty.
+                Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty) => {
+                    from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
+                    removed(self.discard(from_dir, source.store, &old, None))?;
+                }
+                renamed => renamed?,
+            }
+            return removed(self.discard(&*to_dirs[target.store], target.store, &new, node));
         }
         // In one step where the file system can: then there is no moment without a file of that name.
         match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
-            Ok(()) => self.discard(from_dir, source.store, &old, node),
+            Ok(()) => removed(self.discard(from_dir, source.store, &old, node)),
             Err(error) if error.kind == ErrorKind::Unsupported => {
                 self.discard(to_dir, target.store, &new, node)?;
                 from_dir.rename(&old, to_dir, &new, Rename::Replace)
@@ -1324,6 +1400,7 @@ impl WritableFile for Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        self.shared.handles.fetch_sub(1, Ordering::Relaxed);
         if self.writer.take().is_none() {
             return;
         }

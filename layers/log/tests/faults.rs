@@ -547,6 +547,32 @@ fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
 }
 
 #[test]
+fn a_file_that_another_mount_removed_gives_its_room_back_when_it_is_not_read() {
+    let store = MemoryStore::new();
+    let fs = in_memory(&store, 1 << 16);
+    let other = in_memory(&store, 1 << 16);
+    store.set_room(Some(900_000));
+    for round in 0..3 {
+        let file = make(&fs, MEMORY);
+        file.write_at(&[7; 500_000], 0).unwrap();
+        file.publish().unwrap();
+        drop(file);
+        let read_there = open(&other, Open::READ).unwrap();
+        assert_eq!(read(&*read_there, 600_000), [7; 500_000], "round {round}");
+        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+        fs.remove(fs.root(), b"f").unwrap();
+        fs.forget(node, 2);
+        // While it is open there it can be read.
+        other.close_idle();
+        other.close_idle();
+        assert_eq!(read(&*read_there, 600_000), [7; 500_000], "round {round}");
+        drop(read_there);
+        other.close_idle();
+        other.close_idle();
+    }
+}
+
+#[test]
 fn set_id_bits_go_and_those_of_a_group_that_may_not_execute_stay() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);

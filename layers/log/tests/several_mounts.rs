@@ -492,3 +492,98 @@ fn of_a_file_made_and_one_renamed_to_its_name_none_is_an_error_of_a_directory() 
         });
     }
 }
+
+/// Mount `a` renames a directory to `to`, another mount its own one meanwhile.
+#[test]
+fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() {
+    // Between them they lie in both stores.
+    let names = [&b"0"[..], b"1", b"2", b"3"];
+    for (mine, theirs) in names.iter().flat_map(|mine| names.iter().map(move |theirs| (*mine, *theirs))) {
+        for is_target_there in [false, true] {
+            at_every_operation(|between| {
+                let stores = stores(2);
+                let passes = Arc::clone(&between);
+                let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
+                for (dir, file) in [(b"a", [b"a-", mine].concat()), (b"b", [b"b-", theirs].concat())] {
+                    a.make_dir(a.root(), dir, NEW).unwrap();
+                    drop(a.create(node(&a, dir), &file, NEW, by(1)).unwrap());
+                }
+                if is_target_there {
+                    a.make_dir(a.root(), b"to", NEW).unwrap();
+                }
+                let told = Arc::new(Mutex::new(None));
+                let (other, tells) = (Arc::clone(&b), Arc::clone(&told));
+                between.arm(move || {
+                    *tells.lock().unwrap() =
+                        Some(other.rename(other.root(), b"b", other.root(), b"to", Rename::Replace));
+                });
+                let renamed = a.rename(a.root(), b"a", a.root(), b"to", Rename::Replace);
+                let was_done = between.disarm();
+                let other_renamed = told.lock().unwrap().take();
+                let fresh = mount(&stores);
+                let is_in = |dir: &[u8], file: &[u8]| {
+                    let dir = fresh.lookup(fresh.root(), dir).unwrap();
+                    dir.is_some_and(|dir| fresh.lookup(dir.node, file).unwrap().is_some())
+                };
+                let results = [
+                    (&b"a"[..], [b"a-", mine].concat(), Some(&renamed)),
+                    (b"b", [b"b-", theirs].concat(), other_renamed.as_ref()),
+                ];
+                for (dir, file, result) in results {
+                    let (is_old, is_new) = (is_in(dir, &file), is_in(b"to", &file));
+                    let is_renamed = result.is_some_and(Result::is_ok);
+                    assert_eq!(
+                        (is_old, is_new),
+                        (!is_renamed, is_renamed),
+                        "{}: {}, {:?}, other {other_renamed:?}, {renamed:?}",
+                        between.at,
+                        file.escape_ascii(),
+                        result
+                    );
+                }
+                was_done
+            });
+        }
+    }
+}
+
+#[test]
+fn two_mounts_that_rename_files_to_one_name_succeed_wherever_the_files_lie() {
+    let names = [&b"0"[..], b"1", b"2", b"3"];
+    for (mine, theirs) in names.iter().flat_map(|mine| names.iter().map(move |theirs| (*mine, *theirs))) {
+        for is_target_there in [false, true] {
+            at_every_operation(|between| {
+                let stores = stores(2);
+                let passes = Arc::clone(&between);
+                let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
+                let (first, second) = ([b"a-", mine].concat(), [b"b-", theirs].concat());
+                let made = [&first[..], &second, b"to"];
+                for name in &made[..2 + usize::from(is_target_there)] {
+                    let file = a.create(a.root(), name, NEW, by(1)).unwrap().1;
+                    put(&*file, name, 0);
+                }
+                let told = Arc::new(Mutex::new(None));
+                let (other, tells, from) = (Arc::clone(&b), Arc::clone(&told), second.clone());
+                between.arm(move || {
+                    *tells.lock().unwrap() =
+                        Some(other.rename(other.root(), &from, other.root(), b"to", Rename::Replace));
+                });
+                let renamed = a.rename(a.root(), &first, a.root(), b"to", Rename::Replace);
+                let was_done = between.disarm();
+                let other_renamed = told.lock().unwrap().take();
+                let at = between.at;
+                assert!(renamed.is_ok(), "{at}: {renamed:?}");
+                assert!(other_renamed.as_ref().is_none_or(Result::is_ok), "{at}: {other_renamed:?}");
+                let fresh = mount(&stores);
+                let is_there = |name: &[u8]| fresh.lookup(fresh.root(), name).unwrap().is_some();
+                assert!(!is_there(&first) && is_there(&second) == other_renamed.is_none(), "{at}");
+                let mut bytes = [0; 4];
+                let file = fresh.open_as(node(&fresh, b"to"), Open::READ).unwrap();
+                let length = file.read_at(&mut bytes, 0).unwrap();
+                let now = &bytes[..length];
+                assert!(now == first || other_renamed.is_some() && now == second, "{at}: {now:?}");
+                was_done
+            });
+        }
+    }
+}

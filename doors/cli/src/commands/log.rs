@@ -23,6 +23,9 @@ use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
 
 /// Interval at which the process checks that its mount still exists.
 const LOOKS: Duration = Duration::from_millis(250);
+/// Logs of files that no process has open are closed when they were not read for this long, and after
+/// twice this time at the latest.
+const IDLE_FOR: Duration = Duration::from_secs(1);
 const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
 /// How long the kernel may take to end a session whose mount was removed. Meanwhile it still sends
 /// requests for files that were closed just before. If these were lost, removed files would leave
@@ -223,6 +226,7 @@ impl Served {
             let report = Report { pid, mountpoint, trees: Vec::new(), log: Some(log), messages };
             serde_json::to_string(&report).unwrap_or_default()
         };
+        close_idle_logs(&fs);
         let mut unmounted = None;
         let mut is_signalled = false;
         let mut need = || {
@@ -255,6 +259,24 @@ impl Served {
         }
         served?;
         Ok(())
+    }
+}
+
+/// Starts a thread that closes unused logs: of files that other mounts have removed, open logs use
+/// space. The thread ends with the process, or with `fs`.
+fn close_idle_logs(fs: &Arc<LogFs>) {
+    let fs = Arc::downgrade(fs);
+    let begun = std::thread::Builder::new().name("quell-idle".into()).spawn(move || {
+        loop {
+            std::thread::sleep(IDLE_FOR);
+            let Some(fs) = fs.upgrade() else { return };
+            fs.close_idle();
+        }
+    });
+    if let Err(e) = begun {
+        say(&format!(
+            "cannot start the thread that closes unused logs: {e}; files that other nodes remove may keep their space"
+        ));
     }
 }
 
