@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Measure direct access against covered access on a MooseFS with 4 nodes, and for log mounts on a CephFS, too, side by side in one run.
+"""Compare direct with covered access on a MooseFS with 4 nodes, and on a CephFS for log mounts.
 
-Every row has a direct number, a covered number, their ratio, and the bar that Quell sets itself. The
-test beds (testbed/moosefs, testbed/cephfs) are made for the run and taken down at its end, also on Ctrl-C. Results go to
-docs/benchmarks/latest.txt, latest.json and latest.svg. Needs root; $QUELL is the quell binary.
+Both are measured side by side in one run. Every row has a direct number, a covered number, their
+ratio, and Quell's target. The test beds (testbed/moosefs, testbed/cephfs) are created for the run
+and removed at its end, also on Ctrl-C. Results are written to docs/benchmarks/latest.txt,
+latest.json and latest.svg. Needs root; $QUELL is the quell binary.
 """
 import argparse
 import hashlib
@@ -22,7 +23,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
-sys.dont_write_bytecode = True  # the checkout stays as it is
+sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(TOP / "testbed"))
 from boot import OF_THE_SERVER, BootImages
 from log import Logs
@@ -35,7 +36,8 @@ PROGRAM = TOP / "demo/program.py"
 
 
 class Row:
-    """One line of the result: what was done, the two numbers, and the bar that decides met or not met."""
+    """One row of the result: the operation, the two numbers, and the target that decides met or not
+    met."""
 
     def __init__(self, work, unit, direct, covered, bar=None, met=None, note=""):
         self.work, self.unit, self.direct, self.covered = work, unit, direct, covered
@@ -45,7 +47,7 @@ class Row:
         return self.covered / self.direct if self.direct and self.covered is not None else None
 
     def cost(self):
-        """The ratio where less is better: of rates it is the inverse."""
+        """Return the ratio of costs; for rates it is inverted."""
         ratio = self.ratio()
         return 1 / ratio if ratio and self.unit.endswith("B/s") else ratio
 
@@ -77,19 +79,21 @@ class Bench:
         print("  " + line_of(self.rows[-1]), flush=True)
 
     def covered(self, node, name, *command, check="sample"):
-        """As every node of a job runs it but the first, which also checks the whole tree."""
+        """Return the command as every node of a job runs it except the first, which also makes a
+        full check."""
         view = ["--view", self.view] if self.view else []
         source = ["--source", self.bed.path(node, name)]
         options = ["--quiet", "--strict", "--check", check, *view]
         return [self.quell, "run", *options, "-i", self.bed.path(node, f"{name}.quell"), *source, "--", *command]
 
     def cold(self, node, command, **options):
-        """Run a command on a node without caches: (seconds, messages to the master, changed counters)."""
+        """Run a command on a node with empty caches. Return (seconds, messages to the master,
+        changed counters)."""
         self.bed.drop(node)
         return self.bed.measured(node, lambda: run(command, **options))
 
     def cold_pair(self, node, name, command, repeats):
-        """Medians of cold runs, direct and covered in turn: ((s, ops), (s, ops))."""
+        """Run cold, direct and covered in turn. Return the medians ((s, ops), (s, ops))."""
         got = {"direct": [], "covered": []}
         for _ in range(repeats):
             got["direct"].append(self.cold(node, command)[:2])
@@ -133,14 +137,14 @@ class Bench:
                  f"at most 2.2 per file opened ({limit:,.0f})", at_most(limit, middle["covered"][1]),
                  note=f"{calls['open']:,} files opened; median of {NODES} nodes")
         for kind, worst in asked.items():
-            # The check of a sample may ask a few names; a storm asks hundreds.
+            # The sample may look up a few names; the program's start looks up hundreds.
             self.add(f"  of these, covered: {kind}", "ops", None, worst, "at most the 8 of the check", worst <= 8,
                      note="worst node")
         self.add("import of six packages, cold node: wall", "s", middle["direct"][0], middle["covered"][0],
                  note=f"median of {NODES} nodes")
         command = [bed.path(1, "env/bin/python"), PROGRAM]
         covered = self.covered(1, "env", *command)
-        alternate([command, covered], 1)  # the warm-up
+        alternate([command, covered], 1)  # warms the caches
         direct_s, covered_s = alternate([command, covered], 5)
         self.add("import of six packages, warm client: wall", "s", direct_s, covered_s, "at most 0.85 of direct",
                  covered_s <= 0.85 * direct_s, note="median of 5, in turn")
@@ -154,7 +158,7 @@ class Bench:
         self.all_nodes_at_once()
 
     def all_nodes_at_once(self):
-        """Every node starts the program at the same moment: the storm itself."""
+        """Start the program on all nodes at the same moment."""
         result = {}
         for way in ("direct", "covered"):
             commands = {}
@@ -190,7 +194,7 @@ class Bench:
             self.add(f"find -printf of the {title}, sorted", "entries", len(direct), len(covered), "identical",
                      direct == covered, note=first_difference(direct, covered))
             if direct != covered:
-                # What docs/semantics.md says of the overlay view, and nothing else.
+                # Only the difference that docs/semantics.md documents for the overlay view.
                 self.add("  the same, but for the sizes of directories", "entries", len(direct), len(covered), "identical",
                          without_directory_sizes(direct) == without_directory_sizes(covered))
                 by_fuse = [*self.covered(3, name), *find]
@@ -206,7 +210,8 @@ class Bench:
 
     # --- starting a command -------------------------------------------------------------------------
     def launch(self, index, source, paths, repeats=5, own=None, share=(), check="sample"):
-        """Seconds from spawning `quell run` to the first instruction of its command: the median."""
+        """Return the median of the seconds from spawning `quell run` to the first instruction of
+        its command."""
         view = ["--view", self.view] if self.view else []
         command = own or [self.quell, "run", "--quiet", "--strict", "--check", check, *view, *share, "-i", index, "--source", source, "--", paths, "now"]
         times = []
@@ -227,7 +232,7 @@ class Bench:
             seconds = self.launch(index, source, paths, check="auto")
             self.add(f"the same on the first node of a job, which checks all {self.options.entries[name]:,} entries", "s", None, seconds,
                      note="median of 5, warm")
-        # A holder that is there already: somebody else on this node has the tree covered.
+        # Another process on this node has already covered the tree, so its holder is joined.
         share = ("--share", "bench")
         with self.holder(cases[0][2], cases[0][1], share):
             seconds = self.launch(cases[0][2], cases[0][1], paths, share=share)
@@ -259,7 +264,7 @@ class Bench:
 
     # --- profiling ----------------------------------------------------------------------------------
     def profile_report(self, *arguments):
-        """What `quell profile` says."""
+        """Return the report of `quell profile`."""
         output = self.scratch / "profile"
         run([self.quell, "profile", "--quiet", "-o", output, *arguments])
         report = json.loads((output / "report.json").read_text())
@@ -270,7 +275,7 @@ class Bench:
         try:
             Machines(self.bed, self.quell, self.scratch, 1 if self.options.quick else 3, self.add).measure()
         except Exception as error:
-            # They come last: what was measured before stays.
+            # Last, so that a failure does not lose earlier results.
             self.add("boots of virtual machines", "s", None, None, "measured to the end", False, note=" ".join(f"FAILED: {error}".split())[:300])
 
     def logs(self, local):
@@ -299,9 +304,9 @@ class Bench:
         self.profile_foretells()
 
     def profile_slow_down(self):
-        """The import under a plain strace and under quell profile, in turn with itself alone."""
+        """Time the import under strace and under quell profile, in turn with the import alone."""
         command = [self.bed.path(1, "env/bin/python"), PROGRAM]
-        run(command)  # the warm-up
+        run(command)  # warms the caches
         alone, plain, traced, stated = [], [], [], []
         for _ in range(5):
             alone.append(seconds_of(command))
@@ -316,7 +321,8 @@ class Bench:
         self.add("  slow-down by quell profile: measured, and as its report states it", "x", traced_s / alone_s, median(stated))
 
     def profile_foretells(self):
-        """What the report says would remain, against what the client of a cold node counts."""
+        """Compare the operations that the report predicts with the counters of a client with empty
+        caches."""
         command = [self.bed.path(1, "env/bin/python"), PROGRAM]
         report = self.profile_report("--compare", "--", *command)
         for title, scenario, asked in (("direct", "direct", command), ("with the index", "index", self.covered(1, "env", *command))):
@@ -330,7 +336,7 @@ class Bench:
 
     # --- one operation ------------------------------------------------------------------------------
     def operations(self, paths, local):
-        """A tree on a local disk, covered against itself: what the view costs where the data is near."""
+        """Cover a tree on a local disk, to measure the cost of the view itself."""
         tree = Path(local, "covered")
         for top in range(16):
             here = tree / f"d{top:02}/d00/d00"
@@ -354,7 +360,7 @@ class Bench:
 
 
 class Running:
-    """A command that runs as long as the `with` block; it has started when it has printed a line."""
+    """A command that runs during the `with` block. It has started when it has printed a line."""
 
     def __init__(self, command):
         self.command = [str(word) for word in command]
@@ -378,19 +384,20 @@ class Running:
 
 
 def memory_in_use_mb():
-    """What the kernel and the processes hold, without the page cache of files, in MB."""
+    """Return the memory in use by the kernel and by processes in MB, without the page cache."""
     fields = dict(re.findall(r"^(\w+):\s+(\d+)", Path("/proc/meminfo").read_text(), re.M))
     return sum(int(fields[name]) for name in ("Slab", "Shmem", "AnonPages", "PageTables", "KernelStack")) * 1024 / 1e6
 
 
 def without_directory_sizes(lines):
-    """FIND_FORMAT's lines as words, directories without their size: from the right, as paths may hold blanks."""
+    """Split FIND_FORMAT's lines into words, without the sizes of directories. Counted from the
+    right, because paths may contain blanks."""
     split = [line.split(b" ") for line in lines]
     return [words[:-4] + words[-3:] if words[-6] == b"d" else words for words in split]
 
 
 def first_difference(left, right):
-    """Where two sorted listings part, in words."""
+    """Describe the first difference between two sorted listings."""
     if left == right:
         return ""
     only = sorted(set(left) ^ set(right))
@@ -398,7 +405,7 @@ def first_difference(left, right):
 
 
 def digest(tree):
-    """Print one SHA-256 over the names and bytes of all files and links below `tree`."""
+    """Print one SHA-256 of the names and bytes of all files and links below `tree`."""
     files = sorted(os.path.join(base, name) for base, dirs, names in os.walk(os.fsencode(tree)) for name in names + dirs)
 
     def one(path):
@@ -413,14 +420,14 @@ def digest(tree):
             return total.digest()
 
     total = hashlib.sha256()
-    with ThreadPoolExecutor(4) as pool:  # small files are a matter of latency
+    with ThreadPoolExecutor(4) as pool:  # small files are limited by latency
         for path, part in zip(files, pool.map(one, files)):
             total.update(path + b"\0" + part)
     print(len(files), total.hexdigest())
 
 
 def used(command):
-    """What a command took: (seconds, MB of memory at most)."""
+    """Run a command and return its (seconds, maximum memory in MB)."""
     started = time.monotonic()
     process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -453,7 +460,8 @@ def report(facts, results, made_by):
 
 
 def plot(facts, results):
-    """Bars of covered / direct (of rates, direct / covered) on a logarithmic scale, one for each row that has both, as SVG."""
+    """Plot covered / direct (for rates, direct / covered) as SVG bars on a logarithmic scale, for
+    each row that has both."""
     bars = [(view, row) for view, rows in results.items() for row in rows if row.cost() and row.unit != "entries"]
     low, left, width, step = 0.0005, 520, 420, 24
     height = 70 + step * len(bars)
@@ -475,7 +483,7 @@ def plot(facts, results):
         out.append(f'<text x="{x:.0f}" y="{height - 2}" text-anchor="middle" fill="#666">{tick:g}</text>')
     for i, (view, row) in enumerate(bars):
         y = 56 + i * step
-        colour = {True: "#0072b2", False: "#d55e00", None: "#999"}[row.met]  # told apart by the colour-blind, too
+        colour = {True: "#0072b2", False: "#d55e00", None: "#999"}[row.met]  # safe for colour-blind people
         title = row.work.strip() + (f" [{view}]" if len(results) > 1 else "")
         out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{words(title)}</text>')
         out.append(f'<rect x="{left}" y="{y}" width="{max(across(row.cost()) - left, 1):.0f}" height="16" fill="{colour}"/>')
@@ -485,7 +493,8 @@ def plot(facts, results):
 
 # --- the run --------------------------------------------------------------------------------------
 def set_up(bed, options):
-    """The two trees on MooseFS, made side by side from two nodes, and the million entries on local memory."""
+    """Create the two trees on MooseFS, concurrently from two nodes, and the million entries in
+    local memory."""
     if not options.only:
         print("Making the Python environment, the synthetic tree and a million entries (two minutes or so) ...", flush=True)
     shape, many = (["4", "3", "17"],) * 2 if options.quick else (["16", "3", "17"], ["16", "3", "228"])
@@ -500,7 +509,8 @@ def set_up(bed, options):
         commands, places = commands[:kept], dict(list(places.items())[:kept])
     running = []
     try:
-        # Sessions of their own: whatever ends this program, all that it started here ends before the bed does.
+        # Each in a session of its own, so that a signal to this program's group does not reach it:
+        # it is ended before the test bed.
         for command in commands:
             running.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
                                             stdout=subprocess.DEVNULL, start_new_session=True))
@@ -544,7 +554,7 @@ def main():
         with Bed(scratch / "moosefs", NODES).up() as bed:
             set_up(bed, options)
             if options.only != "log":
-                run([bed.path(1, "env/bin/python"), PROGRAM])  # matplotlib's font list is made once
+                run([bed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
             trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
                 "machine": machine(),
@@ -575,7 +585,7 @@ def main():
                 bench.operations(paths, local)
                 bench.million(paths)
                 bench.profile()
-            if not options.only:  # benches/macro/machines.py does these alone; they have one view
+            if not options.only:  # benches/macro/machines.py measures these alone; they have one view
                 bench.machines()
             if options.only == "log":
                 bench = Bench(bed, quell, scratch, None, options)

@@ -1,9 +1,10 @@
-"""Boot images of programs, measured for bench.py: the import of six packages on a cold node, directly, with the index alone,
-with index and boot image, and from the file-system images that root would mount instead.
+"""Boot images of programs, measured for bench.py.
 
-What a client asks is counted by the client itself: metadata are the messages that programs cause at the metadata server (not
-those that a client sends to stay registered), data the reads that it sends to the data servers. Loading index and image,
-and mounting a file-system image, are part of what is counted and timed.
+The import of six packages on a node with empty caches is measured directly, with the index alone, with index and boot image, and from the file-system
+images that root would mount instead. The client itself counts its requests: metadata are the
+messages that programs cause at the metadata server (without those that keep the client registered),
+data the reads that it sends to the data servers. Loading the index and the image, and mounting a
+file-system image, are included in counts and times.
 """
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from measure import Failed, median, run, seconds_of, text_of
 
-# The counters of a MooseFS client that are one message to the metadata server each.
+# The counters of a MooseFS client for which each count is one message to the metadata server.
 OF_THE_SERVER = (
     "lookup.master", "getattr", "setattr", "access", "statfs", "open", "create", "mknod", "mkdir", "unlink", "rmdir", "symlink",
     "rename", "link", "opendir", "readdir.with_attrs+", "readdir.with_attrs", "readdir.without_attrs", "readlink.master",
@@ -21,11 +22,12 @@ OF_THE_SERVER = (
 REPEATS = 3
 NODE = 2
 READ_BYTES = 128 << 10  # of one request
-FEW = 6  # looks at the tree are drawn by chance, and a traced run takes longer
+FEW = 6  # the sample is random, and a traced run takes longer
 IMPORT = "import of six packages, cold node"
-# A file system mounted in a namespace of the command's own: nothing of it stays, however the command ends.
+# Mounts a file system in a mount namespace of the command, so that no mount remains however the
+# command ends.
 MOUNTED = 'mount -t "$0" -o ro,loop "$1" "$2" && shift 2 && exec "$@"'
-# Both with the compression that is quick to undo.
+# Both with a compression that decompresses fast.
 IMAGES = {
     "squashfs": ["mksquashfs", "{tree}", "{image}", "-quiet", "-no-progress", "-comp", "zstd", "-Xcompression-level", "9"],
     "erofs": ["mkfs.erofs", "--quiet", "-zlz4hc", "-C65536", "{image}", "{tree}"],
@@ -33,16 +35,16 @@ IMAGES = {
 
 
 def metadata_of(changed):
-    """What a client asked the metadata server for, by name, of its changed counters."""
+    """Return the client's requests to the metadata server, by name, from its changed counters."""
     counts = {name: changed.get(f"fuse_ops.{name}", 0) for name in OF_THE_SERVER}
     return {name: count for name, count in counts.items() if count}
 
 
 def why_not(kind):
-    """Why an image of this kind cannot be mounted here, or None."""
+    """Return the reason why an image of this kind cannot be mounted here, or None."""
     if not shutil.which(IMAGES[kind][0]):
         return f"{IMAGES[kind][0]} is not installed"
-    if shutil.which("modprobe"):  # it may be a module that nobody has needed yet
+    if shutil.which("modprobe"):  # may be a module that is not loaded
         subprocess.run(["modprobe", "--quiet", kind], stderr=subprocess.DEVNULL)
     if not any(line.split()[-1] == kind for line in Path("/proc/filesystems").read_text().splitlines()):
         return f"the kernel has no {kind}"
@@ -50,7 +52,7 @@ def why_not(kind):
 
 
 class BootImages:
-    """The rows, added to a bench's own."""
+    """The rows that are added to a benchmark's own."""
 
     def __init__(self, bench, program):
         self.bench, self.bed, self.program = bench, bench.bed, program
@@ -65,7 +67,7 @@ class BootImages:
         return [*words[:at], "-b", self.bed.path(node, "env.boot"), *words[at:]]
 
     def commands(self):
-        """What is started on the cold node, by name."""
+        """Return the commands that are started on the cold node, by name."""
         program = [self.bed.path(NODE, "env/bin/python"), self.program]
         commands = {"direct": program, "index": self.bench.covered(NODE, "env", *program), "boot": self.booted(NODE, *program)}
         for kind in IMAGES:
@@ -77,21 +79,22 @@ class BootImages:
         return commands
 
     def fresh(self):
-        """The environment of a node on which nothing has run: what Quell keeps there is gone, too."""
+        """Return the environment of a node on which nothing has run, with an empty runtime
+        directory of Quell."""
         self.runs += 1
         runtime = self.scratch / f"runtime-{self.runs}"
         runtime.mkdir(mode=0o700)
         return {**os.environ, "QUELL_RUNTIME_DIR": str(runtime)}
 
     def measured(self, command, environment):
-        """((seconds, metadata, data), the metadata by name, output)"""
+        """Return ((seconds, metadata, data), the metadata by name, output)."""
         got = []
         seconds, _, changed = self.bed.measured(NODE, lambda: got.append(text_of(command, env=environment)))
         by_name = metadata_of(changed)
         return (seconds, sum(by_name.values()), changed.get("fuse_ops.read", 0)), by_name, got[0]
 
     def make(self):
-        """The boot image, and the images of file systems, all on the parallel file system."""
+        """Create the boot image and the file-system images on the parallel file system."""
         quell, path = self.bench.quell, self.bed.path
         tree = path(1, "env")
         run([quell, "record", "--quiet", "-i", path(1, "env.quell"), "-o", path(1, "env.boot"), "--", tree / "bin/python", self.program])
@@ -102,7 +105,8 @@ class BootImages:
                 run([word.format(tree=tree, image=image) for word in words])
 
     def cold_and_next(self):
-        """Medians by way of starting: cold starts in turn, and with the boot image the launches that follow on the node."""
+        """Return the medians for each way of starting: cold starts in turn, and for the boot image
+        the following starts on the node."""
         commands, got, after, lines, names = self.commands(), {}, [], {}, {}
         for _ in range(REPEATS):
             for way, command in commands.items():
@@ -118,7 +122,8 @@ class BootImages:
         return middle, [median(values) for values in zip(*after)], lines, said
 
     def local_warm(self, local):
-        """The same from a copy on a local disk, in the page cache, in turn with the cold start with the boot image."""
+        """Time the same from a copy on a local disk, in the page cache, in turn with the cold start
+        with the boot image."""
         copy = Path(local, "env")
         run(["cp", "-a", self.bed.path(1, "env"), copy])
         command = [copy / "bin/python", self.program]

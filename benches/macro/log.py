@@ -1,12 +1,17 @@
-"""Files that many processes write at once, measured for bench.py: directly, and through `quell mount --log`.
+"""Files that many processes write at the same time, measured for bench.py.
 
-Four processes on four nodes write and read records of 47,008 bytes, as one file in two patterns and as a file each, on
-MooseFS, CephFS and a local disk; benches/macro/records.c does it and takes the time. A rate is all bytes divided by the
-time from the common start to the last process's close; what is written to a parallel file system is synced before. Readers are
-other nodes than the writers and have nothing in their caches. Every byte is compared once, outside the measured time.
+They are written and read directly, and through `quell mount --log`.
 
-A virtual machine gets memory from its host when it first touches it, which takes several times as long as what is measured here and hits
-whoever comes later. So before each measurement as much memory is touched and given back as it may use.
+Four processes on four nodes write and read records of 47,008 bytes, as one file in two patterns and
+as one file per process, on MooseFS, CephFS and a local disk; benches/macro/records.c does this and
+measures the time. A rate is the number of all bytes divided by the time from the common start to
+the last process's close; data on a parallel file system is synced before. Readers are on other
+nodes than the writers and have empty caches. Every byte is compared once, outside of the measured
+time.
+
+A virtual machine gets memory from its host when it first touches it. This takes several times as
+long as the measured work, and delays the process that touches the memory. Therefore as much memory
+as a measurement may use is touched and freed before it.
 """
 import json
 import mmap
@@ -21,21 +26,22 @@ from measure import Bed, Failed, median, run, text_of
 HERE = Path(__file__).resolve().parent
 NODES = 4
 RECORD = 47_008
-RECORDS = 2_000  # of each process: 376 MB in all
-# Of each process, so that the segments of all lie in one chunk of MooseFS (64 MiB), where writers wait for each other.
+RECORDS = 2_000  # of each process: 376 MB in total
+# Of each process. The segments of all lie in one chunk of MooseFS (64 MiB), where writers wait for
+# each other.
 RECORDS_OF_A_CHUNK = 350
-LOCAL_RECORDS = 5_700  # of each process: a GiB in all
-MEMORY_TOUCHED = 3 << 30  # caches of clients and servers, and buffers, for any of these
-SMALL = 100  # bytes of a record where only their number counts
-# MiB/s of a local ext4 and of the original PLFS on it, on an idle machine. Its share of the ext4 is what the rows here are held against, as
-# a busy machine slows both.
+LOCAL_RECORDS = 5_700  # of each process: 1 GiB in total
+MEMORY_TOUCHED = 3 << 30  # an upper bound for caches of clients and servers, and buffers
+SMALL = 100  # size of a record in bytes where only the number of records matters
+# Rates in MiB/s of a local ext4 and of the original PLFS on it, on an idle machine. The rows here
+# are compared with its share of ext4, because a busy machine slows both.
 ORIGINAL = {"ext4": {"write": 3_107, "read": 6_635}, "FUSE": {"write": 239, "read": 305}, "library": {"write": 3_060, "read": 5_077}}
 PATTERNS = ("private", "strided", "segmented")
 NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: cargo build --release --package quell-capi"
 
 
 class Mount:
-    """A `quell mount --log` at a place of its own."""
+    """A `quell mount --log` at a mount point of its own."""
 
     def __init__(self, quell, store, place):
         self.quell, self.store = quell, store
@@ -54,7 +60,7 @@ class Mount:
             run([self.quell, "umount", self.point], env=self.environment())
 
     def memory_mb(self):
-        """The most that the serving process has had so far; its runtime directory tells which it is."""
+        """Return the peak memory of the holder so far. Its runtime directory identifies it."""
         mark = f"QUELL_RUNTIME_DIR={self.runtime}\0".encode()
         for process in Path("/proc").iterdir():
             try:
@@ -62,12 +68,12 @@ class Mount:
                     status = (process / "status").read_text()
                     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
             except (OSError, IndexError):
-                continue  # it has just ended, or is none of ours
+                continue  # it has just ended, or belongs to another user
         raise Failed(f"nobody serves {self.point}")
 
 
 class Rates(dict):
-    """Rates in MB/s that were measured, by a name of what was done; asked for one, it is the median."""
+    """Measured rates in MB/s by the name of the operation; `of` returns the median."""
 
     def note(self, name, result):
         self.setdefault(name, []).append(result["bytes"] / result["seconds"] / 1e6)
@@ -77,7 +83,7 @@ class Rates(dict):
 
 
 class Logs:
-    """The rows, added to a bench's own."""
+    """The rows that are added to a benchmark's own."""
 
     def __init__(self, bench, stand_in=False):
         self.quell, self.bed, self.add = bench.quell, bench.bed, bench.add
@@ -90,7 +96,8 @@ class Logs:
         self.stand_in = stand_in
         self.program = self.scratch / "records"
         run(["cc", "-O2", "-Wall", "-o", self.program, HERE / "records.c"])
-        # The same work without the mount, plainly and through libquell; it takes its time as records.c does.
+        # The same work without the mount, directly and through libquell. It measures its time as
+        # records.c does.
         self.library = Path(self.quell).resolve().parent / "libquell.so"
         self.nto1 = self.scratch / "nto1"
         if self.library.exists():
@@ -102,7 +109,7 @@ class Logs:
             self.why_not = "SKIPPED: this quell has no mount --log"
 
     def row(self, work, unit, direct, log, bar, met, note):
-        """A stand-in meets no bar."""
+        """Add a row. A stand-in cannot meet a target."""
         if self.stand_in and log is not None:
             met, note = None, f"A STAND-IN; {note}"
         self.add(work, unit, direct, log, bar, met, note=note)
@@ -121,7 +128,7 @@ class Logs:
 
     @contextmanager
     def mounted(self, stores):
-        """The mounts of the same store, one for each of the paths that lead to it; answers what serves them."""
+        """Mount the same store once for each of the paths that lead to it; yields the mounts."""
         if self.stand_in:
             point = self.scratch / "stand-in" / str(stores[0]).replace("/", "-")
             point.mkdir(parents=True, exist_ok=True)
@@ -138,7 +145,8 @@ class Logs:
 
     @staticmethod
     def paths(roots, name, pattern, reading=False):
-        """One path for each rank. A file of its own is read by the node before: others read the next rank's part of the one file."""
+        """Return one path for each rank. A private file is read by the next rank's node; in a
+        shared file each rank reads the next rank's records."""
         if pattern != "private":
             return [root / name for root in roots]
         return [roots[(rank - reading) % len(roots)] / f"{name}-{rank}" for rank in range(len(roots))]
@@ -147,14 +155,15 @@ class Logs:
         rates.note((way, pattern, "write", count), self.do(work, pattern, count, self.paths(roots, name, pattern)))
 
     def read(self, rates, way, roots, pattern, count, name):
-        """Timed, and then once more with a look at every byte."""
+        """Measure the read, then read again and compare every byte."""
         paths = self.paths(roots, name, pattern, reading=True)
         rates.note((way, pattern, "read", count), self.do("read", pattern, count, paths))
         self.do("verify", pattern, count, paths)
 
     # --- parallel file systems ---------------------------------------------------------------------
     def measured(self, bed, slow):
-        """All rates on a bed. Where one file is written `slow`ly, that is done once, and once more in one chunk."""
+        """Measure all rates on a test bed. If writing one file is `slow`, it is done once, and once
+        more in one chunk."""
         rates = Rates()
         direct, stores = ([bed.path(node, name) for node in range(1, NODES + 1)] for name in ("direct", "store"))
         for place in (direct[0], stores[0]):
@@ -164,7 +173,7 @@ class Logs:
             for pattern in ("strided", "segmented"):
                 if turn == 0 or not slow:
                     self.write(rates, "direct", direct, pattern, self.records, f"{pattern}-{turn}")
-                # What is read is whole and in order on the servers, however it was written.
+                # The file to read is complete and in order on the servers, however it was written.
                 self.do("fill", pattern, self.records, self.paths(direct, f"{pattern}-filled-{turn}", pattern))
             if slow and turn == 0:
                 self.write(rates, "direct", direct, "segmented", self.few, "segmented-few")
@@ -220,7 +229,7 @@ class Logs:
 
     # --- a local disk ------------------------------------------------------------------------------
     def on_local(self, local):
-        """No network and no sync: what the layer and the kernel's FUSE cost."""
+        """Measure the cost of the layer and of the kernel's FUSE, without network and sync."""
         rates = Rates()
         direct, store = Path(local, "log/direct"), Path(local, "log/store")
         for place in (direct, store):
@@ -231,7 +240,7 @@ class Logs:
             self.write(rates, "direct", roots, "strided", self.local_records, str(turn), "write-only")
             self.read(rates, "direct", roots, "strided", self.local_records, str(turn))
             if not self.why_not:
-                # One mount: it is one node.
+                # One mount, because it is one node.
                 with self.mounted([store]) as (mount,):
                     self.write(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn), "write-only")
                 with self.mounted([store]) as (mount,):
@@ -254,7 +263,7 @@ class Logs:
                          why_not or f"median of {self.repeats}; the original PLFS {original:,} of {of:,}")
 
     def by_library(self, rates, direct, store):
-        """Written and read by the same processes, without the mount."""
+        """Write and read with the same processes, without the mount."""
         size = ["--processes", NODES, "--record", RECORD, "--mib", self.local_records * NODES * RECORD >> 20]
         for way, place in (("plain beside the library", ("--posix", direct)), ("library", ("--quell", store))):
             self.touch_memory()
@@ -266,7 +275,7 @@ class Logs:
 
     # --- the index ---------------------------------------------------------------------------------
     def index_size(self, local):
-        """What the logs take beside the data, for many small writes by 8 processes."""
+        """Measure the size of the logs without the data, for many small writes by 8 processes."""
         writers = 8
         for pattern, limit in (("strided", 0.1), ("random", 24)):
             title = f"index bytes for {self.writes:,} {pattern} writes by {writers} processes"
@@ -286,7 +295,8 @@ class Logs:
 
     # --- opening -----------------------------------------------------------------------------------
     def opening(self, local):
-        """From open to the first record, by a mount that has seen nothing of the file."""
+        """Measure the time from open to the first record, with a mount that has not read the file
+        before."""
         cases = (("1,024 logs of 1,000 random records each", 1_024, 1_000, 1.0, 200, 0.05),
                  ("200,000 random records in 8 logs", 8, 25_000, 0.1, None, 0.01))
         for title, writers, records, limit_s, limit_mb, flat_s in cases:
@@ -313,7 +323,7 @@ class Logs:
                      f"{note}; {memory:.0f} MB")
 
     def opened(self, store, writers, records):
-        """(seconds, MB of memory)"""
+        """Return (seconds, MB of memory)."""
         got = []
         for _ in range(self.repeats):
             with self.mounted([store]) as (mount,):
@@ -333,12 +343,12 @@ class Logs:
             try:
                 part()
             except (Failed, OSError, subprocess.SubprocessError) as error:
-                # What was measured before stays, and the other parts are measured.
+                # A failure does not lose the earlier results, and the other parts are measured.
                 self.row(f"logs of many writers: {name}", "s", None, None, "measured to the end", False, " ".join(f"FAILED: {error}".split())[:300])
 
 
 class StandIn:
-    """A local directory in the place of a log mount: to try the benchmark itself."""
+    """A local directory in place of a log mount, to test the benchmark itself."""
 
     def __init__(self, point):
         self.point = point

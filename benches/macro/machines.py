@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Boots of virtual machines from MooseFS: direct, from a boot image, and while the same blocks are
-prefetched into the page cache, in the order in which they lie on the disk, as in the paper.
+"""Boots of virtual machines from MooseFS: direct, from a boot image, and with prefetching.
 
-The machine is testbed/debian-vm under QEMU without KVM, from its boot loader to the banner of its SSH server. bench.py calls this; alone
-it measures and prints its own rows:  machines.py [REPEATS]   (root; $QUELL is the quell binary)
+With prefetching, the same blocks are read into the page cache during the boot, in their order on
+the disk, as in the paper. The machine is testbed/debian-vm under QEMU without KVM, from its boot
+loader to the banner of its SSH server. bench.py calls this module; alone it measures and prints its
+own rows:  machines.py [REPEATS]   (root; $QUELL is the quell binary)
 """
 import json
 import os
@@ -25,17 +26,18 @@ from measure import Bed, Failed, median, run, stop_on_signals, text_of
 
 MIB = 1 << 20
 BOOT_SECONDS_MAX = 900
-# A hard disk of 7,200 turns a minute: so many requests a second, of which other machines take their part, as many as in the paper.
+# Requests per second of a hard disk with 7,200 revolutions per minute, and the number of other
+# readers that share it, as in the paper.
 DISK_REQUESTS = 80
 OTHER_READERS = 15
-# What one node gives to a machine, to what serves it, and to whoever else works there.
+# Memory of a node for the machine, the processes that serve it, and other processes.
 NODE_MEMORY = 1024 * MIB
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 @contextmanager
 def cgroup(controller, **settings):
-    """A group of processes of its own, of cgroups version 1; answers None where there are none."""
+    """Create a control group (cgroups version 1); yields None where these are not available."""
     place = CGROUPS / controller / f"quell-bench-{os.getpid()}"
     if not (CGROUPS / controller / "cgroup.procs").exists():
         yield None
@@ -60,7 +62,7 @@ def cgroup(controller, **settings):
 
 
 def disk_of(path):
-    """The numbers of the whole disk below a file system, or None."""
+    """Return the device numbers of the whole disk below a file system, or None."""
     number = os.stat(path).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     if not device.exists():
@@ -70,7 +72,8 @@ def disk_of(path):
 
 
 class Machine:
-    """A machine that boots; it has booted when `up` returns, and ends with the `with` block."""
+    """A machine that boots. It has booted when `up` returns, and is stopped at the end of the
+    `with` block."""
 
     def __init__(self, scratch, name, backing, form, before=(), groups=()):
         self.own = Path(scratch, f"{name}.qcow2")
@@ -91,7 +94,7 @@ class Machine:
         return self
 
     def up(self):
-        """Wait for the SSH server; the seconds since the start."""
+        """Wait for the SSH server. Return the seconds since the start."""
         while time.monotonic() - self.started < BOOT_SECONDS_MAX:
             if self.process.poll() is not None:
                 raise Failed(f"QEMU ended: {Path(self.log.name).read_text(errors='replace')}")
@@ -117,7 +120,8 @@ class Machine:
 
 
 def eat(path, stop):
-    """Read a file in a circle, 64 MiB five times a second: other work of the node that uses its page cache."""
+    """Read a file repeatedly, 64 MiB five times a second, like other work of the node that uses its
+    page cache."""
     with open(path, "rb", buffering=0) as file:
         buffer = bytearray(8 * MIB)
         while not stop():
@@ -153,14 +157,15 @@ class Machines:
         return [self.quell, "run", "--quiet", *options, "--image", self.at(node, "machine.raw"), "-b", self.at(node, "machine.boot"), "--"]
 
     def record(self, disk):
-        """Two boots: no two read quite the same."""
+        """Record two boots, because they do not read exactly the same blocks."""
         self.boot = self.at(1, "machine.boot")
         for extra in ([], ["--merge"]):
             command = [self.quell, "record", "--quiet", "--image", self.base, "-o", self.boot, *extra, "--"]
             with Machine(self.scratch, self.fresh("record"), self.base, "raw", command) as machine:
                 machine.up()
         self.facts = json.loads(text_of([self.quell, "boot", "show", "--json", self.boot]))
-        # The same with the kernel and its RAM disk given to QEMU, as clouds do that have no boot loader.
+        # The same with the kernel and initial RAM disk passed to QEMU, as in clouds without a boot
+        # loader.
         lean = self.scratch / "lean.boot"
         command = [self.quell, "record", "--quiet", "--image", self.base, "-o", lean, "--"]
         machine = Machine(self.scratch, self.fresh("lean"), self.base, "raw", command)
@@ -180,7 +185,7 @@ class Machines:
                      f"at most {limit:.0%} of the base", image <= limit * whole, note=f"{read:.1f} MB read of it{without}")
 
     def sequential(self):
-        """What a file costs that is not in the boot image."""
+        """Measure the read of a file that is not in the boot image."""
         local = self.scratch / "large.raw"
         with open(local, "wb") as file:
             for _ in range(512):
@@ -207,13 +212,13 @@ class Machines:
         local.unlink()
 
     def received(self, node):
-        """Bytes that the node has got from its servers."""
+        """Return the bytes that the node has received from its servers."""
         lines = self.bed.command("exec", str(node), "cat", "/proc/net/dev").splitlines()
         line = next(line for line in lines if line.strip().startswith("eth0:"))
         return int(line.split(":")[1].split()[0])
 
     def many_at_once(self):
-        """Four machines on one cold node."""
+        """Boot four machines on one cold node."""
 
         def boots(title, backing, before):
             self.bed.drop(2)
@@ -233,7 +238,7 @@ class Machines:
                  f"at most 1.1 boot images ({limit:.1f} MB)", hot <= limit, note=f"{direct_s:.0f} s and {hot_s:.0f} s")
 
     def ranges(self):
-        """Where the recorded blocks lie in the base, from start to end."""
+        """Return the ranges of the recorded blocks in the base, sorted."""
         layer = self.scratch / "hot.qcow2"
         run([self.quell, "boot", "qcow2", "--quiet", self.boot, "-o", layer])
         pieces = json.loads(text_of(["qemu-img", "map", "--output=json", "-f", "qcow2", layer]))
@@ -241,7 +246,8 @@ class Machines:
 
     @contextmanager
     def slow_disk(self):
-        """The chunk server's disk with few requests a second, others at work on it. Answers whether there is a way."""
+        """Limit the chunk server's disk to few requests per second, shared with other readers.
+        Yields whether this is possible here."""
         number = disk_of(self.bed.directory)
         with ExitStack() as stack:
             group = number and stack.enter_context(cgroup("blkio", throttle__read_iops_device=f"{number} {DISK_REQUESTS}"))
@@ -265,12 +271,12 @@ class Machines:
 
     def cold(self, node):
         self.bed.drop(node)
-        # The chunk server's own page cache.
+        # Drops the chunk server's own page cache.
         run(["sync"])
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
     def one_boot(self, way, ranges, groups=()):
-        """Seconds of one boot on a cold node 3."""
+        """Return the seconds of one boot on node 3, with empty caches."""
         self.cold(3)
         base = self.at(3, "machine.raw")
         prefetching = None
@@ -310,7 +316,7 @@ class Machines:
             self.pressure(ranges)
 
     def pressure(self, ranges):
-        """The same on a node whose memory others use as page cache."""
+        """Measure the same on a node whose memory is used as page cache by other processes."""
         with cgroup("memory", limit_in_bytes=NODE_MEMORY) as group:
             if not group:
                 self.add("the same with memory short, against prefetching", "s", None, None, note="SKIPPED: it takes cgroups version 1 with memory")

@@ -1,24 +1,26 @@
-/* Many processes write or read records of one file, or of a file each, as checkpoints are: what log.py times.
+/* Many processes write or read records of one file, or of one file each, like a checkpoint. log.py runs
+ * this program.
  *
  *   records WORK PATTERN RECORDS BYTES PATH...
  *
- * There is one process for each PATH, its rank is the place of the PATH. For strided, segmented and random the paths
- * are the same file as different nodes see it. Each process has RECORDS records of BYTES bytes.
+ * There is one process for each PATH, its rank is the index of the PATH. For strided, segmented and random the paths
+ * lead to the same file on different nodes. Each process has RECORDS records of BYTES bytes.
  *
  *   WORK      write       open, write the records, fsync, close
  *             write-only  the same without the fsync
- *             fill        one process writes it all in the order of the file, and syncs: a file to read from
- *             read        open, read the records that the next rank wrote and look at a word of each page, close
- *             verify      the same, every byte: not for timing
- *             first       one process opens, reads one record, and closes: what it takes to begin
+ *             fill        one process writes all records in file order, and syncs: prepares a file to read
+ *             read        open, read the records of the next rank, check one word of each page, close
+ *             verify      the same, but check every byte: not for timing
+ *             first       one process opens, reads one record, and closes: the time to the first record
  *   PATTERN   strided     the ranks' records take turns
  *             segmented   each rank has a part of the file
  *             private     each rank has a file, its PATH
- *             random      records lie in the file by chance, none over another, with holes between some
+ *             random      records are at random offsets without overlaps, with holes between some
  *
- * The files are made first, by one process and without being timed, as programs of many processes do. Then all processes wait for each
- * other. Times are from that moment to the last process's end of each step, in seconds, printed as one JSON object.
- * A record's bytes tell its rank and number. Exit code 1: a call failed or bytes are wrong; the first error is printed.
+ * One process creates the files first, untimed, as parallel programs do. Then all processes wait for
+ * each other. Times are from that moment to the last process's end of each step, in seconds, printed as
+ * one JSON object. A record's bytes depend on its rank and number. Exit code 1: a call failed or bytes
+ * are wrong; the first error is printed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,13 +38,13 @@
 enum { PAGE = 4096 };
 enum work { WRITE, WRITE_ONLY, FILL, READ, VERIFY, FIRST };
 enum pattern { STRIDED, SEGMENTED, PRIVATE, RANDOM };
-/* The ends of a process's steps, in nanoseconds of the monotonic clock. */
+/* The times at which a process's steps ended, in nanoseconds of the monotonic clock. */
 struct steps {
     long long opened, moved, synced, closed;
 };
 struct shared {
     atomic_int ready, failed;
-    atomic_llong began; /* 0 until all are ready */
+    atomic_llong began; /* 0 until all processes are ready */
     struct steps steps[];
 };
 
@@ -68,7 +70,7 @@ static _Noreturn void fail(const char *what, const char *path)
     _exit(1);
 }
 
-/* One to one on 64 bits (splitmix64); what comes of 0 is not 0, so that a hole is not taken for a record. */
+/* A bijection on 64 bits (splitmix64). Maps 0 to another value, so that a hole is not taken for a record. */
 static uint64_t mixed(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15;
@@ -77,7 +79,7 @@ static uint64_t mixed(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* One to one on the numbers below 2^bits: odd factors and shifts to the right can be undone. */
+/* A bijection on the numbers below 2^bits: odd factors and right shifts are invertible. */
 static uint64_t scattered(uint64_t x, int bits)
 {
     uint64_t mask = ((uint64_t)1 << bits) - 1;
@@ -106,7 +108,7 @@ static uint64_t offset_of(uint64_t rank, uint64_t record)
     return 0;
 }
 
-/* What all records of a rank have in common; each page's first word is another in every record. */
+/* Fills in the common content of a rank's records. `stamp` makes each page's first word unique. */
 static void prepare(unsigned char *record, uint64_t rank)
 {
     for (uint64_t i = 0; i < bytes; i++)
@@ -177,7 +179,7 @@ static void look(int fd, unsigned char *buffer, unsigned char *expected, uint64_
     }
 }
 
-/* In the order of the file, whoever's the record is. */
+/* Writes the records of all ranks in file order. */
 static void fill(int fd, unsigned char *buffer, const char *path)
 {
     if (pattern == SEGMENTED) {
@@ -207,8 +209,8 @@ static void one_rank(uint64_t rank, const char *path)
 {
     struct steps *steps = &shared->steps[rank];
     int writes = work == WRITE || work == WRITE_ONLY || work == FILL;
-    /* What is written has rank's content; what is read has that of the next, which another node wrote. A private
-     * file is the rank's own already: its PATH says whose. */
+    /* A rank writes its own records and reads those of the next rank, which another node wrote. For private
+     * files the PATH already selects the file. */
     uint64_t whose = writes || pattern == PRIVATE ? rank : (rank + 1) % ranks;
     unsigned char *buffer = malloc(bytes), *expected = malloc(bytes);
     if (!buffer || !expected)
@@ -297,7 +299,7 @@ int main(int argc, char **argv)
         if (child < 0) {
             perror("records: fork");
             atomic_store(&shared->failed, 1);
-            return 1; /* those that wait see it and end */
+            return 1; /* waiting processes see it and end */
         }
     }
     while ((uint64_t)atomic_load(&shared->ready) < processes && !atomic_load(&shared->failed))

@@ -1,11 +1,11 @@
-/* Times single path operations from inside a view, and the moment at which a program starts to run.
+/* Measures single path operations in a view, and the time at which a program starts to run.
  *
- *   paths now               print the monotonic clock in nanoseconds, first thing in main
- *   paths negative PATH     nanoseconds for one stat of a name that is not there
+ *   paths now               print the monotonic clock in nanoseconds, as read at the start of main
+ *   paths negative PATH     nanoseconds for one stat of a name that does not exist
  *   paths stat PATH         nanoseconds for one repeated stat
  *   paths open PATH         nanoseconds for one open for reading and close
  *
- * The last three print the median of 9 rounds of 10,000 operations each, and nothing else.
+ * The last three print only the median of 9 rounds of 10,000 operations each.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* One operation; 0 when it did what its name says. */
+/* Performs one operation. Returns 0 on success. */
 static int operate(char kind, const char *path)
 {
     struct stat st;
