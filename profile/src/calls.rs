@@ -1,7 +1,7 @@
-//! The one table of system calls: which concern a file system, to which class each belongs, what it names and what
-//! it does. docs/formats/profile.md lists the same for readers.
+//! The table of file-system calls: the class of each call, the file that it refers to, and its
+//! effect. docs/formats/profile.md has the same list for users.
 
-/// The paper's two kinds of operations (section 3.1).
+/// The paper's two classes of operations (section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
     Metadata,
@@ -17,43 +17,43 @@ impl Class {
     }
 }
 
-/// What a call names; the numbers are positions of arguments.
+/// The file that a call refers to. The numbers are indexes of arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     Path(usize),
-    /// A path, relative to a descriptor. An empty or absent path means what the descriptor is.
+    /// A path relative to a descriptor. An empty or absent path refers to the descriptor's file.
     At(usize, usize),
     Descriptor(usize),
 }
 
-/// What a call does beyond asking.
+/// The effect of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// Asks for attributes or the like.
+    /// Reads attributes or similar metadata.
     Look,
-    /// Opens, with the flags in this argument.
+    /// Opens a file, with the flags in this argument.
     Open(usize),
-    /// `creat`: opens for writing.
+    /// `creat`: opens a file for writing.
     Create,
     Close,
     /// Reads names of a directory.
     List,
-    /// Moves bytes from the file; the result is their number.
+    /// Reads bytes of the file; the result is their number.
     Read,
-    /// Moves bytes to the file.
+    /// Writes bytes to the file.
     Write,
-    /// Moves bytes from one descriptor to another (the second).
+    /// Copies bytes from one descriptor to another (the second).
     Copy(usize, usize),
     /// Maps this many bytes of a file.
     Map(usize),
-    /// Forces what was written out, or prepares for reading: data, without bytes of its own.
+    /// Writes back or reads ahead: a data call that transfers no bytes itself.
     Hint,
-    /// Changes the subject.
+    /// Changes the file.
     Change,
-    /// Changes the subject and another name.
+    /// Changes the file and another name.
     Rename(Subject),
     ChangeDirectory,
-    /// From here on paths begin there.
+    /// Changes the root directory: absolute paths begin there afterwards.
     ChangeRoot,
     Execute,
 }
@@ -67,24 +67,25 @@ pub struct FileCall {
     pub follows: bool,
 }
 
-/// What concerns no file system itself, but must be known to follow descriptors.
+/// Calls that do not refer to a file system, but are needed to follow descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bookkeeping {
     /// The result is a copy of the first argument's descriptor.
     Duplicate,
-    /// The same, if the second argument is F_DUPFD; or what an exec does to it.
+    /// As `Duplicate` if the second argument is F_DUPFD; other commands change the close-on-exec
+    /// flag.
     Control,
-    /// Both ends come back in an array.
+    /// An array argument returns both ends.
     Pair(usize),
-    /// The result is a descriptor of no file.
+    /// The result is a descriptor that is not a file.
     NoFile,
-    /// The result is a descriptor of what the trace does not name.
+    /// The result is a descriptor of a file that the trace does not name.
     Nameless,
     CloseRange,
-    /// A child, with the flags in this argument; none: it shares nothing.
+    /// Creates a child, with the flags in this argument; without flags it shares nothing.
     Fork(Option<usize>),
     Unshare,
-    /// Does what the trace does not show.
+    /// Makes file-system requests that the trace does not show.
     Hidden,
 }
 
@@ -94,7 +95,7 @@ pub enum Spec {
     Bookkeeping(Bookkeeping),
 }
 
-/// `None`: it concerns no file system.
+/// Returns the entry of a call, or `None` if it does not refer to a file system.
 pub fn spec(name: &[u8]) -> Option<Spec> {
     use Bookkeeping::*;
     use Class::{Data, Metadata};
@@ -163,7 +164,7 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
                 | b"inotify_init" | b"inotify_init1" | b"pidfd_open" | b"userfaultfd"
                 | b"perf_event_open" | b"fanotify_init" | b"memfd_secret" | b"fsopen" | b"fspick"
                 | b"bpf" => NoFile,
-                // Files that have no path here.
+                // Files without a path in the trace.
                 b"open_by_handle_at" | b"open_tree" | b"fsmount" | b"pidfd_getfd" => Nameless,
                 b"close_range" => CloseRange,
                 b"fork" | b"vfork" => Fork(None),
@@ -178,7 +179,8 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
     Some(Spec::File(FileCall { class, subject, effect, follows }))
 }
 
-/// What a tracer must be told to trace: every call of the table that Linux has today, and the end of processes.
+/// The calls that a tracer must trace: every call of the table that exists in Linux today, and the
+/// end of processes.
 pub const TRACED: &[&str] = &[
     "%file",
     "read",

@@ -1,37 +1,38 @@
-//! The descriptors of a process. A fork copies nothing: both tables share what neither has changed, so that a trace of
-//! many forks of a process with many descriptors costs no more than its lines.
+//! The descriptors of a process. A fork copies nothing: both tables share the parts that neither
+//! has changed, so that many forks of a process with many descriptors cost no more than their
+//! lines.
 
 use std::rc::Rc;
 
 use crate::paths::PathId;
 
-/// What a descriptor is.
+/// What a descriptor refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     File(PathId),
-    /// A pipe, a socket, memory.
+    /// A pipe, a socket, or memory.
     NoFile,
     Unknown,
 }
 
-/// A descriptor.
+/// An open descriptor.
 #[derive(Debug, Clone, Copy)]
 pub struct Open {
     pub target: Target,
     pub close_on_exec: bool,
 }
 
-/// Few, as most processes have few descriptors open and there may be many processes.
+/// Small, because most processes have few open descriptors and there may be many processes.
 const SLOTS: usize = 16;
 const LEAVES: usize = 32;
 const BRANCHES: usize = 128;
-/// Descriptors from here on are not followed; limits of systems are seldom higher.
+/// Higher descriptors are not followed; limits of systems are seldom higher.
 const DESCRIPTORS_MAX: usize = SLOTS * LEAVES * BRANCHES;
 
 #[derive(Debug, Clone, Default)]
 struct Leaf {
     slots: [Option<Open>; SLOTS],
-    /// A bit for each that is open, and for each that an exec closes.
+    /// Bit masks of the open descriptors, and of those that an exec closes.
     open: u32,
     on_exec: u32,
 }
@@ -40,11 +41,11 @@ type Branch = [Option<Rc<Leaf>>; LEAVES];
 
 #[derive(Debug, Clone, Default)]
 pub struct Descriptors {
-    /// No more than were needed.
+    /// Only as many as were needed.
     branches: Rc<Vec<Option<Rc<Branch>>>>,
 }
 
-/// The positions of a descriptor on the way to it.
+/// Returns the indexes of a descriptor in branches, leaves and slots.
 fn way(descriptor: i32) -> Option<(usize, usize, usize)> {
     let number = usize::try_from(descriptor).ok().filter(|n| *n < DESCRIPTORS_MAX)?;
     Some((number / (SLOTS * LEAVES), number / SLOTS % LEAVES, number % SLOTS))
@@ -88,7 +89,7 @@ impl Descriptors {
         self.close_each(0, i64::MAX, |leaf| leaf.on_exec);
     }
 
-    /// An exec will close all of `first..=last`.
+    /// Marks all of `first..=last` as closed by an exec.
     pub fn mark_range(&mut self, first: i64, last: i64) {
         for (branch, leaf, within) in leaves(first, last) {
             let Some(found) = self.found(branch, leaf) else { continue };
@@ -108,7 +109,7 @@ impl Descriptors {
         self.branches.get(branch)?.as_ref()?[leaf].as_deref()
     }
 
-    /// Closes those of `first..=last` that are in the mask that `which` gives.
+    /// Closes those of `first..=last` that are in the mask that `which` returns.
     fn close_each(&mut self, first: i64, last: i64, which: impl Fn(&Leaf) -> u32) {
         for (branch, leaf, within) in leaves(first, last) {
             let Some(found) = self.found(branch, leaf) else { continue };
@@ -138,7 +139,7 @@ fn bits(mask: u32) -> impl Iterator<Item = usize> {
     (0..SLOTS).filter(move |slot| mask & (1 << slot) != 0)
 }
 
-/// The leaves with descriptors of a range, and a bit for each of these.
+/// Returns the leaves with descriptors of a range, and a mask of these descriptors.
 fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, usize, u32)> {
     let first = first.clamp(0, DESCRIPTORS_MAX as i64) as usize;
     let end = last.saturating_add(1).clamp(0, DESCRIPTORS_MAX as i64) as usize;

@@ -1,5 +1,6 @@
-//! Random histories of processes, told by a model that knows which file each descriptor is: the same history as strace
-//! would write it in several ways must give the model's own counts, and one report.
+//! Random histories of processes, created by a model that knows the file of each descriptor. The
+//! same history, written in the different formats of strace, must give the model's own counts, and
+//! the same report each time.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +11,7 @@ use crate::places::{Geography, Map, Mount, NoLinks};
 use crate::reader::{Concerns, Reader, Source};
 use crate::{FirstReading, Report};
 
-/// Small and enough: the same seed gives the same history.
+/// A small random number generator: the same seed gives the same history.
 struct Dice(u64);
 
 impl Dice {
@@ -43,24 +44,25 @@ struct Process {
     pid: u32,
     files: Files,
     working: Rc<RefCell<String>>,
-    /// Its call has begun, and ends at this step.
+    /// The step at which the process's current call ends.
     busy_until: usize,
 }
 
-/// A line as far as all ways to write it have in common; `{n}` stands for a descriptor, `@` for AT_FDCWD.
+/// A call in a form that is common to all formats of strace; `{n}` stands for a descriptor, `@` for
+/// AT_FDCWD.
 struct Said {
     pid: u32,
     begin: usize,
-    /// At the same step if others did not interrupt it.
+    /// The same step as `begin` if no other call interrupted it.
     end: usize,
     text: String,
-    /// What `{n}` and `@` are, in their order.
+    /// The files of `{n}` and `@`, in their order.
     are: Vec<String>,
-    /// Where in `text` the tracer was interrupted.
+    /// The offset in `text` at which the line was interrupted.
     cut: usize,
 }
 
-/// What the model knows of a call: its name, and the path that it concerned.
+/// What the model knows of a call: its name, and the path that it refers to.
 type Truth = (String, String);
 
 struct History {
@@ -79,13 +81,13 @@ struct Model {
     history: History,
     step: usize,
     next_pid: u32,
-    /// Whether there are threads, and processes with one working directory.
+    /// Whether there are threads, and processes that share a working directory.
     shares: bool,
-    /// Children, and when the calls that made them end.
+    /// Children, and the steps at which the calls that created them end.
     begun: Vec<(u32, usize)>,
 }
 
-/// As `-y` writes it.
+/// Escapes a path as `-y` does.
 fn escaped(path: &str) -> String {
     path.replace('>', "\\76").replace('<', "\\74")
 }
@@ -135,7 +137,7 @@ impl Model {
         Rc::strong_count(&self.running[which].files) > 1 || Rc::strong_count(&self.running[which].working) > 1
     }
 
-    /// Says one call; `concerned` is what it counts for, if it counts.
+    /// Records one call; `concerned` is the path that it counts for, if it counts.
     fn say(
         &mut self,
         which: usize,
@@ -144,17 +146,17 @@ impl Model {
         concerned: Option<String>,
         may_wait: bool,
     ) {
-        // With those that share its descriptors a process would have to agree on who is first.
+        // Processes that share descriptors would need an order of their calls.
         let often = if text.contains("fork(") || text.contains("clone(") { 2 } else { 4 };
         let waits = may_wait && !self.is_shared(which) && self.dice.one_in(often);
         let end = if waits { self.step + 1 + self.dice.roll(12) } else { self.step };
         self.running[which].busy_until = end;
-        // The tracer has written the arguments that go in, or some of them.
+        // strace has written the arguments that are inputs, or some of them.
         let last = text.rfind(" = ").map_or(text.len(), |at| text[..at].rfind(')').unwrap_or(at));
         let first = text.find('(').unwrap() + 1;
         let commas: Vec<usize> =
             text[first..last].match_indices(", ").map(|(at, _)| first + at + 1).chain([last]).collect();
-        // For descriptors to be followed all must be told where only the end is not.
+        // Descriptors can be followed only if all arguments are known before the end of the call.
         let cut = *commas.last().unwrap();
         if let Some(path) = concerned {
             self.history.truth.push((text[..first - 1].to_owned(), path));
@@ -167,7 +169,7 @@ impl Model {
         format!("{}/{}", self.dice.of(&DIRECTORIES), self.dice.of(&NAMES))
     }
 
-    /// A path as a program writes it, where it begins, and what it means.
+    /// Returns a path as a program writes it, and the absolute path that it refers to.
     fn written(&mut self, which: usize) -> (String, String) {
         let path = self.path();
         let working = self.running[which].working.borrow().clone();
@@ -181,7 +183,7 @@ impl Model {
         }
     }
 
-    /// What the process has open.
+    /// Returns a descriptor that the process has open.
     fn descriptor(&mut self, which: usize) -> Option<(i32, String)> {
         let files = self.running[which].files.clone();
         let files = files.borrow();
@@ -349,8 +351,8 @@ impl Model {
 
     fn fork(&mut self, which: usize) {
         let pid = if self.history.reuses_pids {
-            // The smallest that nobody has: as soon as possible again.
-            // As long as its parent has not heard of a child its number is not given again.
+            // The smallest unused process id, so that ids are reused as soon as possible. An id is
+            // not reused before its parent's call has returned.
             let told = |pid: &u32| self.begun.iter().all(|(child, until)| child != pid || *until < self.step);
             (100..).filter(told).find(|pid| self.running.iter().all(|p| p.pid != *pid)).unwrap()
         } else {
@@ -358,7 +360,8 @@ impl Model {
         };
         self.next_pid += 1;
         let thread = self.shares && self.dice.one_in(4);
-        // A block, so that nothing of the parent's is held on to: it may wait if it shares nothing.
+        // In a block, so that no reference to the parent's tables remains: a process that shares
+        // nothing may be interrupted.
         let (text, files, working) = {
             let Process { files, working, .. } = self.running[which].clone();
             match (thread, self.dice.roll(4)) {
@@ -387,7 +390,7 @@ impl Model {
             }
         };
         self.history.processes += usize::from(!thread);
-        // The child may run before this call returns; threads begin when it has.
+        // The child may run before this call returns; a thread starts after it.
         let may_wait = !text.contains("CLONE_F");
         self.say(which, text, vec![], None, may_wait);
         self.begun.push((pid, self.running[which].busy_until));
@@ -403,7 +406,7 @@ fn shown(target: &Target) -> String {
     }
 }
 
-/// How strace was told to write.
+/// The options of strace.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     annotates: bool,
@@ -451,7 +454,7 @@ impl Said {
 }
 
 impl History {
-    /// As `strace -f -o` writes it.
+    /// Returns the lines as `strace -f -o` writes them.
     fn lines(&self, way: Way) -> Vec<String> {
         let mut lines: Vec<((usize, usize), String)> = Vec::new();
         let time = |step: usize| match way.times {
@@ -469,7 +472,7 @@ impl History {
             let begin = format!("{}{} <unfinished ...>", head(said.begin), &text[..cut]);
             lines.push(((said.begin, number), begin));
             let end = format!("{}<... {name} resumed>{}", head(said.end), &text[cut..]);
-            // Who waited goes on before others do anything at the same step.
+            // The interrupted process continues before others do anything at the same step.
             lines.push(((said.end - 1, usize::MAX - said.begin), end));
         }
         lines.sort_by_key(|(at, _)| *at);
@@ -489,7 +492,7 @@ fn geography() -> Geography {
 
 const SOURCE: Source = Source { space: 0, pid: 0 };
 
-/// Names and paths in the order of the alphabet, number of processes, lines that were accounted for.
+/// Returns the names and paths in alphabetical order, and the number of processes.
 fn told(lines: &[String]) -> (Vec<Truth>, usize) {
     let (geography, mut links) = (geography(), NoLinks);
     let mut map = Map::new(&geography, &mut links);
@@ -547,7 +550,7 @@ fn of_one_file(lines: &[String]) -> Vec<(Source, String)> {
     lines.iter().map(|line| (SOURCE, line.clone())).collect()
 }
 
-/// What cannot depend on how the trace was written.
+/// Removes the parts of a report that depend on the format of the trace.
 fn comparable(mut report: Report) -> Report {
     report.totals.lines = 0;
     report.totals.skipped = Default::default();

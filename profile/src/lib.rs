@@ -1,6 +1,6 @@
-//! Reads traces of system calls, counts and judges them, foretells what Quell would absorb, and draws the report.
-//! It runs no program, opens no file and asks no clock: lines come in, values and text go out. What is counted as
-//! what is written in docs/formats/profile.md.
+//! Reads traces of system calls, counts and classifies them, predicts the requests that Quell would
+//! absorb, and draws the report. The crate runs no program, opens no file and reads no clock: lines
+//! are its input, values and text its output. The rules of counting are in docs/formats/profile.md.
 
 mod calls;
 mod descriptors;

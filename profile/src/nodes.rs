@@ -1,7 +1,9 @@
-//! How many nodes saturate a file system: the paper's first-order estimate (section 3.2), `capacity / rate`.
+//! The number of nodes that saturate a file system: the paper's first-order estimate (section 3.2),
+//! `capacity / rate`.
 
-/// Rounded down, and told in as many digits as the rate has in whole operations a second: 32,000 by 483 is 66, and by
-/// 6, which may be anything from 5.5 to 6.5, it is 5,000. `None`: nothing remains that sets a limit.
+/// Returns `capacity / rate`, rounded down, with as many digits as the rate has in whole operations
+/// per second. 32,000 / 483 is 66; 32,000 / 6 is 5,000, because a rate of 6 may be anything from
+/// 5.5 to 6.5. Returns `None` if no operation remains, so that there is no limit.
 pub fn nodes(capacity: f64, rate: f64) -> Option<u64> {
     if !(rate > 0.0 && capacity > 0.0 && rate.is_finite() && capacity.is_finite()) {
         return None;
@@ -12,7 +14,7 @@ pub fn nodes(capacity: f64, rate: f64) -> Option<u64> {
     unit.map(|unit| exact / unit * unit)
 }
 
-/// What the estimate leaves out; part of every report that has one.
+/// What the estimate leaves out; part of every report with an estimate.
 pub const LEAVES_OUT: [&str; 5] = [
     "other users of the file system, and all traffic but this program's metadata",
     "that nodes start together: by the peak rate, bursts of all nodes coincide; by the average they are spread evenly",

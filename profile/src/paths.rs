@@ -1,11 +1,13 @@
-//! Every path of a trace once: a tree of names, 20 bytes and a name each, in which a path is a number. Bounded: when
-//! it is full, a new name stands for its directory, and the number of such names is known.
+//! All paths of a trace, each stored once: a tree of names, with 20 bytes and a name for each, in
+//! which a path is a number. The size is limited: when the tree is full, a new name counts as its
+//! directory, and the number of such names is counted.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// A path; numbers are given in order of appearance, and a directory comes before what is in it.
+/// A path. Numbers are assigned in order of appearance, and a directory's number is less than those
+/// of its entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(u32);
 
@@ -17,12 +19,12 @@ impl PathId {
     }
 }
 
-/// So that a trace that names other files all the time (or was made to) does not fill the memory: about 200 MB.
+/// Limits the memory to about 200 MB, even for a trace that always names new files.
 const PATHS_MAX: usize = 3_000_000;
 const NAMES_BYTES_MAX: usize = 128 << 20;
-/// A name of Linux has 255 bytes at most.
+/// The maximum length of a file name in Linux.
 const NAME_MAX: usize = 255;
-/// Directories lie no deeper; what goes up and down along a path takes no longer.
+/// The maximum depth of directories, which limits the time to walk a path.
 const DEPTH_MAX: u16 = 256;
 
 #[derive(Debug)]
@@ -39,7 +41,7 @@ pub struct Paths {
     names: Vec<u8>,
     table: HashTable<PathId>,
     hasher: DefaultHashBuilder,
-    /// Names that were not kept because the tree was full.
+    /// Number of names that were not stored because the tree was full.
     pub dropped: u64,
     max: usize,
 }
@@ -75,14 +77,14 @@ impl Paths {
         usize::from(self.nodes[path.index()].depth)
     }
 
-    /// The last component; nothing for the root.
+    /// Returns the last component; empty for the root.
     pub fn name(&self, path: PathId) -> &[u8] {
         let node = &self.nodes[path.index()];
         let begin = node.name_begin as usize;
         &self.names[begin..begin + usize::from(node.name_length)]
     }
 
-    /// What is in the directory under this name; added if it is new.
+    /// Returns the entry of the directory with this name, and adds it if it is new.
     pub fn child(&mut self, parent: PathId, name: &[u8]) -> PathId {
         let name = &name[..name.len().min(NAME_MAX)];
         let hash = self.hasher.hash_one((parent, name));
@@ -108,7 +110,7 @@ impl Paths {
         id
     }
 
-    /// From the top: the ancestors of a path, then itself; without the root.
+    /// Returns the ancestors of a path from the top, without the root, then the path itself.
     pub fn line(&self, path: PathId) -> Vec<PathId> {
         let mut line = Vec::with_capacity(self.depth(path));
         let mut at = path;
@@ -129,7 +131,7 @@ impl Paths {
         if bytes.is_empty() { b"/".to_vec() } else { bytes }
     }
 
-    /// For people: bytes that are no text are replaced.
+    /// Returns the path as text; bytes that are not UTF-8 are replaced.
     pub fn text(&self, path: PathId) -> String {
         String::from_utf8_lossy(&self.bytes(path)).into_owned()
     }

@@ -1,5 +1,6 @@
-//! Where a path lies: working directory, temporary, shared or local. Decided by the longest of the known directories
-//! that a path is in: what the caller names, the working directory, the temporary ones, and the mount points.
+//! The place of a path: working directory, temporary, shared or local. It is that of the longest
+//! matching directory among those that the caller names, the working directory, the temporary
+//! directories, and the mount points.
 
 use crate::paths::{PathId, Paths};
 
@@ -24,15 +25,16 @@ impl Place {
     }
 }
 
-/// A line of the mount table; of two for one directory the later hides the earlier.
+/// A line of the mount table. Of two lines with the same mount point, the later one is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     pub point: Vec<u8>,
     pub file_system: String,
 }
 
-/// File systems whose files are on other machines. FUSE in general counts as shared: on clusters it is MooseFS,
-/// ceph-fuse, BeeGFS clients, CVMFS and the like; those below are local.
+/// Returns whether a file system's files are on other machines. Other FUSE file systems count as
+/// shared: on clusters they are MooseFS, ceph-fuse, BeeGFS clients, CVMFS and the like. The
+/// exceptions below are local.
 pub fn is_shared(file_system: &str) -> bool {
     const SHARED: [&str; 20] = [
         "lustre",
@@ -70,23 +72,24 @@ pub fn is_shared(file_system: &str) -> bool {
         || (file_system == "fuse" || file_system.starts_with("fuse.")) && !LOCAL_FUSE.contains(&file_system)
 }
 
-/// What decides where paths lie, before the first path is known.
+/// The directories that determine the place of a path, known before the first path.
 #[derive(Debug, Clone, Default)]
 pub struct Geography {
     pub mounts: Vec<Mount>,
-    /// Directories that count as shared whatever they lie on.
+    /// Directories that count as shared regardless of their file system.
     pub shared: Vec<Vec<u8>>,
     pub temporary: Vec<Vec<u8>>,
     pub working: Option<Vec<u8>>,
 }
 
-/// What symbolic links point to; `None`: it is none, or cannot be told. Asked once for each path outside shared file
-/// systems, so that `/apps/x` is known to lie where `/apps` points to.
+/// Reads the targets of symbolic links. Returns `None` if a path is not a link or cannot be read.
+/// Called once for each path outside shared file systems, so that `/apps/x` gets the place of the
+/// directory that `/apps` refers to.
 pub trait Links {
     fn target(&mut self, path: &[u8]) -> Option<Vec<u8>>;
 }
 
-/// No link is followed: for traces of another machine.
+/// Resolves no links: for traces of another machine.
 #[derive(Debug)]
 pub struct NoLinks;
 
@@ -96,7 +99,7 @@ impl Links for NoLinks {
     }
 }
 
-/// A directory that decides for what is in it.
+/// A directory that determines the place of the paths in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub path: PathId,
@@ -108,11 +111,11 @@ pub struct Root {
 /// The index of a `Root`.
 pub type RootId = u16;
 
-/// Paths together with where each lies.
+/// Paths with the root of each.
 pub struct Map<'l> {
     pub paths: Paths,
     roots: Vec<Root>,
-    /// For each path: its root, and what it stands for if it is a symbolic link.
+    /// The root of each path, and the target of each symbolic link.
     root_of: Vec<RootId>,
     alias_of: Vec<Option<PathId>>,
     links: &'l mut dyn Links,
@@ -124,10 +127,10 @@ impl std::fmt::Debug for Map<'_> {
     }
 }
 
-/// As the kernel: more links than this on one path are a loop.
+/// The kernel's limit: more links on one path count as a loop.
 const LINKS_MAX: u32 = 40;
 
-/// Who names a root; of two for one directory the later wins.
+/// The source of a root. If two name the same directory, the later one wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Namer {
     Mount,
@@ -147,11 +150,12 @@ impl<'l> Map<'l> {
             named.push((components(&mount.point), Namer::Mount, &mount.file_system));
         }
         named.extend(geography.temporary.iter().map(|p| (components(p), Namer::Temporary, "")));
-        // Everything is below the root directory: working in it says nothing.
+        // The root directory contains all paths, so as a working directory it is ignored.
         let working = geography.working.iter().filter(|p| !components(p).is_empty());
         named.extend(working.map(|p| (components(p), Namer::Working, "")));
         named.extend(geography.shared.iter().map(|p| (components(p), Namer::Caller, "")));
-        // A directory before what is in it, so that each path takes its root from the directory it is in.
+        // Directories come before their entries, so that each path gets the root of the directory
+        // that contains it.
         named.sort_by(|a, b| (a.0.len(), &a.0, a.1).cmp(&(b.0.len(), &b.0, b.1)));
         let called: Vec<Vec<&[u8]>> = geography.shared.iter().map(|p| components(p)).collect();
         for (path, namer, file_system) in named {
@@ -200,7 +204,8 @@ impl<'l> Map<'l> {
         id
     }
 
-    /// The path that `text` names, seen from `base`: without `.` and `..`, through links outside shared file systems.
+    /// Returns the path that `text` refers to, relative to `base`: without `.` and `..`, with links
+    /// outside shared file systems resolved.
     pub fn resolve(&mut self, base: PathId, text: &[u8], follow_last: bool) -> PathId {
         self.walk(base, text, follow_last, &mut LINKS_MAX.clone())
     }
@@ -234,7 +239,7 @@ impl<'l> Map<'l> {
     }
 }
 
-/// The names of a path, without `.`; `..` is taken as written, which in a mount table does not occur.
+/// Returns the components of a path, without `.`. `..` is kept; it does not occur in a mount table.
 fn components(path: &[u8]) -> Vec<&[u8]> {
     path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".").collect()
 }

@@ -1,5 +1,6 @@
-//! Who runs, from which directory, with which descriptors: followed through fork, exec, dup and chdir, so that a
-//! descriptor means a path also where the tracer did not say which.
+//! The processes of a trace with their working directories and descriptors, followed through fork,
+//! exec, dup and chdir, so that the file of a descriptor is known even if the tracer did not print
+//! it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -8,17 +9,17 @@ use std::rc::Rc;
 use crate::descriptors::{Descriptors, Open, Target};
 use crate::paths::PathId;
 
-/// A process as the trace numbers it: pids of two traces have nothing to do with each other.
+/// A process with its trace: process ids of different traces are unrelated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pid {
     pub space: u32,
     pub number: u32,
 }
 
-/// A program that was started, by number; 0 is the one that nobody saw start.
+/// The number of a program that was executed; 0 is the program whose start is not in the trace.
 pub type ProgramId = u32;
 
-/// Where paths begin.
+/// The directories at which paths begin.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
     /// The working directory, if it is known.
@@ -32,7 +33,7 @@ struct Process {
     files: Rc<RefCell<Descriptors>>,
     origin: Rc<Cell<Origin>>,
     program: ProgramId,
-    /// Threads of a process share this number.
+    /// The threads of a process share this number.
     group: u32,
 }
 
@@ -44,35 +45,36 @@ pub struct Shares {
     pub group: bool,
 }
 
-/// A process that is being made and whose number is not known yet.
+/// A call that creates a process whose id is not known yet.
 #[derive(Debug)]
 struct Fork {
     number: u64,
     shares: Shares,
-    /// Who is taken for the child, as it was not there before.
+    /// The process that is assumed to be the child, because it was not seen before.
     seen: Option<Pid>,
 }
 
 #[derive(Debug)]
 pub struct Processes {
     running: HashMap<Pid, Process>,
-    /// The same by trace.
+    /// The ids of running processes by trace.
     of_space: HashMap<u32, BTreeSet<u32>>,
-    /// In the order of their begin; those that ended may still be in it.
+    /// Processes in the order of their start; may include processes that have ended.
     order: VecDeque<Pid>,
     forks: HashMap<Pid, Fork>,
     /// For each trace the parents of forks whose child was not seen, in the order of their calls.
     awaited: HashMap<u32, BTreeMap<u64, Pid>>,
     last_fork: u64,
-    /// Since it was last asked: whose child one is may be known now.
+    /// Whether a parent was determined since the last call of `has_settled`.
     settled: bool,
-    /// Different processes so far; threads are not counted.
+    /// Number of different processes so far; threads are not counted.
     pub groups: u32,
-    /// Where processes begin whose parent is not in the trace.
+    /// The working directory of processes whose parent is not in the trace.
     first_working: Option<PathId>,
 }
 
-/// As many are followed at once: of a trace without ends of processes the oldest are forgotten.
+/// Limit on processes that are followed at once: in a trace without ends of processes, the oldest
+/// are dropped.
 const RUNNING_MAX: usize = 1 << 17;
 
 impl Processes {
@@ -90,7 +92,7 @@ impl Processes {
         }
     }
 
-    /// A process whose begin is not in the trace.
+    /// Returns a process whose start is not in the trace.
     fn first(&mut self) -> Process {
         self.groups += 1;
         Process {
@@ -101,7 +103,7 @@ impl Processes {
         }
     }
 
-    /// A child of `parent`, as fork makes it.
+    /// Returns a child of `parent`, as fork creates it.
     fn child(&mut self, parent: Pid, shares: Shares) -> Process {
         let of = self.process(parent).clone();
         let group = if shares.group {
@@ -126,7 +128,7 @@ impl Processes {
         self.order.push_back(pid);
         while self.running.len() > RUNNING_MAX {
             match self.order.pop_front() {
-                // One of this number that ended long ago.
+                // An earlier process with this id, which has ended.
                 Some(oldest) if oldest == pid => {}
                 Some(oldest) => self.exit(oldest),
                 None => break,
@@ -139,7 +141,8 @@ impl Processes {
 
     fn process(&mut self, pid: Pid) -> &mut Process {
         if !self.running.contains_key(&pid) {
-            // It runs before its parent's call returned: the latest one of the same trace that awaits a child.
+            // The process runs before its parent's call returned. Its parent is taken to be the
+            // latest one in the same trace that waits for a child.
             let parent = self.awaited.get(&pid.space).and_then(|a| a.values().next_back().copied());
             let process = match parent {
                 Some(parent) => {
@@ -161,12 +164,12 @@ impl Processes {
         self.running.contains_key(&pid)
     }
 
-    /// How many forks await a child.
+    /// Returns the number of forks whose child was not seen.
     pub fn awaited(&self, space: u32) -> usize {
         self.awaited.get(&space).map_or(0, BTreeMap::len)
     }
 
-    /// Of those that run in a trace the one with the smallest number.
+    /// Returns the running process of a trace with the smallest id.
     pub fn any_of(&self, space: u32) -> Option<Pid> {
         let number = *self.of_space.get(&space)?.first()?;
         Some(Pid { space, number })
@@ -211,7 +214,7 @@ impl Processes {
     }
 
     pub fn duplicate(&mut self, pid: Pid, from: i32, to: i32, close_on_exec: bool) {
-        // Upon itself, dup2 changes nothing.
+        // dup2 of a descriptor to itself changes nothing.
         if from == to {
             return;
         }
@@ -239,7 +242,7 @@ impl Processes {
         }
     }
 
-    /// A child is being made; it may run before its number is known.
+    /// Begins the creation of a child, which may run before its id is known.
     pub fn begin_fork(&mut self, parent: Pid, shares: Shares) {
         self.process(parent);
         self.forget_fork(parent);
@@ -264,12 +267,12 @@ impl Processes {
         self.forks.remove(&parent)
     }
 
-    /// The child's number is known, or there is none.
+    /// Completes the creation of a child, whose id is now known; `None` if it failed.
     pub fn end_fork(&mut self, parent: Pid, child: Option<u32>, shares: Shares) {
         let fork = self.forget_fork(parent);
         let Some(number) = child else { return };
         let pid = Pid { space: parent.space, number };
-        // It may have been seen already, and be gone again.
+        // The child may have been seen already, and may have ended.
         if fork.is_none_or(|fork| fork.seen != Some(pid)) {
             let process = self.child(parent, shares);
             self.insert(pid, process);
@@ -277,12 +280,12 @@ impl Processes {
         }
     }
 
-    /// After the end of the trace: only their number is of interest.
+    /// Drops all processes after the end of the trace, and keeps their number.
     pub fn forget(&mut self) {
         *self = Processes { groups: self.groups, ..Processes::new(None) };
     }
 
-    /// Whether since the last question more is known of whose child one is.
+    /// Returns whether a parent was determined since the last call.
     pub fn has_settled(&mut self) -> bool {
         std::mem::take(&mut self.settled)
     }
@@ -317,7 +320,7 @@ impl Processes {
         }
     }
 
-    /// From here on the trace calls `from` by the number `to`, whose process is gone.
+    /// Changes the id of a process from `from` to `to`, whose previous process has ended.
     pub fn rename(&mut self, from: Pid, to: Pid) {
         let process = self.process(from).clone();
         let fork = self.forget_fork(from);

@@ -1,5 +1,5 @@
-//! From traces to a report: two readings of the same lines. The first counts and chooses the trees that an index
-//! would cover, the second replays what would then remain.
+//! Creates a report from traces, in two readings of the same lines. The first counts and chooses
+//! the trees that an index would cover; the second replays the operations that would then remain.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::series::{SECOND_US, Series};
 use crate::tally::{Extents, Tally};
 use crate::trees::{self, Chosen, Refused};
 
-/// Rows of a table for people; all that is counted is in the totals.
+/// Number of rows in a table; the totals include all.
 const ROWS_MAX: usize = 20;
 const SEARCH_DIRECTORIES_MAX: usize = 10;
-/// Points of a chart.
+/// Number of points in a chart.
 const POINTS_MAX: usize = 600;
-/// A file that was read through at least as often is read again and again.
+/// A file counts as reread if it was read completely at least this many times.
 const REREADS_MIN: f64 = 2.0;
 const REREAD_OPENS_MIN: u64 = 3;
 const SMALL_FILE_BYTES_MAX: u64 = 64 << 10;
-/// As many small files in one directory are a mass.
+/// Minimum number of small files in a directory that is listed.
 const SMALL_FILES_MIN: u64 = 100;
 
-/// What a file system sustains, and who says so.
+/// The rate that a file system sustains, and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
     pub operations_per_s: f64,
@@ -55,21 +55,22 @@ impl<'l> FirstReading<'l> {
         FirstReading { map, reader: Reader::new(working), tally: Tally::new(search), working }
     }
 
-    /// `place` names the line where it cannot be read.
+    /// Reads one line. `place` describes it if it cannot be read.
     pub fn line(&mut self, source: Source, text: &[u8], place: impl Fn() -> String) {
         let tally = &mut self.tally;
         self.reader.line(source, text, &mut self.map, place, &mut |event, map| tally.count(event, map));
     }
 
-    /// The end of the traces. Gives the number of file-system calls, and the time from the first to the last.
+    /// Ends the reading. Returns the number of file-system calls, and the time from the first to
+    /// the last.
     pub fn end(&mut self) -> (u64, Duration) {
         let tally = &mut self.tally;
         self.reader.finish(&mut self.map, &mut |event, map| tally.count(event, map));
         (self.tally.calls(), Duration::from_micros(self.tally.span_us(self.reader.last_exit)))
     }
 
-    /// Chooses the trees to cover. Everything took `slow_down` times as long as it does without a tracer: all times
-    /// of the report are without.
+    /// Chooses the trees to cover. `slow_down` is the ratio of the durations with and without the
+    /// tracer: all times of the report are those without.
     pub fn choose(mut self, slow_down: f64) -> SecondReading<'l> {
         let slow_down = if slow_down.is_finite() { slow_down.max(1.0) } else { 1.0 };
         self.reader.processes.forget();
@@ -92,7 +93,8 @@ impl<'l> FirstReading<'l> {
     }
 }
 
-/// A path is one if it was used as one, or if something in it was there.
+/// Returns which paths are directories: those that were used as one, and those with an existing
+/// entry.
 fn directories(map: &Map, tally: &Tally) -> Vec<bool> {
     let mut is_directory: Vec<bool> =
         map.paths.all().map(|p| tally.paths.get(p.index()).is_some_and(|t| t.directory)).collect();
@@ -125,7 +127,8 @@ impl SecondReading<'_> {
             .line(source, text, &mut self.map, String::new, &mut |event, map| replay.count(event, map));
     }
 
-    /// What both readings found. The caller adds what the traces do not say: command, tracer, what to run next.
+    /// Returns the report of both readings. The caller adds what the traces do not contain: the
+    /// command, the tracer, and the commands to run next.
     pub fn report(mut self, capacity: Option<&Capacity>) -> Report {
         let replay = &mut self.replay;
         self.reader.finish(&mut self.map, &mut |event, map| replay.count(event, map));
@@ -256,7 +259,7 @@ impl SecondReading<'_> {
         rows.into_iter().map(row).collect()
     }
 
-    /// The series are in the tracer's time, the report is without it.
+    /// Converts the series to rates without the tracer; the series have the tracer's times.
     fn rates(
         &self,
         traced_us: u64,
@@ -338,7 +341,7 @@ impl SecondReading<'_> {
             row.bytes_written += tally.written;
         }
         let mut rows: Vec<_> = rows.into_iter().collect();
-        // Those that trouble others first.
+        // Directories on shared file systems come first.
         rows.sort_by_key(|(path, row)| (!self.map.root(*path).on_shared, Reverse(row.metadata), *path));
         rows.truncate(ROWS_MAX);
         let row = |(path, row): (PathId, report::Directory)| report::Directory {
@@ -570,7 +573,8 @@ impl SecondReading<'_> {
     }
 }
 
-/// Devices and the kernel's own files: writing to them changes no file system.
+/// Returns whether a path is a device or a file of the kernel: writing to it changes no file
+/// system.
 fn is_device(map: &Map, path: PathId) -> bool {
     let line = map.paths.line(path);
     let names: Vec<&[u8]> = line.iter().take(2).map(|p| map.paths.name(*p)).collect();

@@ -1,6 +1,6 @@
-//! From lines to what happened: joins calls that others interrupted in the log, follows processes, finds the path of
-//! each call, and says it to whoever listens. One `Reader` reads a trace once; a second one can read it again with
-//! the paths of the first.
+//! Converts lines to events: joins calls that others interrupted in the log, follows processes,
+//! determines the path of each call, and passes it to a listener. A `Reader` reads a trace once; a
+//! second one can read it again with the paths of the first.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,24 +13,25 @@ use crate::processes::{Pid, Processes, ProgramId, Shares};
 use crate::report::Skipped;
 use crate::strace::{self, Call, Outcome, Time, What};
 
-/// A line is read no further than this; a path has 4,096 bytes, which escaped are four times as many, twice in a line.
+/// Lines are read up to this size. A path has 4,096 bytes, escaped four times as many, and a line
+/// may have two.
 pub const LINE_BYTES_MAX: usize = 64 << 10;
-/// Copies beyond these are not followed.
+/// Limit on copied descriptors that are followed.
 const COPIES_MAX: usize = 1 << 20;
-/// Examples of lines that could not be read.
+/// Number of examples of lines that could not be read.
 const EXAMPLES_MAX: usize = 5;
 const EXAMPLE_CHARACTERS_MAX: usize = 80;
 const HOUR: u64 = 3600 * 1_000_000;
 const MIDNIGHT: u64 = 24 * HOUR;
-/// Linux moves no more bytes with one call.
+/// The maximum number of bytes that Linux transfers in one call.
 const BYTES_MAX: u64 = 0x7fff_f000;
-/// Calls that have begun are kept until they end, up to this many bytes; what else begins counts as never ended.
+/// Limit on the bytes of unfinished calls that are stored; further calls count as never ended.
 const BEGUN_BYTES_MAX: usize = 32 << 20;
-/// Lines of processes whose parent is not known yet.
+/// Limit on the bytes of lines of processes whose parent is not known yet.
 const WAITING_BYTES_MAX: usize = 1 << 20;
 const WAITING_PROCESSES_MAX: usize = 256;
 
-/// What a call concerned.
+/// What a call refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concerns {
     File(PathId),
@@ -44,26 +45,27 @@ pub enum Concerns {
 pub struct Event<'a> {
     pub name: &'a [u8],
     pub call: FileCall,
-    /// Begin, in microseconds; the first line of the trace is not zero.
+    /// The time of its start in microseconds, not relative to the start of the trace.
     pub time: u64,
-    /// When the first call of all began.
+    /// The time of the first call of all.
     pub first: u64,
     pub spent: Option<u64>,
-    /// Number of the process; threads have that of their process.
+    /// The number of the process; its threads have the same one.
     pub process: u32,
     pub program: ProgramId,
     pub concerns: Concerns,
-    /// The path as it was asked for, where it was asked for by path; the link where `concerns` is what it points to.
+    /// The path in the call, if it has one. If it is a symbolic link, `concerns` has the target.
     pub asked: Option<PathId>,
-    /// Where the way to `asked` begins: the root directory, the working directory, or that of a descriptor.
+    /// The directory at which the lookup of `asked` begins: the root directory, the working
+    /// directory, or that of a descriptor.
     pub base: PathId,
-    /// For a close: no copy of the descriptor is left in the process.
+    /// For a close: whether the process has no other copy of the descriptor.
     pub last: bool,
-    /// The other file: what a rename takes from, what a copy writes to.
+    /// The other file: the old name of a rename, the destination of a copy.
     pub other: Option<PathId>,
     pub result: Ended<'a>,
     pub bytes: u64,
-    /// For an open: how.
+    /// For an open: its flags.
     pub open: Opened,
 }
 
@@ -75,7 +77,7 @@ pub enum Ended<'a> {
 }
 
 impl Ended<'_> {
-    /// There is nothing of that name.
+    /// Returns whether the name does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Ended::Failed(b"ENOENT" | b"ENOTDIR"))
     }
@@ -88,34 +90,34 @@ pub struct Opened {
     pub directory: bool,
 }
 
-/// A path as it was asked for, and where the way to it begins.
+/// A path in a call, and the directory at which its lookup begins.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     from: PathId,
     to: PathId,
 }
 
-/// Where lines come from: a file, and whose pids are in it.
+/// The origin of lines: a file, and the machine to which its process ids belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source {
-    /// Files of `strace -ff` share one.
+    /// The files of `strace -ff` share one number.
     pub space: u32,
-    /// The pid of all lines that carry none.
+    /// The process id of all lines without one.
     pub pid: u32,
 }
 
-/// What interrupted calls have said so far.
+/// The first half of an interrupted call.
 #[derive(Debug)]
 struct Begun {
     name: Vec<u8>,
     text: Vec<u8>,
     time: u64,
     forked: bool,
-    /// The descriptor that is being closed, and what it was.
+    /// The descriptor that is being closed, and its file.
     closing: Option<(i32, Open)>,
 }
 
-/// Lines of a process that waits until it is known whose child it is.
+/// Lines of a process whose parent is not known yet.
 #[derive(Debug)]
 struct Waiting {
     pid: Pid,
@@ -129,26 +131,26 @@ pub struct Reader {
     begun: HashMap<Pid, Begun>,
     begun_bytes: usize,
     clocks: HashMap<u32, Clock>,
-    /// For each trace what came before a remark that cut its line in two.
+    /// For each trace the first half of a line that a remark split.
     halves: HashMap<u32, Vec<u8>>,
-    /// For each trace whose lines do not all have pids: whose those without are.
+    /// The process id of lines without one, for each trace in which only some lines have one.
     nameless: HashMap<u32, u32>,
     waiting: Vec<Waiting>,
     waiting_bytes: usize,
-    /// When the first call of all began.
+    /// The time of the first call of all.
     began: Option<u64>,
-    /// How many more descriptors than one a process has of a file, by copying them.
+    /// Number of further descriptors that a process has of a file, because it copied them.
     copies: HashMap<(u32, PathId), u32>,
     pub lines: u64,
     pub skipped: Skipped,
-    /// Calls that do what the trace does not show (io_uring).
+    /// Number of calls that make requests which the trace does not show (io_uring).
     pub hidden: u64,
     pub has_times: bool,
-    /// When the last process ended, as far as the trace says.
+    /// The time at which the last process ended, as far as the trace shows.
     pub last_exit: u64,
 }
 
-/// How the times of one source continue.
+/// The state by which the times of one source are continued.
 #[derive(Debug, Clone, Copy, Default)]
 struct Clock {
     last: u64,
@@ -176,7 +178,7 @@ impl Programs {
 }
 
 impl Reader {
-    /// `working`: where the first process begins, as far as known.
+    /// Returns a reader. `working`: the working directory of the first process, if known.
     pub fn new(working: Option<PathId>) -> Reader {
         Reader {
             processes: Processes::new(working),
@@ -202,7 +204,7 @@ impl Reader {
         &self.programs
     }
 
-    /// Reads one line without its end. `place` names it in examples.
+    /// Reads one line without its newline. `place` describes it in examples.
     pub fn line(
         &mut self,
         source: Source,
@@ -259,7 +261,7 @@ impl Reader {
         }
     }
 
-    /// A line of a process whose parent is known.
+    /// Reads a line of a process whose parent is known.
     #[allow(clippy::too_many_arguments)]
     fn known_line(
         &mut self,
@@ -271,11 +273,12 @@ impl Reader {
         place: &dyn Fn() -> String,
         listen: &mut impl FnMut(&Event, &mut Map),
     ) {
-        // Who makes calls is there, whatever these are.
+        // A process that makes calls exists, regardless of the calls.
         if matches!(what, What::Call { .. } | What::Begun { .. } | What::Resumed { .. }) {
             self.processes.group(pid);
         }
-        // A process makes one call after the other: the end of what had begun is not in the trace.
+        // A process makes one call after another, so the end of the previous call is not in the
+        // trace.
         if matches!(what, What::Call { .. } | What::Begun { .. }) && self.begun.contains_key(&pid) {
             self.finish_begun(pid, map, listen);
         }
@@ -315,7 +318,8 @@ impl Reader {
         }
     }
 
-    /// Whose line it is. As long as a trace to a terminal (without `-o`) is of one process, its lines have no pid.
+    /// Returns the process of a line. While a trace to a terminal (without `-o`) has only one process,
+    /// its lines have no process id.
     fn pid(&mut self, source: Source, line: &strace::Line) -> Pid {
         let of = |number| Pid { space: source.space, number };
         let nameless = of(0);
@@ -323,7 +327,7 @@ impl Reader {
             Some(number) => {
                 let pid = of(number);
                 if source.pid == 0 && !self.processes.is_running(pid) && self.processes.is_running(nameless) {
-                    // Is it a child, or the one that had no pid until now?
+                    // It is either a child, or the process that had no id until now.
                     let goes_on = match line.what {
                         What::Resumed { name, .. } => {
                             self.begun.get(&nameless).is_some_and(|begun| begun.name == name)
@@ -353,7 +357,8 @@ impl Reader {
         }
     }
 
-    /// Several processes are being made, and it is not known which of them this is.
+    /// Returns whether the line must wait, because several processes are being created and it is
+    /// not known which of them this is.
     fn must_wait(&self, pid: Pid) -> bool {
         self.processes.awaited(pid.space) > 1 && !self.processes.is_running(pid)
             || !self.waiting.is_empty() && self.waiting.iter().any(|w| w.pid == pid)
@@ -368,7 +373,8 @@ impl Reader {
         }
     }
 
-    /// Reads the lines of those that wait no more; `all`: of those too whose parent must be guessed.
+    /// Reads the lines of processes whose parent is known by now; with `all`, also those whose
+    /// parent must be guessed.
     fn release(&mut self, all: bool, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
         loop {
             let known = self.waiting.iter().position(|w| self.processes.is_running(w.pid));
@@ -382,7 +388,7 @@ impl Reader {
         }
     }
 
-    /// The trace ends: what had begun is told without a result.
+    /// Ends the trace: unfinished calls are reported without a result.
     pub fn finish(&mut self, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
         self.release(true, map, listen);
         let mut left: Vec<Pid> = self.begun.keys().copied().collect();
@@ -416,7 +422,8 @@ impl Reader {
             Time::Relative(micros) => clock.last = clock.last.saturating_add(micros),
             Time::Clock(micros) => {
                 let mut now = clock.days.saturating_mul(MIDNIGHT).saturating_add(micros);
-                // Half a day back is the next day. Lines may be a little out of order, also around midnight.
+                // A time more than half a day earlier belongs to the next day. Lines may be
+                // slightly out of order, also around midnight.
                 if now.saturating_add(MIDNIGHT / 2) < clock.last {
                     clock.days = clock.days.saturating_add(1);
                     now = now.saturating_add(MIDNIGHT);
@@ -440,7 +447,7 @@ impl Reader {
     ) {
         let Some(spec) = calls::spec(name) else {
             self.skipped.other_calls += 1;
-            // Remembered, so that its second half is none without a first.
+            // Stored so that its second half does not count as an orphan.
             let begun = Begun { name: name.to_vec(), text: Vec::new(), time, forked: false, closing: None };
             self.keep_begun(pid, begun, map, listen);
             return;
@@ -448,7 +455,7 @@ impl Reader {
         let (mut forked, mut closing) = (false, None);
         if let Some(call) = strace::begun(name, text) {
             match spec {
-                // From here on the number may be given again, before this call's end is in the log.
+                // The descriptor's number may be reused before the end of this call is in the log.
                 Spec::File(FileCall { effect: Effect::Close, .. }) => {
                     if let Some(number) = call.descriptor(0).and_then(|d| d.number) {
                         closing = self.processes.descriptor(pid, number).map(|was| (number, was));
@@ -515,23 +522,23 @@ impl Reader {
             self.skipped.resumed += 1;
             return self.call_again(pid, &begun, spec, &call, map, listen);
         }
-        // It was made; how it ended is cut off.
+        // The call was made; its result is truncated.
         self.skip_truncated(line, place);
         begun.text.truncate(first_half);
         self.never_ended(pid, &begun, spec, map, listen);
     }
 
-    /// The process is gone, or the trace ends.
+    /// Ends a process, because it has ended or the trace ends.
     fn end(&mut self, pid: Pid, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
         if self.begun.contains_key(&pid) {
             self.finish_begun(pid, map, listen);
         }
-        // Of some only the end is in the trace.
+        // The trace may contain nothing of a process but its end.
         self.processes.group(pid);
         self.processes.exit(pid);
     }
 
-    /// Tells a call that never returned.
+    /// Reports a call that never returned.
     fn finish_begun(&mut self, pid: Pid, map: &mut Map, listen: &mut impl FnMut(&Event, &mut Map)) {
         let Some(begun) = self.take_begun(pid) else { return };
         if let Some(spec) = calls::spec(&begun.name) {
@@ -554,7 +561,7 @@ impl Reader {
         }
     }
 
-    /// The whole of a call that was interrupted in the log.
+    /// Handles a complete call that was interrupted in the log.
     fn call_again(
         &mut self,
         pid: Pid,
@@ -594,7 +601,7 @@ impl Reader {
             }
             Spec::File(file) => {
                 if file.effect.is_map_of_nothing(call) {
-                    // Memory without a file.
+                    // An anonymous mapping.
                     self.skipped.other_calls += 1;
                     return;
                 }
@@ -631,12 +638,12 @@ impl Reader {
             Effect::Copy(from, to) => {
                 let mut of = |index| self.subject(pid, Subject::Descriptor(index), true, call, map).0;
                 let (source, sink) = (of(from), of(to));
-                // From a pipe into a file it is the file that counts.
+                // For a copy from a pipe to a file, the file counts.
                 concerns = if matches!(source, Concerns::File(_)) { source } else { sink };
                 other = if let Concerns::File(path) = sink { Some(path) } else { None };
             }
             Effect::Open(_) | Effect::Create => {
-                // What was opened, where the tracer says it, is the file itself and no link to it.
+                // The tracer prints the opened file itself, and not a link to it.
                 if let Outcome::Value(_, Some(annotation)) = call.result
                     && let Target::File(path) = annotated(annotation, map)
                 {
@@ -658,7 +665,7 @@ impl Reader {
             _ => 0,
         };
         let program = match (file.effect, result, concerns) {
-            // What a program costs begins with finding it.
+            // The cost of a program begins with its lookup.
             (Effect::Execute, Ended::Well, Concerns::File(path)) => self.programs.number(path),
             _ => self.processes.program(pid),
         };
@@ -705,7 +712,7 @@ impl Reader {
             Some(text) => strace::string(text).map(|(path, _)| path),
             None => None,
         };
-        // An address: the program gave one from which nothing could be read.
+        // The argument is an address: the program passed one from which nothing could be read.
         let Some(path) = path else { return (Concerns::Bad, None) };
         if let (Some(base), true) = (base, path.is_empty()) {
             return (self.descriptor(pid, base, call, map), None);
@@ -716,7 +723,7 @@ impl Reader {
             if let Some((number, below)) = own_descriptor(path)
                 && (follows || !below.is_empty())
             {
-                // The kernel goes on from the file itself.
+                // The kernel continues at the file itself.
                 match self.processes.target(pid, number) {
                     Target::File(file) if below.is_empty() => return (Concerns::File(file), None),
                     Target::NoFile => return (Concerns::NoFile, None),
@@ -743,7 +750,7 @@ impl Reader {
         (Concerns::File(asked), Some(Way { from: base, to: asked }))
     }
 
-    /// What the tracer says of a descriptor, or what is known of it.
+    /// Returns the file of a descriptor, as printed by the tracer or as followed.
     fn descriptor(&mut self, pid: Pid, index: usize, call: &Call, map: &mut Map) -> Concerns {
         let Some(descriptor) = call.descriptor(index) else { return Concerns::Unknown };
         let target = match (descriptor.annotation, descriptor.number) {
@@ -768,7 +775,7 @@ impl Reader {
         }
     }
 
-    /// What the call changes for the process.
+    /// Updates the state of the process after a call.
     fn follow(&mut self, pid: Pid, event: &Event, call: &Call) {
         let path = match event.concerns {
             Concerns::File(path) => Target::File(path),
@@ -805,7 +812,7 @@ impl Reader {
                     self.processes.set_root(pid, path);
                 }
             }
-            // An exec that does not return has happened.
+            // An exec that did not fail has replaced the program.
             Effect::Execute if event.result == Ended::Well => {
                 // A program in memory has no path.
                 let number = if let Target::File(path) = path { self.programs.number(path) } else { 0 };
@@ -815,7 +822,8 @@ impl Reader {
         }
     }
 
-    /// Remembers that a descriptor is a copy of another one: what is open stays so until both are closed.
+    /// Records that a descriptor is a copy of another one: the file stays open until both are
+    /// closed.
     fn copied(&mut self, pid: Pid, descriptor: i32) {
         if let Target::File(path) = self.processes.target(pid, descriptor)
             && self.copies.len() < COPIES_MAX
@@ -915,7 +923,7 @@ impl Reader {
     }
 }
 
-/// mmap's result is an address, which may look negative.
+/// The result of mmap is an address, which may look like a negative number.
 fn is_address(effect: Effect) -> bool {
     matches!(effect, Effect::Map(_))
 }
@@ -949,7 +957,7 @@ fn opened(effect: Effect, call: &Call) -> Opened {
     }
 }
 
-/// The number in `/proc/self/fd/3/below`, and what follows it.
+/// Returns the number in `/proc/self/fd/3/below`, and the rest of the path.
 fn own_descriptor(path: &[u8]) -> Option<(i32, &[u8])> {
     let rest = path.strip_prefix(b"/proc/self/fd/").or_else(|| path.strip_prefix(b"/dev/fd/"))?;
     let length = rest.iter().take_while(|b| b.is_ascii_digit()).count();
@@ -961,14 +969,15 @@ fn own_descriptor(path: &[u8]) -> Option<(i32, &[u8])> {
     }
 }
 
-/// So that it is looked for from the directory it is given with.
+/// Removes leading slashes, so that the path is looked up relative to the given directory.
 fn strip_slashes(path: &[u8]) -> &[u8] {
     &path[path.iter().take_while(|b| **b == b'/').count()..]
 }
 
-/// What `-y` tells: a path, or something that is no file (`pipe:[5]`, `socket:[7]`, `anon_inode:[eventfd]`).
+/// Parses an annotation of `-y`: a path, or a descriptor that is not a file (`pipe:[5]`,
+/// `socket:[7]`, `anon_inode:[eventfd]`).
 fn annotated(annotation: &[u8], map: &mut Map) -> Target {
-    // With `-yy` the kind of a device follows.
+    // With `-yy`, the type of a device follows.
     let path = annotation.split(|b| *b == b'<').next().unwrap_or(annotation);
     let path = strace::unescape(path);
     if !path.starts_with(b"/") {

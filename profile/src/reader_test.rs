@@ -1,4 +1,5 @@
-//! Small traces, each a case that was, or could be, read wrongly: what each call concerned, and that each line counts once.
+//! Small traces, each of a case that was or could be read incorrectly. They check the file of each
+//! call, and that each line counts once.
 
 use crate::paths::PathId;
 use crate::places::{Geography, Links, Map, Mount, NoLinks};
@@ -16,7 +17,8 @@ fn geography() -> Geography {
     }
 }
 
-/// What was told of a trace, one call in a line: name, path, `!` if it failed, `?` if its end is not known.
+/// The events of a trace, one call per line: name, path, `!` if it failed, `?` if its end is not
+/// known.
 struct Told {
     calls: Vec<String>,
     reader: Reader,
@@ -308,7 +310,7 @@ fn lines_without_a_pid_between_others_hide_no_call() {
          6 close(3</c>) = 0\n\
          5 <... read resumed>\"\", 1) = 1\n",
     );
-    // They count for the only process that there is, which cannot make two calls at once.
+    // The lines count for the only process of the trace, which cannot make two calls at once.
     assert_eq!(told.calls, ["read /a?", "close /c", "write /b?"]);
 }
 
@@ -617,26 +619,28 @@ fn numbers_as_large_as_can_be_written_do_not_overflow() {
     }
 }
 
-/// The processor time that this thread has used, in seconds.
+/// Returns the processor time that this thread has used, in seconds.
 fn processor_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-    // The name of the program, in parentheses, may have anything in it. Fields 14 and 15 are in hundredths of a second.
+    // The name of the program, in parentheses, may contain any character. Fields 14 and 15 are in
+    // hundredths of a second.
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11..13].iter().map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
 }
 
 #[test]
 fn no_trace_takes_time_that_grows_with_its_square() {
-    // Each of these takes minutes if something grows with the square of the trace, and less than a second otherwise, also
-    // without optimisation. Processor time does not depend on what else the machine does.
+    // Each of these takes minutes if an operation is quadratic in the length of the trace, and
+    // otherwise less than a second, even without optimisation. Processor time does not depend on
+    // the load of the machine.
     const PROCESSOR_S_MAX: f64 = 30.0;
     let mut traces: Vec<Vec<Vec<u8>>> = Vec::new();
-    // Directories below each other without end.
+    // Deeply nested directories.
     let deep = |_| br#"1 chdir("a/b/c/d/e/f/g/h") = 0"#.to_vec();
     traces.push((0..20_000).map(deep).collect());
     // Forks that never return, of one process and of many.
     traces.push((0..40_000).map(|n| format!("{} vfork( <unfinished ...>", n % 9_000).into_bytes()).collect());
-    // Many descriptors, and a child that changes one, again and again.
+    // Many descriptors, and many children that each change one.
     let open =
         (0..40_000).map(|n| format!("1 openat(AT_FDCWD, \"/a\", O_RDONLY|O_CLOEXEC) = {n}").into_bytes());
     let fork = (2..20_000u32).flat_map(|n| {
@@ -644,15 +648,15 @@ fn no_trace_takes_time_that_grows_with_its_square() {
         lines.map(String::into_bytes)
     });
     traces.push(open.chain(fork).collect());
-    // Children of nobody knows whom.
+    // Children whose parent is unknown.
     let two = ["1 vfork( <unfinished ...>", "2 vfork( <unfinished ...>"].map(|l| l.as_bytes().to_vec());
     traces
         .push(two.into_iter().chain((3..40_000).map(|n| format!("{n} close(3) = 0").into_bytes())).collect());
-    // A process after the other without number.
+    // A sequence of processes, with lines without process id in between.
     let nameless = (1..20_000).flat_map(|n| [format!("{n} close(3) = 0"), "close(3) = 0".into()]);
     let ends = (1..20_000).flat_map(|n| [format!("{n} +++ exited with 0 +++"), "close(3) = 0".into()]);
     traces.push(nameless.chain(ends).map(String::into_bytes).collect());
-    // Long lines of what looks like descriptors, strings, flags, steps.
+    // Long lines of characters that begin descriptors, strings, flags or structures.
     for part in [
         "1<a>",
         "1<",

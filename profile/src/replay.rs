@@ -1,7 +1,8 @@
-//! The second reading: what would reach the shared file systems of a cold node, call by call, if the chosen trees
-//! were covered by an index, or by an index and a boot image. The rules are those of the overlay view over a client
-//! that keeps directories and attributes for a second (MooseFS, FUSE in general), and are compared with what a real
-//! one counts in tests/system/profile_moosefs.rs; docs/techniques/profile.md has the reasons.
+//! The second reading: the operations that would reach the shared file systems from a cold node,
+//! call by call, if the chosen trees were covered by an index, or by an index and a boot image. The
+//! rules are those of the overlay view over a client that caches directories and attributes for a
+//! second (MooseFS, FUSE in general). tests/system/profile_moosefs.rs compares the result with the
+//! counters of a real client; docs/techniques/profile.md has the reasons.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,34 +13,37 @@ use crate::reader::{Concerns, Ended, Event};
 use crate::report::Scenarios;
 use crate::series::Series;
 
-/// How long a client answers for a directory or for attributes without asking.
+/// How long a client answers for a directory or for attributes from its cache.
 const KEPT_US: u64 = 1_000_000;
-/// Loading the index of a tree (the way to it, its open, its size) and looking eight times whether the tree is as
-/// indexed. Measured on MooseFS: 10 to 11.
+/// Operations for loading the index of a tree (the lookups on its path, its open, its size) and for
+/// the eight comparisons of the sample. Measured on MooseFS: 10 to 11.
 pub const OPERATIONS_OF_AN_INDEX: u64 = 11;
-/// The same, and loading the image, which lies on the same way as a rule.
+/// As `OPERATIONS_OF_AN_INDEX`, and loading the boot image, which is usually in the same directory.
 pub const OPERATIONS_OF_A_BOOT: u64 = 12;
-/// While trees are covered, one look a second notices changes (`quell run --recheck`), after the first seconds.
+/// While trees are covered, one comparison per second detects changes (`quell run --recheck`),
+/// after the first seconds.
 const LOOKS_A_SECOND: f64 = 1.0;
 const SECONDS_BEFORE_LOOKS: f64 = 5.0;
 
-/// However many trees there are.
+/// Returns the number of comparisons during a run, which does not depend on the number of trees.
 pub fn looks(duration_s: f64) -> u64 {
     ((duration_s - SECONDS_BEFORE_LOOKS).max(0.0) * LOOKS_A_SECOND) as u64
 }
 
-/// What one client has in its caches.
+/// The caches of one client.
 #[derive(Debug)]
 struct Client {
     kept_us: u64,
-    /// When each directory was looked up by name, and each path's attributes were brought.
+    /// The time at which each directory was looked up by name, and at which each path's attributes
+    /// were fetched.
     directories: HashMap<PathId, u64>,
     attributes: HashMap<PathId, u64>,
-    /// When each directory was listed: that looks up the directories in it.
+    /// The time at which each directory was listed, which looks up the directories in it.
     listed: HashMap<PathId, u64>,
-    /// Directories that a process has listed and not closed: it is answered from the listing.
+    /// Directories that a process has listed and not closed: its requests are answered from the
+    /// listing.
     at_hand: HashSet<(u32, PathId)>,
-    /// Links whose targets are known, files of which a first part was read.
+    /// Symbolic links whose target is cached, and files of which a first part was read.
     links: HashSet<PathId>,
     read: HashSet<PathId>,
 }
@@ -61,11 +65,11 @@ impl Client {
         times.get(&path).is_some_and(|then| now.saturating_sub(*then) <= self.kept_us)
     }
 
-    /// Look-ups of the directories on the way from `base` to this one.
+    /// Returns the number of lookups for the directories on the path from `base` to this one.
     fn enter(&mut self, map: &Map, base: PathId, path: PathId, process: u32, now: u64) -> u32 {
         let mut operations = 0;
         let mut at = path;
-        // The top of a file system is known to its client.
+        // The root of a file system is known to its client.
         while at != base && at != PathId::ROOT && map.root(map.paths.parent(at)).on_shared {
             let above = map.paths.parent(at);
             if !self.is_kept(&self.directories, at, now) {
@@ -79,7 +83,7 @@ impl Client {
         operations
     }
 
-    /// The look-up of a file: its name is asked for each time.
+    /// Returns the operations for looking up a file. Names of files are not cached.
     fn look_up(&mut self, map: &Map, base: PathId, path: PathId, process: u32, now: u64) -> u32 {
         let directory = map.paths.parent(path);
         self.attributes.insert(path, now);
@@ -87,7 +91,7 @@ impl Client {
         self.enter(map, base, directory, process, now) + u32::from(!told)
     }
 
-    /// What the client asks its servers because of this call.
+    /// Returns the number of operations that the client sends for this call.
     fn operations(&mut self, map: &Map, event: &Event, path: PathId, is_directory: &[bool]) -> u32 {
         let (now, process) = (event.time, event.process);
         let directory = is_directory.get(path.index()).copied().unwrap_or(false);
@@ -95,7 +99,8 @@ impl Client {
             return self.operations_by_descriptor(map, event, path);
         };
         if event.result.is_missing() {
-            // The way ends at the first name that is not there. A listing does not tell what is not in it.
+            // The lookup ends at the first missing name. A listing does not answer for names that
+            // are not in it.
             let mut at = path;
             loop {
                 let above = map.paths.parent(at);
@@ -126,7 +131,8 @@ impl Client {
             }
     }
 
-    /// Only attributes are asked, and what changes or lists.
+    /// Returns the operations of a call by descriptor: only attributes, changes and listings need
+    /// any.
     fn operations_by_descriptor(&mut self, map: &Map, event: &Event, path: PathId) -> u32 {
         match event.call.effect {
             Effect::Look if asks_for_space(event) => 1,
@@ -156,7 +162,8 @@ impl Client {
         u32::from(self.links.insert(link))
     }
 
-    /// The first part of a listing brings all of it. The directory has another access time then.
+    /// Returns the operations of a listing. Its first part fetches all of it, and changes the
+    /// directory's access time.
     fn list(&mut self, event: &Event, path: PathId) -> u32 {
         let first = self.at_hand.insert((event.process, path));
         if first {
@@ -166,16 +173,18 @@ impl Client {
         u32::from(first)
     }
 
-    /// Data that comes from the servers changes the access time, so attributes are asked again.
+    /// Data that is read from the servers changes the access time, so attributes are requested
+    /// again.
     fn read(&mut self, path: PathId) {
         if self.read.insert(path) {
             self.attributes.remove(&path);
         }
     }
 
-    /// What the view asks for a file of a tree that it covers: the way from the top of the tree and an open, the
-    /// first time. Once it is open the kernel looks at the name below again whenever a program names the file, as
-    /// this client lets it keep no names of files.
+    /// Returns the operations that the view sends for a file of a covered tree: at the first open,
+    /// the lookups from the root of the tree, and the open. After that, the kernel looks up the
+    /// name in the layer below whenever a program names the file, because this client does not let
+    /// it cache names of files.
     fn covered(
         &mut self,
         map: &Map,
@@ -200,7 +209,8 @@ impl Client {
     }
 }
 
-/// Whether what was asked for is a link to the path, and no path through links of directories.
+/// Returns whether `asked` is a symbolic link to the path, and not a path through links of
+/// directories.
 fn is_link(map: &Map, asked: PathId, path: PathId) -> bool {
     asked != path
         && map.root(asked).on_shared
@@ -218,7 +228,7 @@ fn asks_attributes(event: &Event) -> bool {
 
 #[derive(Debug)]
 pub struct Replay {
-    /// For each path the number of the tree it is in.
+    /// The tree of each path, by number.
     tree_of: Vec<Option<u8>>,
     direct: Client,
     index: Client,
@@ -235,7 +245,7 @@ pub struct Replay {
     pub series: Covered,
 }
 
-/// What remains over time, with an index and with a boot image.
+/// The remaining operations over time, with an index and with a boot image.
 #[derive(Debug, Default)]
 pub struct Covered {
     pub index: Series,
@@ -243,12 +253,13 @@ pub struct Covered {
 }
 
 impl Replay {
-    /// `begin`: the time of the first call. `slow_down`: how many times as long everything took in the trace.
+    /// `begin` is the time of the first call, `slow_down` the ratio of the durations with and
+    /// without the tracer.
     pub fn new(map: &Map, trees: &[PathId], begin: u64, is_directory: Vec<bool>, slow_down: f64) -> Replay {
         let kept_us = (KEPT_US as f64 * slow_down) as u64;
         let count = trees.len();
         let mut tree_of: Vec<Option<u8>> = Vec::with_capacity(map.paths.len());
-        // A directory comes before what is in it.
+        // A directory comes before its entries.
         for path in map.paths.all() {
             let own = trees.iter().position(|tree| *tree == path).map(|n| n as u8);
             let above = tree_of.get(map.paths.parent(path).index()).copied().flatten();
@@ -274,7 +285,7 @@ impl Replay {
         }
     }
 
-    /// The number of the tree that a path is in.
+    /// Returns the number of the tree that contains a path.
     pub fn tree(&self, path: PathId) -> Option<usize> {
         self.tree_of.get(path.index()).copied().flatten().map(usize::from)
     }
@@ -337,7 +348,7 @@ impl Replay {
     }
 }
 
-/// Whether it opens something, to read, to write or to list.
+/// Returns whether the call opens a file, for reading, writing or listing.
 fn opens(event: &Event) -> bool {
     let opens = matches!(event.call.effect, Effect::Open(_) | Effect::Create | Effect::Execute);
     opens && event.result == Ended::Well
@@ -350,7 +361,8 @@ mod tests {
     use crate::profile::FirstReading;
     use crate::reader::Source;
 
-    /// What remains of lines; before those that begin with `+` two seconds pass.
+    /// Returns the remaining operations of the lines. Two seconds pass before each line that begins
+    /// with `+`.
     fn remaining(lines: &[&str], tree: bool) -> Scenarios<u64> {
         let geography = Geography { shared: vec![b"/m".to_vec()], ..Geography::default() };
         let mut links = NoLinks;
@@ -359,7 +371,7 @@ mod tests {
         let mut all = Vec::new();
         let padding = if tree { 20 } else { 0 };
         for number in 0..padding {
-            // Enough to be worth covering, all of which a view answers.
+            // Enough calls that the tree is proposed; a view answers all of them.
             all.push(format!("7 1700000001.{number:06} access(\"/m/env/lib/x\", R_OK) = 0"));
         }
         for (number, line) in lines.iter().enumerate() {
@@ -434,7 +446,7 @@ mod tests {
         let look = r#"newfstatat(AT_FDCWD</>, "/m/env/lib/f", 0x1, 0) = 0"#;
         let open = r#"openat(AT_FDCWD</>, "/m/env/lib/f", O_RDONLY) = 3</m/env/lib/f>"#;
         assert_eq!(of(&[look, look]), 0);
-        // The directory in it, the file, the open.
+        // The directory in the tree, the file, the open.
         assert_eq!(of(&[look, open]), 3);
         assert_eq!(of(&[open, look, open]), 3 + 1 + 2);
         let boot = |lines: &[&str]| remaining(lines, true).boot;

@@ -1,19 +1,19 @@
-//! Which variable sends a program to look for a name in a directory: told by the environment where the directory is
-//! in it, else by the kind of name.
+//! Determines which variable makes a program look for a name in a directory: by the environment if
+//! the directory is listed there, otherwise by the kind of name.
 
 use std::collections::HashMap;
 
 use crate::calls::Effect;
 use crate::paths::{PathId, Paths};
 
-/// A list of directories that a variable holds.
+/// A variable with a list of directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Variable {
     pub name: String,
     pub directories: Vec<Vec<u8>>,
 }
 
-/// Takes those variables of an environment that are lists of directories.
+/// Returns the variables of an environment that are lists of directories.
 pub fn variables<'a>(environment: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<Variable> {
     let is_list = |name: &[u8]| name.ends_with(b"PATH") || name.ends_with(b"LIB") || name.ends_with(b"LIBS");
     let mut variables: Vec<Variable> = environment
@@ -32,7 +32,7 @@ pub fn variables<'a>(environment: impl Iterator<Item = (&'a [u8], &'a [u8])>) ->
     variables
 }
 
-/// What is looked for, and how that is known.
+/// What is searched for, and how this was determined.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
     Environment(u16),
@@ -50,11 +50,11 @@ pub const PYTHON: &str = "PYTHONPATH (sys.path)";
 pub const PERL: &str = "PERL5LIB (@INC)";
 pub const LOCALE: &str = "LANG, LOCPATH (locale)";
 pub const PATH: &str = "PATH";
-/// Packages in packages.
+/// Limit on nested packages.
 const PACKAGE_LEVELS_MAX: usize = 8;
 
 impl Searches {
-    /// `resolve` gives the number of a directory.
+    /// `resolve` returns the number of a directory.
     pub fn new(variables: Vec<Variable>, mut resolve: impl FnMut(&[u8]) -> PathId) -> Searches {
         let mut directories = HashMap::new();
         for (number, variable) in variables.iter().enumerate() {
@@ -72,17 +72,19 @@ impl Searches {
         }
     }
 
-    /// What a look-up of this path belongs to; `None`: no search that is known.
+    /// Returns the search that a lookup of this path belongs to, or `None` if it belongs to no
+    /// known search.
     pub fn kind(&self, paths: &Paths, path: PathId, effect: Effect) -> Option<Kind> {
         let name = paths.name(path);
         let by_name = by_name(paths, path, name);
         let mut directory = paths.parent(path);
-        // Modules lie in packages, which are directories of what the variable names.
+        // Modules are in packages, which are directories below those in the variable.
         let levels = if matches!(by_name, Some(PYTHON | PERL)) { PACKAGE_LEVELS_MAX } else { 1 };
         for _ in 0..levels {
             if let Some(number) = self.directories.get(&directory) {
                 let variable = self.variables[usize::from(*number)].name.as_str();
-                // A directory may be in several lists; the kind of name must not speak against this one.
+                // A directory may be in several lists; the kind of name must be compatible with the
+                // variable.
                 if by_name.is_none_or(|kind| kind.split([' ', ',', '(']).any(|word| word == variable)) {
                     return Some(Kind::Environment(*number));
                 }
@@ -101,7 +103,7 @@ fn by_name(paths: &Paths, path: PathId, name: &[u8]) -> Option<&'static str> {
     let ends = |endings: &[&[u8]]| endings.iter().any(|e| name.ends_with(e));
     let above = |names: &[&[u8]]| {
         let mut at = paths.parent(path);
-        // Near enough to belong together.
+        // Near enough to belong to the same installation.
         (0..6).any(|_| {
             let found = names.contains(&paths.name(at));
             at = paths.parent(at);

@@ -1,9 +1,10 @@
-//! Counts over time in steps of equal length, in bounded memory: when there are too many steps, they double.
+//! Counts over time in steps of equal length, in bounded memory: when there are too many steps, the
+//! length of a step is doubled.
 
-/// The first step; short enough for a start of a tenth of a second.
+/// The first length of a step; short enough for a start that takes a tenth of a second.
 const STEP_US: u64 = 10_000;
 const STEPS_MAX: usize = 1 << 16;
-/// The paper's unit: operations a second.
+/// The paper's unit: operations per second.
 pub const SECOND_US: u64 = 1_000_000;
 
 #[derive(Debug, Clone)]
@@ -18,7 +19,7 @@ impl Default for Series {
     }
 }
 
-/// The busiest stretch of a series.
+/// The busiest interval of a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Peak {
     pub count: u64,
@@ -27,7 +28,7 @@ pub struct Peak {
 }
 
 impl Series {
-    /// `at`: microseconds since the begin of all series.
+    /// Adds a count. `at`: microseconds since the common start of all series.
     pub fn add(&mut self, at: u64, count: u32) {
         while at / self.step >= STEPS_MAX as u64 {
             self.double();
@@ -49,7 +50,7 @@ impl Series {
         self.step
     }
 
-    /// With steps at least as long.
+    /// Returns the series with steps of at least this length.
     pub fn coarsened(&self, step: u64) -> Series {
         let mut series = self.clone();
         while series.step < step {
@@ -58,13 +59,13 @@ impl Series {
         series
     }
 
-    /// Of so many steps, from this one on.
+    /// Returns the sum of this many steps, beginning with step `begin`.
     pub fn sum(&self, begin: usize, steps: usize) -> u64 {
         let end = begin.saturating_add(steps).min(self.counts.len());
         self.counts.get(begin..end).map_or(0, |counts| counts.iter().map(|c| u64::from(*c)).sum())
     }
 
-    /// Within any stretch of this length, or of the whole duration if that is less.
+    /// Returns the busiest interval of this length, or of the whole duration if that is shorter.
     pub fn peak(&self, duration_us: u64, window_us: u64) -> Peak {
         let steps = (window_us.min(duration_us).div_ceil(self.step)).max(1) as usize;
         let window_us = (steps as u64 * self.step).min(duration_us).max(1);

@@ -1,18 +1,19 @@
-//! Reads one line of strace's output. Pure: it knows what a line says, not what it means. Lines may come from
-//! anybody: nothing is indexed unchecked, and whatever is not understood is `Foreign`, never an error.
+//! Parses one line of strace's output. Pure: it parses the text, and does not interpret it. The
+//! text is untrusted: every index is checked, and a line that is not understood is `Foreign`, never
+//! an error.
 //!
 //! ```text
 //! 18212 1503501245.079960 openat(AT_FDCWD</home/u>, "x", O_RDONLY) = 3</home/u/x> <0.000021>
 //! pid   time              name   arguments                           result       time spent
 //! ```
 
-/// Calls have at most six arguments; what is beyond is not kept.
+/// Calls have at most six arguments; further ones are not stored.
 const ARGUMENTS_MAX: usize = 8;
 
-/// One line, taken apart as far as it goes.
+/// One parsed line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line<'a> {
-    /// Absent in the files of `strace -ff`, which carry it in their name.
+    /// Absent in the files of `strace -ff`, which have the process id in their name.
     pub pid: Option<u32>,
     pub time: Time,
     pub what: What<'a>,
@@ -20,13 +21,13 @@ pub struct Line<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Time {
-    /// Without `-t`.
+    /// A line without a time.
     None,
     /// `-ttt`: microseconds since 1970.
     Epoch(u64),
     /// `-t`, `-tt`: microseconds since midnight.
     Clock(u64),
-    /// `-r`: microseconds since the line before.
+    /// `-r`: microseconds since the previous line.
     Relative(u64),
 }
 
@@ -34,39 +35,39 @@ pub enum Time {
 pub enum What<'a> {
     /// `name(arguments) = result`
     Call { name: &'a [u8], text: &'a [u8] },
-    /// `name(arguments <unfinished ...>`; the text is what was before the remark.
+    /// `name(arguments <unfinished ...>`; the text is the part before the remark.
     Begun { name: &'a [u8], text: &'a [u8] },
     /// `<... name resumed>rest) = result`
     Resumed { name: &'a [u8], rest: &'a [u8] },
     /// The process ended or was killed.
     Exited,
-    /// The thread of this number started a program, and from here on has the number of its process.
+    /// The thread with this id executed a program, and from now on has the id of its process.
     Superseded(u32),
     /// A signal, or a remark of the tracer.
     Event,
-    /// Begins like a call, and ends too soon.
+    /// A line that begins like a call and ends too early.
     Truncated,
-    /// Nothing that strace writes.
+    /// A line that strace does not write.
     Foreign,
 }
 
-/// Takes a line (without its end) apart.
+/// Parses a line without its newline.
 pub fn line(text: &[u8]) -> Line<'_> {
-    // A line of `-k`: where in the program the call above was made.
+    // A line of `-k`: the stack of the previous call.
     if text.starts_with(b" > ") {
         return Line { pid: None, time: Time::None, what: What::Event };
     }
     let (pid, rest) = pid(text);
     let (time, rest) = time(rest);
     let (time, what) = match what(numbers(rest)) {
-        // Whatever such a line begins with is no time of the trace.
+        // Such a line has no time of the trace.
         What::Foreign => (Time::None, What::Foreign),
         what => (time, what),
     };
     Line { pid, time, what }
 }
 
-/// Only the time of a line, comparable within one trace; `None` where there is no date.
+/// Returns only the time of a line, comparable within one trace; `None` if it has no absolute time.
 pub fn time_of(text: &[u8]) -> Option<u64> {
     match line(text).time {
         Time::Epoch(micros) | Time::Clock(micros) => Some(micros),
@@ -74,8 +75,8 @@ pub fn time_of(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// Without `-o` the tracer's remark on a new process comes within the line of the call that made it: what is before it.
-/// The next line has the rest.
+/// Without `-o`, the tracer's remark about a new process is inside the line of the call that
+/// created it. Returns the part before the remark; the next line has the rest.
 pub fn before_remark(text: &[u8]) -> Option<&[u8]> {
     const REMARK: &[u8] = b"strace: Process ";
     let trimmed = text.trim_ascii_end().strip_suffix(b" attached")?;
@@ -84,17 +85,18 @@ pub fn before_remark(text: &[u8]) -> Option<&[u8]> {
     (number > 0 && !before.is_empty()).then_some(before)
 }
 
-/// Whether this may be the rest of a line that a remark cut in two: it may begin with any argument.
+/// Returns whether this may be the rest of a line that a remark split: it may begin with any
+/// argument.
 pub fn is_rest(text: &[u8]) -> bool {
     !text.starts_with(b"[pid ") && !text.starts_with(b"+++ ")
 }
 
-/// Whether all of the line is a remark.
+/// Returns whether the whole line is a remark.
 pub fn is_remark(text: &[u8]) -> bool {
     text.starts_with(b"strace: ")
 }
 
-/// Whether a line begins with the number of a process.
+/// Returns whether a line begins with a process id.
 pub fn has_pid(text: &[u8]) -> bool {
     pid(text).0.is_some()
 }
@@ -107,7 +109,7 @@ fn digits(text: &[u8]) -> usize {
     text.iter().take_while(|b| b.is_ascii_digit()).count()
 }
 
-/// What is too large is the largest.
+/// Parses a number; a larger one than u64::MAX saturates.
 fn number(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -118,10 +120,10 @@ fn number(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Linux gives no greater number to a process: what is greater is a time.
+/// The maximum process id of Linux: a larger number is a time.
 const PID_MAX: u64 = 1 << 22;
 
-/// `1234 `, `1234<comm> ` or `[pid  1234] `.
+/// Parses `1234 `, `1234<comm> ` or `[pid  1234] `.
 fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
     let text = skip_spaces(text);
     let bracket = text.strip_prefix(b"[pid ").map(skip_spaces);
@@ -156,7 +158,8 @@ fn pid(text: &[u8]) -> (Option<u32>, &[u8]) {
     }
 }
 
-/// Past `(+     0.000021) ` of `-r` with another time, `[  59] ` of `-n`, `[00007f7ad89b6ad7] ` of `-i`.
+/// Skips `(+     0.000021) ` of `-r` with another time, `[  59] ` of `-n`, and
+/// `[00007f7ad89b6ad7] ` of `-i`.
 fn numbers(text: &[u8]) -> &[u8] {
     let mut rest = text;
     if let Some(relative) = rest.strip_prefix(b"(+") {
@@ -175,7 +178,7 @@ fn numbers(text: &[u8]) -> &[u8] {
     rest
 }
 
-/// Six digits after the point at most; fewer are filled up.
+/// Parses a fraction as microseconds: at most six digits count; missing ones are zero.
 fn fraction(text: &[u8]) -> (u64, &[u8]) {
     let length = digits(text);
     let kept = &text[..length.min(6)];
@@ -183,9 +186,9 @@ fn fraction(text: &[u8]) -> (u64, &[u8]) {
     (value, &text[length..])
 }
 
-/// Below this a number of seconds is not a date of this age but the time since the line before.
+/// A smaller number of seconds is not a date, but the time since the previous line.
 const EPOCH_MIN_S: u64 = 100_000_000;
-/// The year 5138: beyond, it is no time.
+/// The year 5138: a larger number is not a time.
 const EPOCH_MAX_S: u64 = 100_000_000_000;
 
 fn time(text: &[u8]) -> (Time, &[u8]) {
@@ -243,17 +246,17 @@ fn what(text: &[u8]) -> What<'_> {
         return What::Foreign;
     }
     if text.get(name.len()) != Some(&b'(') {
-        // `????(`, or the beginning of a call that was cut off. A word alone may be anything.
+        // `????(`, or the beginning of a truncated call. A single other word may be anything.
         return if name.len() == text.len() && is_call(name) { What::Truncated } else { What::Foreign };
     }
     if let Some(begun) = unfinished(text.trim_ascii_end()) {
         return What::Begun { name, text: begun.trim_ascii_end() };
     }
-    // Of the calls that are counted, `call` tells later whether all is there.
+    // For calls that are counted, `call` checks later whether the line is complete.
     if is_call(name) || ends(text) { What::Call { name, text } } else { What::Truncated }
 }
 
-/// `<unfinished ...>`, or of a thread that starts a program `<pid changed to 12 ...>`.
+/// Parses `<unfinished ...>`, or `<pid changed to 12 ...>` of a thread that executes a program.
 fn unfinished(text: &[u8]) -> Option<&[u8]> {
     let inner = text.strip_suffix(b" ...>")?;
     if let Some(begun) = inner.strip_suffix(b"<unfinished") {
@@ -264,7 +267,7 @@ fn unfinished(text: &[u8]) -> Option<&[u8]> {
 }
 
 fn identifier(text: &[u8]) -> usize {
-    // A call that the tracer could not look at.
+    // A call that the tracer could not read.
     if text.starts_with(b"????") {
         return 4;
     }
@@ -279,7 +282,7 @@ fn is_call(name: &[u8]) -> bool {
     crate::calls::spec(name).is_some()
 }
 
-/// Whether a result seems to follow the arguments; asked of calls that are not looked into.
+/// Returns whether a result seems to follow the arguments; used for calls that are not parsed.
 fn ends(text: &[u8]) -> bool {
     let Some(at) = find_last(text, b" = ") else { return false };
     text[..at].trim_ascii_end().ends_with(b")") && at + 3 < text.len()
@@ -297,17 +300,17 @@ pub struct Call<'a> {
     pub result: Outcome<'a>,
     /// Microseconds, with `-T`.
     pub spent: Option<u64>,
-    /// The number of a new process as the tracer sees it, if its parent has another name for it.
+    /// The id of a new process as the tracer sees it, if its parent sees another one.
     pub outer: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome<'a> {
-    /// The value, and with `-y` what it is a descriptor of.
+    /// The value, and with `-y` the file of a returned descriptor.
     Value(i64, Option<&'a [u8]>),
     /// The name of the error.
     Failed(&'a [u8]),
-    /// The call did not return, or the log does not say.
+    /// The call did not return, or the log does not have its result.
     Unknown,
 }
 
@@ -316,7 +319,7 @@ impl<'a> Call<'a> {
         self.arguments[..self.count].get(index).copied()
     }
 
-    /// A descriptor with what `-y` says of it: `3</path>`, `AT_FDCWD</home/u>`.
+    /// Returns a descriptor with the annotation of `-y`: `3</path>`, `AT_FDCWD</home/u>`.
     pub fn descriptor(&self, index: usize) -> Option<Descriptor<'a>> {
         descriptor(self.argument(index)?)
     }
@@ -325,21 +328,22 @@ impl<'a> Call<'a> {
         signed(self.argument(index)?)
     }
 
-    /// Whether one of the flags `A|B|C` is this.
+    /// Returns whether one of the flags `A|B|C` is `flag`.
     pub fn has_flag(&self, index: usize, flag: &[u8]) -> bool {
         self.argument(index).is_some_and(|text| has_flag(text, flag))
     }
 }
 
 impl Call<'_> {
-    /// Whether any argument that is no string has one of these flags.
+    /// Returns whether any argument other than a string has one of these flags.
     pub fn has_any_flag(&self, flags: &[&[u8]]) -> bool {
         let arguments = self.arguments[..self.count].iter().filter(|a| !a.starts_with(b"\""));
         arguments.into_iter().any(|argument| flags.iter().any(|flag| has_flag(argument, flag)))
     }
 }
 
-/// Whether `flag` is among names joined by `|`, also within a structure (`{flags=A|B, ...}`).
+/// Returns whether `flag` is among names joined by `|`, also within a structure
+/// (`{flags=A|B, ...}`).
 pub fn has_flag(text: &[u8], flag: &[u8]) -> bool {
     text.split(|b| matches!(b, b'|' | b'=' | b',' | b'{' | b'}' | b' ')).any(|word| word == flag)
 }
@@ -358,7 +362,7 @@ fn descriptor(text: &[u8]) -> Option<Descriptor<'_>> {
     let number = match value {
         b"AT_FDCWD" => None,
         _ => match signed(value)? {
-            // `-X raw`
+            // The output of `-X raw`.
             AT_FDCWD | AT_FDCWD_UNSIGNED => None,
             number => Some(i32::try_from(number).ok()?),
         },
@@ -369,8 +373,9 @@ fn descriptor(text: &[u8]) -> Option<Descriptor<'_>> {
 const AT_FDCWD: i64 = -100;
 const AT_FDCWD_UNSIGNED: i64 = 0xffff_ff9c;
 
-/// The position of the `>` that ends what `-y` tells. In a path `<` and `>` are escaped, so that those not escaped belong
-/// together (`/dev/null<char 1:3>`); of a socket an arrow leads to the other end (`UNIX:[1->2,"/run/x"]`).
+/// Returns the position of the `>` that ends an annotation of `-y`. In a path, `<` and `>` are
+/// escaped, so the unescaped ones form pairs (`/dev/null<char 1:3>`). In a socket's annotation,
+/// `->` separates the two ends (`UNIX:[1->2,"/run/x"]`).
 fn annotation_end(text: &[u8]) -> Option<usize> {
     let is_path = text.starts_with(b"/") || text.starts_with(b"\\x2f");
     let (mut at, mut depth) = (0, 0usize);
@@ -397,7 +402,7 @@ fn signed(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// Takes `name(arguments) = result <time>` apart; `None` if it is not that after all.
+/// Parses `name(arguments) = result <time>`; `None` if the text has another form.
 pub fn call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let after_name = text.get(name.len() + 1..)?;
     let (arguments, count, end) = arguments(after_name);
@@ -406,7 +411,7 @@ pub fn call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     Some(Call { arguments, count, result, spent: spent(rest), outer: outer(rest) })
 }
 
-/// The same of a call that has not ended: `name(arguments`. Its result is not known.
+/// As `call`, for a call that has not ended: `name(arguments`. Its result is unknown.
 pub fn begun<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
     Some(Call { arguments, count, result: Outcome::Unknown, spent: None, outer: None })
@@ -414,7 +419,8 @@ pub fn begun<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
 
 type Arguments<'a> = ([&'a [u8]; ARGUMENTS_MAX], usize, Option<usize>);
 
-/// Splits at the commas between arguments, up to the closing bracket, whose position comes back if there is one.
+/// Splits the text at the commas between arguments, up to the closing parenthesis, whose position
+/// is returned if there is one.
 fn arguments(text: &[u8]) -> Arguments<'_> {
     let mut arguments: [&[u8]; ARGUMENTS_MAX] = [b""; ARGUMENTS_MAX];
     let mut count = 0;
@@ -452,17 +458,17 @@ fn put<'a>(arguments: &mut [&'a [u8]; ARGUMENTS_MAX], count: &mut usize, argumen
     }
 }
 
-/// No descriptor is written with more: so that looking back costs nothing.
+/// The maximum length of a descriptor, which limits the search backwards.
 const LONGEST_DESCRIPTOR: usize = 16;
 
-/// Only after a number or AT_FDCWD is `<` the begin of what `-y` tells.
+/// Returns whether `<` begins an annotation of `-y`: only after a number or AT_FDCWD.
 fn is_descriptor(before: &[u8]) -> bool {
     let word = &before[before.len().saturating_sub(LONGEST_DESCRIPTOR)..];
     let word = word.rsplit(|b| matches!(b, b'[' | b'{' | b'=' | b' ')).next().unwrap_or(word);
     word == b"AT_FDCWD" || (!word.is_empty() && word.iter().all(u8::is_ascii_digit))
 }
 
-/// The position of the closing quote.
+/// Returns the position of the closing quote.
 fn closing_quote(text: &[u8], open: usize) -> Option<usize> {
     let mut at = open + 1;
     loop {
@@ -495,7 +501,7 @@ fn outcome(text: &[u8]) -> Option<(Outcome<'_>, &[u8])> {
     Some((Outcome::Value(value, None), rest))
 }
 
-/// `2 /* 28917 in strace's PID NS */`
+/// Parses `2 /* 28917 in strace's PID NS */`.
 fn outer(text: &[u8]) -> Option<u32> {
     let inner = text.strip_prefix(b" /* ")?;
     let length = digits(inner);
@@ -503,7 +509,7 @@ fn outer(text: &[u8]) -> Option<u32> {
     number(&inner[..length]).filter(|n| *n <= PID_MAX).map(|n| n as u32)
 }
 
-/// ` <0.000021>` at the end of the line.
+/// Parses ` <0.000021>` at the end of the line.
 fn spent(text: &[u8]) -> Option<u64> {
     let inner = text.trim_ascii_end().strip_suffix(b">")?;
     let begin = inner.iter().rposition(|b| *b == b'<')? + 1;
@@ -512,7 +518,8 @@ fn spent(text: &[u8]) -> Option<u64> {
     (rest.is_empty()).then_some(number(seconds)?.checked_mul(1_000_000)?.checked_add(micros)?)
 }
 
-/// The bytes of a quoted string; `None` if the argument is none, and `complete` tells whether strace printed all.
+/// Returns the bytes of a quoted string, and whether strace printed all of it; `None` if the
+/// argument is not a string.
 pub fn string(argument: &[u8]) -> Option<(Vec<u8>, bool)> {
     let inner = argument.strip_prefix(b"\"")?;
     let close = closing_quote(argument, 0)? - 1;
@@ -520,7 +527,7 @@ pub fn string(argument: &[u8]) -> Option<(Vec<u8>, bool)> {
     Some((unescape(&inner[..close]), complete))
 }
 
-/// C escapes as strace writes them, in strings and in what `-y` tells.
+/// Decodes the C escapes that strace uses in strings and annotations.
 pub fn unescape(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -1,5 +1,5 @@
-//! The first reading: counts every call in exactly one cell, and keeps for each path, program and search what the
-//! findings need.
+//! The first reading: counts every call in exactly one cell, and stores for each path, program and
+//! search the values that the findings need.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,21 +11,21 @@ use crate::report::{Elsewhere, Operation};
 use crate::searches::{Kind, Searches};
 use crate::series::Series;
 
-/// What is known of one path.
+/// The counts of one path.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PathTally {
     pub metadata: u32,
     pub missing: u32,
     pub data: u32,
-    /// Successful opens of it as a file, and starts as a program.
+    /// Number of successful opens as a file, and of starts as a program.
     pub opens: u32,
     pub read: u64,
     pub written: u64,
     pub mapped: u64,
-    /// It was there, under this name.
+    /// Whether it existed under this name.
     pub exists: bool,
     pub directory: bool,
-    /// Something about it was changed, or it was opened for writing.
+    /// Whether it was changed, or opened for writing.
     pub changed: bool,
     pub created: bool,
 }
@@ -45,7 +45,7 @@ pub struct SearchTally {
     pub shared: u64,
 }
 
-/// How often a file was read through, per process: how much since the last open, and the most in one.
+/// How much of a file a process has read: since the last open, and the maximum between two opens.
 #[derive(Debug, Clone, Copy, Default)]
 struct Reading {
     now: u64,
@@ -56,15 +56,15 @@ struct Reading {
 pub struct Writing {
     pub writers: HashSet<u32>,
     pub writes: u64,
-    /// The most usual size of a write, by majority.
+    /// The most frequent size of a write, by majority vote.
     pub record: u64,
     votes: u64,
 }
 
-/// Tables with one entry for a file and a process are not kept beyond this; findings then tell of what came before.
+/// Limit on entries for pairs of a file and a process; findings include only the entries before it.
 const PAIRS_MAX: usize = 1 << 20;
 
-/// Bytes of files that were seen.
+/// For each file, the number of bytes that were read in one pass.
 pub type Extents = HashMap<PathId, u64>;
 
 #[derive(Debug)]
@@ -74,10 +74,10 @@ pub struct Tally {
     pub operations: HashMap<(Option<Place>, Class, Vec<u8>), Operation>,
     pub failed: u64,
     pub missing: u64,
-    /// The first call's begin and the last call's end.
+    /// The start of the first call, and the end of the last one.
     pub begin: Option<u64>,
     pub end: u64,
-    /// Whether any call says how long it took.
+    /// Whether any call has its duration.
     pub has_spent: bool,
     pub metadata: Series,
     pub data: Series,
@@ -90,7 +90,7 @@ pub struct Tally {
     readings: HashMap<(u32, PathId), Reading>,
     pub openers: HashSet<(u32, PathId)>,
     pub writings: HashMap<PathId, Writing>,
-    /// Of all of these.
+    /// Total number of writers in `writings`.
     writers: usize,
     search: Searches,
 }
@@ -133,14 +133,16 @@ impl Tally {
         }
     }
 
-    /// All that are counted: in the cells, and on what is no file.
+    /// Returns the number of all counted calls: those in the cells, and those on descriptors that
+    /// are not files.
     pub fn calls(&self) -> u64 {
         let Elsewhere { no_file, unknown, bad } = self.elsewhere;
         self.cells.values().map(|cell| cell.calls).sum::<u64>() + no_file + unknown + bad
     }
 
-    /// From the first call to the end of the last process, or of the last call if the traces end before; without `-T` the
-    /// last call is given the mean time between two.
+    /// Returns the time from the first call to the end of the last process, or of the last call if
+    /// the traces end earlier. Without `-T`, the duration of the last call is taken to be the mean
+    /// time between two calls.
     pub fn span_us(&self, last_exit: u64) -> u64 {
         let Some(begin) = self.begin else { return 0 };
         if last_exit > self.end {
@@ -165,7 +167,7 @@ impl Tally {
         &mut self.paths[path.index()]
     }
 
-    /// Since the first call, in microseconds.
+    /// Returns the time since the first call, in microseconds.
     pub fn at(&self, event: &Event) -> u64 {
         event.time.saturating_sub(self.begin.unwrap_or(event.time))
     }
@@ -206,7 +208,7 @@ impl Tally {
         cell.calls += 1;
         cell.missing += u64::from(missing);
         cell.bytes_read += read;
-        // What a copy writes belongs to where it goes.
+        // The bytes that a copy writes belong to its destination.
         let sink = event.other.filter(|_| matches!(event.call.effect, Effect::Copy(..)));
         let sink_place = sink.map_or(root.place, |p| map.root(p).place);
         self.cells.entry((sink_place, event.call.class)).or_default().bytes_written += written;
@@ -347,7 +349,7 @@ impl Tally {
         }
     }
 
-    /// For each file that was read: the most of it that was seen by one process in one go.
+    /// Returns for each file that was read the maximum that one process read between two opens.
     pub fn extents(&self) -> Extents {
         let mut extents: Extents = HashMap::new();
         for ((_, path), reading) in &self.readings {
@@ -358,13 +360,13 @@ impl Tally {
     }
 }
 
-/// Read and written.
+/// Returns the bytes read and written.
 fn bytes(event: &Event) -> (u64, u64) {
     match event.call.effect {
         Effect::Read => (event.bytes, 0),
         Effect::Write => (0, event.bytes),
         Effect::Copy(..) => {
-            // From a pipe into a file the call concerns the file, which is not read.
+            // A copy from a pipe to a file refers to the file, which is not read.
             let reads = matches!(event.concerns, Concerns::File(path) if event.other != Some(path));
             (if reads { event.bytes } else { 0 }, if event.other.is_some() { event.bytes } else { 0 })
         }

@@ -1,4 +1,5 @@
-//! Which directories to cover: software trees on shared file systems under which the program changed nothing.
+//! Chooses the directories to cover: software trees on shared file systems in which the program
+//! changed nothing.
 
 use std::collections::HashMap;
 
@@ -6,7 +7,7 @@ use crate::paths::PathId;
 use crate::places::Map;
 use crate::tally::PathTally;
 
-/// What one directory of a prefix is usually called; two of them make a prefix.
+/// Usual names of directories in an installation prefix; two of them identify a prefix.
 const OF_A_PREFIX: [&[u8]; 14] = [
     b"bin",
     b"sbin",
@@ -23,14 +24,14 @@ const OF_A_PREFIX: [&[u8]; 14] = [
     b"jre",
     b"modules",
 ];
-/// A tree must be worth more than looking at it costs.
+/// Minimum number of metadata calls: checking a tree has a cost, too.
 const CALLS_MIN: u64 = 16;
-/// Of all metadata calls to shared file systems.
+/// Minimum part of all metadata calls to shared file systems.
 const SHARE_MIN: f64 = 0.01;
-/// Directories below that make up nearly all of one above are proposed instead of it.
+/// If directories below one account for this part of its calls, they are proposed instead of it.
 const NEARLY_ALL: f64 = 0.9;
 const TREES_MAX: usize = 16;
-/// Nobody installs software deeper than this below another tree; bounds the recursion.
+/// Limit on the recursion; software is not installed deeper below another tree.
 const DEPTH_MAX: u32 = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,7 +49,7 @@ pub struct Refused {
     pub changed: PathId,
 }
 
-/// What is known below each path.
+/// The sums of each directory and everything below it.
 #[derive(Debug, Clone, Copy, Default)]
 struct Below {
     metadata: u64,
@@ -65,13 +66,14 @@ struct Choice<'a, 'l> {
     least: u64,
 }
 
-/// Chosen trees and those that would be but for changes, most calls first.
+/// Returns the chosen trees, and those that are refused only because of changes, both by decreasing
+/// number of calls.
 pub fn choose(map: &Map, paths: &[PathTally]) -> (Vec<Chosen>, Vec<Refused>) {
     let tally = |path: PathId| paths.get(path.index()).copied().unwrap_or_default();
     let mut below = vec![Below::default(); map.paths.len()];
     let mut children: HashMap<PathId, Vec<PathId>> = HashMap::new();
     let mut tops = Vec::new();
-    // What is in a directory has a larger number than the directory.
+    // An entry of a directory has a larger number than the directory.
     for path in map.paths.all().rev().filter(|p| map.root(*p).on_shared) {
         let own = tally(path);
         let this = &mut below[path.index()];
@@ -118,7 +120,7 @@ impl Choice<'_, '_> {
         self.tally(path).directory || self.children.contains_key(&path)
     }
 
-    /// The best trees at or below this directory.
+    /// Returns the best trees at or below this directory.
     fn from(&mut self, path: PathId, top: bool, depth: u32) -> Vec<PathId> {
         let below = self.below[path.index()];
         if below.metadata < self.least || depth > DEPTH_MAX || !self.is_directory(path) {
@@ -134,7 +136,8 @@ impl Choice<'_, '_> {
             .filter(|p| OF_A_PREFIX.contains(&self.map.paths.name(**p)))
             .count();
         let files = children.iter().filter(is_there).filter(|p| !self.is_directory(**p)).count();
-        // The top of a file system holds everybody's files; the root directory cannot be covered at all.
+        // The root of a file system contains the files of all users; the root directory cannot be
+        // covered at all.
         let is_prefix = path != PathId::ROOT && (parts >= 2 || parts == 1 && !top);
         if is_prefix && below.changed.is_none() {
             return vec![path];
