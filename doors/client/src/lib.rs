@@ -12,7 +12,7 @@
 //! let file = store.open_file(b"run/checkpoint", How { create: Create::IfMissing, ..How::READ_WRITE })?;
 //! file.write_at(b"world", 6)?;
 //! file.write_at(b"hello", 0)?;
-//! file.publish()?; // who opens the file from now on sees it
+//! file.publish()?; // visible to every later open
 //! let mut bytes = [0; 11];
 //! assert_eq!(file.read_at(&mut bytes, 0)?, 11);
 //! assert_eq!(&bytes, b"hello\0world");

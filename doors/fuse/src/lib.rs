@@ -8,7 +8,7 @@
 //!
 //! fn serve(fs: Arc<dyn quell_fs::FileSystem>) -> quell_fs::Result<()> {
 //!     let session = quell_fuse::at(fs, Path::new("/mnt/view"), &quell_fuse::Options::default())?;
-//!     session.join()?; // until somebody unmounts it
+//!     session.join()?; // returns after the unmount
 //!     for (name, value) in session.counters().snapshot().pairs() {
 //!         println!("{name} {value}");
 //!     }

@@ -1,4 +1,5 @@
-"""Files of log stores that many processes write at once, in this process: no mount, no daemon.
+"""Access to the files of log stores, which many processes can write at the same time, in this
+process: no mount, no daemon.
 
     import quell
 
@@ -7,11 +8,12 @@
         file.write_pieces([(0, b"hello"), (100, b"far away")])
         file.sync()
 
-What `open` gives is an `io.RawIOBase`: wrap it in `io.BufferedReader`, `io.BufferedWriter` or `io.BufferedRandom`, or hand
-it to whatever takes a file, as `h5py.File(file, "w")` does. Errors are `OSError` and its kinds, as those of the system are.
+`open` returns an `io.RawIOBase`. Wrap it in `io.BufferedReader`, `io.BufferedWriter` or
+`io.BufferedRandom`, or pass it to functions that accept a file, such as `h5py.File(file, "w")`.
+Errors are `OSError` and its subclasses, as for other files.
 
-Handles belong to the process that opened them. After a fork the child opens its own; those of its parent refuse it
-(`EBADF`), and closing one there does nothing.
+Handles belong to the process that opened them. After a fork, operations of the child on its parent's
+handles fail with `EBADF`, and closing one there does nothing; the child must open its own.
 """
 
 from .file import File

@@ -9,12 +9,13 @@ from .library import Attributes, Bytes, Handle, ReadPiece, WritePiece, call
 
 
 class File(io.RawIOBase):
-    """A file without a buffer of Python's own. Any number of threads may use it; the position (`seek`, `tell`, `read`,
-    `write`) is one for all of them, `pread`, `pwrite` and the pieces have none."""
+    """An open file, not buffered by Python. Any number of threads may use it. They share the
+    position (`seek`, `tell`, `read`, `write`); `pread`, `pwrite` and the functions for pieces do
+    not use it."""
 
     def __init__(self, store, pointer, path, mode):
         super().__init__()
-        self._store = store  # files through one store see each other's writes at once
+        self._store = store  # files opened through one store share their data
         self._handle = Handle(pointer, "quell_close")
         self.name, self.mode = path, mode
         self._reads, self._writes = "r" in mode or "+" in mode, mode.strip("b") != "r"
@@ -45,7 +46,7 @@ class File(io.RawIOBase):
         if not may:
             raise io.UnsupportedOperation(f"the file is not open for {verb}")
 
-    # With a position, as Python's files have one.
+    # Operations at the position of the file.
 
     def readinto(self, buffer):
         count = self.preadinto(buffer, self._position)
@@ -95,7 +96,7 @@ class File(io.RawIOBase):
         return size
 
     def flush(self):
-        """What was written so far is there for everybody who opens the file from now on."""
+        """Makes all data written so far visible to processes that open the file from now on."""
         self._check_open()
         if self._writes and self._handle.is_ours:
             self.publish()
@@ -103,14 +104,15 @@ class File(io.RawIOBase):
     def close(self):
         if not self.closed:
             try:
-                super().close()  # which flushes
+                super().close()  # flushes
             finally:
                 self._handle.close()
 
-    # At an offset, from any thread.
+    # Operations at an offset, for any number of threads.
 
     def preadinto(self, buffer, offset):
-        """Fills a buffer from `offset` on, and says how many bytes there were: fewer only where the file ends."""
+        """Reads into a buffer from `offset`, and returns the number of bytes read: less than its
+        length only if the file ends there."""
         self._check(self._reads, "reading")
         with Bytes(buffer, writable=True) as (address, length), self._handle as file:
             return call("quell_pread", file, address, length, _offset(offset), path=self.name)
@@ -121,19 +123,20 @@ class File(io.RawIOBase):
         return bytes(memoryview(buffer)[:received])
 
     def pwrite(self, data, offset):
-        """Writes all of the data at `offset`, and says how many bytes that were."""
+        """Writes all of the data at `offset`, and returns the number of bytes."""
         self._check(self._writes, "writing")
         with Bytes(data) as (address, length), self._handle as file:
             return call("quell_pwrite", file, address, length, _offset(offset), path=self.name)
 
     def append(self, data):
-        """Writes all of the data where the file ends as this process knows it, and says where that was."""
+        """Appends all of the data at the end of the file as known to this process, and returns its
+        offset."""
         self._check(self._writes, "writing")
         with Bytes(data) as (address, length), self._handle as file:
             return call("quell_append", file, address, length, path=self.name)
 
     def read_pieces(self, pieces):
-        """The bytes of each (offset, count), in one call."""
+        """Reads several ranges (offset, count) in one call, and returns the bytes of each."""
         pieces = list(pieces)
         whole = memoryview(bytearray(sum(count for _, count in pieces)))
         parts, start = [], 0
@@ -144,7 +147,8 @@ class File(io.RawIOBase):
         return [bytes(part[:count]) for (_, part), count in zip(parts, received)]
 
     def read_pieces_into(self, pieces):
-        """Fills the buffer of each (offset, buffer) in one call, and says how many bytes each received."""
+        """Reads into several buffers (offset, buffer) in one call, and returns the number of bytes
+        read into each."""
         self._check(self._reads, "reading")
         pieces = list(pieces)
         wanted = (ReadPiece * len(pieces))()
@@ -157,7 +161,8 @@ class File(io.RawIOBase):
         return [piece.received for piece in wanted]
 
     def write_pieces(self, pieces):
-        """Writes the data of each (offset, data) in one call, in order, and says how many bytes that were."""
+        """Writes several ranges (offset, data) in one call, in order, and returns the total number
+        of bytes."""
         self._check(self._writes, "writing")
         pieces = list(pieces)
         given = (WritePiece * len(pieces))()
@@ -169,19 +174,20 @@ class File(io.RawIOBase):
                 return call("quell_write_pieces", file, given, len(pieces), path=self.name)
 
     def publish(self):
-        """What was written so far is there for everybody who opens the file from now on."""
+        """Makes all data written so far visible to processes that open the file from now on."""
         self._check_open()
         with self._handle as file:
             call("quell_publish", file, path=self.name)
 
     def sync(self):
-        """As `publish`, it survives a loss of power, and what others have published is seen from now on."""
+        """As `publish`; in addition the data survives a power failure, and data that other
+        processes have published becomes visible."""
         self._check_open()
         with self._handle as file:
             call("quell_sync", file, path=self.name)
 
     def stat(self):
-        """As `os.fstat`; the access time is that of the last change."""
+        """As `os.fstat`; the access time is the time of the last modification."""
         self._check_open()
         attributes = Attributes()
         with self._handle as file:
@@ -193,7 +199,7 @@ class File(io.RawIOBase):
 
 
 def _offset(offset):
-    # ctypes would take it for a large one.
+    # ctypes would convert a negative number to a large one.
     if offset < 0:
         raise ValueError("an offset cannot be negative")
     return offset

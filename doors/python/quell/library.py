@@ -1,4 +1,5 @@
-"""libquell as Python calls it: its functions, its structures, its errors. doors/capi/include/quell.h says what they mean."""
+"""The functions, structures and errors of libquell for Python. doors/capi/include/quell.h documents
+them."""
 
 import ctypes
 import errno
@@ -28,7 +29,7 @@ class Attributes(ctypes.Structure):
     ]
 
     def as_stat(self):
-        """What `os.stat` would say."""
+        """Returns the result that `os.stat` would return."""
         modified_ns = self.modified_s * 10**9 + self.modified_ns
         changed_ns = self.changed_s * 10**9 + self.changed_ns
         usual = (self.mode, self.node, 0, self.links, self.uid, self.gid, self.size_bytes)
@@ -59,7 +60,7 @@ class EntryOfDirectory(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("mode", c_uint32)]
 
 
-# What each function gets; all but those in LONG return an int.
+# The argument types of each function. All functions return an int, except those in LONG.
 FUNCTIONS = {
     "quell_store_open": [POINTER(c_char_p), c_size_t, POINTER(Choices), POINTER(c_void_p)],
     "quell_store_close": [c_void_p],
@@ -96,7 +97,7 @@ LONG = {
 
 
 def _load():
-    # Beside us if somebody put it there, else where the system looks for libraries.
+    # The library beside this file, if there is one; otherwise in the search path of the system.
     beside = Path(__file__).with_name("libquell.so")
     library = ctypes.CDLL(str(beside) if beside.exists() else "libquell.so")
     for name, arguments in FUNCTIONS.items():
@@ -112,7 +113,8 @@ _library = _load()
 
 
 def call(name, *arguments, path=None):
-    """What the function says. The interpreter runs other threads meanwhile. A negative answer is raised as OSError."""
+    """Calls a function and returns its result; a negative one is raised as OSError. The interpreter
+    runs other threads meanwhile."""
     answer = getattr(_library, name)(*arguments)
     if answer < 0:
         words = _library.quell_last_error().decode(errors="replace")
@@ -121,7 +123,8 @@ def call(name, *arguments, path=None):
 
 
 class Handle:
-    """A pointer of the library that is closed once, when nobody uses it any more, and by no process but its own."""
+    """A pointer of the library. It is closed once, when no thread uses it, and only by the process
+    that opened it."""
 
     def __init__(self, pointer, close):
         self._pointer, self._close = pointer, close
@@ -157,7 +160,7 @@ class Handle:
         with self._lock:
             was_open, self._is_open = self._is_open, False
             is_used = self._users > 0
-        # Whoever uses it in another thread closes it afterwards.
+        # A thread that still uses it closes it afterwards.
         if was_open and not is_used:
             call(self._close, self._pointer)
 
@@ -165,11 +168,11 @@ class Handle:
         try:
             self.close()
         except OSError:
-            pass  # nobody is there to be told; who wants to know closes
+            pass  # cannot be reported here; `close` reports errors
 
 
 class _PyBuffer(ctypes.Structure):
-    """Py_buffer of the stable interface of CPython."""
+    """Py_buffer of CPython's stable ABI."""
 
     _fields_ = [
         ("buf", c_void_p),
@@ -196,7 +199,7 @@ _SIMPLE, _WRITABLE = 0, 1
 
 
 class Bytes:
-    """Where the bytes of an object lie, for the time of a `with`: it neither moves nor changes its size meanwhile."""
+    """The memory of an object, for a `with` block: its address and size do not change meanwhile."""
 
     def __init__(self, of, writable=False):
         self._of, self._how = of, _WRITABLE if writable else _SIMPLE

@@ -1,4 +1,4 @@
-"""Stores, and what is asked of them by path."""
+"""Stores, and operations on them by path."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from .library import Attributes, Choices, EntryOfDirectory, Handle, call
 
 
 class Entry(NamedTuple):
-    """One entry of a directory."""
+    """An entry of a directory."""
 
     name: str
     mode: int
@@ -25,7 +25,7 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """Directories that are opened as one tree of files. 0 stands for what is usual."""
+    """Directories opened as one directory tree. 0 selects the default of an option."""
 
     def __init__(self, *directories, buffer_bytes=0, index_threads=0, flatten_bytes=0):
         paths = [os.fsencode(directory) for directory in directories]
@@ -43,11 +43,12 @@ class Store:
         self.close()
 
     def close(self):
-        """Files that were opened through it stay open."""
+        """Closes the store. Files that were opened through it stay open."""
         self._handle.close()
 
     def open(self, path, mode="rb", permissions=0o666):
-        """Opens a file: `mode` is that of Python's own `open` for bytes; the umask is taken away from `permissions`."""
+        """Opens a file. `mode` is that of Python's `open` for binary files; `permissions` are
+        reduced by the umask."""
         flags = _flags(mode)
         pointer = ctypes.c_void_p()
         self._ask("quell_open", path, flags, permissions, ctypes.byref(pointer))
@@ -57,7 +58,7 @@ class Store:
         return file
 
     def stat(self, path):
-        """As `os.lstat`; the access time is that of the last change."""
+        """As `os.lstat`; the access time is the time of the last modification."""
         attributes = Attributes()
         self._ask("quell_stat", path, ctypes.byref(attributes))
         return attributes.as_stat()
@@ -75,14 +76,15 @@ class Store:
         self._ask("quell_truncate", path, size)
 
     def flatten(self, path):
-        """Makes one index of what was published of a file, for all who open it from now on, and says how many bytes it has."""
+        """Merges the indexes of the published data of a file into one, for later opens, and returns
+        its size in bytes."""
         return self._ask("quell_flatten", path)
 
     def remove(self, path):
         self._ask("quell_remove", path)
 
     def rename(self, source, target):
-        """Gives `source` the name `target`, which is replaced if it is there."""
+        """Renames `source` to `target`, and replaces an existing entry of that name."""
         self._ask("quell_rename", source, _path(target))
 
     def mkdir(self, path, permissions=0o777):
@@ -92,7 +94,7 @@ class Store:
         self._ask("quell_rmdir", path)
 
     def scandir(self, path=""):
-        """The entries of a directory, in no order."""
+        """Returns the entries of a directory, in no particular order."""
         pointer = ctypes.c_void_p()
         self._ask("quell_dir_open", path, ctypes.byref(pointer))
         listing, entry, entries = Handle(pointer, "quell_dir_close"), EntryOfDirectory(), []
@@ -127,12 +129,12 @@ def _flags(mode):
     return kinds[letters[0]] | (os.O_RDONLY if letters[0] == "r" else os.O_WRONLY)
 
 
-# One for each tree as long as somebody has a file open: those files see each other's writes at once.
+# One store per tree, kept while it has open files, so that these share their data.
 _stores = weakref.WeakValueDictionary()
 _stores_lock = threading.Lock()
 
 
-def open(store, path, mode="rb", permissions=0o666):  # noqa: A001: it is what it is called in io, os and gzip
+def open(store, path, mode="rb", permissions=0o666):  # noqa: A001: as in io, os and gzip
     """Opens a file in a store: a directory, several of them, or a `Store`. See `Store.open`."""
     _flags(mode)
     if not isinstance(store, Store):
@@ -152,7 +154,7 @@ def _store_of(directories):
         return store
 
 
-# A child must not wait for a thread that it does not have.
+# In a child process the thread that held the lock does not exist.
 def _after_fork():
     global _stores_lock
     _stores_lock = threading.Lock()

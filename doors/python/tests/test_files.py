@@ -1,5 +1,7 @@
-"""What the Python door promises, on a store in a directory of its own. Run by doors/capi/tests/python.rs, which says where the
-library is; by hand: LD_LIBRARY_PATH=target/debug/deps PYTHONPATH=doors/python python3 -m unittest discover doors/python/tests"""
+"""Tests the Python module on a store in a temporary directory. Run by doors/capi/tests/python.rs,
+which sets the path of the library; by hand:
+LD_LIBRARY_PATH=target/debug/deps PYTHONPATH=doors/python \\
+    python3 -m unittest discover doors/python/tests"""
 
 import ctypes
 import errno
@@ -29,7 +31,7 @@ except ImportError:
 
 
 def needs(module, package):
-    """Runs a test where there is the module, and says so where there is not."""
+    """Runs a test if the module is installed, and reports that it is not otherwise."""
 
     def decorate(test):
         def run(self):
@@ -125,7 +127,7 @@ class Files(InStore):
             writer.flush()
             with other.open("file") as file:
                 self.assertEqual(file.read(), b"published")
-        # In one process there is nothing to wait for.
+        # Within one process writes are visible immediately.
         writer.write(b"!")
         self.assertEqual(self.open("file").read(), b"published!")
 
@@ -203,7 +205,7 @@ class Files(InStore):
                     if file.pread(1000, offset) != mine:
                         wrong.append(offset)
                 except ValueError:
-                    return  # it was closed
+                    return  # the file was closed
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
         for thread in threads:
@@ -264,7 +266,7 @@ class Guide(InStore):
 
 
 class Programs(InStore):
-    """What takes a file takes ours."""
+    """Functions that accept a file accept these files."""
 
     def test_buffers_of_python(self):
         lines = [f"line {i}\n".encode() for i in range(10_000)]
@@ -310,7 +312,7 @@ class Programs(InStore):
             numpy.savez(file, array=array, other=array.T)
         with self.open("arrays.npz") as file:
             self.assertTrue((numpy.load(file)["other"] == array.T).all())
-        # Arrays are buffers: nothing is copied on the way.
+        # Arrays are buffers, so no data is copied.
         file = self.open("raw", "wb+")
         file.write_pieces([(row * 8000, array[row]) for row in range(299, -1, -1)])
         back = numpy.empty_like(array)

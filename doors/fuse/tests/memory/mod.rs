@@ -1,7 +1,7 @@
 //! A file system in memory, simple enough to be verified by reading, with the faults that the tests
 //! need.
 
-#![allow(dead_code)] // each user of this file needs another part of it
+#![allow(dead_code)] // each test program uses only a part of this file
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The reference model with counters of references and opens, and with injected faults.
 
-#![allow(dead_code)] // each user of this file needs another part of it
+#![allow(dead_code)] // each test program uses only a part of this file
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
