@@ -51,11 +51,12 @@ impl PosixDir {
     ///
     /// - It adds, removes and opens names for writing with the credentials of the owner of the
     ///   directory or of the file.
-    /// - It changes a file, or opens it for writing, only if the file is a regular file with one
-    ///   name, on the file system of the directory, and belongs to the owner of the directory, or
-    ///   root owns the directory. All of this is checked on the descriptor that is used afterwards.
-    /// - With root's privileges it changes only owners, and only of files that pass these checks or
-    ///   that it has just created.
+    /// - It changes an entry, or opens a regular file for writing, only if it has one name (or is a
+    ///   directory), lies on the file system of its directory, and belongs to the owner of its
+    ///   directory, unless that is root. All of this is checked on the descriptor that is used
+    ///   afterwards.
+    /// - With root's privileges it changes only owners, and only of entries that pass these checks
+    ///   or that it has just created.
     pub fn open_shared(path: &Path) -> Result<PosixDir> {
         PosixDir::named(path, OFlags::RDONLY, true)
     }

@@ -26,8 +26,7 @@ fn one(name: &[u8]) -> Result<&OsStr> {
     Ok(OsStr::from_bytes(name))
 }
 
-/// Returns kind and permissions as of when the descriptor was opened, without a request to a file
-/// server.
+/// Returns the kind and permissions at the time of the open, without a request to a file server.
 fn mode_of(fd: BorrowedFd<'_>) -> rustix::io::Result<u32> {
     let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(fd, "", local, StatxFlags::TYPE | StatxFlags::MODE)?;
@@ -53,8 +52,7 @@ impl Identity {
         Identity::with(fd, AtFlags::empty())
     }
 
-    /// Returns the identity as of when the descriptor was opened, without a request to a file
-    /// server.
+    /// Returns the identity at the time of the open, without a request to a file server.
     fn known(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
         Identity::with(fd, AtFlags::STATX_DONT_SYNC)
     }
