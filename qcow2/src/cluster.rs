@@ -1,4 +1,5 @@
-//! One entry of a second table: where a cluster's bytes are, and how compressed ones become a cluster again.
+//! Entries of an L2 table: the location of a cluster's bytes, and the decompression of compressed
+//! clusters.
 
 use crate::damage::{Damage, wrong};
 use crate::header::{Compression, Header};
@@ -8,15 +9,15 @@ const ZERO: u64 = 1;
 pub(crate) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 const SECTOR_BYTES: u64 = 512;
 
-/// Where the bytes of a cluster are that an image has itself.
+/// The location of a cluster that is allocated in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cluster {
     Zeros,
-    /// As they are, from this byte of the file.
+    /// Uncompressed, from this offset in the file.
     Plain {
         offset: u64,
     },
-    /// Compressed into at most so many bytes.
+    /// Compressed into at most this many bytes.
     Compressed {
         offset: u64,
         bytes: u64,
@@ -24,7 +25,7 @@ pub enum Cluster {
 }
 
 impl Cluster {
-    /// `None`: the file below has it.
+    /// Parses an entry; `None` means that the backing file has the cluster.
     pub(crate) fn of(entry: u64, header: &Header) -> Result<Option<Cluster>, Damage> {
         if entry & COMPRESSED != 0 {
             let bits = 62 - (header.cluster_bits - 8);
@@ -44,12 +45,12 @@ impl Cluster {
     }
 }
 
-/// The cluster that was compressed into the beginning of `bytes`.
+/// Decompresses a cluster from the beginning of `bytes`.
 pub fn expand(bytes: &[u8], header: &Header) -> Result<Vec<u8>, Damage> {
     let mut cluster = vec![0; header.cluster_bytes() as usize];
     let whole = match header.compression {
         Compression::Deflate => {
-            // More may follow than belongs to it: the entry counts whole sectors.
+            // Other bytes may follow the compressed data, because the entry counts whole sectors.
             let mut inflater = miniz_oxide::inflate::core::DecompressorOxide::new();
             let flags = miniz_oxide::inflate::core::inflate_flags::TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
             let (_, _, length) =

@@ -1,13 +1,13 @@
-//! Why bytes are not a qcow2 image that can be read, or why it could not be read at all.
+//! Errors of reading a qcow2 image.
 
 use std::fmt;
 
-/// What is wrong.
+/// Why an image cannot be read.
 #[derive(Debug)]
 pub enum Damage {
-    /// The bytes make no sense.
+    /// The bytes are not valid.
     Wrong(String),
-    /// They make sense and ask for what is not done here.
+    /// The image is valid, and uses an unsupported feature.
     Unsupported(String),
     /// The file could not be read.
     Unreadable(quell_fs::Error),

@@ -1,11 +1,12 @@
-//! The header of a qcow2 image: sizes, where the tables begin, and which other files belong to it.
+//! The header of a qcow2 image: sizes, offsets of tables, and names of other files of the image.
 
 use crate::damage::{Damage, unsupported, wrong};
 
 const MAGIC: [u8; 4] = *b"QFI\xfb";
-/// Header, extensions and the backing file's name lie in the first cluster, which has at most so many bytes.
+/// Maximum size of the first cluster, which contains the header, the extensions and the backing
+/// file's name.
 pub const HEADER_BYTES_MAX: usize = 2 << 20;
-/// QEMU's own limits.
+/// The limits of QEMU.
 const NAME_BYTES_MAX: usize = 1023;
 const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 pub(crate) const L1_ENTRIES_MAX: u32 = 4 << 20;
@@ -18,19 +19,19 @@ const EXTENSION_END: u32 = 0;
 const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 
-// Incompatible features.
+// Bits of the incompatible features.
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
 const DATA_FILE: u64 = 4;
 const COMPRESSION_TYPE: u64 = 8;
 const EXTENDED_L2: u64 = 16;
 
-/// The file below an image.
+/// The backing file of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backing {
-    /// As it stands there.
+    /// The name in the header.
     pub name: Vec<u8>,
-    /// `raw`, `qcow2`, ...; not said by old images.
+    /// `raw`, `qcow2`, ...; absent in old images.
     pub format: Option<Vec<u8>>,
 }
 
@@ -40,27 +41,27 @@ pub enum Compression {
     Zstd,
 }
 
-/// What a header says, checked.
+/// The validated values of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     pub version: u32,
-    /// Of the disk that a machine sees.
+    /// Size of the disk that a machine sees.
     pub virtual_bytes: u64,
     pub cluster_bits: u32,
     pub backing: Option<Backing>,
-    /// The name of the file that has the data, if that is another.
+    /// The name of the external data file, if there is one.
     pub data_file: Option<Vec<u8>>,
     pub encrypted: bool,
     pub compression: Compression,
-    /// Tables whose entries have 128 bits.
+    /// Whether the entries of L2 tables have 128 bits.
     pub extended_l2: bool,
-    /// Said to be damaged by QEMU itself.
+    /// Whether QEMU has marked the image as corrupt.
     pub corrupt: bool,
     pub l1_entries: u32,
     pub l1_offset: u64,
 }
 
-/// Whether a file that begins so is meant to be one.
+/// Returns whether a file that begins with these bytes has the qcow2 magic number.
 pub fn is_qcow2(begin: &[u8]) -> bool {
     begin.starts_with(&MAGIC)
 }
@@ -80,7 +81,8 @@ fn ended() -> Damage {
 }
 
 impl Header {
-    /// `begin`: the file's first `HEADER_BYTES_MAX` bytes, or all of a shorter one.
+    /// Parses a header. `begin` has the file's first `HEADER_BYTES_MAX` bytes, or all bytes of a
+    /// shorter file.
     pub fn parse(begin: &[u8]) -> Result<Header, Damage> {
         if !is_qcow2(begin) {
             return wrong("it does not begin as one");
@@ -180,10 +182,10 @@ fn backing(first_cluster: &[u8], format: Option<Vec<u8>>) -> Result<Option<Backi
     }
 }
 
-/// Kind and data of each extension up to the end of the list.
+/// Returns type and data of each extension up to the end of the list.
 fn extensions(first_cluster: &[u8], mut at: usize) -> Result<Vec<(u32, &[u8])>, Damage> {
     let mut found = Vec::new();
-    // The name of the backing file ends the list, too.
+    // The name of the backing file also ends the list.
     let end = match u64_at(first_cluster, 8)? {
         0 => first_cluster.len(),
         name => usize::try_from(name).unwrap_or(usize::MAX).min(first_cluster.len()),
@@ -205,20 +207,21 @@ fn extensions(first_cluster: &[u8], mut at: usize) -> Result<Vec<(u32, &[u8])>, 
     Ok(found)
 }
 
-/// How QEMU understands the name of a file in a header.
+/// A name of a file in a header, as QEMU interprets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named<'a> {
     Absolute(&'a [u8]),
-    /// To the directory of the file that has the header.
+    /// Relative to the directory of the file that has the header.
     Relative(&'a [u8]),
-    /// No local file: another protocol, or options as JSON.
+    /// Not a local file: another protocol, or options as JSON.
     Elsewhere(&'a [u8]),
 }
 
-/// `file:` before a name is a protocol that means nothing; another word and `:` before the first `/` is another.
+/// Interprets a name. `file:` is the protocol of local files; any other word and `:` before the
+/// first `/` is another protocol.
 pub fn named(name: &[u8]) -> Named<'_> {
     if let Some(rest) = name.strip_prefix(b"file:") {
-        // QEMU takes the rest as it is, whatever is in it.
+        // QEMU uses the rest unchanged.
         return match rest.first() {
             Some(b'/') => Named::Absolute(rest),
             Some(_) => Named::Relative(rest),
@@ -266,17 +269,17 @@ mod tests {
         };
         let refused = |at: usize, bytes: &[u8]| assert!(change(at, bytes).is_err(), "{bytes:?} at {at}");
         refused(4, &9u32.to_be_bytes()); // version
-        refused(8, &u64::MAX.to_be_bytes()); // where the backing file's name is
-        refused(8, &4090u64.to_be_bytes()); // not whole in the first cluster
-        refused(16, &5000u32.to_be_bytes()); // its length
+        refused(8, &u64::MAX.to_be_bytes()); // offset of the backing file's name
+        refused(8, &4090u64.to_be_bytes()); // not completely in the first cluster
+        refused(16, &5000u32.to_be_bytes()); // length of the backing file's name
         refused(20, &8u32.to_be_bytes()); // cluster bits
         refused(20, &40u32.to_be_bytes());
         refused(24, &u64::MAX.to_be_bytes()); // size
-        refused(36, &u32::MAX.to_be_bytes()); // entries of the first table
-        refused(40, &1u64.to_be_bytes()); // where it is
+        refused(36, &u32::MAX.to_be_bytes()); // entries of the L1 table
+        refused(40, &1u64.to_be_bytes()); // offset of the L1 table
         refused(72, &(1u64 << 40).to_be_bytes()); // an unknown feature
-        refused(72, &4u64.to_be_bytes()); // data elsewhere, and not said where
-        refused(100, &3u32.to_be_bytes()); // bytes of the header
+        refused(72, &4u64.to_be_bytes()); // an external data file without a name
+        refused(100, &3u32.to_be_bytes()); // size of the header
         refused(100, &100_000u32.to_be_bytes());
         refused(108, &u32::MAX.to_be_bytes()); // an extension without an end
     }

@@ -1,5 +1,5 @@
-//! Which blocks of a disk are hot, when it is known which blocks of its files are: through a chain of images, each of which
-//! hides what is below it.
+//! Converts recorded blocks of the files of a backing chain to blocks of the disk. Each image of
+//! the chain hides clusters of the images below it.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +10,20 @@ use crate::damage::{Damage, unsupported};
 use crate::header::Header;
 use crate::map::visit;
 
-/// What blocks are counted in.
+/// The size of a block.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Of one disk: 16 GiB. Tables that name few bytes for many places ask for more.
+/// Limit on the blocks of one disk: 16 GiB. Tables that map many clusters to the same few bytes
+/// would exceed it.
 const BLOCKS_MAX: usize = 1 << 22;
 
-/// One file of a chain.
+/// One file of a backing chain.
 pub struct Layer<'a> {
-    /// `None`: its bytes are the disk's.
+    /// `None` for a raw file, whose bytes are the disk's bytes.
     pub header: Option<&'a Header>,
     pub file: &'a dyn File,
     pub file_bytes: u64,
-    /// The numbers of its hot blocks, in order.
+    /// The numbers of its recorded blocks, sorted.
     pub hot: &'a [u32],
 }
 
@@ -35,16 +36,17 @@ impl std::fmt::Debug for Layer<'_> {
     }
 }
 
-/// Where the bytes of a hot block of the disk are.
+/// The location of a recorded block of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// A block of a layer's file.
     Block { layer: usize, block: u32 },
-    /// From byte `within` of a cluster that is compressed.
+    /// The block at offset `within` of a compressed cluster.
     Compressed { layer: usize, offset: u64, bytes: u64, within: u64 },
 }
 
-/// The hot blocks of the disk that the first of `layers` shows, in the disk's order; each layer lies on the next.
+/// Returns the recorded blocks of the disk that the first of `layers` shows, in the order of the
+/// disk. Each layer is the backing file of the previous one.
 pub fn hot_blocks(layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Source>, Damage> {
     at_most(BLOCKS_MAX, layers)
 }
@@ -54,7 +56,7 @@ fn at_most(blocks_max: usize, layers: &[Layer<'_>]) -> Result<BTreeMap<u64, Sour
     for (number, layer) in layers.iter().enumerate().rev() {
         match layer.header {
             None => {
-                // Nothing lies below the bytes themselves.
+                // A raw file has no backing file.
                 found = layer
                     .hot
                     .iter()
@@ -79,7 +81,7 @@ fn overlay(
         return unsupported(format!("its clusters have {cluster_bytes} bytes, less than {BLOCK_BYTES}"));
     }
     let blocks = cluster_bytes / BLOCK_BYTES;
-    // A smaller disk hides the rest of what is below it.
+    // A smaller disk hides the rest of its backing file.
     found.split_off(&header.virtual_bytes.div_ceil(BLOCK_BYTES));
     let hot_in = |first: u64, end: u64| {
         let from = layer.hot.partition_point(|block| u64::from(*block) < first);
@@ -101,7 +103,8 @@ fn overlay(
                 }
             }
             Cluster::Compressed { offset, bytes } => {
-                // Sectors are counted up, so the last cluster may be said to end behind the file.
+                // The size is rounded up to whole sectors, so the last cluster may seem to end
+                // beyond the file.
                 let end = offset.saturating_add(bytes).min(layer.file_bytes);
                 let (begin, end) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
                 if begin >= end || hot_in(begin, end).count() as u64 != end - begin {
@@ -160,7 +163,7 @@ mod tests {
     #[test]
     fn an_upper_image_hides_what_is_below() {
         let below = Bytes(vec![1; 16 * 4096]);
-        // Block 1 has bytes of its own, block 2 is zeros, block 3 has its own that nobody reads.
+        // Block 1 has data, block 2 is zeros, block 3 has data that was not recorded.
         let (header, file) = image(4 * 4096, &[(1, Some(&[9; 4096])), (2, None), (3, Some(&[8; 4096]))]);
         let mut places = Vec::new();
         visit(&header, &file, &mut |cluster, place| {
@@ -185,7 +188,7 @@ mod tests {
 
     #[test]
     fn one_cluster_for_all_of_a_disk_is_refused() {
-        // Sixteen clusters of 64 KiB, all of which are said to be the one that is compressed at byte 12,288.
+        // Sixteen clusters of 64 KiB, all of which refer to the compressed cluster at byte 12,288.
         let header = Header {
             version: 3,
             virtual_bytes: 1 << 20,

@@ -1,9 +1,10 @@
-//! Disk images in QEMU's format qcow2, as far as boot images of virtual machines need it: what a header says, where the
-//! clusters of a disk lie, which of them recorded blocks make whole, and the bytes of a new image. Pure: from bytes, or from
-//! an open file of the contract, to answers. Whoever wrote the bytes may be hostile, so every number is checked
-//! before it is used.
+//! Disk images in QEMU's qcow2 format, as far as boot images of virtual machines need it: parsing
+//! headers, locating the clusters of a disk, finding the clusters that recorded blocks contain
+//! completely, and creating a new image. Pure: the input is bytes, or an open file of the contract.
+//! The bytes are untrusted, so every number is checked before it is used.
 //!
-//! The format: docs/interop/qcow2.rst of QEMU. Why no library: docs/decisions/0009-qcow2.md.
+//! The format: docs/interop/qcow2.rst of QEMU. Reasons for not using a library:
+//! docs/decisions/0009-qcow2.md.
 
 mod cluster;
 mod damage;

@@ -1,4 +1,5 @@
-//! The two tables that say where the clusters of a disk are, read from an open file and visited in the disk's order.
+//! Reads the L1 and L2 tables, which map the clusters of a disk, from an open file, and visits the
+//! clusters in the order of the disk.
 
 use std::collections::HashSet;
 
@@ -8,10 +9,11 @@ use crate::cluster::{Cluster, OFFSET};
 use crate::damage::{Damage, unsupported, wrong};
 use crate::header::Header;
 
-/// All tables of one image together: those of 8 TiB in clusters of the usual 64 KiB.
+/// Size limit of all tables of one image together: the tables of 8 TiB in clusters of the usual 64
+/// KiB.
 pub const TABLE_BYTES_MAX: u64 = 1 << 30;
 
-/// Gives `visit` each cluster that the image has itself, by its number on the disk.
+/// Calls `visit` with each cluster that is allocated in the image, and its number on the disk.
 pub fn visit(
     header: &Header,
     file: &dyn File,

@@ -1,8 +1,9 @@
-//! A new qcow2 image on top of a backing file, with clusters of one block: as QEMU writes them, version 3.
+//! Creates a qcow2 image of version 3 on top of a backing file, with clusters of one block, in the
+//! layout of QEMU.
 //!
 //! ```text
 //! cluster 0          header, the backing file's format and name
-//! then               first table, table of reference counts, reference counts, second tables, contents
+//! then               L1 table, refcount table, refcount blocks, L2 tables, contents
 //! ```
 
 use crate::damage::{Damage, unsupported};
@@ -10,13 +11,13 @@ use crate::header::L1_ENTRIES_MAX;
 
 const CLUSTER_BITS: u32 = 12;
 const CLUSTER_BYTES: u64 = 1 << CLUSTER_BITS;
-/// Entries of a second table.
+/// Number of entries in an L2 table.
 const IN_TABLE: u64 = CLUSTER_BYTES / 8;
-/// Reference counts of 16 bits in a cluster.
+/// Number of 16-bit reference counts in a cluster.
 const COUNTS: u64 = CLUSTER_BYTES / 2;
 const HEADER_BYTES: usize = 104;
 const SECTOR_BYTES: u64 = 512;
-/// The only reference, which may be written to.
+/// Flag of a cluster with a reference count of 1, which may be written in place.
 const COPIED: u64 = 1 << 63;
 const ZERO: u64 = 1;
 
@@ -24,12 +25,12 @@ const ZERO: u64 = 1;
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
     pub number: u64,
-    /// 4096 bytes; `None`: zeros.
+    /// 4,096 bytes; `None`: zeros.
     pub content: Option<&'a [u8]>,
 }
 
-/// The bytes of an image of a disk of this size. `blocks` lie on the disk, no number twice; their contents follow one another
-/// in the file in the order given.
+/// Returns the bytes of an image of a disk of this size. `blocks` must be within the disk, and no
+/// number may occur twice. Their contents are stored consecutively in the given order.
 pub fn write(
     virtual_bytes: u64,
     backing: &[u8],
@@ -49,7 +50,8 @@ pub fn write(
     let contents = blocks.iter().filter(|block| block.content.is_some()).count() as u64;
     let l1_clusters = (l1_entries * 8).div_ceil(CLUSTER_BYTES);
     let others = 1 + l1_clusters + tables.len() as u64 + contents;
-    // Counts count themselves, and the table that leads to them.
+    // The reference counts include those of the clusters with the counts, and of the table that
+    // refers to them.
     let (mut count_clusters, mut count_tables) = (1, 1);
     loop {
         let clusters = (others + count_clusters + count_tables).div_ceil(COUNTS);
@@ -105,7 +107,7 @@ pub fn write(
     Ok(image)
 }
 
-/// All of it but where the tables are.
+/// Returns the header without the offsets of the tables.
 fn header(virtual_bytes: u64, backing: &[u8], format: &str, l1_entries: u32) -> Result<Vec<u8>, Damage> {
     let mut header = vec![0; HEADER_BYTES];
     let mut put = |at: usize, value: &[u8]| header[at..at + value.len()].copy_from_slice(value);
@@ -113,7 +115,7 @@ fn header(virtual_bytes: u64, backing: &[u8], format: &str, l1_entries: u32) -> 
     put(4, &3u32.to_be_bytes());
     put(16, &(backing.len() as u32).to_be_bytes());
     put(20, &CLUSTER_BITS.to_be_bytes());
-    // A machine sees whole sectors.
+    // The size of a disk is a multiple of the sector size.
     put(24, &virtual_bytes.next_multiple_of(SECTOR_BYTES).to_be_bytes());
     put(36, &l1_entries.to_be_bytes());
     put(96, &4u32.to_be_bytes()); // reference counts of 2^4 bits

@@ -1,7 +1,7 @@
-//! A pool of threads for tasks that make more tasks, such as the directories of a tree.
+//! A worker pool for tasks that create more tasks, such as the directories of a tree.
 //!
-//! Tasks are taken in the order last in, first out: the queue then grows with the depth of a tree and the length of its
-//! directories, not with the number of its entries.
+//! Tasks are taken last in, first out: the queue then grows with the depth of a tree and the length
+//! of its directories, and not with the number of its entries.
 
 #![forbid(unsafe_code)]
 
@@ -17,12 +17,12 @@ pub struct Tasks<T> {
 #[derive(Debug)]
 struct Queue<T> {
     waiting: Vec<T>,
-    /// Tasks that wait or that a thread works on. At zero all work is done.
+    /// Number of tasks that wait or are being processed. When it is zero, all work is done.
     unfinished: usize,
 }
 
 impl<T> Tasks<T> {
-    /// Adds tasks; threads that wait begin with them at once.
+    /// Adds tasks; waiting threads start them at once.
     pub fn push(&self, tasks: impl IntoIterator<Item = T>) {
         let mut queue = self.lock();
         let before = queue.waiting.len();
@@ -37,7 +37,7 @@ impl<T> Tasks<T> {
         }
     }
 
-    /// Waits for a task; `None` once none is left and none is being worked on.
+    /// Waits for a task. Returns `None` when no task is left and none is being processed.
     fn next(&self) -> Option<T> {
         let mut queue = self.lock();
         loop {
@@ -60,13 +60,15 @@ impl<T> Tasks<T> {
         }
     }
 
-    /// A thread that panicked has poisoned the lock. The scope of the threads reports its panic; the queue is as it was.
+    /// Locks the queue. A poisoned lock means that another thread panicked; the scope of the
+    /// threads reports its panic, and the queue is unchanged.
     fn lock(&self) -> MutexGuard<'_, Queue<T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A task that a thread works on. It is finished also when the work panics; otherwise the other threads would wait for ever.
+/// A task that a thread processes. It is finished even if the work panics; otherwise the other
+/// threads would wait forever.
 struct Working<'a, T>(&'a Tasks<T>);
 
 impl<T> Drop for Working<'_, T> {
@@ -75,12 +77,14 @@ impl<T> Drop for Working<'_, T> {
     }
 }
 
-/// Calls `work` with each task of `first` and with each that `work` pushes, on `threads` threads, the calling one included, and
-/// returns when all are done. Fewer threads than asked for do the work where the system allows no more.
+/// Calls `work` with each task of `first` and with each task that `work` pushes, on `threads`
+/// threads including the calling one, and returns when all tasks are done. If the system allows
+/// fewer threads, fewer are used.
 ///
-/// There is no way to cancel: `work` looks at a flag of its own and returns at once, which empties the queue.
+/// There is no cancellation: to stop early, `work` checks its own flag and returns at once, which
+/// empties the queue.
 ///
-/// Panics: if `work` panics on any thread, once all threads have ended.
+/// Panics if `work` panics on any thread, after all threads have ended.
 pub fn run<T: Send>(threads: usize, first: impl IntoIterator<Item = T>, work: impl Fn(T, &Tasks<T>) + Sync) {
     let queue = Queue { waiting: Vec::new(), unfinished: 0 };
     let tasks = Tasks { queue: Mutex::new(queue), changed: Condvar::new() };
@@ -129,7 +133,7 @@ mod tests {
                 tasks.push([depth - 1; 4]);
             }
         });
-        // 4^8 tasks in all.
+        // 4^8 tasks in total.
         assert_eq!(waiting_max.into_inner(), 3 * 8 + 1);
     }
 
@@ -161,7 +165,7 @@ mod tests {
                 });
             }));
             assert!(outcome.is_err());
-            // The other threads do the rest.
+            // The other threads process the remaining tasks.
             assert_eq!(done.into_inner(), if threads == 1 { 0 } else { 99 });
         }
     }

@@ -1,4 +1,5 @@
-//! What the charts show: each a function from a report to a drawing, for a page and for a telephone.
+//! The charts of a report. Each is a function from a report to a drawing, in two widths: for
+//! desktop pages and for phones.
 
 use super::drawing::{Anchor, Drawing, Width};
 use super::picture::{self, PictureError};
@@ -6,12 +7,12 @@ use super::scale::{self, Kind, Scale};
 use super::words::{bytes, count, mode, name, number, rates, several, share, time};
 use crate::{RatePoint, Report, Scenarios};
 
-/// A chart as files: `NAME.svg`, `NAME.png`.
+/// A chart as the files `NAME.svg` and `NAME.png`.
 #[derive(Debug, Clone)]
 pub struct Chart {
     pub name: &'static str,
     pub title: String,
-    /// What it shows, in words and numbers, for those who cannot see it.
+    /// The content of the chart in words and numbers, for readers who cannot see it.
     pub description: String,
     pub svg: String,
     pub png: Vec<u8>,
@@ -26,7 +27,7 @@ const CHARTS: [(&str, Draw); 4] = [
     ("before-after", before_after),
 ];
 
-/// All charts, in the width of a page.
+/// Returns all charts, in the width of a desktop page.
 pub fn charts(report: &Report) -> Result<Vec<Chart>, PictureError> {
     let chart = |(name, drawing): (&'static str, Drawing)| {
         let (title, description) = (drawing.title.clone(), drawing.description.clone());
@@ -40,9 +41,9 @@ pub fn drawings(report: &Report) -> [(&'static str, Drawing); 4] {
     CHARTS.map(|(name, draw)| (name, draw(report, Width::Wide)))
 }
 
-/// Directories in the chart; the table beside it has more.
+/// Number of directories in the chart; the table beside it has more.
 pub const DIRECTORIES_DRAWN: usize = 10;
-/// A bar of less would not be seen.
+/// Minimum length of a bar, so that it is visible.
 const BAR_LEAST: f64 = 2.0;
 
 const SCENARIOS: [&str; 3] = ["direct", "index", "boot image"];
@@ -52,7 +53,7 @@ fn of<T>(scenarios: &Scenarios<T>) -> [&T; 3] {
     [&scenarios.direct, &scenarios.index, &scenarios.boot]
 }
 
-/// The rate of metadata operations over time: figure 1 of the paper.
+/// Draws the rate of metadata operations over time: figure 1 of the paper.
 pub fn timeline(report: &Report, width: Width) -> Drawing {
     let scenarios = of(&report.metadata_rate.scenarios);
     let told = SCENARIOS.iter().zip(scenarios).map(|(name, rate)| format!("{name}: {}", rates(rate)));
@@ -75,7 +76,7 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
         return drawing;
     }
 
-    // Names of the lines with their figures: side by side where there is room.
+    // The names of the lines with their figures: side by side if the drawing is wide enough.
     let legend_rows = width.pick(1.0, 3.0);
     for (at, (line, rate)) in LINES.into_iter().zip(scenarios).enumerate() {
         let x = width.pick(at as f64 * width.pixels() / 3.0, 0.0);
@@ -89,7 +90,7 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
     let greatest = report.rate.iter().flat_map(|p| [p.metadata, p.index, p.boot]).map(scale::finite);
     let greatest = greatest.chain(scenarios.iter().map(|r| scale::finite(r.peak))).fold(0.0, f64::max);
     let matter: Vec<f64> = scenarios.iter().flat_map(|r| [r.average, r.peak]).collect();
-    // Room for the words at the peak.
+    // With space for the text at the peak.
     let scale = Scale::that_shows(greatest, &matter).with_room(width.pick(0.12, 0.16));
 
     let left = width.pick(62.0, 50.0);
@@ -132,7 +133,8 @@ pub fn timeline(report: &Report, width: Width) -> Drawing {
     drawing
 }
 
-/// The busiest stretch: a bar as long as it is, as single steps in it may be higher, or a point if it is short.
+/// Marks the busiest interval: a bar over its length, because single steps in it may be higher, or
+/// a point if it is short.
 fn mark_peak(
     drawing: &mut Drawing,
     report: &Report,
@@ -161,7 +163,7 @@ fn mark_peak(
         (true, true) => drawing.words("over strong", (to + 10.0, level - 2.0), Anchor::Start, words),
         (true, false) => drawing.words("over strong", (from - 10.0, level - 2.0), Anchor::End, words),
         (false, _) => {
-            // Below the bar, and begun where it ends in time.
+            // Below the bar, at its start, or further left if the text would not fit.
             let begin = from.min(right - drawing.width_of(&words) * 1.08).max(0.0);
             drawing.words(
                 "over strong",
@@ -173,14 +175,15 @@ fn mark_peak(
     }
 }
 
-/// From the begin of the first step to the end of the last one.
+/// Returns the time from the start of the first step to the end of the last one.
 fn length_of(report: &Report) -> f64 {
     let steps = report.rate.len() as f64 * scale::finite(report.metadata_rate.step_s);
     let length = if steps > 0.0 { steps } else { scale::finite(report.duration_s) };
     if length > 0.0 { length } else { 1.0 }
 }
 
-/// As many stretches as there is room for, each as its busiest step was: an average would hide the storms.
+/// Reduces the steps to at most `room` intervals, each with the values of its busiest step: an
+/// average would hide bursts.
 fn busiest(rate: &[RatePoint], room: usize) -> Vec<RatePoint> {
     let stretches = rate.len().min(room.max(1));
     let stretch = |at: usize| {
@@ -199,7 +202,7 @@ fn busiest(rate: &[RatePoint], room: usize) -> Vec<RatePoint> {
     (0..stretches).map(stretch).collect()
 }
 
-/// Stairs from left to right; a level that stays is one line.
+/// Returns a step line from left to right; consecutive equal levels are one segment.
 fn outline(steps: &[RatePoint], left: f64, right: f64, y: impl Fn(&RatePoint) -> f64) -> String {
     let mut path = format!("M{left:.1} {:.1}", y(&steps[0]));
     let mut level = format!("{:.1}", y(&steps[0]));
@@ -218,7 +221,7 @@ fn diamond((x, y): (f64, f64), r: f64) -> String {
     format!("M{:.1} {y:.1}L{x:.1} {:.1}L{:.1} {y:.1}L{x:.1} {:.1}Z", x - r, y - r, x + r, y + r)
 }
 
-/// Small boxes with what they stand for, in a row; gives the height that they take.
+/// Draws a legend of small boxes in a row, and returns its height.
 fn key(drawing: &mut Drawing, width: Width, entries: &[(&'static str, bool, &str)], note: &str) -> f64 {
     let letters = width.letters();
     let mut x = 0.0;
@@ -235,12 +238,12 @@ fn key(drawing: &mut Drawing, width: Width, entries: &[(&'static str, bool, &str
     letters * 1.6 * rows + letters * 0.8
 }
 
-/// A bar that is seen even if it is short, unless it stands for nothing; gives its width.
+/// Returns the width of a bar: 0 for the value 0, and otherwise at least the visible minimum.
 fn bar_width(scale: &Scale, value: u64, room: f64) -> f64 {
     if value == 0 { 0.0 } else { (scale.place(value as f64) * room).max(BAR_LEAST) }
 }
 
-/// Calls in each place: figure 2 of the paper.
+/// Draws the calls in each place: figure 2 of the paper.
 pub fn places(report: &Report, width: Width) -> Drawing {
     let places = report.places.named();
     let told = places.iter().map(|(name, _, place)| {
@@ -259,7 +262,7 @@ pub fn places(report: &Report, width: Width) -> Drawing {
     let mut y = top;
     let greatest = places.iter().flat_map(|(_, _, place)| [place.metadata, place.data]).max().unwrap_or(0);
     let scale = Scale::linear(greatest as f64);
-    // Names stand left of their bars, or above them.
+    // The names are to the left of their bars, or above them.
     let left = width.pick(190.0, 0.0);
     let room = width.pixels() - left - width.pick(110.0, 92.0);
     let bar = letters * 1.1;
@@ -271,7 +274,7 @@ pub fn places(report: &Report, width: Width) -> Drawing {
                 drawing.words("quiet", (0.0, y + letters * 2.35), Anchor::Start, meaning);
             }
             Width::Narrow => {
-                // Strong letters are a little wider.
+                // Bold letters are slightly wider.
                 let x = drawing.width_of(&title) * 1.08 + 8.0;
                 drawing.words("strong", (0.0, y + letters), Anchor::Start, title);
                 drawing.words("quiet", (x, y + letters), Anchor::Start, meaning);
@@ -294,7 +297,8 @@ pub fn places(report: &Report, width: Width) -> Drawing {
     drawing
 }
 
-/// The directories with most metadata calls, and how many of these were for names that do not exist.
+/// Draws the directories with the most metadata calls, and the part of these calls with missing
+/// names.
 pub fn directories(report: &Report, width: Width) -> Drawing {
     let shown_here: Vec<_> = report.directories.iter().take(DIRECTORIES_DRAWN).collect();
     let told = shown_here.iter().map(|d| {
@@ -321,7 +325,8 @@ pub fn directories(report: &Report, width: Width) -> Drawing {
     let entries = [("metadata-bar", false, "names found"), ("missing-bar", true, "names missing")];
     let mut y = key(&mut drawing, width, &entries, "metadata calls, linear scale");
     let scale = Scale::linear(shown_here.iter().map(|d| d.metadata).max().unwrap_or(0) as f64);
-    // "1,234,567, 99 % missing" stands behind the longest bar on a page; above it on a telephone.
+    // The text "1,234,567, 99 % missing" is to the right of the longest bar on a wide page, and
+    // above it on a narrow one.
     let room = width.pixels() - width.pick(200.0, 0.0);
     for directory in shown_here {
         let figures = format!(
@@ -352,7 +357,8 @@ pub fn directories(report: &Report, width: Width) -> Drawing {
     drawing
 }
 
-/// What reaches the shared file systems of one cold node, as it is and with each of Quell's ways.
+/// Draws the operations that reach the shared file systems from one cold node: without Quell, with
+/// an index, and with a boot image.
 pub fn before_after(report: &Report, width: Width) -> Drawing {
     let values = of(&report.remaining).map(|remaining| remaining.metadata);
     let told = SCENARIOS.iter().zip(values).map(|(name, value)| format!("{name} {}", count(value)));
@@ -406,7 +412,7 @@ pub fn before_after(report: &Report, width: Width) -> Drawing {
         };
         drawing.line(LINES[at], (left, y), (x(value as f64), y));
         let class = ["direct-mark", "index-mark", "boot-mark"][at];
-        // A shape for each, too.
+        // Each scenario also has its own shape.
         match at {
             0 => drawing.area(class, x(value as f64) - 5.5, y - 5.5, 11.0, 11.0),
             1 => drawing.path(class, diamond((x(value as f64), y), 8.0)),

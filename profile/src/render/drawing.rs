@@ -1,13 +1,14 @@
-//! A drawing of rectangles, lines and words, as SVG. Its colours come from classes, so that a page can give it others
-//! in the dark; standing alone it brings the style of daylight with it.
+//! A drawing of rectangles, lines and text, as SVG. Its colours are CSS classes, so that a page can
+//! use others in dark mode; a drawing in its own file includes the style of light mode.
 
 use askama::Template;
 use unicode_width::UnicodeWidthStr;
 
 use super::letters;
 
-/// What is drawn with. From the palette of Okabe and Ito, which people tell apart who see fewer colours; none stands
-/// for anything alone: lines have their dashes, areas their hatching, and everything has its name beside it.
+/// The colours of a drawing, from the palette of Okabe and Ito, which remains distinguishable with
+/// colour vision deficiency. No colour is the only distinction: lines also differ by dashes, areas
+/// by hatching, and everything has a label.
 #[derive(Debug, Template)]
 #[template(path = "chart.css", escape = "none")]
 pub struct Palette {
@@ -49,7 +50,7 @@ pub const NIGHT: Palette = Palette {
     missing: "#e8772a",
 };
 
-/// How much room there is: a page on a desk, or a telephone.
+/// The available width: a desktop page, or a phone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     Wide,
@@ -64,7 +65,7 @@ impl Width {
         }
     }
 
-    /// One for each room.
+    /// Returns one of the two values by the width.
     pub fn pick<T>(self, wide: T, narrow: T) -> T {
         match self {
             Width::Wide => wide,
@@ -72,12 +73,12 @@ impl Width {
         }
     }
 
-    /// Height of letters.
+    /// Returns the font size.
     pub fn letters(self) -> f64 {
         self.pick(13.0, 12.0)
     }
 
-    /// How many columns of text go into so many pixels, with letters of the wider sort.
+    /// Returns the number of text columns that fit into this many pixels, with wide letters.
     pub fn columns(self, pixels: f64) -> usize {
         (pixels / (self.letters() * 0.56)).max(0.0) as usize
     }
@@ -129,14 +130,14 @@ enum Mark {
         size: f64,
         text: String,
     },
-    /// Words as outlines.
+    /// Text as outlines.
     Letters {
         class: &'static str,
         d: String,
     },
 }
 
-/// What is seen of the plane that the marks are on.
+/// The visible area of the drawing.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     left: f64,
@@ -145,17 +146,17 @@ struct Frame {
     height: f64,
 }
 
-/// Marks in the order in which they are drawn.
+/// A drawing: marks in the order in which they are drawn.
 #[derive(Debug, Clone, Template)]
 #[template(path = "drawing.svg")]
 pub struct Drawing {
-    /// Begins each id in it, so that several drawings may stand on one page.
+    /// Prefix of all ids in the drawing, so that several drawings can be on one page.
     id: String,
     pub title: String,
     pub description: String,
     frame: Frame,
     letters: f64,
-    /// Its own colours and background; empty within a page, which has them.
+    /// The drawing's own colours and background; empty within a page, which has them.
     style: String,
     marks: Vec<Mark>,
 }
@@ -177,7 +178,7 @@ impl Drawing {
         self.marks.push(Mark::Box { class, x, y, width, height, hatched: false });
     }
 
-    /// An area that is told from its neighbour without colour.
+    /// Adds a hatched area, which differs from its neighbours without colour.
     pub fn hatched(&mut self, class: &'static str, x: f64, y: f64, width: f64, height: f64) {
         self.marks.push(Mark::Box { class, x, y, width, height, hatched: true });
     }
@@ -200,22 +201,23 @@ impl Drawing {
         self.letters
     }
 
-    /// About as wide as these words are drawn, with letters of the wider sort: a page takes the reader's own font.
+    /// Returns the approximate width of a text, with wide letters: a page uses the reader's own
+    /// font.
     pub fn width_of(&self, text: &str) -> f64 {
         text.width() as f64 * self.letters * 0.6
     }
 
-    /// For a page that has the style.
+    /// Returns the SVG for a page that has the style.
     pub fn within_a_page(&self) -> String {
         self.render().expect("a drawing is written to memory")
     }
 
-    /// For a file of its own: with its title, and space around it.
+    /// Returns the SVG for a separate file, with its title and a margin.
     pub fn alone(mut self) -> String {
         self.with_title().within_a_page()
     }
 
-    /// For a file of its own, read by what has no fonts.
+    /// Returns the SVG for a separate file, with text as outlines, for a renderer without fonts.
     pub fn alone_in_outlines(mut self) -> String {
         self.with_title();
         for mark in &mut self.marks {

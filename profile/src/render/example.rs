@@ -1,4 +1,4 @@
-//! Reports to draw in tests: the paper's MAKER, one that is empty, one that is huge, and one whose names are hostile.
+//! Reports for tests: the paper's MAKER, an empty one, a huge one, and one with hostile names.
 
 use crate::{
     AccessMode, Directory, Elsewhere, MetadataRates, Nodes, NotProposed, Operation, Place, Places, Program,
@@ -6,8 +6,9 @@ use crate::{
     Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
 };
 
-/// MAKER as the paper measured it. Calls of each place and their bytes are those of its figure 2, rates and nodes
-/// those of its text; how they divide (metadata and data, read and written, directories, programs) is made up.
+/// Returns MAKER as measured in the paper. The calls and bytes of each place are from its figure 2,
+/// rates and nodes from its text. Their division (metadata and data, read and written, directories,
+/// programs) is invented.
 pub fn maker() -> Report {
     let place = |roots: &[&str], metadata, data, bytes_read, bytes_written, missing, on_shared, mode| Place {
         roots: roots.iter().map(|root| (*root).to_owned()).collect(),
@@ -269,11 +270,12 @@ pub fn maker() -> Report {
     }
 }
 
-/// Bursts at the begin, in the middle and at the end over a quiet ground, as in the paper's figure 1.
+/// Returns bursts at the start, in the middle and at the end, with a low rate in between, as in the
+/// paper's figure 1.
 fn bursts(steps: usize) -> Vec<RatePoint> {
     let step = |n: usize| {
         let part = n as f64 / steps as f64;
-        // Uneven without chance, so that a drawing of it is the same every time.
+        // Irregular, but deterministic, so that the drawing is the same every time.
         let uneven = (n * 7919 % 101) as f64 / 101.0;
         let burst = match part {
             p if p < 0.025 => 8000.0,
@@ -296,7 +298,7 @@ fn bursts(steps: usize) -> Vec<RatePoint> {
     (0..steps).map(step).collect()
 }
 
-/// More of everything than anybody has.
+/// Returns a report that is larger than any real one.
 pub fn huge() -> Report {
     let mut report = maker();
     report.rate = bursts(100_000);
@@ -329,7 +331,7 @@ pub fn huge() -> Report {
     report
 }
 
-/// Text that a page, a terminal or a reader could fall for.
+/// Text that could be misinterpreted by a browser or a terminal, or mislead a reader.
 pub const HOSTILE: [&str; 9] = [
     "</title><script>alert(1)</script>",
     "\"><img src=x onerror=alert(2)>",
@@ -342,8 +344,8 @@ pub const HOSTILE: [&str; 9] = [
     "z\u{0335}\u{0321}\u{0322}a\u{0334}\u{0315}l\u{0337}g\u{0335}o 模型 نموذج",
 ];
 
-/// `maker`, with every text that a trace or a command line had a say in replaced by hostile ones, one in ten of 4,000
-/// bytes.
+/// Returns `maker` with every text that comes from a trace or a command line replaced by hostile
+/// text; one in ten has 4,000 bytes.
 pub fn hostile() -> Report {
     let mut report = maker();
     let mut at = 0;

@@ -1,6 +1,7 @@
-//! Words as outlines, for pictures. The font is brought along: what a login node has installed must not change a
-//! picture, and nothing is read from its disks. Letters stand one after the other, without kerning or ligatures,
-//! which labels of a chart do without (docs/decisions/0008-drawing-the-report.md has what a library for more would weigh).
+//! Text as outlines, for pictures. The font is included in the program: the fonts of a login node
+//! must not change a picture, and nothing is read from its disks. Glyphs are placed one after
+//! another, without kerning or ligatures, which the labels of a chart do not need
+//! (docs/decisions/0008-drawing-the-report.md has the size of a library that supports them).
 
 use std::fmt::Write;
 
@@ -8,10 +9,10 @@ use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
 use super::drawing::Anchor;
 
-/// profile/fonts/README.md says what is in it, and how it was made.
+/// profile/fonts/README.md describes its content and how it was created.
 static FONT: &[u8] = include_bytes!("../../fonts/Roboto-subset.ttf");
 
-/// The path of `text` with its base line at `at`.
+/// Returns the path of `text` with its baseline at `at`.
 pub fn outline(text: &str, at: (f64, f64), anchor: Anchor, size: f64) -> String {
     let font = Face::parse(FONT, 0).expect("the font that is part of the program is a font");
     let scale = size / f64::from(font.units_per_em());
@@ -32,7 +33,8 @@ pub fn outline(text: &str, at: (f64, f64), anchor: Anchor, size: f64) -> String 
     pen.path
 }
 
-/// Writes the outlines of one glyph after another; a font's y grows upwards, a drawing's downwards.
+/// Writes the outlines of one glyph after another. The y axis of a font points up, that of a
+/// drawing down.
 struct Pen {
     path: String,
     x: f64,

@@ -1,7 +1,7 @@
-//! Draws a report: for the terminal, as one page of HTML, as charts, and its table of operations. Values come in,
-//! text and bytes go out: nothing here opens a file, asks a clock or looks at the environment, and the same report
-//! gives the same bytes. What a report quotes from traces (names of files above all) is hostile until `words::shown`
-//! has been over it.
+//! Renders a report: for the terminal, as one HTML page, as charts, and as a table of operations.
+//! The functions are pure: they open no file, read no clock and no environment, and the same report
+//! gives the same bytes. Text from traces (above all names of files) is untrusted until
+//! `words::shown` has escaped it.
 
 mod chart;
 mod drawing;

@@ -4,18 +4,20 @@ use serde::Serialize;
 
 use crate::{Operation, Report};
 
-/// The fields of `Operation`, which are its columns.
+/// The fields of `Operation`, which are the columns.
 const COLUMNS: [&str; 9] =
     ["place", "class", "call", "calls", "failed", "missing", "bytes_read", "bytes_written", "seconds"];
 
-/// `operations.csv`: a header and a row for each kind of call in each place, as RFC 4180 has it.
+/// Returns `operations.csv` as specified by RFC 4180: a header, and a row for each kind of call in
+/// each place.
 pub fn csv(report: &Report) -> String {
-    // The header is written by hand so that it is there without rows, too.
+    // The header is written separately, so that it exists even without rows.
     let mut table = csv::WriterBuilder::new()
         .has_headers(false)
         .terminator(csv::Terminator::CRLF)
         .from_writer(Vec::new());
-    // Writing to memory fails for nobody; a row is three words and six numbers, which every format has room for.
+    // Writing to memory does not fail, and a row has only three words and six numbers, which can
+    // always be encoded.
     let written = "a row of words and numbers goes to memory";
     table.write_record(COLUMNS).expect(written);
     for operation in &report.operations {
@@ -24,9 +26,9 @@ pub fn csv(report: &Report) -> String {
     String::from_utf8(table.into_inner().expect(written)).expect("words and numbers are UTF-8")
 }
 
-/// A spreadsheet takes a cell that begins with one of these for a formula. The three words come from our own tables
-/// when a trace was read, where none does; a report that was read back from a file is somebody else's, and may have
-/// any words.
+/// Returns an operation that is safe in a spreadsheet, which interprets a cell with one of these
+/// first characters as a formula. After reading a trace, the three words come from constant tables
+/// and do not begin like this; a report that was read from a file may have any words.
 fn harmless(operation: &Operation) -> impl Serialize {
     let word = |text: &str| match text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']) {
         true => format!("'{text}"),

@@ -1,5 +1,5 @@
-//! The report as one page of HTML that needs nothing else: no network, no script, no font. Its text is escaped by
-//! the template engine, after `words::shown` has made visible what a browser would hide.
+//! The report as one HTML page that needs no network, script or font. The template engine escapes
+//! its text, after `words::shown` has made characters visible that a browser would hide.
 
 use askama::Template;
 
@@ -8,18 +8,19 @@ use super::drawing::{self, Palette, Width};
 use super::words::{command, count, cut, date, mode, number, several, share, time};
 use crate::{Report, SlowDown};
 
-/// Rows of a table on the page; all of them are in report.json.
+/// Maximum number of rows of a table on the page; report.json has all.
 const ROWS_MAX: usize = 40;
-/// Commands to run next; who has more trees than that reads the table of trees first.
+/// Maximum number of commands to run next; the table of trees has more.
 const COMMANDS_MAX: usize = 12;
-/// Directories shown of one search.
+/// Maximum number of directories that are shown for one search.
 const SEARCH_DIRECTORIES_MAX: usize = 12;
-/// Columns of a name, three or four lines of a table. Begin and end of a longer one are shown.
+/// Maximum width of a name in columns, three or four lines of a table. A longer name is shown
+/// without its middle.
 const NAME_MAX: usize = 240;
-/// Columns of a command: it is there to be copied whole, up to what one would copy.
+/// Maximum width of a command in columns: long enough to copy a complete command.
 const COMMAND_MAX: usize = 2000;
 
-/// `report.html`.
+/// Returns `report.html`.
 pub fn html(report: &Report) -> String {
     let page = Page { report, day: drawing::DAY, night: drawing::NIGHT };
     page.render().expect("a page is written to memory")
@@ -33,7 +34,7 @@ struct Page<'a> {
     night: Palette,
 }
 
-/// One figure of the head of the page.
+/// One headline number of the page.
 struct Headline {
     label: &'static str,
     figure: String,
@@ -74,7 +75,7 @@ impl Page<'_> {
         Some(format!("Traced by {tracer}: {slow_down} times as long as the {direct} without ({how}). {exit}"))
     }
 
-    /// The storm in one sentence.
+    /// Describes the metadata storm in one sentence.
     fn storm(&self) -> String {
         let report = self.report;
         let direct = &report.metadata_rate.scenarios.direct;
@@ -135,7 +136,7 @@ impl Page<'_> {
         Figure { title: wide.title.clone(), wide: wide.within_a_page(), narrow: narrow.within_a_page() }
     }
 
-    /// The calls by name, most first.
+    /// Returns the calls by name, in decreasing order of number.
     fn by_call(&self) -> Vec<(&str, u64)> {
         let mut calls: Vec<_> =
             self.report.totals.by_call.iter().map(|(call, n)| (call.as_str(), *n)).collect();
@@ -143,7 +144,7 @@ impl Page<'_> {
         calls
     }
 
-    /// What was read and not counted, with why.
+    /// Returns the numbers of lines that are not counted, with the reason.
     fn skipped(&self) -> Vec<(&'static str, u64)> {
         let skipped = &self.report.totals.skipped;
         let elsewhere = &self.report.totals.elsewhere;
@@ -162,18 +163,18 @@ impl Page<'_> {
     }
 }
 
-/// The first rows of a list.
+/// Returns the first rows of a list.
 fn first<T>(list: &[T], most: usize) -> &[T] {
     &list[..list.len().min(most)]
 }
 
-/// What to say below a table that does not have all rows.
+/// Returns the text below a table that does not have all rows.
 fn left_out(length: usize, most: usize) -> Option<String> {
     let more = length.checked_sub(most).filter(|more| *more > 0)?;
     Some(format!("{} more in report.json.", count(more as u64)))
 }
 
-/// The words of `words`, for the template.
+/// The functions of `words`, for the template.
 mod filters {
     use std::borrow::Borrow;
 
@@ -206,7 +207,7 @@ mod filters {
         Ok(words::nodes(*number.borrow()))
     }
 
-    /// A path, or any other text of a trace that may be long.
+    /// Formats a path, or any other text of a trace that may be long.
     #[askama::filter_fn]
     pub fn name(text: impl AsRef<str>, _: &dyn Values) -> Result<String> {
         Ok(words::name(text.as_ref(), super::NAME_MAX))

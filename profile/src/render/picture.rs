@@ -1,4 +1,4 @@
-//! A drawing as PNG, for mails and slides.
+//! A drawing as PNG, for mail and slides.
 
 use std::error::Error;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::fmt;
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree};
 
-/// Twice the size of the drawing: legible on screens of high density and on paper.
+/// Twice the size of the drawing: sharp on high-density screens and on paper.
 pub const PIXELS_PER_UNIT: f32 = 2.0;
 
-/// A drawing of ours that cannot be made a picture of; its numbers are in the report all the same.
+/// A chart that could not be rendered as a picture; the report has its numbers nevertheless.
 #[derive(Debug)]
 pub struct PictureError {
     chart: &'static str,
@@ -24,7 +24,7 @@ impl fmt::Display for PictureError {
 
 impl Error for PictureError {}
 
-/// The picture of a drawing whose words are outlines: the library is linked without its part for text.
+/// Renders a drawing with text as outlines: the library is linked without its text support.
 pub fn png(chart: &'static str, svg: &str) -> Result<Vec<u8>, PictureError> {
     let wrong = |what: String| PictureError { chart, what };
     let tree = Tree::from_str(svg, &Options::default()).map_err(|e| wrong(e.to_string()))?;

@@ -1,4 +1,4 @@
-//! The promises of what is drawn, for reports of every kind.
+//! Properties of the rendered output, for reports of every kind.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -150,7 +150,8 @@ fn a_page_has_every_section_and_stands_alone() {
             assert_eq!(page.matches(&format!("<h2 id=\"{id}\">")).count(), 1, "{what}: {id}");
             assert!(page.contains(&format!("href=\"#{id}\"")), "{what}: {id}");
         }
-        // Nothing is fetched and nothing runs. The one address is the name of SVG itself, which nobody asks for.
+        // Nothing is fetched and nothing is executed. The only address is the XML namespace of SVG,
+        // which is never requested.
         let markup = page.replace("http://www.w3.org/2000/svg", "");
         for reach in ["<script", "<link", "<img", "<iframe", "<object", "@import", "://"] {
             assert!(!markup.contains(reach), "{what}: {reach}");
@@ -198,7 +199,7 @@ fn hostile_names_stay_text() {
     }
     assert!(page.contains("&#60;script&#62;alert(1)&#60;/script&#62;"));
     assert!(page.contains(r"\u{202e}txt.exe"));
-    // One document each: what was quoted closed nothing.
+    // Each output is one document: quoted text has not closed an element.
     assert_eq!(page.matches("</html>").count(), 1);
     assert_eq!(
         page.matches("<title>").count(),
@@ -251,7 +252,8 @@ fn tables_can_be_heard() {
 
 #[test]
 fn charts_are_pictures_of_the_size_that_they_say() {
-    // The others differ in numbers and names; pictures take half a second each where tests are built.
+    // The other reports differ only in numbers and names; a picture takes half a second without
+    // optimisation.
     for (what, report) in [("maker", example::maker()), ("hostile", example::hostile())] {
         let drawn = charts(&report).unwrap();
         let names: Vec<_> = drawn.iter().map(|chart| chart.name).collect();
@@ -264,7 +266,7 @@ fn charts_are_pictures_of_the_size_that_they_say() {
             let picture = resvg::tiny_skia::Pixmap::decode_png(&chart.png).expect("a picture");
             assert_eq!(f64::from(picture.width()), number("width") * 2.0, "{what}: {}", chart.name);
             assert_eq!(f64::from(picture.height()), number("height") * 2.0, "{what}: {}", chart.name);
-            // White paper, and something on it.
+            // White paper with a non-empty drawing.
             assert!(picture.pixels().iter().any(|p| p.red() < 100), "{what}: {} is empty", chart.name);
             assert!(!chart.title.is_empty() && !chart.description.is_empty());
         }

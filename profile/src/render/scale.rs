@@ -1,38 +1,40 @@
-//! Where a value stands along an axis, and which values are marked on it.
+//! The positions of values along an axis, and the values that are marked on it.
 
-/// How values are laid out along an axis that begins with zero.
+/// How values are mapped to an axis that begins with zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Linear,
-    /// By the logarithm of one more than the value: zero has a place, and so has a small value next to a large one.
+    /// By the logarithm of the value plus one: zero has a position, and a small value remains
+    /// visible beside a large one.
     Logarithmic,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     pub kind: Kind,
-    /// The value at the far end.
+    /// The value at the end of the axis.
     end: f64,
 }
 
 impl Scale {
     pub fn linear(greatest: f64) -> Self {
         let greatest = finite(greatest);
-        // An axis from nothing to nothing has no places.
+        // An axis must not have the length zero.
         Scale { kind: Kind::Linear, end: if greatest > 0.0 { greatest } else { 1.0 } }
     }
 
-    /// Linear as long as the smallest of the values that matter can be told from nothing, logarithmic beyond.
+    /// Returns a linear scale if the smallest of `values` is visible on it, otherwise a logarithmic
+    /// one.
     pub fn that_shows(greatest: f64, values: &[f64]) -> Self {
         let linear = Scale::linear(greatest);
         let seen = |value: &f64| *value <= 0.0 || *value >= linear.end / 30.0;
-        // Below ten the logarithm gains nothing.
+        // Below ten a logarithmic scale is no improvement.
         let kind =
             if linear.end < 10.0 || values.iter().all(seen) { Kind::Linear } else { Kind::Logarithmic };
         Scale { kind, ..linear }
     }
 
-    /// The same with room beyond the greatest value, for what is written there.
+    /// Returns the scale with space beyond the greatest value, for labels.
     pub fn with_room(self, part: f64) -> Self {
         let end = match self.kind {
             Kind::Linear => self.end * (1.0 + part),
@@ -41,7 +43,7 @@ impl Scale {
         Scale { end: if end.is_finite() { end } else { self.end }, ..self }
     }
 
-    /// From 0 at zero to 1 at the far end.
+    /// Returns the position of a value, from 0 at zero to 1 at the end.
     pub fn place(&self, value: f64) -> f64 {
         let value = finite(value);
         let place = match self.kind {
@@ -51,7 +53,7 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    /// The values to mark: zero and round ones.
+    /// Returns the values to mark: zero and round values.
     pub fn marks(&self, about: usize) -> Vec<f64> {
         match self.kind {
             Kind::Linear => multiples(round_step(self.end / about as f64), self.end),
@@ -72,7 +74,7 @@ impl Scale {
     }
 }
 
-/// Round moments from zero to `end`, in seconds.
+/// Returns round times from zero to `end`, in seconds.
 pub fn moments(end: f64, about: usize) -> Vec<f64> {
     const STEPS: [f64; 13] = [
         60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 10_800.0, 21_600.0, 43_200.0, 86_400.0,
@@ -88,7 +90,7 @@ pub fn moments(end: f64, about: usize) -> Vec<f64> {
     multiples(step, finite(end))
 }
 
-/// 1, 2 or 5 times a power of ten, at least `least`.
+/// Returns 1, 2 or 5 times a power of ten, at least `least`.
 fn round_step(least: f64) -> f64 {
     if least <= 0.0 || !least.is_finite() {
         return 1.0;
@@ -102,7 +104,7 @@ fn multiples(step: f64, end: f64) -> Vec<f64> {
     (0..50).map(|n| f64::from(n) * step).take_while(|value| *value <= end * 1.0001).collect()
 }
 
-/// What is no number, or less than nothing, has no place on an axis.
+/// Returns 0 for a value that is negative or not finite, because it has no position on an axis.
 pub fn finite(value: f64) -> f64 {
     if value.is_finite() && value > 0.0 { value } else { 0.0 }
 }

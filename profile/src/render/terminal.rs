@@ -1,4 +1,5 @@
-//! What a terminal shows of a report: one screen, also of a small terminal, and legible without colour.
+//! The summary for a terminal: it fits on the screen of a small terminal, and is legible without
+//! colour.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -7,14 +8,15 @@ use super::words::{
 };
 use crate::{Report, SlowDown};
 
-/// Lines of a summary. A terminal has 24 or more, and what was typed scrolls away.
+/// Maximum number of lines of a summary. A terminal has at least 24, and the command itself may
+/// scroll away.
 const LINES_MAX: usize = 25;
-/// Columns of a line.
+/// Maximum width of a line in columns.
 const COLUMNS_MAX: usize = 100;
-/// Columns of what stands before the values.
+/// Width of the labels in columns.
 const LABEL: usize = 15;
 
-/// At most 25 lines of at most 100 columns.
+/// Returns a summary of at most 25 lines and at most 100 columns.
 pub fn summary(report: &Report, colour: bool) -> String {
     let mut screen = Screen { lines: Vec::new(), colour };
     what_ran(report, &mut screen);
@@ -65,7 +67,7 @@ fn what_ran(report: &Report, screen: &mut Screen) {
     let totals = &report.totals;
     let what = match report.command.is_empty() {
         true => several(report.traces.len() as u64, "trace", "traces"),
-        // Shown whole only where it fits; the rest of a long command line is not what one asks for here.
+        // A long command line is shortened.
         false => command(&report.command),
     };
     screen.title(&format!("Profile: {what}"));
@@ -96,7 +98,7 @@ fn what_ran(report: &Report, screen: &mut Screen) {
     }
 }
 
-/// Figure 2 of the paper.
+/// Prints figure 2 of the paper.
 fn places(report: &Report, screen: &mut Screen) {
     let row = |cells: [&str; 7]| {
         let [name, meaning, mode, metadata, data, read, written] = cells;
@@ -119,7 +121,7 @@ fn storm(report: &Report, screen: &mut Screen) {
         }
         false => screen.row("storm", "none: no metadata calls went to shared file systems"),
     }
-    // The figures are worth more than the middle of a path.
+    // A long path is shortened in the middle, so that the figures remain visible.
     let mut about = |label: &str, path: &str, figures: String| {
         let room = COLUMNS_MAX - LABEL - 2;
         let path = name(path, room.saturating_sub(figures.width()).max(30));
@@ -192,12 +194,12 @@ fn what_quell_does(report: &Report, screen: &mut Screen) {
     }
 }
 
-/// The commands, as many as there is room for, and at least the first.
+/// Prints as many commands as there is space for, and at least the first.
 fn next(report: &Report, screen: &mut Screen) {
     let mut shown = 0;
     for line in &report.next {
         let lines = folded(&command_line(line));
-        // A line is kept to say that there are more.
+        // One line is reserved for the message that there are more.
         let keep = usize::from(shown + 1 < report.next.len());
         if lines.len() + keep > screen.room() && shown > 0 {
             break;
@@ -218,8 +220,9 @@ fn next(report: &Report, screen: &mut Screen) {
     }
 }
 
-/// A command on several lines, as a shell takes them: broken at spaces outside of quotes, with a backslash at the end
-/// of all lines but the last. A single word that is too long is left as it is, to be cut; the report has it whole.
+/// Splits a command into several lines of shell syntax: at spaces outside quotes, with a backslash
+/// at the end of all lines except the last. A single word that is too long is not split, and is
+/// truncated later; the report has it completely.
 fn folded(command: &str) -> Vec<String> {
     let (mut quote, mut literal) = (None, false);
     let words = command.split(|c| {
@@ -234,7 +237,7 @@ fn folded(command: &str) -> Vec<String> {
         }
         c == ' ' && quote.is_none()
     });
-    // The first line stands behind the label, the others have the whole width.
+    // The first line follows the label; the others have the whole width.
     let mut room = COLUMNS_MAX - LABEL;
     let mut lines: Vec<String> = Vec::new();
     for word in words {

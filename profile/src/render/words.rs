@@ -1,10 +1,10 @@
-//! Numbers and names in the words of people: thousands apart, units that fit, and names that cannot do harm.
+//! Formats numbers and names for users: thousands separators, suitable units, and escaped names.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::{AccessMode, Rate};
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -17,12 +17,12 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// Three digits and a unit, in powers of a thousand as disks and networks are sold: `1.44 GB`.
+/// Formats a size with three digits and a decimal unit: `1.44 GB`.
 pub fn bytes(number: u64) -> String {
     const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     let mut value = number as f64;
     let mut unit = 0;
-    // 999.5 would be written as 1000.
+    // 999.5 would be rounded to 1000.
     while value >= 999.5 && unit + 1 < UNITS.len() {
         value /= 1000.0;
         unit += 1;
@@ -31,7 +31,7 @@ pub fn bytes(number: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// A number that need not be whole; decimals only where they say something.
+/// Formats a number with as many decimals as are significant.
 pub fn number(value: f64) -> String {
     if !value.is_finite() {
         return "?".to_owned();
@@ -49,12 +49,12 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// A length of time, or a moment counted from the first call.
+/// Formats a duration, or a time since the first call.
 pub fn time(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".to_owned();
     }
-    // What would be rounded up to the next unit is written in that unit.
+    // A value that would be rounded up to the next unit is written in that unit.
     if seconds == 0.0 {
         return "0 s".to_owned();
     } else if seconds < 0.0995 {
@@ -79,9 +79,9 @@ pub fn time(seconds: f64) -> String {
     words.join(" ")
 }
 
-/// Day and minute of a moment in seconds since 1970, in universal time; nothing for a trace without dates.
+/// Formats seconds since 1970 as day and minute in UTC; `None` for a trace without dates.
 pub fn date(since_1970_s: f64) -> Option<String> {
-    // Up to the year 9999; also false for what is not a number.
+    // Up to the year 9999; false for NaN, too.
     if !(1.0..253_402_300_800.0).contains(&since_1970_s) {
         return None;
     }
@@ -106,7 +106,7 @@ pub fn date(since_1970_s: f64) -> Option<String> {
     Some(format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", days + 1))
 }
 
-/// A part of a whole in percent, as precise as it must be to differ from nothing and from everything.
+/// Formats a part as a percentage, with enough precision to distinguish it from 0 and from 100 %.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0 %".to_owned();
@@ -127,12 +127,12 @@ pub fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// One thing or several: `1 file`, `12 files`.
+/// Formats a count with the singular or plural: `1 file`, `12 files`.
 pub fn several(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { more })
 }
 
-/// The paper's words for how a place is used.
+/// Returns the paper's abbreviation for how a place is used.
 pub fn mode(mode: AccessMode) -> &'static str {
     match mode {
         AccessMode::Unused => "–",
@@ -141,26 +141,27 @@ pub fn mode(mode: AccessMode) -> &'static str {
     }
 }
 
-/// `no limit` where nothing remains that would set one.
+/// Formats a number of nodes; `no limit` if there is none.
 pub fn nodes(number: Option<u64>) -> String {
     number.map_or_else(|| "no limit".to_owned(), count)
 }
 
-/// Average and peak in one phrase, both a second.
+/// Formats average and peak, both per second.
 pub fn rates(rate: &Rate) -> String {
     format!("average {}, peak {}", number(rate.average), number(rate.peak))
 }
 
-/// Text of a trace with everything made visible that a terminal would obey or a reader be deceived by: control
-/// characters, marks that turn the direction of writing, and other characters without a shape are written as
-/// `\u{202e}`; a backslash as two, so that nothing else looks like that.
+/// Escapes all characters of a trace's text that a terminal would interpret or that could deceive a
+/// reader: control characters, marks that change the writing direction, and other invisible
+/// characters are written as `\u{202e}`; a backslash is doubled, so that no other text looks the
+/// same.
 pub fn shown(text: &str) -> String {
-    // The library's rule for debugging output is the right one, but for quotes, which harm nobody here.
+    // `escape_debug` escapes the right characters, and also quotes, which are harmless here.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// `shown`, and from the middle as much left out as is needed to take `columns` columns of a terminal at most. Begin
-/// and end of a path tell more than its middle.
+/// As `shown`, shortened in the middle to at most `columns` columns. The beginning and the end of a
+/// path are more informative than its middle.
 pub fn name(text: &str, columns: usize) -> String {
     let text = shown(text);
     if text.width() <= columns {
@@ -172,7 +173,7 @@ pub fn name(text: &str, columns: usize) -> String {
     format!("{begin}…{}", end.into_iter().rev().collect::<String>())
 }
 
-/// `text`, cut at its end to take `columns` columns at most.
+/// Returns `text`, truncated to at most `columns` columns.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -189,14 +190,15 @@ fn fitting(characters: impl Iterator<Item = char>, columns: usize) -> String {
     characters.take_while(fits).collect()
 }
 
-/// A command and its arguments as a shell would take them, shown.
+/// Formats a command and its arguments as a shell command line, escaped as by `shown`.
 pub fn command(words: &[String]) -> String {
     let quoter = shlex::Quoter::new().allow_nul(true);
     let line = quoter.join(words.iter().map(String::as_str));
     command_line(&line.expect("only NUL cannot be quoted, and it may be there"))
 }
 
-/// A command to be copied: `shown`, but for backslashes, which a shell reads as they are.
+/// Formats a command to be copied: as `shown`, except for backslashes, which a shell needs
+/// unchanged.
 pub fn command_line(text: &str) -> String {
     text.split('\\').map(shown).collect::<Vec<_>>().join("\\")
 }
