@@ -385,3 +385,93 @@ fn a_program_that_waits_for_input_sees_the_mount_go() {
     assert!(ended.text().ends_with("went on\n"), "{}", ended.text());
     mounted.umount();
 }
+
+/// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device fails to write blocks that were never
+/// written, as ext4 does not know of it: a real failure of writeback.
+struct FailingDevice<'a> {
+    stage: &'a Stage,
+    backing: PathBuf,
+    point: PathBuf,
+}
+
+impl FailingDevice<'_> {
+    fn new(stage: &Stage) -> FailingDevice<'_> {
+        let device = FailingDevice { stage, backing: stage.dir("backing"), point: stage.dir("device") };
+        let script = "mount -t tmpfs -o size=96m quell-test \"$1\" && \
+             dd if=/dev/zero of=\"$1/disk\" bs=1M count=64 status=none && \
+             mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 \"$1/disk\"";
+        stage.sh(script, &[&device.backing]).expect(0);
+        device.mount();
+        device
+    }
+
+    fn mount(&self) {
+        let script = "mount -o loop,commit=300 \"$1/disk\" \"$2\"";
+        self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
+    }
+
+    fn unmount(&self) {
+        self.stage.sh("umount \"$1\"", &[&self.point]).expect(0);
+    }
+
+    /// Blocks that no file has yet cannot be written any more.
+    fn fail(&self) {
+        let script = "sync && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
+        self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
+    }
+
+    fn work(&self) {
+        fs::remove_file(self.backing.join("ballast")).unwrap();
+    }
+}
+
+impl Drop for FailingDevice<'_> {
+    fn drop(&mut self) {
+        // Also after a failed assertion; the loop device goes with its mount.
+        let _ = self.stage.sh("umount -l \"$2\"; umount -l \"$1\"", &[&self.backing, &self.point]);
+    }
+}
+
+#[test]
+fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_again() {
+    if !is_root() {
+        skip!("a block device that fails needs root");
+    }
+    if File::options().read(true).write(true).open("/dev/loop-control").is_err() {
+        skip!("no loop devices");
+    }
+    let scene = log_scene!();
+    let device = FailingDevice::new(&scene.stage);
+    let store = device.point.join("store");
+    fs::create_dir(&store).unwrap();
+    let mounted = scene.mount_with(&[&store], &[]);
+    let path = mounted.point.join("file");
+    let of_a = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    of_a.write_all_at(&[1; 100_000], 0).unwrap();
+    of_a.sync_all().unwrap();
+    // Other processes, each of which opens the file, syncs and closes it.
+    let sync = |code: i32| drop(scene.stage.sh("sync \"$1\"", &[&path]).expect(code));
+    device.fail();
+    let data = noise(1_200_000, 7);
+    of_a.write_all_at(&data, 0).unwrap();
+    sync(1);
+    for attempt in 0..3 {
+        assert!(of_a.sync_all().is_err(), "sync {attempt} of the writer");
+        sync(1);
+        // An open may fail, too; what is read is the data.
+        if let Ok(bytes) = fs::read(&path) {
+            assert!(bytes == data, "{attempt}");
+        }
+    }
+    device.work();
+    of_a.sync_all().unwrap();
+    sync(0);
+    drop(of_a);
+    mounted.umount();
+    // What is read now is what the device has.
+    device.unmount();
+    device.mount();
+    let again = scene.mount_with(&[&store], &[]);
+    assert!(fs::read(again.point.join("file")).unwrap() == data, "synced data was lost");
+    again.umount();
+}

@@ -2,6 +2,7 @@
 //! memory and with faults, are in testkit.
 
 use std::any::Any;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use quell_fs::{Change, File, Kind, Rename, Result, Space, Time};
@@ -165,6 +166,12 @@ pub trait WritableFile: OpenFile {
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()>;
+
+    /// Asks the system to drop the clean pages of this range from its cache, so that the next read
+    /// asks the storage. The system may keep them.
+    fn drop_cache(&self, _offset: u64, _length: NonZeroU64) -> Result<()> {
+        Ok(())
+    }
 
     /// Changes owners, permissions and time of this file, whatever its current name is: see
     /// [`WritableDir::change`].

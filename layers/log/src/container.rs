@@ -1,6 +1,7 @@
 //! A container: the directory in a store that holds one file (PLFS, figure 1). Made, found, looked into and
 //! removed here; what its logs say is for others. Drawn in docs/formats/log.md.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -524,7 +525,8 @@ impl Container {
         self.dir.sync()
     }
 
-    /// Writes the head and the frames of a data log between a place and position and the place `end` once more, after a sync failed.
+    /// Writes the data log of `writer` between a place and position and the place `end` once more, syncs it, and checks what the
+    /// storage has. Errors: `Damaged` where bytes are not as they were written.
     pub fn write_data_again(
         &self,
         data: &dyn WritableFile,
@@ -532,8 +534,10 @@ impl Container {
         from: (u64, u64),
         end: u64,
     ) -> Result<()> {
+        data_log::write_again(data, from.0, end)?;
         data.write_at(&self.head.of(HeadKind::Data, writer).encode(), 0)?;
-        data_log::write_again(data, from, end, self.head.block_bytes.into())
+        data.sync()?;
+        data_log::check(data, from, end, self.head.block_bytes.into())
             .map_err(|error| Error { subject: data_name(writer), ..error })
     }
 
@@ -555,7 +559,6 @@ impl Container {
         if has_failed {
             let data = self.logs_of(writer, false)?.open_writable_file(&name)?;
             self.write_data_again(&*data, writer, (HEAD_BYTES as u64, 0), closed.data_bytes)?;
-            data.sync()?;
         } else {
             match self.logs_of(writer, false).and_then(|logs| logs.open_file(&name)) {
                 Ok(data) => data.sync().inspect_err(|_| {
@@ -615,7 +618,10 @@ impl Container {
     pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
-            self.dir.open_writable_file(RECORD)?.write_at(&self.head.encode(), 0)?;
+            let record = self.dir.open_writable_file(RECORD)?;
+            // For the reason that `data_log::write_again` gives.
+            record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
+            record.write_at(&self.head.encode(), 0)?;
         }
         for name in [RECORD, ACCESS] {
             // For reading: they are another user's, often, who may have synced nothing.

@@ -1,6 +1,7 @@
 //! The data log: encodes and decodes frames, and reads and verifies the blocks of their payload.
 //! The format is described in docs/formats/log.md.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use quell_backing::{OpenFile, WritableFile};
@@ -14,6 +15,9 @@ use crate::runs::{self, Run};
 
 const MAGIC: &[u8; 4] = b"FRAM";
 const SUM_AT: usize = 48;
+/// Size and alignment of a rewrite: a folio of the page cache on x86-64 is not larger, and lies within
+/// one such piece.
+const AGAIN_BYTES: NonZeroU64 = NonZeroU64::new(2 << 20).expect("not zero");
 
 /// The fields of a frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,52 +233,55 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
     Ok(torn)
 }
 
-/// Rewrites the frames from the given log and payload offset up to log offset `end` with the same
-/// content. After a failed sync they may exist in the page cache only, while the kernel regards
-/// them as written. Each block is read and verified first.
+/// Rewrites the bytes from log offset `place` to `end` with the same content. After a failed sync
+/// they may exist in the page cache only, while the kernel regards them as written.
+///
+/// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of a
+/// page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and the
+/// page reads as zeros once it has left the cache. If the process is killed between the two steps,
+/// these bytes, which the store failed to take, are lost.
+pub fn write_again(file: &dyn WritableFile, place: u64, end: u64) -> Result<()> {
+    let mut at = place - place % AGAIN_BYTES.get();
+    let mut buffer = vec![0; AGAIN_BYTES.get().min(end.saturating_sub(at)) as usize];
+    while at < end {
+        let wanted = AGAIN_BYTES.get().min(end - at) as usize;
+        let length = file.read_at(&mut buffer[..wanted], at)?;
+        if length == 0 {
+            break;
+        }
+        file.drop_cache(at, AGAIN_BYTES)?;
+        file.write_at(&buffer[..length], at)?;
+        at += AGAIN_BYTES.get();
+    }
+    Ok(())
+}
+
+/// Verifies the frames from the given log and payload offset up to log offset `end`, as the store
+/// returns them after the kernel has dropped them from its cache.
 ///
 /// # Errors
 ///
-/// `Damaged` if a block does not match its checksum. All other blocks are still rewritten, as far
-/// as the headers tell where they are.
-pub fn write_again(
+/// `Damaged` if a frame is incomplete or does not match its checksums.
+pub fn check(
     file: &dyn WritableFile,
     (mut place, mut position): (u64, u64),
     end: u64,
     block_bytes: u64,
 ) -> Result<()> {
-    let mut whole = Ok(());
+    let from = place - place % AGAIN_BYTES.get();
+    file.drop_cache(from, AGAIN_BYTES.saturating_add(end.saturating_sub(from)))?;
     while place < end {
-        let Some((head, runs)) = read_head(file, place, position)? else {
+        let Some((head, _)) = read_head(file, place, position)? else {
             return Err(torn(place, "a frame is lost: a sync of it failed"));
         };
         let frame = head.frame(place);
-        let again = encode_head(&runs, head.payload_bytes, head.epoch, head.sequence, position);
-        if again.len() as u64 != head.bytes() {
-            return Err(torn(place, "a frame is encoded in another way than this program does it"));
-        }
-        file.write_at(&again, place)?;
-        // One block at a time, so that a damaged block does not prevent rewriting the others.
-        let mut buffer = vec![0; block_bytes.min(head.payload_bytes) as usize];
-        while position < frame.end() {
-            let into = &mut buffer[..block_bytes.min(frame.end() - position) as usize];
-            match read_payload(file, &frame, block_bytes, position, into, &NoEdges) {
-                Ok(()) => {
-                    let sum = xxh3_64_with_seed(into, position).to_le_bytes();
-                    let block = (position - frame.position) / block_bytes;
-                    file.write_pieces_at(
-                        &[into, &sum],
-                        frame.payload_place + block * (block_bytes + SUM_BYTES),
-                    )?;
-                }
-                Err(error) if error.kind == ErrorKind::Damaged => whole = whole.and(Err(error)),
-                Err(error) => return Err(error),
-            }
-            position += into.len() as u64;
+        if !is_whole(file, &frame, block_bytes)? {
+            return Err(torn(place, "a block is lost: a sync of it failed"));
         }
         place = frame.payload_place + stored_bytes(head.payload_bytes, block_bytes);
+        position = frame.end();
     }
-    whole
+    Ok(())
 }
 
 /// Copies the bytes of `block` from payload offset `at` on, and returns their number.

@@ -392,12 +392,11 @@ impl Logs {
     /// The data log survives a loss of power up to `end`, a place and a position. After a sync that failed, what is not known to have
     /// been synced is read, checked and written again before: the kernel would report success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: (u64, u64)) -> Result<()> {
-        let was_doubtful = self.is_doubtful;
-        let written = match was_doubtful {
+        let synced = match self.is_doubtful {
             true => container.write_data_again(&*self.data, id, self.synced_to, end.0),
-            false => Ok(()),
+            false => self.data.sync(),
         };
-        if let Err(error) = written.and_then(|()| self.data.sync()) {
+        if let Err(error) = synced {
             (self.is_doubtful, self.has_failed) = (true, true);
             // Readers go by it once this process has ended. It is tried again, at the latest when the writer ends.
             let _ = self.mark(container, id);

@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::ffi::OsStr;
 use std::io::IoSlice;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -369,6 +370,11 @@ impl WritableFile for PosixFile {
             }
         }
         Ok(())
+    }
+
+    fn drop_cache(&self, offset: u64, length: NonZeroU64) -> Result<()> {
+        rustix::fs::fadvise(&self.fd, offset, Some(length), rustix::fs::Advice::DontNeed)
+            .map_err(|e| failed(e, "drop the cache of", b""))
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
