@@ -64,7 +64,7 @@ unmount_node() { # unmount_node I [lazy]: the mount process must be stopped afte
   umount -l "$bed/nodes/$i" || true
 }
 
-# --- the whole bed -------------------------------------------------------------------------------
+# --- the whole test bed --------------------------------------------------------------------------
 # Only one `up`, `drop` or `down` runs at a time; the lock is on the state directory itself
 # (descriptor 9).
 lock() {

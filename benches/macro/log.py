@@ -114,7 +114,7 @@ class Logs:
             met, note = None, f"A STAND-IN; {note}"
         self.add(work, unit, direct, log, bar, met, note=note)
 
-    # --- what is done ------------------------------------------------------------------------------
+    # --- operations --------------------------------------------------------------------------------
     @staticmethod
     def touch_memory():
         half_kb = int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) // 2
@@ -331,7 +331,7 @@ class Logs:
                 got.append((result["seconds"], mount.memory_mb()))
         return [median(values) for values in zip(*got)]
 
-    # --- all ---------------------------------------------------------------------------------------
+    # --- all rows ----------------------------------------------------------------------------------
     def rows(self, local):
         def on_cephfs():
             with Bed(self.scratch / "cephfs", NODES, "cephfs").up() as bed:

@@ -51,7 +51,7 @@ fn mountable() -> Vec<&'static str> {
     ways().into_iter().filter_map(view).collect()
 }
 
-// --- where programs start ----------------------------------------------------------------------
+// --- working directories of programs -----------------------------------------------------------
 
 /// Prints the device and inode number of the working directory, and whether the tree is the
 /// original, in which `later` exists.
@@ -217,7 +217,7 @@ fn a_working_directory_that_cannot_be_searched_is_kept() {
     }
 }
 
-// --- what it keeps open ------------------------------------------------------------------------
+// --- open files of the holder ------------------------------------------------------------------
 
 /// Scripts in which a caller would wait forever for a process that keeps its streams or its lock
 /// open. `$1` is a file; the command follows.
@@ -472,7 +472,7 @@ fn a_rank_that_connects_and_says_nothing_delays_no_other() {
     scene.stage.expect_nothing_left();
 }
 
-// --- how it ends -------------------------------------------------------------------------------
+// --- the end of a holder -----------------------------------------------------------------------
 
 #[test]
 fn a_signal_takes_a_mounted_view_away() {
@@ -618,7 +618,7 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
     }
 }
 
-// --- one mount after another -------------------------------------------------------------------
+// --- mounting again after an unmount -----------------------------------------------------------
 
 /// Unmounts with each of the programs that a user may use, and mounts again immediately, several
 /// times.

@@ -226,7 +226,7 @@ fn a_group_is_inherited_and_supplementary_groups_count() {
     mounted.umount();
 }
 
-// --- who has ended -------------------------------------------------------------------------------
+// --- writers in other PID namespaces -------------------------------------------------------------
 
 /// Returns a `quell` command in a new PID namespace, where the processes of this one are not
 /// visible, or `None` if this user cannot create one.
