@@ -318,8 +318,8 @@ impl Reader {
         }
     }
 
-    /// Returns the process of a line. While a trace to a terminal (without `-o`) has only one process,
-    /// its lines have no process id.
+    /// Returns the process of a line. While a trace to a terminal (without `-o`) has only one
+    /// process, its lines have no process id.
     fn pid(&mut self, source: Source, line: &strace::Line) -> Pid {
         let of = |number| Pid { space: source.space, number };
         let nameless = of(0);

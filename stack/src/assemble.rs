@@ -52,8 +52,8 @@ impl Covered {
 /// Opens the tree at `source`. Must be called before the tree is covered.
 pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange, rules: Rules) -> Result<Covered> {
     let dir = Arc::new(PosixDir::start(source)?);
-    // The kernel returns the path of the opened directory, even if the name refers to another one
-    // by now.
+    // The kernel returns the path of the opened directory, even if the path now refers to another
+    // directory.
     let place = fs::read_link(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
     let source_path = place.unwrap_or_else(|_| source.into());
     let fs = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));

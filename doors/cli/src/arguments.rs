@@ -64,8 +64,8 @@ pub enum Command {
 /// Index a directory tree, once, on any node.
 ///
 /// Reads the metadata of everything below DIR with many requests in flight and writes it to one
-/// file. Paths that could not be read are listed at the end and in the index; the exit code is then
-/// 1.
+/// file. If paths could not be read, they are listed at the end and in the index, and the exit code
+/// is 1.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -508,8 +508,8 @@ pub enum OnChangeArg {
 /// system in which many processes may write one file.
 ///
 /// An ordinary user's mount uses FUSE, through fusermount3; root's mounts may use the overlay
-/// views. The process that serves the mount writes later messages to a log file; `quell stats
-/// MOUNTPOINT` prints its path.
+/// views. The process that serves the mount writes later messages to a log file;
+/// `quell stats MOUNTPOINT` prints its path.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "quell mount [OPTIONS] FILE MOUNTPOINT\n       \
@@ -765,9 +765,9 @@ pub struct DoctorArgs {
 /// and those that Quell would absorb.
 ///
 /// Runs CMD and all its children under strace, and writes a report to DIR: report.html and
-/// report.json, the table of operations, charts, the trace, and a quell.toml for `quell run
-/// --config`. Prints a summary. Ends with CMD's own exit code. Tracing slows the program down; the
-/// report states by how much.
+/// report.json, the table of operations, charts, the trace, and a quell.toml for
+/// `quell run --config`. Prints a summary. Ends with CMD's own exit code. Tracing slows the program
+/// down; the report states by how much.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -47,7 +47,7 @@ pub enum NodeRole {
     Alone,
     First,
     Other,
-    /// In a job, and the launcher's variables do not tell which node this is.
+    /// In a job, and the launcher's variables do not identify this node.
     Unknown,
 }
 
@@ -62,8 +62,9 @@ const RANK_PAIRS: [(&str, &str); 6] = [
     ("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
     ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
 ];
-/// Variables with the number of the node in the job. A resource manager's own launcher sets them for
-/// each process. Hydra passes those of the first node to all others, so the pairs above come first.
+/// Variables with the number of the node in the job. A resource manager's own launcher sets them
+/// for each process. Hydra passes those of the first node to all others, so the pairs above come
+/// first.
 const NODE_NUMBERS: [&str; 3] = ["SLURM_NODEID", "PALS_NODEID", "PBS_NODENUM"];
 /// Variables with the number of nodes.
 const NODE_COUNTS: [&str; 4] = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES", "FLUX_JOB_NNODES", "NHOSTS"];

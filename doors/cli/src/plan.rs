@@ -64,8 +64,8 @@ pub struct RecordingPlan {
     /// A FIFO in the runtime directory, from which `quell record` reads a line with `Begun` and a
     /// line with `Recorded`.
     pub pipe: PathBuf,
-    /// FIFOs for the program's standard output and standard error, if they are not those of `quell
-    /// run`.
+    /// FIFOs for the program's standard output and standard error, if they are not those of
+    /// `quell run`.
     pub outputs: Option<[PathBuf; 2]>,
 }
 

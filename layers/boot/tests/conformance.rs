@@ -141,7 +141,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
     assert!(written_files > 50, "{written_files} files were whole");
 }
 
-/// A source of which no file can be opened any more.
+/// A source whose files can no longer be opened.
 struct Gone;
 
 impl Open for Gone {

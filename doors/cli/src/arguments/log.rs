@@ -173,7 +173,7 @@ pub struct LogFsckArgs {
     /// With --writer: end the writer regardless of the known state of its process.
     #[arg(long, requires = "writer")]
     pub force: bool,
-    /// Report and remove remains only if they are at least this old.
+    /// Report and remove remains only if they are unchanged for at least this many days.
     #[arg(long, value_name = "DAYS", default_value_t = 7)]
     pub older_than: u32,
     /// Number of files, or logs of one file, that are checked at once.

@@ -166,8 +166,8 @@ pub fn run(args: HolderArgs, quiet: bool) -> std::result::Result<ExitCode, Failu
 }
 
 /// Answers that the view is ready. Returns `false` if the command that requested it was killed. The
-/// caller then removes a mount before it releases the lock, so that a user who interrupts `quell
-/// mount` finds no mount later.
+/// caller then removes a mount before it releases the lock, so that a user who interrupts
+/// `quell mount` finds no mount later.
 pub(super) fn answer_ready(plan: &Plan) -> bool {
     // Before the answer, so that a pipe that captures the command's standard error is closed when
     // the command ends.
@@ -309,7 +309,7 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         covered.hot = None;
         let Taken { view, reason, mounted: Mounted { mount, sessions, heat } } = taken;
         // At the tree's own path the view covers only the directory that was checked, and not
-        // another one that has the path by now.
+        // another directory that was moved to the path meanwhile.
         let original = match path == covered.source_path {
             true => Some(covered.source().stat_self()?.identity()),
             false => None,

@@ -23,7 +23,7 @@ use crate::plan::{Answer, LogPlan, LogReport, Place, Plan, Refusal, Report};
 
 /// Interval at which the process checks that its mount still exists.
 const LOOKS: Duration = Duration::from_millis(250);
-/// Logs of files that no process has open are closed when they were not read for this long, and after
+/// Logs of files that no process has open are closed if they were not read for this time, and after
 /// twice this time at the latest.
 const IDLE_FOR: Duration = Duration::from_secs(1);
 const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;

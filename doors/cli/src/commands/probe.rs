@@ -20,7 +20,8 @@ use crate::output::{errln, outln};
 use crate::{output, progress};
 
 const SCHEMA: &str = "quell-probe/1";
-/// Local file systems. Others may be shared; the type of a FUSE file system does not tell.
+/// Local file systems. Others may be shared; the type of a FUSE file system does not show whether
+/// it is local.
 const LOCAL: [&str; 19] = [
     "bcachefs",
     "btrfs",
