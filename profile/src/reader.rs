@@ -923,7 +923,7 @@ impl Reader {
     }
 }
 
-/// The result of mmap is an address, which may look like a negative number.
+/// Returns whether the result is an address, which may look like a negative number (mmap).
 fn is_address(effect: Effect) -> bool {
     matches!(effect, Effect::Map(_))
 }

@@ -173,8 +173,8 @@ impl Client {
         u32::from(first)
     }
 
-    /// Data that is read from the servers changes the access time, so attributes are requested
-    /// again.
+    /// Records a read. Data that is read from the servers changes the access time, so attributes
+    /// are requested again.
     fn read(&mut self, path: PathId) {
         if self.read.insert(path) {
             self.attributes.remove(&path);
@@ -253,8 +253,8 @@ pub struct Covered {
 }
 
 impl Replay {
-    /// `begin` is the time of the first call, `slow_down` the ratio of the durations with and
-    /// without the tracer.
+    /// Returns a replay. `begin` is the time of the first call, `slow_down` the ratio of the
+    /// durations with and without the tracer.
     pub fn new(map: &Map, trees: &[PathId], begin: u64, is_directory: Vec<bool>, slow_down: f64) -> Replay {
         let kept_us = (KEPT_US as f64 * slow_down) as u64;
         let count = trees.len();

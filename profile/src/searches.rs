@@ -54,7 +54,7 @@ pub const PATH: &str = "PATH";
 const PACKAGE_LEVELS_MAX: usize = 8;
 
 impl Searches {
-    /// `resolve` returns the number of a directory.
+    /// Returns the searches by these variables. `resolve` returns the number of a directory.
     pub fn new(variables: Vec<Variable>, mut resolve: impl FnMut(&[u8]) -> PathId) -> Searches {
         let mut directories = HashMap::new();
         for (number, variable) in variables.iter().enumerate() {

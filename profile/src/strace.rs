@@ -75,8 +75,8 @@ pub fn time_of(text: &[u8]) -> Option<u64> {
     }
 }
 
-/// Without `-o`, the tracer's remark about a new process is inside the line of the call that
-/// created it. Returns the part before the remark; the next line has the rest.
+/// Returns the part of a line before a remark of the tracer about a new process; the next line has
+/// the rest. Without `-o`, the remark is inside the line of the call that created the process.
 pub fn before_remark(text: &[u8]) -> Option<&[u8]> {
     const REMARK: &[u8] = b"strace: Process ";
     let trimmed = text.trim_ascii_end().strip_suffix(b" attached")?;
@@ -411,7 +411,7 @@ pub fn call<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     Some(Call { arguments, count, result, spent: spent(rest), outer: outer(rest) })
 }
 
-/// As `call`, for a call that has not ended: `name(arguments`. Its result is unknown.
+/// Does the same as `call`, for a call that has not ended: `name(arguments`. Its result is unknown.
 pub fn begun<'a>(name: &[u8], text: &'a [u8]) -> Option<Call<'a>> {
     let (arguments, count, _) = arguments(text.get(name.len() + 1..)?);
     Some(Call { arguments, count, result: Outcome::Unknown, spent: None, outer: None })

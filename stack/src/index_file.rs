@@ -27,8 +27,8 @@ pub fn load_index(path: &Path) -> Result<Image> {
     load_index_from(&open(path, READ_INDEX)?, path, |_| Ok(()))
 }
 
-/// As `load_index`, for a file that is already open. The header is checked first; then `admit` is
-/// called with the number of bytes, before memory is allocated.
+/// Does the same as `load_index`, for a file that is already open. The header is checked first;
+/// then `admit` is called with the number of bytes, before memory is allocated.
 ///
 /// Errors: `InvalidInput` for a file without the magic number of an index, `Damaged` for a damaged
 /// one, and those of `admit`.
@@ -58,7 +58,7 @@ pub fn load_boot(path: &Path) -> Result<BootImage> {
     load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
 }
 
-/// As `load_boot`, for a file that is already open.
+/// Does the same as `load_boot`, for a file that is already open.
 pub fn load_boot_from<E: From<Error>>(
     file: &File,
     path: &Path,

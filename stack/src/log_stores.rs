@@ -20,8 +20,8 @@ pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> 
     Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(open_added)), choices))
 }
 
-/// As `open_log`, for a mount at `mountpoint`, a path without symbolic links: an added store that
-/// is below or above it is not opened.
+/// Does the same as `open_log`, for a mount at `mountpoint`, a path without symbolic links: an
+/// added store that is below or above it is not opened.
 pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &Path) -> Result<LogFs> {
     let mountpoint = mountpoint.to_owned();
     let opener = move |path: &[u8]| {

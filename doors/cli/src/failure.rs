@@ -23,12 +23,13 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The input does not exist or is not valid.
+    /// Returns a failure for input that does not exist or is not valid.
     pub fn wrong_input(message: impl Into<String>) -> Failure {
         Failure::of_code(WRONG_INPUT, message)
     }
 
-    /// A file is refused for a reason that the user must know. The program is not run without it.
+    /// Returns a failure for a file that is refused for a reason that the user must know. The
+    /// program is not run without it.
     pub fn refused(message: impl Into<String>) -> Failure {
         Failure { is_final: true, ..Failure::wrong_input(message) }
     }
@@ -48,7 +49,7 @@ impl Failure {
         self.is_final
     }
 
-    /// The machine or the file system does not support the request.
+    /// Returns a failure for a request that the machine or the file system does not support.
     pub fn cannot(message: impl Into<String>) -> Failure {
         Failure::of_code(CANNOT, message)
     }
@@ -57,7 +58,7 @@ impl Failure {
         Failure::of_code(INTERRUPTED, message)
     }
 
-    /// A failure with the exit code of another Quell process.
+    /// Returns a failure with the exit code of another Quell process.
     pub fn of_code(code: u8, message: impl Into<String>) -> Failure {
         Failure { code, message: message.into(), is_final: false, is_damage: false }
     }

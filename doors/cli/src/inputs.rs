@@ -32,12 +32,12 @@ pub fn text_of(path: impl AsRef<Path>) -> String {
     }
 }
 
-/// As `text_of`, for the bytes of a path within an index.
+/// Does the same as `text_of`, for the bytes of a path within an index.
 pub fn text_of_bytes(path: &[u8]) -> String {
     text_of(OsStr::from_bytes(path))
 }
 
-/// As `shown`, for the bytes of a path within an index.
+/// Does the same as `shown`, for the bytes of a path within an index.
 pub fn shown_bytes(path: &[u8]) -> String {
     shown(OsStr::from_bytes(path))
 }
@@ -128,7 +128,7 @@ impl Reading<'_> {
         }
     }
 
-    /// As `read`, but fails as soon as `unwanted` returns true.
+    /// Does the same as `read`, but fails as soon as `unwanted` returns true.
     pub fn read_unless(&self, unwanted: &dyn Fn() -> bool) -> Result<Tree> {
         let progress = Progress::default();
         let what = format!("indexing {}", shown(self.directory));

@@ -58,7 +58,8 @@ pub fn directory() -> Result<PathBuf, Failure> {
     }
 }
 
-/// `run`: a directory in which only root can create entries; `shared`: one in which all users can.
+/// Returns the runtime directory if no variable names one. `run`: a directory in which only root
+/// can create entries; `shared`: one in which all users can.
 fn shared_directory(uid: u32, run: &Path, shared: &Path) -> Result<PathBuf, Failure> {
     let numbered = (0..SHARED_DIRECTORIES_MAX).map(|number| match number {
         0 => shared.join(format!("quell-{uid}")),

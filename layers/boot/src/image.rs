@@ -182,7 +182,8 @@ impl BootImage {
         Ok(u64_at(header, 72).saturating_add(7 + rows + HEADER_BYTES as u64))
     }
 
-    /// As `parse`, for the beginning of a file of `length` bytes, which must include the tables.
+    /// Does the same as `parse`, for the beginning of a file of `length` bytes, which must include
+    /// the tables.
     pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
         check_header(&bytes, length)?;
         let image = BootImage::place(bytes)?;

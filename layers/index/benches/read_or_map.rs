@@ -72,7 +72,8 @@ fn map_and_touch(file: &mut File) -> u64 {
     (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
 }
 
-/// As `map_and_touch` without read-ahead, similar to a file system with small read-ahead windows.
+/// Does the same as `map_and_touch` without read-ahead, similar to a file system with small
+/// read-ahead windows.
 fn map_and_touch_single_pages(file: &mut File) -> u64 {
     let mapped = Mapped::of(file);
     // SAFETY: the advice changes only the kernel's read-ahead, not the content.

@@ -65,7 +65,7 @@ pub struct Rules {
 }
 
 impl Default for Rules {
-    /// The rules of a user's own view.
+    /// Returns the rules of a user's own view.
     fn default() -> Rules {
         Rules { serves_others: false, index_is_roots: true, owners_unknown: false }
     }
@@ -124,7 +124,7 @@ impl IndexFs {
         IndexFs::with_rules(image, source, on_change, Rules::default())
     }
 
-    /// As `new`, with other rules than those of a user's own view.
+    /// Returns the file system with other rules than those of a user's own view.
     pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
         let at_home = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
         // Inode number 1 is the root of a separate file system, and also of file systems that
@@ -189,7 +189,7 @@ impl IndexFs {
         Error::new(ErrorKind::Stale, "open", self.image.path(entry))
     }
 
-    /// For users with fewer permissions: checks that the access to each directory on the path still
+    /// Checks for users with fewer permissions that the access to each directory on the path still
     /// equals the indexed one, now and not only when the directory was opened.
     fn check_way(&self, last: &Entered) -> Result<()> {
         let mut at = Some(last);

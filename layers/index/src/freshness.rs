@@ -124,7 +124,8 @@ impl Sampler {
         self.plan = way;
     }
 
-    /// Marsaglia's xorshift: sufficient to choose entries.
+    /// Returns the next number of Marsaglia's xorshift generator, which is sufficient to choose
+    /// entries.
     fn next_random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

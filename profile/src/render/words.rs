@@ -160,8 +160,8 @@ pub fn shown(text: &str) -> String {
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// As `shown`, shortened in the middle to at most `columns` columns. The beginning and the end of a
-/// path are more informative than its middle.
+/// Escapes as `shown` does, and shortens the text in the middle to at most `columns` columns. The
+/// beginning and the end of a path are more informative than its middle.
 pub fn name(text: &str, columns: usize) -> String {
     let text = shown(text);
     if text.width() <= columns {

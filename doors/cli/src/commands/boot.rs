@@ -38,7 +38,7 @@ pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
     whole_from(&Named::open(path)?.file, path)
 }
 
-/// As `whole`, for a file that is already open.
+/// Does the same as `whole`, for a file that is already open.
 pub(super) fn whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
     let image = quell_stack::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
