@@ -78,8 +78,8 @@ impl BootPlace {
         }
     }
 
-    /// Replaces the image atomically. A new image can be read by its owner only; it gets mode and
-    /// group of an image that the caller owns.
+    /// Replaces the image atomically. If the caller owns the old image, the new one gets its mode
+    /// and group; otherwise only its owner has access.
     pub fn replace(&self, bytes: &[u8], force: bool) -> Result<()> {
         let old = fs::symlink_metadata(&self.path).ok();
         let own = old.filter(|old| {
