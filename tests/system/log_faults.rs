@@ -386,8 +386,8 @@ fn a_program_that_waits_for_input_sees_the_mount_go() {
     mounted.umount();
 }
 
-/// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device fails to write blocks that were never
-/// written, as ext4 does not know of it: a real failure of writeback.
+/// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device cannot write
+/// new blocks of that file. ext4 does not know this, so its writeback really fails.
 struct FailingDevice<'a> {
     stage: &'a Stage,
     backing: PathBuf,
@@ -414,7 +414,7 @@ impl FailingDevice<'_> {
         self.stage.sh("umount \"$1\"", &[&self.point]).expect(0);
     }
 
-    /// Blocks that no file has yet cannot be written any more.
+    /// Fills the tmpfs, so that blocks of the device that no file uses yet cannot be written.
     fn fail(&self) {
         let script = "sync && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
         self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
@@ -427,7 +427,7 @@ impl FailingDevice<'_> {
 
 impl Drop for FailingDevice<'_> {
     fn drop(&mut self) {
-        // Also after a failed assertion; the loop device goes with its mount.
+        // Runs after a failed assertion, too. The loop device is freed with its mount.
         let _ = self.stage.sh("umount -l \"$2\"; umount -l \"$1\"", &[&self.backing, &self.point]);
     }
 }
@@ -449,7 +449,7 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     let of_a = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     of_a.write_all_at(&[1; 100_000], 0).unwrap();
     of_a.sync_all().unwrap();
-    // Other processes, each of which opens the file, syncs and closes it.
+    // Another process opens the file, syncs it and closes it.
     let sync = |code: i32| drop(scene.stage.sh("sync \"$1\"", &[&path]).expect(code));
     device.fail();
     let data = noise(1_200_000, 7);
@@ -458,7 +458,7 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     for attempt in 0..3 {
         assert!(of_a.sync_all().is_err(), "sync {attempt} of the writer");
         sync(1);
-        // An open may fail, too; what is read is the data.
+        // An open may fail, too, but a successful read returns the data.
         if let Ok(bytes) = fs::read(&path) {
             assert!(bytes == data, "{attempt}");
         }
@@ -468,7 +468,7 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     sync(0);
     drop(of_a);
     mounted.umount();
-    // What is read now is what the device has.
+    // Remounted, so that the next read comes from the device.
     device.unmount();
     device.mount();
     let again = scene.mount_with(&[&store], &[]);

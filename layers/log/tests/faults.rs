@@ -562,7 +562,7 @@ fn a_file_that_another_mount_removed_gives_its_room_back_when_it_is_not_read() {
         let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
         fs.remove(fs.root(), b"f").unwrap();
         fs.forget(node, 2);
-        // While it is open there it can be read.
+        // The other mount can read the file while it is open there.
         other.close_idle();
         other.close_idle();
         assert_eq!(read(&*read_there, 600_000), [7; 500_000], "round {round}");

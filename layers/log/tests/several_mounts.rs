@@ -493,10 +493,10 @@ fn of_a_file_made_and_one_renamed_to_its_name_none_is_an_error_of_a_directory() 
     }
 }
 
-/// Mount `a` renames a directory to `to`, another mount its own one meanwhile.
+/// Mount `a` renames a directory to `to` while another mount renames its own one to the same name.
 #[test]
 fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() {
-    // Between them they lie in both stores.
+    // With these names, the files of both directories are in both stores.
     let names = [&b"0"[..], b"1", b"2", b"3"];
     for (mine, theirs) in names.iter().flat_map(|mine| names.iter().map(move |theirs| (*mine, *theirs))) {
         for is_target_there in [false, true] {
