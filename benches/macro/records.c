@@ -1,10 +1,10 @@
-/* Many processes write or read records of one file, or of one file each, like a checkpoint. log.py runs
- * this program.
+/* Many processes write or read records of one file, or of one file each, like a checkpoint. log.py
+ * runs this program.
  *
  *   records WORK PATTERN RECORDS BYTES PATH...
  *
- * There is one process for each PATH, its rank is the index of the PATH. For strided, segmented and random the paths
- * lead to the same file on different nodes. Each process has RECORDS records of BYTES bytes.
+ * There is one process for each PATH, its rank is the index of the PATH. For strided, segmented and
+ * random the paths lead to the same file on different nodes. Each process has RECORDS records of BYTES bytes.
  *
  *   WORK      write       open, write the records, fsync, close
  *             write-only  the same without the fsync
@@ -17,10 +17,10 @@
  *             private     each rank has a file, its PATH
  *             random      records are at random offsets without overlaps, with holes between some
  *
- * One process creates the files first, untimed, as parallel programs do. Then all processes wait for
- * each other. Times are from that moment to the last process's end of each step, in seconds, printed as
- * one JSON object. A record's bytes depend on its rank and number. Exit code 1: a call failed or bytes
- * are wrong; the first error is printed.
+ * One process creates the files first, untimed, as parallel programs do. Then all processes wait
+ * for each other. Times are from that moment to the last process's end of each step, in seconds,
+ * printed as one JSON object. A record's bytes depend on its rank and number. Exit code 1: a call
+ * failed or bytes are wrong; the first error is printed.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -70,7 +70,8 @@ static _Noreturn void fail(const char *what, const char *path)
     _exit(1);
 }
 
-/* A bijection on 64 bits (splitmix64). Maps 0 to another value, so that a hole is not taken for a record. */
+/* A bijection on 64 bits (splitmix64). Maps 0 to another value, so that a hole is not taken for a
+ * record. */
 static uint64_t mixed(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15;
@@ -209,8 +210,8 @@ static void one_rank(uint64_t rank, const char *path)
 {
     struct steps *steps = &shared->steps[rank];
     int writes = work == WRITE || work == WRITE_ONLY || work == FILL;
-    /* A rank writes its own records and reads those of the next rank, which another node wrote. For private
-     * files the PATH already selects the file. */
+    /* A rank writes its own records and reads those of the next rank, which another node wrote. For
+     * private files the PATH already selects the file. */
     uint64_t whose = writes || pattern == PRIVATE ? rank : (rank + 1) % ranks;
     unsigned char *buffer = malloc(bytes), *expected = malloc(bytes);
     if (!buffer || !expected)

@@ -386,8 +386,8 @@ fn a_program_that_waits_for_input_sees_the_mount_go() {
     mounted.umount();
 }
 
-/// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device cannot write
-/// new blocks of that file. ext4 does not know this, so its writeback really fails.
+/// An ext4 on a loop device whose file lies on a tmpfs. When the tmpfs is full, the device cannot
+/// write new blocks of that file. ext4 does not know this, so its writeback really fails.
 struct FailingDevice<'a> {
     stage: &'a Stage,
     backing: PathBuf,

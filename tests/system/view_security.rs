@@ -1,5 +1,5 @@
-//! A view gives a user no permission that the original does not give, regardless of the index's owner,
-//! and no mixture of two versions of one file: see docs/security.md.
+//! A view gives a user no permission that the original does not give, regardless of the index's
+//! owner, and no mixture of two versions of one file: see docs/security.md.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -15,8 +15,8 @@ use crate::runs::{self, Run};
 
 const MAGIC: &[u8; 4] = b"FRAM";
 const SUM_AT: usize = 48;
-/// Size and alignment of a rewrite: a folio of the page cache on x86-64 is not larger, and lies within
-/// one such piece.
+/// Size and alignment of a rewrite: a folio of the page cache on x86-64 is not larger, and lies
+/// within one such piece.
 const AGAIN_BYTES: NonZeroU64 = NonZeroU64::new(2 << 20).expect("not zero");
 
 /// The fields of a frame's header.
@@ -236,10 +236,10 @@ pub fn torn_blocks(file: &dyn OpenFile, frame: &Frame, block_bytes: u64) -> Resu
 /// Rewrites the bytes from log offset `place` to `end` with the same content. After a failed sync
 /// they may exist in the page cache only, while the kernel regards them as written.
 ///
-/// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of a
-/// page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and the
-/// page reads as zeros once it has left the cache. If the process is killed between the two steps,
-/// these bytes, which the store failed to take, are lost.
+/// Each page is dropped from the cache before it is rewritten. Otherwise ext4 writes the blocks of
+/// a page whose first writeback failed, but leaves them marked as unwritten: the sync succeeds, and
+/// the page reads as zeros once it has left the cache. If the process is killed between the two
+/// steps, these bytes, which the store failed to take, are lost.
 pub fn write_again(file: &dyn WritableFile, place: u64, end: u64) -> Result<()> {
     let mut at = place - place % AGAIN_BYTES.get();
     let mut buffer = vec![0; AGAIN_BYTES.get().min(end.saturating_sub(at)) as usize];

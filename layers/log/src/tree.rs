@@ -187,8 +187,8 @@ impl StoredDir {
         if let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink)) {
             return Ok(Some(Entry { name: name.to_vec(), kind, store: 0 }));
         }
-        // Fails if a store was added that this program cannot open, since the name may be there. A file
-        // that is being moved has its name in its home before the old name is removed.
+        // Fails if a store was added that this program cannot open, since the name may be there. A
+        // file that is being moved has its name in its home before the old name is removed.
         self.stores.refresh()?;
         match &stored {
             Some(stored) if self.kind(home, stored)? == Some(Kind::Dir) => Ok(Some(file(home))),
