@@ -396,7 +396,6 @@ fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
             })
             .collect();
         let holder = scene.stage.holder();
-        assert!(anonymous_kib(holder) > WRITERS as u64 * 900, "nothing is collected");
         if round == 0 {
             files.iter().for_each(|file| file.sync_data().unwrap());
         } else {

@@ -416,7 +416,8 @@ impl FailingDevice<'_> {
 
     /// Fills the tmpfs, so that blocks of the device that no file uses yet cannot be written.
     fn fail(&self) {
-        let script = "sync && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
+        // Of this file system alone: what others have collected is theirs to sync.
+        let script = "sync -f \"$2\" && fstrim \"$2\" && ! cat /dev/zero >\"$1/ballast\"";
         self.stage.sh(script, &[&self.backing, &self.point]).expect(0);
     }
 
