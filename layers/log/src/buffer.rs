@@ -1,12 +1,13 @@
-//! The memory in which a writer collects a frame: a mapping of its own, so that dropping it returns the memory to the system.
+//! The memory in which a writer collects a frame. It is a mapping of its own, so that dropping it
+//! returns the memory to the system.
 //!
-//! Memory from the allocator would not be returned: once a chunk of this size has been freed, glibc takes chunks of that size
-//! from its heaps, and a heap shrinks only from its end.
+//! Memory from the allocator would not be returned: once a chunk of this size has been freed, glibc
+//! takes chunks of that size from its heaps, and a heap shrinks only from its end.
 
 use memmap2::MmapMut;
 use quell_fs::{Error, ErrorKind, Result};
 
-/// Bytes that are collected one after another. Without bytes it may have no memory.
+/// Bytes that are appended one after another. An empty buffer may have no memory.
 #[derive(Debug, Default)]
 pub struct Buffer {
     memory: Option<MmapMut>,
@@ -26,8 +27,12 @@ impl Buffer {
         self.memory.as_deref().map_or(&[], |memory| &memory[..self.length])
     }
 
-    /// Adds `from` to a buffer of `room` bytes, which must be the same each time and must not be exceeded. Only pages that were written
-    /// to take memory. Errors: of the system, before there are bytes.
+    /// Appends `from` to a buffer with a capacity of `room` bytes, which must be the same in every
+    /// call and must not be exceeded. Only pages that were written to use memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of mmap(2), if the buffer has no memory yet.
     pub fn push(&mut self, from: &[u8], room: usize) -> Result<()> {
         let memory = match self.memory.take() {
             Some(memory) => memory,
@@ -42,12 +47,12 @@ impl Buffer {
         Ok(())
     }
 
-    /// Keeps the memory for the next frame.
+    /// Empties the buffer, and keeps the memory for the next frame.
     pub fn clear(&mut self) {
         self.length = 0;
     }
 
-    /// Returns the memory if there are no bytes in it.
+    /// Returns the memory to the system if the buffer is empty.
     pub fn release_if_empty(&mut self) {
         if self.is_empty() {
             self.memory = None;

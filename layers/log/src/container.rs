@@ -1,5 +1,6 @@
-//! A container: the directory in a store that holds one file (PLFS, figure 1). Made, found, looked into and
-//! removed here; what its logs say is for others. Drawn in docs/formats/log.md.
+//! A container: the directory in a store that holds one file (PLFS, figure 1). This module creates,
+//! opens, changes and removes containers; other modules read the logs. The format is described in
+//! docs/formats/log.md.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,31 +20,34 @@ use crate::stores::{Host, StoreNumber, Stores, is_name_of_store, number_name};
 pub(crate) const RECORD: &[u8] = b"container";
 pub(crate) const ACCESS: &[u8] = b"access";
 pub(crate) const META: &[u8] = b"meta";
-/// Among the names in `meta`: the file was moved to another store, and these are being deleted.
+/// The name in `meta` of a file that was moved to another store, while the other names are being
+/// deleted.
 pub(crate) const MOVED: &[u8] = b"moved";
 const EPOCH: &str = "epoch-";
 const FLAT: &str = "flat-";
-/// Log files may be read by whoever gets to them: the container's directory decides who does.
+/// Log files can be read by every user who can reach them: the container's directory restricts
+/// access.
 pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
-/// Of a file that is not yet what its name will say.
+/// Permissions of a file that is not complete.
 const OWN_PERMISSIONS: u32 = 0o600;
 
-/// So many names that say nothing any more may lie in `meta`.
+/// Number of superseded names that may remain in `meta`.
 const SUPERSEDED_KEPT: usize = 16;
 
-/// Lists up to here come in one piece from the file system below.
+/// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
 
-/// Who may write to a directory removes and renames only what is theirs.
+/// Users with write permission to a directory with this bit can remove and rename only their own
+/// entries.
 const STICKY: u32 = 0o1000;
 
-/// The epoch of who made the container, which needs no name.
+/// The epoch of the container's creator, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
 
-/// A container by its store, and there by device and inode.
+/// Identifies a container by its store, and its device and inode number there.
 pub type Identity = (StoreNumber, (u64, u64));
 
-/// An open container. It stays usable when it is renamed or removed, as an open file does.
+/// An open container. It remains usable after it was renamed or removed, like an open file.
 pub struct Container {
     dir: Arc<dyn WritableDir>,
     identity: (u64, u64),
@@ -51,9 +55,10 @@ pub struct Container {
     home: StoreNumber,
     stores: Arc<Stores>,
     meta: OnceLock<Arc<dyn WritableDir>>,
-    /// For the log directories that are open.
+    /// Identifies the container's open log directories.
     ticket: Ticket,
-    /// A sync of the record failed: it is written again before the next one, which would succeed in any case.
+    /// A sync of the record failed: it is rewritten before the next sync, which would succeed even
+    /// if the data was lost.
     is_record_doubtful: AtomicBool,
 }
 
@@ -63,8 +68,9 @@ impl std::fmt::Debug for Container {
     }
 }
 
-/// The permissions of a container and of the directories in it: whoever may read or write the file may look into it,
-/// and whoever may write may add logs. What others add belongs to the file's group.
+/// Returns the permissions of a container and its directories: users who may read or write the file
+/// can search them, and users who may write can add logs. Entries of others belong to the file's
+/// group.
 pub fn dir_permissions(file: u32) -> u32 {
     let mut dir = 0o700;
     for shift in [0, 3] {
@@ -72,15 +78,20 @@ pub fn dir_permissions(file: u32) -> u32 {
         let read = if class & 0o6 != 0 { 0o5 } else { 0 };
         dir |= (read | class & 0o2) << shift;
     }
-    // Whoever may write adds names, and may not take away or replace those of others: least of all `access`.
+    // Users who may write can add names, but must not remove or replace those of others, in
+    // particular `access`.
     let sticky = if dir & 0o022 != 0 { STICKY } else { 0 };
     let group = if dir & 0o070 != 0 { 0o2000 } else { 0 };
     dir | group | sticky
 }
 
 impl Container {
-    /// Makes a container for an empty file and gives it its name in `parent`, of store `home`, when it is whole.
-    /// Errors: `Exists`.
+    /// Creates a container for an empty file. It gets the name `name` in `parent`, a directory of
+    /// store `home`, after it is complete.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if the name is in use.
     pub fn create(
         stores: &Arc<Stores>,
         home: StoreNumber,
@@ -105,7 +116,8 @@ impl Container {
             Ok(container)
         });
         if named.is_err() {
-            // What was begun is of use to nobody; what cannot be removed now is found by fsck.
+            // The incomplete container is not needed. If it cannot be removed now, `quell log fsck`
+            // finds it.
             let _ = remove_tree(&*making, &temporary);
         }
         named
@@ -123,7 +135,7 @@ impl Container {
         dir.create_file(RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
         let access = dir.create_file(ACCESS, new.permissions)?;
         dir.make_dir(META, dir_permissions(new.permissions))?;
-        // Root makes names with the rights of the user who owns the directory that they are made in.
+        // If root serves a user, it creates entries with the rights of the directory's owner.
         let host = stores.host();
         let (uid, gid) = match host.uid {
             0 => dir.stat_self().map(|made| (made.uid, made.gid))?,
@@ -151,13 +163,16 @@ impl Container {
         Ok(Container { dir, identity, head, home, stores, meta, ticket, is_record_doubtful })
     }
 
-    /// Tells this container from every other one that is there.
+    /// Identifies this container among all existing ones.
     pub fn identity(&self) -> Identity {
         (self.home, self.identity)
     }
 
-    /// Opens the container `name` in `parent`. Errors: `NotFound`, also where there is a directory of that name that is
-    /// no container; `Damaged`.
+    /// Opens the container `name` in `parent`.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`, also for a directory that is not a container, and `Damaged`.
     pub fn open(
         stores: &Arc<Stores>,
         home: StoreNumber,
@@ -204,7 +219,7 @@ impl Container {
         Arc::clone(&self.dir)
     }
 
-    /// The directory itself.
+    /// Returns the container's directory.
     pub fn dir(&self) -> &dyn WritableDir {
         &*self.dir
     }
@@ -216,15 +231,16 @@ impl Container {
         Ok(&**self.meta.get().expect("it was set"))
     }
 
-    /// What the names in `meta` say now.
+    /// Returns the current content of `meta`.
     pub fn summary(&self) -> Result<Summary> {
         let meta = self.meta()?;
         let mut names = meta.names()?;
-        // A name that is changed while a long list is read may be missed where it was and where it is now: one of two lists has it.
+        // A name that is changed while a long directory is read may be missed both under its old
+        // and its new name. A second listing contains it.
         if names.len() > NAMES_READ_AT_ONCE {
             names.extend(meta.names()?);
         }
-        // What is left of them would tell of a smaller file.
+        // The remaining names would describe a smaller file.
         if names.iter().any(|name| name == MOVED) || names.is_empty() && self.is_gone()? {
             return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
@@ -235,13 +251,16 @@ impl Container {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
     }
 
-    /// Removes names of `summary` that say nothing any more since there is `new`, when there are some of them. Tidiness alone: what cannot
-    /// be removed stays.
+    /// Removes the names of `summary` that `new` supersedes, if there are enough of them. Names
+    /// that cannot be removed stay, because they have no effect.
     ///
-    /// Errors: those of the sync of `meta` that goes before.
+    /// # Errors
+    ///
+    /// Those of the preceding sync of `meta`.
     pub fn tidy_meta(&self, summary: &Summary, new: &MetaName) -> Result<()> {
         let superseded = summary.superseded(new);
-        // A loss of power must not take the new name and leave the others removed: that has to be waited for, but not every time.
+        // After a power failure the new name must not be lost while the others are gone, so `meta`
+        // is synced first. Several names are removed at once to save syncs.
         if superseded.len() < SUPERSEDED_KEPT {
             return Ok(());
         }
@@ -261,7 +280,7 @@ impl Container {
         self.meta()?.remove(name.encode().as_bytes())
     }
 
-    /// The epochs that are taken, and the names of flat indices.
+    /// Returns the epochs that are taken, and the names of the flat indices.
     pub fn epochs_and_flats(&self) -> Result<(Vec<u64>, Vec<Vec<u8>>)> {
         let (mut epochs, mut flats) = (Vec::new(), Vec::new());
         for name in self.dir.names()? {
@@ -276,20 +295,24 @@ impl Container {
         Ok((epochs, flats))
     }
 
-    /// Takes `count` epochs that are larger than all that are taken and than `seen`, and returns the last of them. Others may
-    /// take the same at the same time: they are then not after one another.
+    /// Takes `count` epochs that are larger than `seen` and all epochs that are taken, and returns
+    /// the last of them. Other nodes may take the same epochs at the same time; these are then not
+    /// ordered.
     ///
-    /// A loss of power must not give them away again: what was written in them could be there.
+    /// The name is synced, so that a power failure cannot free the epochs, because data written in
+    /// them may survive.
     pub fn take_epochs(&self, seen: u64, count: u64) -> Result<u64> {
         let (epochs, _) = self.epochs_and_flats()?;
         self.take_after(epochs, seen, count)
     }
 
-    /// The epoch for a writer whose name in `meta` is new: `known`, the last one that this node took (0: none), if no other node has
-    /// taken a larger one; otherwise a new one that is larger than all, and than `seen`.
+    /// Returns the epoch for a writer whose name in `meta` is new: `known`, the last epoch of this
+    /// node (0 for none), if no other node has taken a larger one; otherwise a new one that is
+    /// larger than all others and `seen`.
     ///
-    /// A truncation takes its epoch before it lists `meta`, and a writer calls this after its name is there: so either the
-    /// writer's epoch is later than the truncation, or the truncation finds the name.
+    /// A truncation takes its epoch before it lists `meta`, and a writer calls this after its name
+    /// exists. Therefore either the writer's epoch is later than the truncation, or the truncation
+    /// finds the name.
     pub fn epoch_of_new_writer(&self, known: u64, seen: u64) -> Result<u64> {
         let (epochs, _) = self.epochs_and_flats()?;
         if known > 0 && epochs.last().is_none_or(|last| *last <= known) {
@@ -300,7 +323,7 @@ impl Container {
 
     fn take_after(&self, epochs: Vec<u64>, seen: u64, count: u64) -> Result<u64> {
         let last = epochs.last().copied().unwrap_or(FIRST_EPOCH).max(seen);
-        // No node counts so far: somebody has made up a name.
+        // Such an epoch cannot be reached: the name is forged.
         let epoch = last.checked_add(count).ok_or_else(|| Error {
             source: Some("no epoch is left".into()),
             ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
@@ -311,16 +334,18 @@ impl Container {
             Err(error) => return Err(error),
         }
         for smaller in epochs {
-            // Tidiness alone: only the largest counts, and others tidy at the same time.
+            // Errors are ignored, because only the largest epoch counts, and others remove them at
+            // the same time.
             let _ = self.dir.remove(&epoch_name(smaller));
         }
         Ok(epoch)
     }
 
-    /// The names of flat indices, the newest last.
+    /// Returns the names of the flat indices, the newest last.
     pub fn flats(&self) -> Result<Vec<Vec<u8>>> {
         let (_, mut flats) = self.epochs_and_flats()?;
-        // Epochs are hexadecimal without leading zeros, and all else is of equal length: longer names are later.
+        // Epochs are hexadecimal without leading zeros, and the rest has a fixed length, so longer
+        // names are later.
         flats.sort_by_key(|name| (name.len(), name.clone()));
         Ok(flats)
     }
@@ -332,9 +357,10 @@ impl Container {
         Flat::open(file, found.size_bytes, &self.head, name)
     }
 
-    /// A flat index stands for all logs, and may hide what is written later. A user who may write to the file, or once could,
-    /// may add one as any other name: one that is neither the file's owner's, nor root's, nor this process's own is as if it
-    /// were damaged, and readers go to the logs.
+    /// Refuses a flat index of another user. A flat index stands for all logs, and may hide data
+    /// that is written later; any user with write permission to the file, now or earlier, may have
+    /// added one. If it belongs neither to the file's owner nor to root nor to this process's user,
+    /// it is treated as damaged, and readers use the logs.
     fn check_maker_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
         let trusted = [0, self.stores.acting_uid()];
         let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
@@ -347,8 +373,8 @@ impl Container {
         }
     }
 
-    /// Makes a flat index of what is known up to `epoch`: it has its name when `write` has succeeded, and earlier
-    /// ones go. Returns what `write` does.
+    /// Creates a flat index for the data up to `epoch`. It gets its name after `write` has
+    /// succeeded; earlier flat indices are then removed. Returns the result of `write`.
     pub fn replace_flat<T>(
         &self,
         epoch: u64,
@@ -367,7 +393,7 @@ impl Container {
             return written;
         }
         for earlier in before {
-            // Another may have done it; a reader that has it open keeps it.
+            // Another process may have removed it; a reader that has it open can still read it.
             let _ = self.dir.remove(&earlier);
         }
         written
@@ -377,12 +403,12 @@ impl Container {
         self.flats()?.iter().try_for_each(|name| missing(self.dir.remove(name)).map(drop))
     }
 
-    /// Which log directory has the logs of `writer`.
+    /// Returns the number of the log directory for the logs of `writer`.
     fn logs_number(&self, writer: u64) -> u32 {
         (writer % u64::from(self.head.directories)) as u32
     }
 
-    /// The directory of the logs of `writer`; made if `make` says so.
+    /// Opens the directory for the logs of `writer`, and creates it if `make` is true.
     pub(crate) fn logs_of(&self, writer: u64, make: bool) -> Result<Arc<dyn WritableDir>> {
         let number = self.logs_number(writer);
         if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
@@ -393,13 +419,13 @@ impl Container {
         Ok(dir)
     }
 
-    /// Permissions of the directories in this container, as they are now.
+    /// Returns the current permissions of the container's directory.
     pub(crate) fn permissions(&self) -> Result<u32> {
         Ok(self.dir.stat_self()?.mode & 0o7777)
     }
 
-    /// Makes the data log of `writer`. `begun` keeps one that could not be made whole: the next try goes on with it. A log that
-    /// is there already is never taken for a new one.
+    /// Creates the data log of `writer`. If its header cannot be written, `begun` keeps the file
+    /// for the next attempt. An existing file with its name is never used.
     pub fn create_data(
         &self,
         writer: u64,
@@ -408,7 +434,7 @@ impl Container {
         self.create_log(writer, &data_name(writer), HeadKind::Data, begun)
     }
 
-    /// The same for the index log.
+    /// Creates the index log of `writer`, as `create_data` creates the data log.
     pub fn create_index(
         &self,
         writer: u64,
@@ -448,7 +474,8 @@ impl Container {
         }
     }
 
-    /// Root writes for others: what they wrote is theirs, also for quotas. `file` was just made.
+    /// Gives a new file to the file's owner if root writes for other users, so that it counts for
+    /// the owner's quota.
     pub(crate) fn give_to_owner(&self, file: &dyn WritableFile) -> Result<()> {
         if !self.stores.has_root_power() {
             return Ok(());
@@ -460,7 +487,8 @@ impl Container {
         file.change(&Change { uid: Some(owner.uid), gid: Some(owner.gid), ..Change::default() })
     }
 
-    /// A log of `writer`. Log directories move to other stores: one that was there may be elsewhere now.
+    /// Opens a log of `writer`. A log directory that is not found is looked up again, because it
+    /// may have been moved to another store.
     pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
@@ -471,12 +499,12 @@ impl Container {
         }
     }
 
-    /// Whether the container was removed, or moved to another store.
+    /// Returns true if the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
         Ok(missing(self.dir.stat(RECORD))?.is_none())
     }
 
-    /// The data log of `writer`, its head checked.
+    /// Opens the data log of `writer` and verifies its header.
     pub fn open_data(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         let file = self.open_log(writer, &data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
@@ -485,7 +513,8 @@ impl Container {
         Ok(file)
     }
 
-    /// The data log of `writer` for a repair, its head checked on the descriptor that is written to.
+    /// Opens the data log of `writer` for a repair, and verifies the header through the descriptor
+    /// that is written to.
     pub(crate) fn open_data_for_repair(&self, writer: u64) -> Result<Box<dyn WritableFile>> {
         let file = self.logs_of(writer, false)?.open_writable_file(&data_name(writer))?;
         let mut bytes = [0; HEAD_BYTES];
@@ -494,13 +523,14 @@ impl Container {
         Ok(file)
     }
 
-    /// What the file system says of the data log of `writer`, which is not opened for it: some take the right to buffer from who
-    /// writes a file as long as another has it open.
+    /// Returns the attributes of the data log of `writer` without opening it: on some file systems,
+    /// another process that opens a file takes the permission to buffer from its writer.
     pub fn stat_data(&self, writer: u64) -> Result<Stat> {
         self.logs_of(writer, false)?.stat(&data_name(writer))
     }
 
-    /// The index log of `writer`; its head is for `check_head`, as a reader reads it with what follows.
+    /// Opens the index log of `writer`. The caller verifies the header with `check_head`, because
+    /// it reads the header together with the batches.
     pub fn open_index(&self, writer: u64) -> Result<Box<dyn OpenFile>> {
         self.open_log(writer, &index_name(writer))
     }
@@ -517,16 +547,20 @@ impl Container {
         }
     }
 
-    /// The names of the logs of `writer` survive a loss of power.
+    /// Makes the names of `writer`'s logs survive a power failure.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
         self.stores.sync_logs(self, self.logs_number(writer))?;
-        // The log directory may be new: without its name nothing in it is safe.
+        // The log directory may be new; then its name must be synced, too.
         self.dir.sync()
     }
 
-    /// Writes the data log of `writer` between a place and position and the place `end` once more, syncs it, and checks what the
-    /// storage has. Errors: `Damaged` where bytes are not as they were written.
+    /// Rewrites the header of `writer`'s data log, and its content from the given log and payload
+    /// offset up to log offset `end`. Syncs the log and verifies the content of the storage.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if a frame is incomplete or does not match its checksums.
     pub fn write_data_again(
         &self,
         data: &dyn WritableFile,
@@ -541,7 +575,8 @@ impl Container {
             .map_err(|error| Error { subject: data_name(writer), ..error })
     }
 
-    /// A sync of the data log of `writer` failed: until it is written again, what is missing there is damage.
+    /// Records that a sync of `writer`'s data log failed: until the log is rewritten, missing data
+    /// in it is damage.
     pub fn mark_failed(&self, writer: u64) -> Result<()> {
         match self.add_meta(&MetaName::Failed(writer)) {
             Err(error) if error.kind == ErrorKind::Exists => Ok(()),
@@ -553,7 +588,8 @@ impl Container {
         missing(self.remove_meta(&MetaName::Failed(writer))).map(drop)
     }
 
-    /// What a writer that has ended has written survives a loss of power. `has_failed`: a sync of it failed before.
+    /// Makes the data of a writer that has ended survive a power failure. `has_failed` is true if a
+    /// sync of it failed before.
     pub fn sync_ended(&self, closed: &Closed, has_failed: bool) -> Result<()> {
         let (writer, name) = (closed.writer, data_name(closed.writer));
         if has_failed {
@@ -562,21 +598,25 @@ impl Container {
         } else {
             match self.logs_of(writer, false).and_then(|logs| logs.open_file(&name)) {
                 Ok(data) => data.sync().inspect_err(|_| {
-                    // The next one would be told that all is well; what cannot be marked now is damage for this boot all the same.
+                    // The next sync would succeed. If the name cannot be created, missing data
+                    // still counts as damage on this boot.
                     let _ = self.mark_failed(writer);
                 })?,
-                // Another user's: there is nothing that could be done.
+                // The log belongs to another user and cannot be synced by this one.
                 Err(error) if error.kind == ErrorKind::PermissionDenied => return Ok(()),
-                // Lost with the power before anybody synced it, or with the last cut.
+                // Lost in a power failure before it was synced, or removed after the last
+                // truncation.
                 Err(error) if error.kind == ErrorKind::NotFound && !self.keeps(closed)? => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
         self.sync_logs(writer)?;
-        // On another boot some of it may have been lost with the power before: then it is synced as far as it is there.
+        // On another boot, a part of it may have been lost in a power failure before: only the
+        // existing part is synced.
         let boot = if closed.boot == self.boot() { closed.boot } else { 0 };
         let synced = Closed { is_synced: true, boot, ..*closed };
-        // Another has done it, or it is another's name: then it is synced again by who syncs next.
+        // Another process has renamed it, or it belongs to another user; then the next sync syncs
+        // it again.
         let renamed = self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced));
         missing(unless_of_another(renamed))?;
         if has_failed {
@@ -585,13 +625,13 @@ impl Container {
         Ok(())
     }
 
-    /// Whether a writer that has ended ran on this boot of this node, so that no loss of power took what it wrote, and its logs are
-    /// part of the file still.
+    /// Returns true if an ended writer ran on this boot of this node, so that no power failure
+    /// removed its data, and its logs are still part of the file.
     fn keeps(&self, closed: &Closed) -> Result<bool> {
         Ok(closed.boot == self.boot() && !self.is_dropped(closed.writer)?)
     }
 
-    /// Whether it has `access` and `meta`.
+    /// Returns true if `access` and `meta` exist.
     pub fn is_complete(&self) -> Result<bool> {
         for name in [ACCESS, META] {
             if missing(self.dir.stat(name))?.is_none() {
@@ -601,12 +641,13 @@ impl Container {
         Ok(true)
     }
 
-    /// The boot of this node, as names in `meta` tell it.
+    /// Returns the number of this node's boot, as names in `meta` contain it.
     pub fn boot(&self) -> u64 {
         boot_of(&self.host().holder.node)
     }
 
-    /// Whether the logs of `writer` were removed, or may be, as the file was cut to nothing.
+    /// Returns true if the logs of `writer` were removed, or may be removed, after a truncation to
+    /// size 0.
     pub fn is_dropped(&self, writer: u64) -> Result<bool> {
         let summary = self.summary()?;
         let is_open = summary.open.iter().any(|running| running.writer == writer);
@@ -614,22 +655,24 @@ impl Container {
         Ok(!is_open && closed.is_none_or(|closed| summary.is_dead(closed)))
     }
 
-    /// The container itself does, and all that `meta` says.
+    /// Makes the container itself and all names in `meta` survive a power failure.
     pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
             let record = self.dir.open_writable_file(RECORD)?;
-            // For the reason that `data_log::write_again` gives.
+            // Dropped from the cache for the reason given at `data_log::write_again`.
             record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
             record.write_at(&self.head.encode(), 0)?;
         }
         for name in [RECORD, ACCESS] {
-            // For reading: they are another user's, often, who may have synced nothing.
+            // Opened for reading, because the files often belong to another user, who may not have
+            // synced them.
             match self.dir.open_file(name) {
                 Ok(file) => file.sync().inspect_err(|_| {
                     self.is_record_doubtful.store(true, Ordering::Relaxed);
                 })?,
-                // Who may write to a file and not read it: `access` has no bytes, and its name is the directory's.
+                // For a user who may write to the file and not read it. `access` is empty, and its
+                // name is synced with the directory.
                 Err(error) if name == ACCESS && error.kind == ErrorKind::PermissionDenied => {}
                 Err(error) => return Err(error),
             }
@@ -645,10 +688,10 @@ impl Container {
         names.iter().try_for_each(|name| missing(dir.remove(name)).map(drop))
     }
 
-    /// Gives the file other permissions or owners: `access` says it, the directories follow.
+    /// Changes the file's permissions or owners: those of `access`, then those of the directories.
     ///
-    /// The container's directory, and what it has in other stores, decide who gets to the rest: they are closed before anything
-    /// else is done, and opened after it.
+    /// The container's directory, and its directories in other stores, control the access to all
+    /// others. Permissions are removed there first, and granted there last.
     pub fn change(&self, change: &Change) -> Result<()> {
         if change.uid.is_some() || change.gid.is_some() {
             let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
@@ -657,13 +700,14 @@ impl Container {
                 false => self.dir.change(ACCESS, &owners)?,
             }
             self.change_below(&owners, &owners)?;
-            // The container last: parts belong to it as long as they are its owner's, or that of `access`.
+            // The container last: directories in `parts` belong to it only as long as their owner
+            // is the container's owner or that of `access`.
             self.change_gates(&owners)?;
         }
         if let Some(permissions) = change.permissions {
             let as_permissions = |mode| Change { permissions: Some(mode), ..Change::default() };
             let (before, after) = (self.permissions()?, dir_permissions(permissions));
-            // What was allowed and will be.
+            // The permissions that are granted both before and afterwards.
             let between = (before | !0o777) & after;
             if before & 0o777 != between & 0o777 {
                 self.change_gates(&as_permissions(between))?;
@@ -675,8 +719,9 @@ impl Container {
         Ok(())
     }
 
-    /// Root gives a file to another user by a new `access`: the old one may be any file of the old owner, who may have it open
-    /// for writing, and could make a program of it that has the power of the new owner.
+    /// Replaces `access` by a new file when root changes the owner. The old owner may have linked
+    /// any of their files there, or may have it open for writing and could turn it into a set-id
+    /// program of the new owner.
     fn replace_access(&self, owners: &Change) -> Result<()> {
         let now = self.dir.stat(ACCESS)?;
         if now.kind() != Some(Kind::File) {
@@ -686,7 +731,7 @@ impl Container {
             });
         }
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
-        // As chown(2) leaves them.
+        // As chown(2) clears the set-id bits.
         let set_id = if now.mode & 0o010 != 0 { 0o6000 } else { 0o4000 };
         let dressed = Change {
             uid: Some(uid),
@@ -701,12 +746,12 @@ impl Container {
             .change(&dressed)
             .and_then(|()| making.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
         if changed.is_err() {
-            let _ = making.remove(&temporary); // fsck finds it otherwise
+            let _ = making.remove(&temporary); // otherwise `quell log fsck` finds it
         }
         changed
     }
 
-    /// The directories that decide who gets into others.
+    /// Changes the directories that control the access to all others.
     fn change_gates(&self, change: &Change) -> Result<()> {
         for (parts, name) in self.stores.parts_of(self)? {
             unless_of_another(parts.change(&name, change))?;
@@ -735,12 +780,13 @@ impl Drop for Container {
     }
 }
 
-/// Permissions of the log directories in a container with `container`: whoever may write to the file may remove any log.
+/// Returns the permissions of log directories in a container with the permissions `container`. They
+/// have no sticky bit: a user with write permission to the file may remove any log.
 pub(crate) fn logs_permissions(container: u32) -> u32 {
     container & !STICKY
 }
 
-/// A directory that another user made stays as it is: only that one could change it.
+/// Ignores EPERM: a directory of another user stays as it is, because only that user can change it.
 fn unless_of_another(changed: Result<()>) -> Result<()> {
     match changed {
         Err(error) if error.errno() == errno::EPERM => Ok(()),
@@ -748,7 +794,8 @@ fn unless_of_another(changed: Result<()>) -> Result<()> {
     }
 }
 
-/// Whether a directory without a record was a container once: it has nothing but what containers have.
+/// Returns true if a directory without a record was a container: it contains only names that
+/// containers have.
 fn is_what_is_left(dir: &dyn WritableDir) -> Result<bool> {
     let names = dir.names()?;
     let ours = |name: &Vec<u8>| {
@@ -771,7 +818,7 @@ pub(crate) fn index_name(writer: u64) -> Vec<u8> {
     format!("{writer:016x}.index").into_bytes()
 }
 
-/// A directory that is not empty has the name already: containers never are.
+/// A rename onto an existing container fails with NotEmpty, because containers are never empty.
 fn exists(error: Error) -> Error {
     match error.kind {
         ErrorKind::NotEmpty => Error { kind: ErrorKind::Exists, ..error },
@@ -779,17 +826,18 @@ fn exists(error: Error) -> Error {
     }
 }
 
-/// Directories below one that is removed, as this layer makes them.
+/// Depth of the directories below a container, as the log layer creates them.
 const DEPTH_MAX: usize = 3;
 
-/// Removes the directory `name` with all that is in it, but for other names than this format defines and for what lies deeper
-/// than this layer makes directories; no link is followed. Of what cannot be removed the first error is returned when the rest
-/// is removed.
+/// Removes the directory `name` and its content, except for names that the format does not define
+/// and directories deeper than the log layer creates. Symbolic links are not followed. If an entry
+/// cannot be removed, the others are still removed, and the first error is returned.
 pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
     remove_down_to(parent, name, DEPTH_MAX)
 }
 
-/// Removes `name`, whatever it is, with what is in it if that is no deeper than this layer makes what it leaves.
+/// Removes `name`, which may be of any kind, and its content down to the depth that leftovers of
+/// the log layer have.
 pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
     match parent.stat(name)?.kind() {
         Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1),
@@ -797,7 +845,7 @@ pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()
     }
 }
 
-/// Whether the format defines names like this one in a container, in `parts`, or for what a store keeps for itself.
+/// Returns true if the format defines a name like this in a container, in `parts`, or in `.quell`.
 fn is_defined(name: &[u8]) -> bool {
     [RECORD, ACCESS, META, MOVED].contains(&name)
         || is_name_of_store(name)
@@ -806,16 +854,17 @@ fn is_defined(name: &[u8]) -> bool {
         || [EPOCH, FLAT, "logs-", ".new-"].iter().any(|begin| name.starts_with(begin.as_bytes()))
 }
 
-/// Whether this is the name of what is being made or was removed: a random number.
+/// Returns true for the name of an object under construction or in `trash`: a random number.
 fn is_number(name: &[u8]) -> bool {
     name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// A user may have moved a directory of a third user, or of the one who removes here, to where this layer has one of its own.
-/// Of such a directory nothing is removed but names that this layer could have made.
+/// Removes a directory down to a depth. A user may have moved a directory of a third user, or of
+/// the caller, to this place; in such a directory only names that the log layer could have created
+/// are removed.
 fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
-    // Other programs name files by such numbers, too.
+    // Other programs use such numbers as names, too.
     let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
     let mut removed = Ok(());
     for child in dir.names()? {
@@ -828,7 +877,7 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result
         }
         removed = removed.and(match dir.remove(&child) {
             Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            // Linux says EISDIR, others EPERM: what can be opened as a directory is one.
+            // Linux returns EISDIR for a directory, other systems EPERM.
             Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
             removed => removed,
         });

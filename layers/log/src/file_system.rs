@@ -1,5 +1,5 @@
-//! The file system of a log mount: directories and symbolic links as they are in the stores, and a container for each
-//! file.
+//! The file system of a log mount: directories and symbolic links as in the stores, and a container
+//! for each file.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
@@ -29,24 +29,24 @@ use crate::stores::{StoreNumber, Stores, View, number_name};
 use crate::tree::enter_all;
 use crate::writer::Writer;
 
-/// Directories that stay open as starting points.
+/// Number of directories that stay open to resolve paths from.
 const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
-/// Files that nobody has open and whose containers stay open.
+/// Number of containers that stay open although no process has the file open.
 const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
-/// Listings that are kept for who goes on with one.
+/// Number of listings that are kept for later getdents(2) calls.
 const LISTINGS_KEPT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
-/// Cursors must fit the positive half of `off_t`, with two to spare for `.` and `..`.
+/// Cursors must fit the positive half of `off_t`, and leave two values for `.` and `..`.
 const CURSOR_BITS: u64 = (1 << 62) - 1;
-/// How long is waited for flattening that is given up: it removes what it has begun.
+/// Time limit for cancelled flattening, which removes its temporary file.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(1);
 
-/// One directory, in every store.
+/// One directory in every store.
 type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 
-/// A listing in the order of its cursors.
+/// A listing, sorted by cursor.
 type Listed = Arc<Vec<(u64, Vec<u8>, Kind)>>;
 
-/// A log mount's file system.
+/// The file system of a log mount.
 pub struct LogFs {
     inner: Arc<Inner>,
 }
@@ -69,18 +69,19 @@ struct Inner {
     gone: Mutex<HashMap<NodeId, Gone>>,
 }
 
-/// A directory or symbolic link that was removed, and that somebody refers to still.
+/// A directory or symbolic link that was removed while it is still referenced.
 enum Gone {
     Dir(Dirs),
     Link(Attributes, Vec<u8>),
 }
 
-/// Every file is one `LogFile` as long as anybody has it open or keeps it.
+/// The files of the mount. Each file has a single `LogFile` while it is open or kept.
 struct Files {
-    /// By the container's identity: an open file stays what it is when its node is forgotten and found again.
+    /// By the container's identity: an open file is the same after its node was forgotten and found
+    /// again.
     all: HashMap<Identity, Weak<Shared>>,
     open: HashMap<NodeId, Weak<Shared>>,
-    /// Removed, but somebody refers to them still.
+    /// Removed files that are still referenced.
     removed: HashMap<NodeId, Arc<Shared>>,
     recent: LruCache<NodeId, Arc<Shared>>,
 }
@@ -90,14 +91,14 @@ struct Shared {
     file: LogFile,
     stores: Arc<Stores>,
     flattening: Arc<FlattenQueue<Shared>>,
-    /// How many handles there are.
+    /// Number of open handles.
     handles: AtomicUsize,
-    /// Its name in the trash, once it was removed: it is deleted when the last one closes it.
+    /// The name in `trash` after the file was removed. The container is deleted at the last close.
     trash: Mutex<Option<Vec<u8>>>,
 }
 
 impl Shared {
-    /// Makes the flat index if it is wanted. Whatever comes of it, nothing is lost: readers go to the logs.
+    /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
     fn flatten(&self, is_given_up: &AtomicBool) {
         if lock(&self.trash).is_none() {
             let _ = self.file.flatten_if_due(is_given_up);
@@ -106,7 +107,8 @@ impl Shared {
 
     fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = lock(&self.trash).take() else { return Ok(()) };
-        // The last one who closes it need not be the user who removed it.
+        // The process's own credentials: the user of the last close need not be the user who
+        // removed the file.
         let _process = assume(None)?;
         let container = self.file.container();
         self.stores.delete(container.home(), &name, container.number())
@@ -115,12 +117,13 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Nobody is there to be told; fsck finds what is left in the trash.
+        // There is no caller to return an error to; `quell log fsck` finds containers that are left
+        // in `trash`.
         let _ = self.delete_if_removed();
     }
 }
 
-/// Where an entry of the mount lies.
+/// The location of an entry of the mount.
 #[derive(Debug, Clone, Copy)]
 struct Found {
     store: StoreNumber,
@@ -128,10 +131,10 @@ struct Found {
     stat: Stat,
 }
 
-/// A name that was looked for, and where.
+/// The result of a lookup, and where it was made.
 struct Looked {
     dirs: Dirs,
-    /// The stores as they were known; none was added up to the moment in which nothing was found.
+    /// The stores as they were known. If nothing was found, no store was added until then.
     view: Arc<View>,
     found: Option<Found>,
 }
@@ -161,23 +164,28 @@ impl LogFs {
         LogFs { inner: Arc::new(inner) }
     }
 
-    /// Makes one index of all that the logs of a file hold now (Index Flatten, section IV-A). Who writes it at the same
-    /// time is not disturbed.
+    /// Creates a flat index of the current content of a file's logs (Index Flatten, section IV-A).
+    /// Writers can continue meanwhile.
     pub fn flatten(&self, node: NodeId) -> Result<Flattened> {
         let shared = self.inner.file(node)?;
         flatten::flatten(shared.file.container(), self.inner.choices.index_threads)
     }
 
-    /// Reads share `number` of `shares` of what the index logs of a file say (Parallel Index Read, section IV-B), as bytes for
-    /// `open_with_shares`. So a program of many processes opens a file: each reads its own share, all exchange them, and
-    /// no index log is opened more than once.
+    /// Reads share `number` of `shares` of a file's index logs (Parallel Index Read, section IV-B),
+    /// as bytes for `open_with_shares`. A program with many processes opens a file in this way:
+    /// each process reads its own share, all exchange their shares, and no index log is opened more
+    /// than once.
     pub fn read_share(&self, node: NodeId, number: usize, shares: usize) -> Result<Vec<u8>> {
         let threads = self.inner.choices.index_threads;
         self.inner.with_file(node, |shared| share::read(shared.file.container(), number, shares, threads))
     }
 
-    /// Opens a file with the shares that were read of it, in any order. What was written since is read from the logs, and so is
-    /// what a share that is left out would have told. Errors: `Damaged`, bytes that are no share of this file.
+    /// Opens a file with its shares, in any order. Newer data is read from the logs, and so is the
+    /// data of missing shares.
+    ///
+    /// # Errors
+    ///
+    /// `Damaged` if the bytes are not a share of this file.
     pub fn open_with_shares(
         &self,
         node: NodeId,
@@ -194,13 +202,14 @@ impl LogFs {
         Ok(Box::new(opened?))
     }
 
-    /// Whether files are being flattened in the background, or wait for it.
+    /// Returns true if files are being flattened in the background, or are queued for it.
     pub fn is_flattening(&self) -> bool {
         !self.inner.flattening.is_idle()
     }
 
-    /// Closes the logs of files that nobody has open and that were not read since the last call. A mount learns nothing of a file that
-    /// another mount removes or truncates; the logs of that file take room in the store as long as this mount has them open.
+    /// Closes the logs of files without open handles that were not read since the last call. A
+    /// mount is not notified if another mount removes or truncates a file, and an open log uses
+    /// space in the store after it was unlinked.
     pub fn close_idle(&self) {
         let known: Vec<Arc<Shared>> =
             lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
@@ -210,9 +219,9 @@ impl LogFs {
         self.inner.descriptors.close_idle(|file| in_use.contains(file));
     }
 
-    /// Ends what is open, as if everybody had closed it: what was written is published, what was removed is deleted. For
-    /// when those who have files open are not waited for, nor what is flattened in the background; nothing is asked of it
-    /// afterwards.
+    /// Ends all open files as if they had been closed: written data is published, and removed files
+    /// are deleted. Used when the mount ends without waiting for processes with open files, or for
+    /// background flattening. The file system must not be used afterwards.
     pub fn end(&self) -> Result<()> {
         let open: Vec<Arc<Shared>> = lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
         let mut ended = Ok(());
@@ -238,7 +247,8 @@ impl Inner {
         lock(&self.nodes).get(node).cloned()
     }
 
-    /// What nobody will find by its name once it is removed, if somebody refers to it.
+    /// Returns the state of a directory or symbolic link that is about to be removed, if it is
+    /// referenced, because it cannot be found by name afterwards.
     fn last_look(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<(NodeId, Gone)>> {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return Ok(None) };
         let stored = other_name(name)?;
@@ -257,7 +267,7 @@ impl Inner {
         lock(&self.gone).extend(gone);
     }
 
-    /// The directory `node`, opened from the nearest one above that is open.
+    /// Opens the directory `node`, starting at its nearest open ancestor.
     fn dirs(&self, node: NodeId) -> Result<Dirs> {
         if let Some(Gone::Dir(dirs)) = lock(&self.gone).get(&node) {
             return Ok(Arc::clone(dirs));
@@ -277,7 +287,7 @@ impl Inner {
         let mut from = 0;
         let mut at: Option<Dirs> = None;
         for (place, (node, _)) in way.iter().enumerate().rev() {
-            // One that was opened before a store was added is opened once more, there as well.
+            // If a store was added since it was opened, it is opened again, in that store, too.
             if let Some(dirs) = lock(&self.dirs).get(node).filter(|dirs| dirs.len() == roots.len()) {
                 (from, at) = (place + 1, Some(Arc::clone(dirs)));
                 break;
@@ -296,15 +306,17 @@ impl Inner {
         dir == ROOT && is_own(name)
     }
 
-    /// Finds `name`: first as a file, in the store that should have it and then in the others, then as a directory or link.
+    /// Finds `name`: first as a file, in its home and then in the other stores, then as a directory
+    /// or symbolic link.
     ///
-    /// What is being moved has its name at home before it loses the other: who has looked there first looks again.
+    /// A file that is being moved gets its name in its home before the old one is removed, so the
+    /// home is searched once more at the end.
     fn find(&self, dir: NodeId, dirs: &Dirs, view: &View, name: &[u8]) -> Result<Option<Found>> {
         if self.is_own(dir, name) {
             return Ok(None);
         }
         let file_in = |store: StoreNumber, stored: &[u8]| -> Result<Option<Found>> {
-            // A directory that was removed is not in stores that were added since.
+            // A removed directory is missing in stores that were added later.
             let Some(dir) = dirs.get(store) else { return Ok(None) };
             let stat = missing(dir.stat(stored))?.filter(|stat| stat.kind() == Some(Kind::Dir));
             Ok(stat.map(|stat| Found { store, kind: Kind::File, stat }))
@@ -329,8 +341,9 @@ impl Inner {
         }
     }
 
-    /// Finds `name` in the directory `dir`. What is nowhere in the stores that are known may be in one that was added since:
-    /// nothing is told to be missing, nor made, before that was looked for.
+    /// Finds `name` in the directory `dir`. If the name is in none of the known stores, newer maps
+    /// are read before the name is reported as missing or is created, because it may be in a store
+    /// that was added.
     fn look(&self, dir: NodeId, name: &[u8]) -> Result<Looked> {
         loop {
             let view = self.stores.view();
@@ -342,20 +355,21 @@ impl Inner {
         }
     }
 
-    /// Whether `name` is somewhere else than it was found: another node has moved it, and what it was needed for can be tried
-    /// again.
+    /// Returns true if `name` is no longer where it was found, because another node has moved it.
+    /// The operation can then be repeated.
     fn has_moved(&self, dir: NodeId, name: &[u8], found: &Found) -> Result<bool> {
         let now = self.look(dir, name)?.found;
         Ok(now.is_some_and(|now| (now.store, now.stat.identity()) != (found.store, found.stat.identity())))
     }
 
-    /// Whether something else has `name` than `found`, or nothing has it.
+    /// Returns true if `name` no longer refers to the object `found`, or to no object if that is
+    /// `None`.
     fn is_another(&self, dir: NodeId, name: &[u8], found: Option<&Found>) -> Result<bool> {
         let key = |found: &Found| (found.store, found.stat.identity());
         Ok(self.look(dir, name)?.found.as_ref().map(key) != found.map(key))
     }
 
-    /// Where another node of the cluster has put something else under a name that we know, what we know is removed.
+    /// Marks the known node as removed if another node has replaced it under this name.
     fn compare(&self, dir: NodeId, dirs: &Dirs, name: &[u8], found: &Found) {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return };
         let is_another = match found.kind {
@@ -389,7 +403,7 @@ impl Inner {
         }
     }
 
-    /// The file of a node, opened if nobody has it.
+    /// Returns the file of a node, and opens it if it is not open.
     fn file(&self, node: NodeId) -> Result<Arc<Shared>> {
         if let Some(shared) = self.known(node) {
             return Ok(shared);
@@ -424,7 +438,8 @@ impl Inner {
         Ok(self.share(node, file))
     }
 
-    /// Does something with the file of a node; if it was moved to another store by somebody else, with the file there.
+    /// Calls `act` with the file of a node. If another process has moved the file to another store,
+    /// calls it again with the file there.
     fn with_file<T>(&self, node: NodeId, act: impl Fn(Arc<Shared>) -> Result<T>) -> Result<T> {
         let shared = self.file(node)?;
         match act(Arc::clone(&shared)) {
@@ -451,7 +466,7 @@ impl Inner {
         shared
     }
 
-    /// The file of a node from now on: `file`, unless it is open already.
+    /// Makes `file` the file of a node, unless it is already open.
     fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
         let number = file.container().identity();
         let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
@@ -474,7 +489,8 @@ impl Inner {
         shared
     }
 
-    /// Forgets the file of a node; whoever has it open keeps it. What is returned is dropped without a lock.
+    /// Forgets the file of a node; open handles keep it. The caller drops the result without a
+    /// lock.
     fn let_go(&self, node: NodeId) -> [Option<Arc<Shared>>; 2] {
         let mut files = lock(&self.files);
         files.open.remove(&node);
@@ -488,8 +504,9 @@ impl Inner {
         }
     }
 
-    /// Whether the container of `name` has its record and lacks its other parts: a loss of power took them before anybody synced
-    /// the file, or left a removal half done. No file of that name can be made before this one is removed.
+    /// Returns true if the container of `name` has a record, but lacks `access` or `meta`, after a
+    /// power failure or an interrupted removal. A new file with this name can be created only after
+    /// it was removed.
     fn is_incomplete(&self, dirs: &Dirs, name: &[u8], found: &Found) -> Result<bool> {
         if found.kind != Kind::File {
             return Ok(false);
@@ -498,13 +515,13 @@ impl Inner {
         let open = || missing(Container::open(&self.stores, found.store, &*dirs[found.store], &stored));
         let Some(container) = open()? else { return Ok(false) };
         if container.is_complete()? {
-            return Ok(false); // another one, made in the meantime
+            return Ok(false); // another one that was created meanwhile
         }
-        // One that is being removed has lost its name before.
+        // A container that is being removed has already lost its name.
         Ok(open()?.is_some_and(|now| now.identity() == container.identity()))
     }
 
-    /// Where `name` is free, and the stores by which it is.
+    /// Checks that `name` is free, and returns the directory and the stores for which this holds.
     fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<(Dirs, Arc<View>)> {
         check_name(name)?;
         if self.is_own(dir, name) {
@@ -512,8 +529,8 @@ impl Inner {
         }
         let Looked { dirs, view, found } = self.look(dir, name)?;
         match found {
-            // A directory with the name of a container and no record in it: an empty one gives way. A container that was
-            // moved this moment does not.
+            // An empty directory with the name of a container and without a record is replaced. A
+            // container that was just moved is not.
             Some(found @ Found { store, kind: Kind::File, .. })
                 if Container::open(&self.stores, store, &*dirs[store], &container_name(name)?)
                     .is_err_and(|error| error.kind == ErrorKind::NotFound)
@@ -526,7 +543,7 @@ impl Inner {
         }
     }
 
-    /// `new` as it is in a directory that may pass its group on.
+    /// Returns `new` with the group of a directory that has the set-group-ID bit.
     fn inherit(&self, dir: &dyn WritableDir, new: New, is_dir: bool) -> Result<New> {
         let parent = dir.stat_self()?;
         Ok(if parent.mode & 0o2000 != 0 {
@@ -537,7 +554,7 @@ impl Inner {
         })
     }
 
-    /// A user who is served makes files of this group from here on.
+    /// Adds `gid` as the group of new files, if a user is served, until the result is dropped.
     fn with_group(&self, gid: u32) -> Result<Option<Acting>> {
         match assumed() {
             Some(caller) if caller.gid != gid => {
@@ -548,7 +565,7 @@ impl Inner {
         }
     }
 
-    /// Gives what was just made, as far as it is not, to the user and group that it is for.
+    /// Gives a new object to the intended user and group, if it does not already belong to them.
     fn own(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
         let host = self.stores.host();
         let (uid, gid) = match host.uid {
@@ -561,7 +578,8 @@ impl Inner {
         dir.change(stored, &Change { uid: Some(new.uid), gid: Some(new.gid), ..Change::default() })
     }
 
-    /// Moves the container `stored` to the trash, and deletes it unless somebody refers to `node`, which it is.
+    /// Moves the container `stored` to `trash`. Deletes it there, unless its `node` is still
+    /// referenced.
     fn discard(
         &self,
         dir: &dyn WritableDir,
@@ -571,7 +589,7 @@ impl Inner {
     ) -> Result<()> {
         let (number, identity) = match Container::open(&self.stores, store, dir, stored) {
             Ok(container) => (container.number(), Some(container.identity())),
-            // It can still be removed. What other stores have of it is found by fsck.
+            // It can still be removed. `quell log fsck` finds its parts in other stores.
             Err(error) if error.kind == ErrorKind::Damaged => (0, None),
             Err(error) => return Err(error),
         };
@@ -585,7 +603,8 @@ impl Inner {
         let name = number_name(self.stores.random_number());
         dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
         let Some(shared) = shared else {
-            // The name is gone, and that is what was asked for: what cannot be deleted now is found by fsck.
+            // The name is removed, as requested. If the container cannot be deleted now, `quell log
+            // fsck` finds it.
             let _process = assume(None)?;
             let _ = self.stores.delete(store, &name, number);
             return Ok(());
@@ -593,7 +612,7 @@ impl Inner {
         *lock(&shared.trash) = Some(name);
         self.flattening.forget(&shared);
         let before = node.map(|node| lock(&self.files).removed.insert(node, Arc::clone(&shared)));
-        drop((before, shared)); // deleted with the last one, which may be this
+        drop((before, shared)); // deleted at the last drop, which may be this one
         Ok(())
     }
 
@@ -611,16 +630,17 @@ impl Inner {
     }
 }
 
-/// Removes a directory that was found empty, from the first store first: a mount that fills it there at this moment keeps it
-/// untouched. One that fills it in a later store gets it back in the first one: as another directory, so that every mount that has
-/// it open enters it anew, in all stores.
+/// Removes a directory that was found empty, in the first store first. If another mount fills it
+/// there at this moment, it stays unchanged. If a later store's directory is filled, the directory
+/// is created again in the first stores, as another directory, so that every mount with an open
+/// handle looks it up again in all stores.
 fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
     let like = dirs[0].stat(stored)?;
     for (store, dir) in dirs.iter().enumerate() {
         match dir.remove_dir(stored) {
             Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
             Err(error) if store > 0 => {
-                // The first store last: the directory is there again when it is whole.
+                // The first store last, so that the directory reappears only when it is complete.
                 for removed in dirs[..store].iter().rev() {
                     make_dir_like(&**removed, stored, &like)?;
                 }
@@ -632,7 +652,7 @@ fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Makes a directory again that was removed, unless another mount has made it meanwhile.
+/// Creates a removed directory again, unless another mount has created it meanwhile.
 fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -> Result<()> {
     match dir.make_dir(stored, like.mode & 0o7777) {
         Err(error) if error.kind == ErrorKind::Exists => return Ok(()),
@@ -645,8 +665,9 @@ fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -> Result<()
     Ok(())
 }
 
-/// Gives the directory `moved` its name `old` in `from_dir` back, which has the name `new` in `to_dir`. Another mount may have put its
-/// own directory in the place of `moved`, which was empty in this store: that one keeps its name, and `moved` is made again.
+/// Undoes the rename of the directory `moved` from `old` in `from_dir` to `new` in `to_dir`.
+/// Another mount may have replaced `moved`, which was empty in this store, by its own directory:
+/// that directory keeps its name, and `moved` is created again.
 fn take_back(
     from_dir: &dyn WritableDir,
     old: &[u8],
@@ -663,13 +684,13 @@ fn take_back(
         if is_moved(from_dir, old)? {
             return Ok(());
         }
-        // It was replaced between the two calls.
+        // The directory was replaced between the two calls.
         missing(rename_or_replace(from_dir, old, to_dir, new, Rename::Keep))?;
     }
     make_dir_like(from_dir, old, moved)
 }
 
-/// Renames; where the file system cannot refuse to replace a name in the same step, it replaces.
+/// Renames. If the file system does not support renaming without replacing, it replaces.
 fn rename_or_replace(
     from_dir: &dyn WritableDir,
     from: &[u8],
@@ -685,7 +706,7 @@ fn rename_or_replace(
     }
 }
 
-/// Whether the directory `name` is empty in every store: asked before anything is changed in one of them.
+/// Checks that the directory `name` is empty in every store, before any store is changed.
 fn check_empty(dirs: &Dirs, name: &[u8]) -> Result<()> {
     let stored = other_name(name)?;
     for dir in dirs.iter() {
@@ -727,7 +748,7 @@ impl FileSystem for LogFs {
         check_name(name)?;
         let Looked { dirs, found, .. } = inner.look(dir, name)?;
         let Some(found) = found else {
-            // Another node may have removed what we knew.
+            // Another node may have removed the name.
             lock(&inner.nodes).removed(dir, name);
             return Ok(None);
         };
@@ -737,7 +758,7 @@ impl FileSystem for LogFs {
             Ok(attributes) => Ok(Some(attributes)),
             Err(error) => {
                 self.forget(node, 1);
-                // A directory with the name of a container and nothing in it is none.
+                // A directory with the name of a container and without a record is not a file.
                 match error.kind == ErrorKind::NotFound && !inner.is_incomplete(&dirs, name, &found)? {
                     true => Ok(None),
                     false => Err(error_of_incomplete(error, name)),
@@ -829,7 +850,7 @@ impl FileSystem for LogFs {
 }
 
 impl Inner {
-    /// A listing of all stores that there are when it is done.
+    /// Returns a listing of all stores that exist when it is complete.
     fn whole_listing(&self, dir: NodeId) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
         loop {
             let view = self.stores.view();
@@ -843,8 +864,8 @@ impl Inner {
     fn listing(&self, dir: NodeId, view: &View) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
         let dirs = self.dirs(dir)?;
         let mut found = HashMap::new();
-        // What is moved meanwhile is found twice rather than never: a store that is drained is read before those that get what it
-        // had, one that was added after those that give.
+        // A file that is moved meanwhile must be found at least once: drained stores are read
+        // before those that get their files, and added stores after those that lose files.
         let (left, used): (Vec<_>, Vec<_>) = (0..dirs.len()).partition(|store| !view.is_used(*store));
         for store in left.into_iter().chain(used) {
             let stored_dir = &dirs[store];
@@ -872,7 +893,7 @@ impl Inner {
     }
 }
 
-/// What a listing tells of an entry: its number and kind.
+/// Returns the attributes of an entry in a listing, which contain only its number and kind.
 fn unknown(node: NodeId, kind: Kind) -> Attributes {
     let (modified, changed) = (Time::default(), Time::default());
     let (permissions, uid, gid, nlink) = (0, 0, 0, 1);
@@ -893,15 +914,17 @@ impl Writable for LogFs {
         let (container, dirs) = loop {
             let (dirs, view) = inner.free_name(dir, name)?;
             let new = inner.inherit(&*dirs[0], new, false)?;
-            // The kernel gives what is made in a directory the directory's group, also if the user does not belong to it; this
-            // is made elsewhere first.
+            // As in any directory with the set-group-ID bit, a file gets the group of the directory
+            // even if the user does not belong to it; but the container is first created in another
+            // directory.
             let _group = inner.with_group(new.gid)?;
             let home = view.home(name);
             let Some(stored_dir) = dirs.get(home) else {
-                return Err(Error::new(ErrorKind::NotFound, "make", name)); // in a directory that was removed
+                // The directory was removed.
+                return Err(Error::new(ErrorKind::NotFound, "make", name));
             };
             match Container::create(&inner.stores, home, &**stored_dir, &stored, new) {
-                // The store is drained, and we did not know.
+                // The store is being drained, and this mount did not know it.
                 Err(error) if error.kind == ErrorKind::NotFound && inner.stores.has_changed(&view)? => {}
                 made => break (made?, dirs),
             }
@@ -915,7 +938,7 @@ impl Writable for LogFs {
         );
         let node = {
             let mut nodes = lock(&inner.nodes);
-            // Another node may have removed what we knew by this name.
+            // Another node may have removed the file with this name.
             nodes.removed(dir, name);
             nodes.refer(dir, name, Kind::File)
         };
@@ -938,11 +961,12 @@ impl Writable for LogFs {
         let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, true)?;
-        // The first store decides between several mounts that make the same directory at once.
+        // The first store decides which of several mounts that create the same directory succeeds.
         let mut made: Vec<&dyn WritableDir> = Vec::with_capacity(dirs.len());
         for (store, stored_dir) in dirs.iter().enumerate() {
             let done = match stored_dir.make_dir(&stored, new.permissions) {
-                // Another mount entered the directory and missed it here, or a removed directory left it.
+                // Another mount created the directory here because it was missing, or it remained
+                // after a removal.
                 Err(error) if error.kind == ErrorKind::Exists && store > 0 => Ok(()),
                 Err(error) => Err(error),
                 Ok(()) => {
@@ -951,7 +975,7 @@ impl Writable for LogFs {
                 }
             };
             if let Err(error) = done.and_then(|()| inner.own(&**stored_dir, &stored, new)) {
-                // Only what this call made, and only if it is empty: the rest is another mount's.
+                // Only the directories of this call, and only if they are empty.
                 for begun in made.iter().rev() {
                     let _ = begun.remove_dir(&stored);
                 }
@@ -970,7 +994,7 @@ impl Writable for LogFs {
         let new = inner.inherit(&*dirs[0], new, false)?;
         dirs[0].make_symlink(&stored, target)?;
         inner.own(&*dirs[0], &stored, new).inspect_err(|error| {
-            // If it is gone, what has the name by now is another mount's.
+            // If it is gone, the name now belongs to another mount's object.
             if error.kind != ErrorKind::NotFound {
                 let _ = dirs[0].remove(&stored);
             }
@@ -1019,7 +1043,7 @@ impl Writable for LogFs {
                 Some(_) => return Err(Error::new(ErrorKind::NotADirectory, "remove", name)),
             }
             check_empty(&dirs, name)?;
-            // What it had may have gone to a store that was added.
+            // Files may have been moved to a store that was added.
             if !inner.stores.has_changed(&view)? {
                 break dirs;
             }
@@ -1027,7 +1051,7 @@ impl Writable for LogFs {
         let stored = other_name(name)?;
         let gone = inner.last_look(dir, &dirs, name)?;
         if let Err(error) = remove_everywhere(&dirs, &stored) {
-            // It may be another directory now.
+            // Another directory may have this name now.
             if let Some(node) = lock(&inner.nodes).named(dir, name) {
                 lock(&inner.dirs).pop(&node);
             }
@@ -1052,13 +1076,13 @@ impl Writable for LogFs {
             let (first, second) = (inner.look(from_dir, from)?, inner.look(to_dir, to)?);
             let Some(source) = first.found else { return refused(ErrorKind::NotFound) };
             let is_dir = |found: Option<Found>| found.is_some_and(|found| found.kind == Kind::Dir);
-            // A directory is renamed in every store that there is.
+            // A directory is renamed in every store.
             if !(is_dir(first.found) || is_dir(second.found)) || !inner.stores.has_changed(&view)? {
                 break (first.dirs, second.dirs, source, second.found, view);
             }
         };
         if from_dirs.len() != to_dirs.len() {
-            // A store was added this moment; or one of them was removed before that was.
+            // Either a store was just added, or one of the directories was removed before.
             let now = (inner.dirs(from_dir)?.len(), inner.dirs(to_dir)?.len());
             return match now.0 == now.1 {
                 true => self.rename(from_dir, from, to_dir, to, how),
@@ -1103,8 +1127,8 @@ impl Writable for LogFs {
                 {
                     return self.rename(from_dir, from, to_dir, to, how);
                 }
-                // Another mount has made, replaced or removed what has that name since it was looked for. Containers are never
-                // empty.
+                // Another mount has created, replaced or removed an object with this name
+                // meanwhile. Containers are never empty.
                 Err(error)
                     if matches!(
                         error.kind,
@@ -1126,11 +1150,12 @@ impl Writable for LogFs {
                 if source.kind == Kind::Dir && stores > 1 {
                     begun.push(missing(from_dirs[store].stat(&old))?);
                 }
-                // The first store decides whether the name is free; others may have the rest of a directory that was removed.
+                // The first store decides whether the name is free; other stores may have remains
+                // of a removed directory.
                 let is_new_dir = source.kind == Kind::Dir && target.is_none();
                 let how = match store {
-                    // A directory of this name that another mount has made since may have its files in another store: it is not
-                    // to be replaced.
+                    // A directory that another mount has just created must not be replaced, because
+                    // its files may be in another store.
                     0 if is_new_dir && stores > 1 => Rename::Keep,
                     0 => how,
                     _ => Rename::Replace,
@@ -1145,7 +1170,8 @@ impl Writable for LogFs {
                     }
                     Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
                     Err(error) => {
-                        // Another mount has filled the target in this store: all is as it was.
+                        // Another mount has filled the target in this store: the renames are
+                        // undone.
                         for (store, moved) in begun.iter().enumerate().take(store).rev() {
                             let (from_dir, to_dir) = (&*from_dirs[store], &*to_dirs[store]);
                             let Some(moved) = moved else { continue };
@@ -1160,7 +1186,7 @@ impl Writable for LogFs {
                 }
             }
             if source.kind == Kind::Dir && inner.stores.has_changed(&view)? {
-                // A store was added meanwhile, and what is moved there may have got the old name.
+                // A store was added meanwhile, and objects moved there may have the old name.
                 let (from_dirs, to_dirs) = (inner.dirs(from_dir)?, inner.dirs(to_dir)?);
                 for (from_dir, to_dir) in from_dirs.iter().zip(&**to_dirs).skip(view.roots.len()) {
                     missing(from_dir.rename(&old, &**to_dir, &new, Rename::Replace))?;
@@ -1188,7 +1214,8 @@ impl Writable for LogFs {
                 && change.gid.is_none()
                 && shared.file.only_drops_set_id(permissions)?
             {
-                // The kernel asks for this in the name of a user who writes, and who is often not the owner.
+                // The kernel makes this request on behalf of a user who writes and who often is not
+                // the owner.
                 let _acting = assume(None)?;
                 shared.file.drop_set_id_to(permissions)?;
                 change.permissions = None;
@@ -1200,7 +1227,7 @@ impl Writable for LogFs {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", known.name));
         }
         if known.kind == Kind::Dir {
-            inner.stores.refresh()?; // it is changed in every store that there is
+            inner.stores.refresh()?; // it is changed in every store
             inner.dirs(node)?.iter().try_for_each(|dir| dir.change(b"", change))?;
         } else {
             inner.dirs(known.parent)?[0].change(&other_name(&known.name)?, change)?;
@@ -1214,14 +1241,14 @@ impl Writable for LogFs {
 
     fn sync_dir(&self, dir: NodeId) -> Result<()> {
         self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())?;
-        // Removing a file renames its container into the trash. A file system may keep a rename only after a sync of the directory
-        // that has the new name.
+        // Removing a file renames its container into `trash`. Some file systems make a rename
+        // durable only after a sync of the directory with the new name.
         (0..self.inner.stores.roots().len()).try_for_each(|store| self.inner.stores.trash(store)?.sync())
     }
 
     fn act_for(&self, caller: Caller) -> Result<Box<dyn Any>> {
-        // A mount of a user's own has that user's rights, whoever is let in. Root itself works with the rights of the users whose
-        // directories it changes: see `PosixDir::open_shared`.
+        // An ordinary user's mount has that user's rights for all callers. Root's mount works with
+        // the rights of the users whose directories it changes: see `PosixDir::open_shared`.
         if self.inner.stores.host().uid != 0 || caller.uid == 0 {
             return Ok(Box::new(()));
         }
@@ -1239,11 +1266,11 @@ impl Writable for LogFs {
 }
 
 impl Inner {
-    /// Lets go of all that is kept for nodes that nobody refers to any more.
+    /// Drops everything that is kept for nodes without references.
     fn forget_unused(&self) {
         let forgotten = lock(&self.nodes).take_forgotten();
         for node in forgotten {
-            // Dropped without a lock in hand: closing the last one may delete the file.
+            // Dropped without a lock, because the last close may delete the file.
             let file = self.let_go(node);
             let dirs = lock(&self.dirs).pop(&node);
             let gone = lock(&self.gone).remove(&node);
@@ -1251,7 +1278,7 @@ impl Inner {
         }
     }
 
-    /// Gives the container of `from` the name `to`, in the store where it is.
+    /// Renames the container of `from` to `to`, within its store.
     fn rename_file(
         &self,
         from_dirs: &Dirs,
@@ -1266,7 +1293,7 @@ impl Inner {
         let Some((target, node)) = replaced else {
             return from_dir.rename(&old, to_dir, &new, Rename::Replace);
         };
-        // Another mount that renames to the same name removes what was replaced, too.
+        // Another mount that renames to the same name may have removed the replaced object already.
         let removed = |result| missing(result).map(drop);
         if target.kind == Kind::Symlink {
             from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
@@ -1274,7 +1301,8 @@ impl Inner {
         }
         if target.store != source.store {
             match from_dir.rename(&old, to_dir, &new, Rename::Replace) {
-                // Another mount has given the name to a file of this store meanwhile: containers are never empty.
+                // Another mount has renamed a file of this store to this name meanwhile.
+                // Containers are never empty.
                 Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::NotEmpty) => {
                     from_dir.rename(&old, to_dir, &new, Rename::Exchange)?;
                     removed(self.discard(from_dir, source.store, &old, None))?;
@@ -1283,7 +1311,8 @@ impl Inner {
             }
             return removed(self.discard(&*to_dirs[target.store], target.store, &new, node));
         }
-        // In one step where the file system can: then there is no moment without a file of that name.
+        // In one step if the file system supports it, so that there is always a file with this
+        // name.
         match from_dir.rename(&old, to_dir, &new, Rename::Exchange) {
             Ok(()) => removed(self.discard(from_dir, source.store, &old, node)),
             Err(error) if error.kind == ErrorKind::Unsupported => {
@@ -1294,7 +1323,8 @@ impl Inner {
         }
     }
 
-    /// Two names change places: in one step where they are of a kind and in one store, in two otherwise.
+    /// Exchanges two names: in one step if they are of the same kind and in the same store,
+    /// otherwise in two.
     fn exchange(
         &self,
         a_dirs: &Dirs,
@@ -1319,7 +1349,7 @@ impl Inner {
                 a_dir.rename(&a_now, b_dir, &a_then, Rename::Exchange)?;
                 continue;
             }
-            // Names of files and of others never meet, nor do those in different stores.
+            // Names of files and other objects never collide, nor do names in different stores.
             if has_a {
                 a_dir.rename(&a_now, b_dir, &a_then, Rename::Replace)?;
             }
@@ -1331,7 +1361,8 @@ impl Inner {
     }
 }
 
-/// What `lookup` returns of a container that lacks parts (see `Inner::is_incomplete`); other errors stay as they are.
+/// Returns the error of `lookup` for an incomplete container (see `Inner::is_incomplete`). Other
+/// errors are unchanged.
 fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
     match error.kind {
         ErrorKind::NotFound => Error {
@@ -1348,7 +1379,7 @@ fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
 struct Handle {
     shared: Arc<Shared>,
     writer: Option<Arc<Writer>>,
-    /// The rights with which it was opened, and which it keeps.
+    /// The credentials with which the file was opened.
     credentials: Option<Arc<Caller>>,
     process: u32,
     flattens_later: bool,
@@ -1356,7 +1387,7 @@ struct Handle {
 
 impl Handle {
     fn writer(&self) -> Result<&Writer> {
-        // Doors do not let it come to this.
+        // The frontends do not write to a file that is open for reading.
         self.writer
             .as_deref()
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
@@ -1392,7 +1423,8 @@ impl WritableFile for Handle {
     }
 
     fn drop_set_id(&self) -> Result<()> {
-        // The permissions are the owner's, and the user who writes may be another.
+        // The process's own credentials: the permissions belong to the owner, who need not be the
+        // user who writes.
         let _acting = assume(None)?;
         self.shared.file.drop_set_id()
     }
@@ -1404,9 +1436,9 @@ impl Drop for Handle {
         if self.writer.take().is_none() {
             return;
         }
-        // A thread that is begun here keeps the rights that this one has.
+        // A thread that is started here inherits the credentials.
         let Ok(_process) = assume(None) else { return };
-        // What could not be published was told by `publish`; what is left shows in `fsck`.
+        // `publish` has returned the errors; `quell log fsck` finds unpublished data.
         if let Ok(true) = self.shared.file.release(self.process) {
             if self.flattens_later {
                 self.shared.flattening.add(Arc::clone(&self.shared));

@@ -1,7 +1,8 @@
-//! One file as one node has it open: the writers of its processes, the order of what they write, and the view of
-//! those who read.
+//! One file as one node has it open: the writers of its processes, the order of their writes, and
+//! the view of its readers.
 //!
-//! Locks are taken in this order: a writer's state, the view, the clock; nobody waits for one with a later one in hand.
+//! Locks are taken in this order: a writer's state, the view, `clock`. No thread waits for a lock
+//! while it holds a later one.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -25,30 +26,31 @@ use crate::share::Share;
 use crate::view::{Torn, View, Wanted};
 use crate::writer::{Site, Writer, Written};
 
-/// Blocks of a file that were wanted only in part, kept for the next read.
+/// Number of blocks of a file that are kept after they were read in part.
 const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
 
 /// The set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
 
-/// No writer has this number.
+/// A number that no writer has.
 const NOBODY: u64 = 0;
 
-/// How files of a mount are read and written.
+/// The options for reading and writing files of a mount.
 #[derive(Debug, Clone, Copy)]
 pub struct Choices {
-    /// What a writer collects before it is appended to the log.
+    /// Number of bytes that a writer collects before it appends a frame to its log.
     pub buffer_bytes: usize,
-    /// Threads that read index logs when a file is opened.
+    /// Number of threads that read index logs when a file is opened.
     pub index_threads: usize,
-    /// When the last writer of a file ends, its index is flattened if all index logs together are not larger than
-    /// this many bytes (the threshold of Index Flatten, section IV-A). 0: never.
+    /// When the last writer of a file ends, its index is flattened if all index logs together are
+    /// not larger than this number of bytes (the threshold of Index Flatten, section IV-A). 0
+    /// disables flattening.
     pub flatten_bytes: u64,
-    /// It is flattened after the close, which does not wait for it, by a thread of the mount.
+    /// Flattening is done by a thread of the mount, and close(2) does not wait for it.
     pub flattens_later: bool,
 }
 
-/// A file of the mount, open or known to the kernel.
+/// A file of the mount that is open or known to the kernel.
 pub struct LogFile {
     container: Container,
     choices: Choices,
@@ -57,19 +59,20 @@ pub struct LogFile {
     writers: Mutex<HashMap<u32, Seat>>,
     view: RwLock<Option<View>>,
     edges: Mutex<LruCache<(u64, u64), Arc<Block>>>,
-    /// Where the container was found.
+    /// The directory in which the container was found.
     parent: Option<Arc<dyn WritableDir>>,
-    /// Changes of what the container is and of what `meta` says, and how many of them survive a loss of power.
+    /// Counts changes of the container and its names; `safe` is the number of those that survive a
+    /// power failure.
     changes: AtomicU64,
     safe: Mutex<u64>,
     failures: Mutex<Failures>,
-    /// As the attributes told it last, which the kernel asks for at each open.
+    /// From the attributes that were read last. The kernel reads them at each open.
     has_set_id: AtomicBool,
-    /// Writers whose last handle was closed and that could not end: they keep what they have collected.
+    /// Writers whose last handle was closed and that could not end. They keep their collected data.
     unended: Mutex<Vec<Arc<Writer>>>,
-    /// No page of its flat index was found damaged.
+    /// False after a page of the flat index was found damaged.
     trusts_flat: AtomicBool,
-    /// What was found to be torn before anybody synced it.
+    /// Parts of logs that were torn before they were synced.
     torn: Mutex<Torn>,
 }
 
@@ -85,49 +88,50 @@ impl std::fmt::Debug for LogFile {
     }
 }
 
-/// Writes and syncs of one file that failed.
+/// The failed writes and syncs of one file.
 #[derive(Debug, Default)]
 struct Failures {
-    /// So many there were.
+    /// Number of failures.
     count: u64,
-    /// The first since the last sync that succeeded.
+    /// The first failure since the last successful sync.
     first: Option<ErrorKind>,
 }
 
-/// A process's writer and how many handles it has open.
+/// The writer of a process, and the number of its open handles.
 struct Seat {
     writer: Arc<Writer>,
     handles: usize,
 }
 
-/// What gives frames their order, and what is not yet in frames.
+/// The sequencer: gives frames their order, and knows the data that is not yet in frames.
 struct Clock {
-    /// 0: none was taken yet.
+    /// 0 if no epoch was taken yet.
     epoch: u64,
     sequence: u64,
-    /// Something was synced or seen: what is written next is later than that.
+    /// Data was synced, or newer data was seen: the next write needs a later epoch.
     is_stale: bool,
     seen: u64,
-    /// Where the file ends as far as this node knows, and whether it has asked what others did.
+    /// The end of the file as this node knows it, and whether it includes the writes of other
+    /// nodes.
     end: u64,
     end_known: bool,
-    /// The last cut, whoever made it, that `end` knows of.
+    /// The last truncation by any node that `end` includes.
     last_cut: Option<Order>,
-    /// The writers of this node, and whether there ever were several at once.
+    /// The writers of this node, and whether there were ever several at the same time.
     known: HashMap<u64, Arc<Writer>>,
     are_several: bool,
-    /// What they have collected; nothing while there is one alone.
+    /// The collected ranges; not tracked while there is only one writer.
     collected: Collected,
-    /// That is all: what was collected before there were several is in frames.
+    /// `collected` is complete: data collected before there were several writers is in frames.
     all_collected: bool,
-    /// Writers of this node that have logs, and the bytes of their data logs that they have written.
+    /// The writers of this node with logs, and the sizes of their data logs.
     ours: HashMap<u64, u64>,
-    /// The last cut that this node made.
+    /// The last truncation by this node.
     own_cut: Option<Order>,
 }
 
 impl LogFile {
-    /// A container that was found in `parent`, which is for who writes to it.
+    /// Creates a file from a container that was found in `parent`, which is needed for syncs.
     pub fn new(
         container: Container,
         parent: Option<Arc<dyn WritableDir>>,
@@ -168,7 +172,7 @@ impl LogFile {
         }
     }
 
-    /// A file that this node has just made: it has the first epoch without asking.
+    /// Marks the file as just created by this node, which has its first epoch.
     pub fn born(self) -> LogFile {
         self.clock().epoch = FIRST_EPOCH;
         self
@@ -186,12 +190,12 @@ impl LogFile {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The writers of this node.
+    /// Returns the writers of this node.
     fn writers(&self) -> Vec<Arc<Writer>> {
         self.clock().known.values().cloned().collect()
     }
 
-    /// How many bytes of its data log a writer of this node has written.
+    /// Returns the size of the data log that a writer of this node has written.
     fn written_by(&self, writer: u64) -> Option<u64> {
         self.clock().ours.get(&writer).copied()
     }
@@ -200,9 +204,10 @@ impl LogFile {
         self.clock().ours.contains_key(&writer)
     }
 
-    /// The writer of `process`; each call is one handle more, which `release` takes away.
+    /// Returns the writer of `process`, and adds a handle, which `release` removes.
     pub fn writer(&self, process: u32) -> Result<Arc<Writer>> {
-        // What is written after an open is later than what was published before it; a file that was just made has nothing.
+        // Data written after an open must be later than data published before it. In a file that
+        // was just created there is none.
         {
             let mut clock = self.clock();
             clock.is_stale |= clock.sequence > 0;
@@ -219,12 +224,12 @@ impl LogFile {
             let others: Vec<Arc<Writer>> = clock.known.values().cloned().collect();
             clock.known.insert(id, Arc::clone(&writer));
             clock.ours.entry(id).or_default();
-            // From here on everybody says what they collect ...
+            // From now on all writers record their collected ranges ...
             let were_several = clock.are_several;
             clock.are_several |= clock.known.len() > 1;
             (others, were_several)
         };
-        // ... and what they collected before is in frames.
+        // ... and the data that they collected before is written as frames.
         if !were_several
             && let Some(error) = others.iter().find_map(|other| other.lock().flush(self, other.id).err())
         {
@@ -241,7 +246,8 @@ impl LogFile {
         Ok(writer)
     }
 
-    /// A handle of `process` was closed; with the last one its writer ends. Whether nobody of this node writes any more.
+    /// Removes a handle of `process`. With the last one its writer ends. Returns true if no writer
+    /// of this node is left.
     pub fn release(&self, process: u32) -> Result<bool> {
         let mut seats = self.seats();
         let Some(seat) = seats.get_mut(&process) else { return Ok(false) };
@@ -255,7 +261,7 @@ impl LogFile {
         let closed = writer.lock().close(self, writer.id);
         match &closed {
             Ok(()) => self.forget_writer(&writer),
-            // What it has collected is tried again by every sync and close of the file.
+            // Every sync and close of the file tries to write its collected data again.
             Err(error) => {
                 self.failed(error);
                 self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(writer);
@@ -289,14 +295,16 @@ impl LogFile {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A write or sync failed that every later sync and close of the file returns, until a sync of all of it succeeds.
+    /// Records a failed write or sync. Every later sync and close of the file returns it, until a
+    /// sync of the whole file succeeds.
     fn failed(&self, error: &Error) {
         let mut failures = self.failures();
         failures.count += 1;
         failures.first.get_or_insert(error.kind);
     }
 
-    /// Makes the flat index if the choices ask for it and nobody writes; an error soon after `is_given_up` has become true.
+    /// Creates a flat index if the options require it and there is no writer. Returns an error soon
+    /// after `is_given_up` was set.
     pub fn flatten_if_due(&self, is_given_up: &AtomicBool) -> Result<Option<Flattened>> {
         let Choices { index_threads, flatten_bytes, .. } = self.choices;
         if flatten_bytes == 0 || !self.seats().is_empty() {
@@ -305,30 +313,30 @@ impl LogFile {
         flatten::after_last_writer(&self.container, index_threads, flatten_bytes, is_given_up)
     }
 
-    /// Ends all writers of this node, whoever has them.
+    /// Ends all writers of this node, including those with open handles.
     pub fn end(&self) -> Result<()> {
         let seats = std::mem::take(&mut *self.seats());
-        // A file that a sync failed of is made whole, if it can be, as long as its writers are here.
+        // After a failed sync, the file is repaired as far as possible while its writers exist.
         let mut ended = if self.failures().first.is_some() { self.sync() } else { Ok(()) };
         for Seat { writer, .. } in seats.into_values() {
             ended = ended.and(writer.lock().close(self, writer.id));
         }
         match ended.and(self.end_unended()) {
-            // Of a file that another process has removed there is nothing to keep.
+            // The file was removed by another process, so its data is not needed.
             Err(_) if self.container.is_gone().is_ok_and(|gone| gone) => Ok(()),
             ended => ended,
         }
     }
 
-    /// Takes a new epoch if what is written now must be later than what was synced or seen. The first one is taken with the first
-    /// frame.
+    /// Takes a new epoch if the next write must be later than data that was synced or seen. The
+    /// first epoch is taken with the first frame.
     fn settle(&self) -> Result<()> {
         let mut clock = self.clock();
         if clock.epoch == 0 || !clock.is_stale {
             return Ok(());
         }
-        // Who opened after us took a larger epoch; who opened with us may have taken the same, and who still writes may
-        // have synced in ours.
+        // A node that opened the file later has a larger epoch. A node that opened it at the same
+        // time may have the same epoch, and an open writer may have synced in this node's epoch.
         let is_alone = |summary: &Summary| {
             let foreign = |writer: u64| !clock.ours.contains_key(&writer);
             summary.epoch_of(&foreign) < clock.epoch
@@ -343,8 +351,9 @@ impl LogFile {
         Ok(())
     }
 
-    /// Marks `start..end` as collected by `writer` and returns where the file ended before, unless other writers have
-    /// collected some of it: those are returned as the error, and must be flushed first.
+    /// Marks `start..end` as collected by `writer`, and returns the previous end of the file. If
+    /// other writers have collected a part of it, returns these as the error; the caller must flush
+    /// them first.
     fn claim(&self, writer: u64, start: u64, end: u64) -> Result<u64, Vec<Arc<Writer>>> {
         let mut clock = self.clock();
         let rivals = clock.collected.rivals(writer, start, end);
@@ -359,7 +368,8 @@ impl LogFile {
         Err(rivals.iter().filter_map(|rival| clock.known.get(rival).cloned()).collect())
     }
 
-    /// Writes all of `from` at `offset` in the order in which this node's processes do it.
+    /// Writes all of `from` at `offset`. Writes of this node's processes are ordered by the time of
+    /// this call.
     pub fn write_at(&self, writer: &Writer, from: &[u8], offset: u64) -> Result<()> {
         let end = end_of(offset, from.len())?;
         if from.is_empty() {
@@ -374,9 +384,11 @@ impl LogFile {
                     let put = state.put(self, writer.id, from, offset);
                     if put.is_err() {
                         let mut clock = self.clock();
-                        // Only what fills a frame of its own, or is the first in a buffer, can fail: nothing else is collected.
+                        // Only a write that needs a frame of its own, or the first one in a buffer,
+                        // can fail, so the writer has no other collected data.
                         clock.collected.forget(writer.id);
-                        // The next append begins where the file ends without it, unless another write came after it.
+                        // The next append begins at the end of the file without this write, unless
+                        // another write came later.
                         if clock.end == end {
                             clock.end = end_before.max(state.end());
                         }
@@ -392,14 +404,14 @@ impl LogFile {
         }
     }
 
-    /// Writes all of `from` where the file ends as this node knows it, and says where that was.
+    /// Writes all of `from` at the end of the file as this node knows it, and returns the offset.
     pub fn append(&self, writer: &Writer, from: &[u8]) -> Result<u64> {
         self.settle()?;
         if !self.clock().end_known {
             let (size, summary) = self.size_and_summary()?;
             let cut = summary.last_cut().map(|cut| cut.order);
             let mut clock = self.clock();
-            // What others of this node append this very moment counts, unless another node made the file shorter.
+            // Concurrent appends of this node count, unless another node has truncated the file.
             let others_end = if cut == clock.last_cut { clock.end } else { 0 };
             (clock.end, clock.end_known, clock.last_cut) = (others_end.max(size), true, cut);
         }
@@ -411,7 +423,7 @@ impl LogFile {
         };
         let written = self.write_at(writer, from, offset);
         if written.is_err() {
-            // The next one begins here again, unless another came after this one.
+            // The next append begins here again, unless another append came later.
             let mut clock = self.clock();
             if clock.end == offset + from.len() as u64 {
                 clock.end = offset;
@@ -420,8 +432,8 @@ impl LogFile {
         written.map(|()| offset)
     }
 
-    /// What `writer` has written can be read by everybody; of a file that is open for reading there is none. After a write or
-    /// sync that failed all of the file is synced: success says that nothing of it is lost.
+    /// Publishes the data of `writer`; `None` for a handle that is open for reading. After a failed
+    /// write or sync the whole file is synced, so that success means that no data is lost.
     pub fn publish(&self, writer: Option<&Writer>) -> Result<()> {
         if self.failures().first.is_some() {
             return self.sync();
@@ -432,11 +444,11 @@ impl LogFile {
         }
     }
 
-    /// What was written to the file through this node survives a loss of power, whoever wrote it, and so does what writers that
-    /// have ended left unsynced. An error is returned by every later sync and publish, whatever handle it is asked of, until
-    /// one of them has succeeded.
+    /// Syncs the data of all writers of this node, and unsynced data of writers that have ended. An
+    /// error is returned by every later sync and publish on every handle, until one of them
+    /// succeeds.
     pub fn sync(&self) -> Result<()> {
-        // Counted before the work: what changes while it is done is work for the next.
+        // Read before the work: changes during it are left to the next sync.
         let mut safe = self.safe.lock().unwrap_or_else(PoisonError::into_inner);
         let changes = self.changes.load(Ordering::SeqCst);
         let failures = self.failures().count;
@@ -458,7 +470,8 @@ impl LogFile {
         self.follow()
     }
 
-    /// Syncs all that can be synced, and returns the first error. `has_changed`: the container itself and its names need it, too.
+    /// Syncs as much as possible, and returns the first error. `has_changed` is true if the
+    /// container and its names must be synced, too.
     fn sync_all(&self, has_changed: bool) -> Result<()> {
         let (mut are_new, mut synced) = (has_changed, Ok(()));
         for writer in self.writers() {
@@ -486,7 +499,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// What others have written and published is seen from now on.
+    /// Takes the data that others have published into the view.
     pub fn follow(&self) -> Result<()> {
         if self.read_view().is_none() {
             return Ok(());
@@ -494,7 +507,7 @@ impl LogFile {
         self.follow_to(&self.container.summary()?)
     }
 
-    /// The same, as far as `summary` tells of it.
+    /// Takes the data that `summary` names into the view.
     fn follow_to(&self, summary: &Summary) -> Result<()> {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         let Some(known) = view.as_mut() else { return Ok(()) };
@@ -504,10 +517,11 @@ impl LogFile {
                 Ok(())
             }
             Err(error) => {
-                // It may have taken in what it did not pass on.
+                // The view may have taken in a part of the data.
                 *view = None;
                 if error.kind == ErrorKind::Damaged {
-                    // A page of the flat index: the logs have all that it says, and are asked by who reads next.
+                    // A page of the flat index is damaged. The logs contain the same data, and the
+                    // next reader uses them.
                     if self.trusts_flat.swap(false, Ordering::Relaxed) {
                         return Ok(());
                     }
@@ -517,7 +531,7 @@ impl LogFile {
         }
     }
 
-    /// What is written from now on is later than all that `view` and `summary` tell of others.
+    /// Makes later writes of this node later than all data of others in `view` and `summary`.
     fn saw(&self, view: &View, summary: &Summary) {
         let mut clock = self.clock();
         let foreign = |writer: u64| !clock.ours.contains_key(&writer);
@@ -531,18 +545,20 @@ impl LogFile {
         self.view.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the view if there is none.
+    /// Builds the view if there is none.
     fn see(&self) -> Result<()> {
         if self.read_view().is_some() {
             return Ok(());
         }
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if view.is_none() {
-            // Frames that are written meanwhile wait for the lock, and are then either known or added.
+            // Writers that write frames meanwhile wait for the lock; their frames are then either
+            // known or added.
             let summary = self.container.summary()?;
             let torn = self.torn.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let threads = self.choices.index_threads;
-            // What is torn or damaged is left out of what the logs say; a flat index knows nothing of it.
+            // Torn or damaged parts are left out when the logs are read; a flat index may contain
+            // them.
             let ours = |writer: u64| self.written_by(writer);
             let logs_alone = |torn| View::build(&self.container, &summary, &ours, threads, torn);
             let built = if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
@@ -571,7 +587,8 @@ impl LogFile {
         Ok(built)
     }
 
-    /// Makes the view of what was read in shares, unless there is one, or something was found to be torn: they do not know of that.
+    /// Builds the view from shares, unless there is a view, or torn parts are known, which shares
+    /// may contain.
     pub fn take_shares(&self, shares: &[Share]) -> Result<()> {
         let mut view = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if view.is_none() && self.torn.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
@@ -583,7 +600,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Frames that have bytes of `start..end` are cut, so that the view knows them.
+    /// Writes the frames with bytes of `start..end`, so that the view has them.
     fn flush_for(&self, start: u64, end: u64) -> Result<()> {
         let writers: Vec<Arc<Writer>> = {
             let clock = self.clock();
@@ -603,7 +620,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Where what is collected and not yet written ends.
+    /// Returns the end of the collected data.
     fn collected_end(&self) -> u64 {
         {
             let clock = self.clock();
@@ -619,7 +636,8 @@ impl LogFile {
         if end <= offset {
             return Ok(0);
         }
-        // What another node has removed since the view was made: the file was cut.
+        // Another node may have removed logs since the view was built, because the file was
+        // truncated.
         let mut is_new = false;
         loop {
             let unread = match self.try_read(into, offset, end) {
@@ -629,7 +647,7 @@ impl LogFile {
             let try_again = match &unread {
                 Unread { error, .. } if error.kind == ErrorKind::NotFound && !is_new => true,
                 Unread { error, piece: Some(piece) } => self.leave_out(error, piece)?,
-                // A page of a flat index: the logs have all that it says.
+                // A page of a flat index is damaged. The logs contain the same data.
                 Unread { error, piece: None } => {
                     error.kind == ErrorKind::Damaged && self.trusts_flat.swap(false, Ordering::Relaxed)
                 }
@@ -642,11 +660,12 @@ impl LogFile {
         }
     }
 
-    /// A piece could not be read. If it was torn as power was lost before anybody synced it, it is left out from now on: each block
-    /// for itself, so that every reader sees the same, whatever it reads.
+    /// Handles a piece that could not be read. If it was torn in a power failure before it was
+    /// synced, it is ignored from now on. Each block is handled separately, so that all readers get
+    /// the same content. Returns true if the read must be repeated.
     fn leave_out(&self, error: &Error, piece: &Wanted) -> Result<bool> {
         let bad = match error.kind {
-            // Removed by another node, or moved to another store: it is not the log that was lost.
+            // Removed by another node, or moved to another store: the log itself is not lost.
             ErrorKind::NotFound if self.container.is_gone()? => {
                 return Err(elsewhere());
             }
@@ -659,7 +678,7 @@ impl LogFile {
                 Ok(file) => {
                     data_log::torn_blocks(&*file, &piece.frame, self.container.head().block_bytes.into())?
                 }
-                // Its head is torn: a log of which nothing was synced.
+                // The header is torn: nothing in this log was synced.
                 Err(_) => vec![(0, u64::MAX)],
             },
             _ => return Ok(false),
@@ -680,11 +699,11 @@ impl LogFile {
     fn try_read(&self, into: &mut [u8], offset: u64, end: u64) -> Result<usize, Box<Unread>> {
         let whole = |error| Box::new(Unread { error, piece: None });
         self.flush_for(offset, end).map_err(whole)?;
-        // What is collected and lies beyond what is asked for makes the file longer, too.
+        // Collected data beyond the requested range makes the file longer, too.
         let collected = self.collected_end();
         let (length, wanted) = loop {
             self.see().map_err(whole)?;
-            // It may be forgotten this very moment, and is made again.
+            // Another thread may have dropped the view; it is then built again.
             if let Some(view) = &*self.read_view() {
                 let length = (end.min(view.size().max(collected)).saturating_sub(offset)) as usize;
                 break (length, view.wanted(&mut into[..length], offset).map_err(whole)?);
@@ -708,13 +727,13 @@ impl LogFile {
         })
     }
 
-    /// The size of the file as `stat` tells it, and what `meta` says.
+    /// Returns the size of the file for stat(2), and the content of `meta`.
     fn size_and_summary(&self) -> Result<(u64, Summary)> {
         let summary = self.container.summary()?;
         let (size, ask) = summary.size();
         let writers = self.writers();
         let own_cut = self.clock().own_cut;
-        // What our writers know counts if it is of after the last cut.
+        // The writers' own information is valid if it is later than the last truncation.
         let is_later = |first: u64| {
             summary.last_cut().is_none_or(|cut| cut.order.epoch < first || Some(cut.order) == own_cut)
         };
@@ -724,8 +743,9 @@ impl LogFile {
             (end, collected) = (end.max(state.end()), collected.max(state.collected_end()));
             known &= state.epochs().is_none_or(|(first, _)| is_later(first));
         }
-        // What runs elsewhere has told what it published, and its logs are left to it: some file systems take the right to buffer
-        // from who writes a file that another opens. Who reads the file follows them anyhow; of who died here they have more.
+        // Open writers of other nodes have published their size, and their logs are not opened: on
+        // some file systems this takes the permission to buffer from a writer. If the file is read
+        // here, the view follows the logs anyway; a dead writer's logs may have more.
         let host = self.container.host();
         let mut foreign = summary.open.iter().filter(|running| !self.is_ours(running.writer)).peekable();
         known &= self.read_view().is_none() || foreign.peek().is_none();
@@ -743,7 +763,7 @@ impl LogFile {
         self.attributes_and_summary(node).map(|(attributes, _)| attributes)
     }
 
-    /// The attributes, and what `meta` said when they were found.
+    /// Returns the attributes, and the content of `meta` from which they were determined.
     pub fn attributes_and_summary(&self, node: NodeId) -> Result<(Attributes, Summary)> {
         let access = self.container.dir().stat(ACCESS)?;
         self.has_set_id.store(access.mode & SET_ID != 0, Ordering::Relaxed);
@@ -753,7 +773,7 @@ impl LogFile {
         for writer in self.writers() {
             let mut state = writer.lock();
             if summary.has_set_time() {
-                state.flush(self, writer.id)?; // what is only collected has no time yet
+                state.flush(self, writer.id)?; // collected data has no time yet
             }
             if let Some((_, last)) = state.epochs() {
                 data_bytes += state.data_bytes();
@@ -798,13 +818,14 @@ impl LogFile {
         Ok(())
     }
 
-    /// Whether these permissions are those of the file without some of its set-id bits.
+    /// Returns true if these permissions differ from the file's only by removed set-id bits.
     pub fn only_drops_set_id(&self, permissions: u32) -> Result<bool> {
         let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
         Ok(before != permissions && before & !permissions & !SET_ID == 0 && permissions & !before == 0)
     }
 
-    /// The set-id bits are those of `access` alone: directories and logs of the container have none of the file's.
+    /// Changes the permissions of `access` only, because directories and logs of the container have
+    /// no set-id bits.
     fn set_permissions_of_access(&self, before: u32, permissions: u32) -> Result<()> {
         if permissions != before {
             let change = Change { permissions: Some(permissions), ..Change::default() };
@@ -814,13 +835,15 @@ impl LogFile {
         Ok(())
     }
 
-    /// Takes set-id bits away, so that these permissions are left (see [`only_drops_set_id`](Self::only_drops_set_id)).
+    /// Removes set-id bits down to these permissions (see
+    /// [`only_drops_set_id`](Self::only_drops_set_id)).
     pub fn drop_set_id_to(&self, permissions: u32) -> Result<()> {
         let before = self.container.dir().stat(ACCESS)?.mode & 0o7777;
         self.set_permissions_of_access(before, before & permissions)
     }
 
-    /// Takes the set-user-ID bit away, and the set-group-ID bit of a file that its group may execute.
+    /// Removes the set-user-ID bit, and the set-group-ID bit of a file that is executable by its
+    /// group.
     pub fn drop_set_id(&self) -> Result<()> {
         if !self.has_set_id.load(Ordering::Relaxed) {
             return Ok(());
@@ -832,7 +855,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// An order that is later than all that was written here and seen, and earlier than all that will be.
+    /// Returns an order that is later than all data written or seen here so far, and earlier than
+    /// all later data.
     fn moment(&self) -> Result<Order> {
         for writer in self.writers() {
             writer.lock().flush(self, writer.id)?;
@@ -859,7 +883,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Makes the file `size` bytes long.
+    /// Truncates or extends the file to `size` bytes.
     pub fn cut(&self, size: u64) -> Result<()> {
         if size > FILE_END_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", size.to_string()));
@@ -868,14 +892,14 @@ impl LogFile {
         let name = |time| MetaName::Cut(Cut { order, size, time });
         self.add_covers(order.writer)?;
         self.container.add_meta(&name(Time::default()))?;
-        // By the clock of the file system below: the time of the name itself. Where another has cut the file to nothing since, and
-        // removed this name, that is the later cut.
+        // The time of the name itself, by the clock of the file system below. If the name is
+        // missing, another node has truncated the file to size 0 since, which is later.
         let stat = self.container.meta()?.stat(name(Time::default()).encode().as_bytes());
         let named =
             stat.and_then(|stat| self.container.rename_meta(&name(Time::default()), &name(stat.modified)));
         missing(named)?;
         self.changes.fetch_add(1, Ordering::SeqCst);
-        // Who has written since the moment was taken is later than the cut.
+        // Data written after `order` was taken is later than the truncation.
         let mut end = size;
         for writer in self.writers() {
             let mut state = writer.lock();
@@ -892,18 +916,20 @@ impl LogFile {
         let tidied = self.container.tidy_meta(&summary, &name(Time::default()));
         tidied.unwrap_or_else(|error| self.failed(&error));
         if size == 0 {
-            // Only room is won by it: what cannot be removed now goes with the next cut.
+            // This only frees space. Logs that cannot be removed now are removed at the next
+            // truncation.
             if self.drop_dead_logs(&summary).is_err() {
-                self.forget_view(); // some of what `summary` tells of may be gone
+                self.forget_view(); // some logs in `summary` may be removed
             }
         }
         self.follow_to(&summary)
     }
 
-    /// Says how much of the logs of other mounts' open writers the truncation `cut` covers: what it has not found there is later
-    /// than it, whatever its epoch. The epoch of the truncation was taken before, and its own name comes afterwards.
+    /// Creates the `covers` names of the truncation `cut`: how much of the data logs of other
+    /// mounts' open writers it covers. Data beyond that is later than the truncation, whatever its
+    /// epoch. The truncation's epoch was taken before, and its `cut` name is created afterwards.
     ///
-    /// These names need no sync: a writer's sync of what it wrote after the truncation syncs `meta`.
+    /// These names need no sync: a writer's sync of later data syncs `meta`.
     fn add_covers(&self, cut: u64) -> Result<()> {
         let summary = self.container.summary()?;
         let mut logs = Vec::new();
@@ -911,7 +937,7 @@ impl LogFile {
             let published = running.told.map_or(0, |told| told.data_bytes);
             let stored = match self.container.stat_data(running.writer) {
                 Ok(stat) => stat.size_bytes,
-                // Not made yet, or in a directory of another user: what was published counts.
+                // Not created yet, or in a directory of another user: the published size counts.
                 Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::PermissionDenied) => 0,
                 Err(error) => return Err(error),
             };
@@ -922,13 +948,13 @@ impl LogFile {
             .collect();
         let added = names.iter().try_for_each(|name| self.container.add_meta(name));
         if added.is_err() {
-            // Without the name of the truncation they say nothing.
+            // Without the `cut` name they have no meaning.
             names.iter().for_each(|name| drop(self.container.remove_meta(name)));
         }
         added
     }
 
-    /// After a cut to nothing: logs whose writers ended before it hold nothing any more.
+    /// After a truncation to size 0, removes the logs of writers that ended before it.
     fn drop_dead_logs(&self, summary: &Summary) -> Result<()> {
         let Some(cut) = summary.last_cut().filter(|cut| cut.size == 0 && summary.open.is_empty()) else {
             return Ok(());
@@ -937,9 +963,10 @@ impl LogFile {
         if dead.is_empty() {
             return Ok(());
         }
-        // A loss of power must not leave a file without the cut and without the logs: the cut's name is safe first.
+        // The `cut` name is synced first: after a power failure the logs must not be missing
+        // without it.
         self.container.meta()?.sync().inspect_err(|error| self.failed(error))?;
-        // Others may remove the same at the same time.
+        // Other nodes may remove the same names at the same time.
         for closed in &dead {
             self.descriptors.forget(&self.container, closed.writer);
             self.container.remove_logs(closed.writer)?;
@@ -965,18 +992,19 @@ impl Drop for LogFile {
     }
 }
 
-/// Why something could not be read: a piece, or what tells where the pieces are.
+/// The reason why a read failed, and the piece that could not be read; `None` if the index could
+/// not be read.
 struct Unread {
     error: Error,
     piece: Option<Wanted>,
 }
 
-/// Another node has removed or moved the file.
+/// Returns the error for a file that another node has removed or moved.
 fn elsewhere() -> Error {
     Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now")
 }
 
-/// Where `length` bytes from `offset` on end, if a file may end there.
+/// Returns the end of `length` bytes at `offset`, if a file may end there.
 fn end_of(offset: u64, length: usize) -> Result<u64> {
     let end = offset.checked_add(length as u64).filter(|end| *end <= FILE_END_MAX);
     end.ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", offset.to_string()))
@@ -1020,12 +1048,12 @@ impl Site for LogFile {
             let Written { head_bytes, order, position, runs, .. } = written;
             let added = known.add(writer, head_bytes, order, position, runs);
             if added.and_then(|()| known.shrink(&self.container)).is_err() {
-                // Who reads next makes it anew from the logs, and is told what is wrong.
+                // The next reader builds the view again from the logs, and gets the error.
                 *view = None;
             }
         }
         drop(view);
-        // In this order: whoever reads finds it here or there.
+        // In this order, so that a reader finds the data in the view or in the collected ranges.
         self.clock().collected.remove(writer, written.runs);
     }
 }

@@ -1,4 +1,5 @@
-//! The stores of one log mount, and who this node is. Which store holds what is decided in `placement`.
+//! The stores of one log mount, and the identity of this node. `placement` decides which store
+//! holds which file.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -20,7 +21,7 @@ use crate::tree::is_store;
 /// A directory, and a name in it.
 pub(crate) type Named = (Arc<dyn WritableDir>, Vec<u8>);
 
-/// A store's place in the list.
+/// The index of a store in the list of stores.
 pub type StoreNumber = usize;
 
 const MAKING: &[u8] = b"new";
@@ -29,18 +30,20 @@ const PARTS: &[u8] = b"parts";
 const RECORD: &[u8] = b"store";
 const OWN_PERMISSIONS: u32 = 0o755;
 const POINTER_PERMISSIONS: u32 = 0o644;
-/// Everybody who may write to the store makes containers there, and may remove only their own.
+/// Every user with write permission to the store creates containers there, and may remove only
+/// their own.
 const SHARED_PERMISSIONS: u32 = 0o1777;
-/// The most that a file which stands for a log directory may hold.
+/// The largest size of a file that stands for a log directory, in bytes.
 const POINTER_BYTES_MAX: usize = 64;
 
-/// This process and its node, as the layer needs to know them; chance comes from here too.
+/// This process and its node, and the source of random numbers.
 pub struct Host {
     pub holder: Holder,
     pub uid: u32,
     pub gid: u32,
     pub random: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// Whether the process is gone for sure; of other nodes nobody can tell.
+    /// Returns true if the process is known to be dead. Returns false if its state is unknown, as
+    /// for processes of other nodes.
     pub is_gone: Box<dyn Fn(&Holder) -> bool + Send + Sync>,
     pub scratch: Scratch,
 }
@@ -51,7 +54,7 @@ impl std::fmt::Debug for Host {
     }
 }
 
-/// A directory that is or becomes a store, and what people call it.
+/// A directory that is or becomes a store, and its path in messages.
 #[derive(Clone)]
 pub struct Root {
     pub dir: Arc<dyn WritableDir>,
@@ -64,25 +67,25 @@ impl std::fmt::Debug for Root {
     }
 }
 
-/// What is to become of a store.
+/// The change of a store's role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It stays what it is.
+    /// The store keeps its role.
     Keep,
-    /// It is used from now on.
+    /// The store is added, or used again.
     Add,
-    /// Nothing new is placed there from now on.
+    /// The store is drained.
     Drain,
 }
 
-/// Opens the directory at a path that a map says. What is in a map was written by somebody else: no link is followed, and
-/// `newer_map` checks what is found there.
+/// Opens the directory at a path in a map. The map may have been written by another user: symbolic
+/// links must not be followed, and `newer_map` verifies the directory.
 pub type Opener = Box<dyn Fn(&[u8]) -> Result<Arc<dyn WritableDir>> + Send + Sync>;
 
 /// The stores of one mount.
 pub struct Stores {
     view: RwLock<Arc<View>>,
-    /// One thread looks for what newer maps say, and the others wait for what it finds.
+    /// Held while one thread looks for newer maps; other threads wait for its result.
     looking: Mutex<()>,
     opener: Option<Opener>,
     host: Host,
@@ -90,24 +93,25 @@ pub struct Stores {
     log_dirs: LogDirs,
 }
 
-/// The stores as one version of the map has them. A store keeps its place for as long as anybody has the `Stores`: those that are
-/// added come behind the others, those that go are left there.
+/// The stores according to one version of the map. A store keeps its index during the lifetime of
+/// `Stores`: added stores are appended, and drained stores stay in the list.
 pub(crate) struct View {
-    /// 0: a store by itself, which has no map.
+    /// 0 for a single store without a map.
     pub version: u64,
     pub roots: Vec<Arc<dyn WritableDir>>,
     pub own: Vec<Arc<dyn WritableDir>>,
-    /// The stores' own numbers, by which containers are placed.
+    /// The numbers in the stores' records, by which containers are placed.
     pub numbers: Vec<u128>,
     pub paths: Vec<Vec<u8>>,
-    /// The store that gets the next version before all others do.
+    /// The store in which the next version of the map is created first.
     keeper: StoreNumber,
-    /// The stores that get what is new: their places in the list, and their numbers.
+    /// The stores in use: their indices, and their numbers.
     used: (Vec<StoreNumber>, Vec<u128>),
 }
 
 impl View {
-    /// `opened` holds every store that `map` uses. A store that the map does not have any more gets nothing.
+    /// Creates a view. `opened` contains every store that `map` uses. A store that is not in the
+    /// map gets no new files.
     pub(crate) fn of(opened: impl IntoIterator<Item = Opened>, map: &StoreMap) -> View {
         let (mut roots, mut own, mut numbers, mut paths) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for store in opened {
@@ -123,7 +127,7 @@ impl View {
         View { version: map.version, roots, own, numbers, paths, keeper, used: (places, used) }
     }
 
-    /// The stores once more, in their places.
+    /// Returns the stores in order.
     pub(crate) fn opened(&self) -> Vec<Opened> {
         let one = |place: StoreNumber| Opened {
             root: Root { dir: Arc::clone(&self.roots[place]), path: self.paths[place].clone() },
@@ -133,18 +137,18 @@ impl View {
         (0..self.roots.len()).map(one).collect()
     }
 
-    /// The store that should have the container of the file `name`.
+    /// Returns the home store of the file `name`.
     pub(crate) fn home(&self, name: &[u8]) -> StoreNumber {
         let (places, numbers) = &self.used;
         places[placement::choose(name, numbers)]
     }
 
-    /// Whether the store gets what is new.
+    /// Returns true if the store gets new files.
     pub(crate) fn is_used(&self, store: StoreNumber) -> bool {
         self.used.0.contains(&store)
     }
 
-    /// Whether no store was added, and none is to be drained, since: one look for one name.
+    /// Returns true if there is no newer version of the map. Makes a single lookup.
     fn is_newest(&self) -> Result<bool> {
         let Some(version) = self.version.checked_add(1) else { return Ok(true) };
         let next = StoreMap { version, members: Vec::new() }.file_name();
@@ -152,7 +156,7 @@ impl View {
     }
 }
 
-/// A store while it is found out which ones belong together.
+/// A store that is being opened, before its map is known.
 #[derive(Clone)]
 pub(crate) struct Opened {
     pub root: Root,
@@ -166,23 +170,23 @@ impl std::fmt::Debug for Stores {
     }
 }
 
-/// An error of which people read the reason alone.
+/// Returns an error whose source is the whole message for the user.
 fn refused(subject: &[u8], reason: String) -> Error {
     Error { source: Some(reason.into()), ..Error::new(ErrorKind::InvalidInput, "open", subject) }
 }
 
 impl Stores {
-    /// Opens stores that nobody has a name for: see `open_named`.
+    /// Opens stores without paths for messages, as `open_named` does.
     pub fn open(roots: Vec<Arc<dyn WritableDir>>, host: Host, directories: u32) -> Result<Stores> {
         let named = roots.into_iter().map(|dir| Root { dir, path: Vec::new() }).collect();
         Stores::open_named(named, host, directories)
     }
 
-    /// Opens the stores, in whatever order they are given, making what each of them keeps for itself where it is missing;
-    /// the first time that there are several they get their map. New containers get `directories` log directories.
+    /// Opens the stores, in any order. Creates a missing `.quell` in each of them, and the first
+    /// map if there are several. New containers get `directories` log directories.
     pub fn open_named(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
         let are_stores = roots.iter().map(|root| is_store(&*root.dir)).collect::<Result<Vec<_>>>()?;
-        // A new directory beside stores that belong together is left as it is.
+        // A new directory next to stores with a map is not changed.
         for (root, _) in roots.iter().zip(&are_stores).filter(|(_, is_store)| **is_store) {
             if are_stores.contains(&false) && has_map(&*root.dir.open_writable_dir(OWN)?)? {
                 let new = roots.iter().zip(&are_stores).find(|(_, is_store)| !**is_store);
@@ -215,12 +219,13 @@ impl Stores {
         Stores::of(opened, &map, host, directories)
     }
 
-    /// The same stores, which open those that are added from now on with `opener`. Without one they are refused.
+    /// Returns these stores with an opener for stores that are added later. Without an opener such
+    /// a store is an error.
     pub fn reaching(self, opener: Opener) -> Stores {
         Stores { opener: Some(opener), ..self }
     }
 
-    /// Opens stores that are there already; nothing is written.
+    /// Opens existing stores. Writes nothing.
     pub fn look(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
         let opened = enter(roots)?;
         let map = match newest_map(opened.iter().map(|store| &store.own))? {
@@ -230,8 +235,8 @@ impl Stores {
         Stores::of(opened, &map, host, directories)
     }
 
-    /// Opens stores of which some come or go from now on: they get a new map if one is needed. What is where it should not be
-    /// any more is for `rebalance`.
+    /// Opens stores and changes their roles with a new map, if one is needed. `rebalance` then
+    /// moves the files.
     pub fn change(roots: Vec<(Root, Role)>, host: Host, directories: u32) -> Result<Stores> {
         let (roots, roles): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
         for (root, role) in roots.iter().zip(&roles) {
@@ -252,7 +257,7 @@ impl Stores {
         let is_same = next.members == now.members && (now.version > 0 || now.members.len() == 1);
         let map = match is_same {
             true => {
-                // Who ended before every store had it has moved nothing.
+                // A previous run that ended before every store had the map has moved nothing.
                 if now.version > 0 {
                     write_everywhere(&opened, &now, &host)?;
                 }
@@ -263,7 +268,7 @@ impl Stores {
                 settle_map(&opened, before.keeper(), next, &host)?
             }
         };
-        // Also after a run that was ended before this.
+        // Also needed after a previous run that was killed before this.
         for store in &opened {
             match map.member(store.number) {
                 Some(member) if member.is_draining => close_for_new(&*store.own, &host)?,
@@ -274,7 +279,8 @@ impl Stores {
         Stores::of(opened, &map, host, directories)
     }
 
-    /// The map that `change` would make. Nothing is written; a store that is not made yet gets any number.
+    /// Returns the map that `change` would create. Writes nothing; a store that does not exist yet
+    /// gets a random number.
     pub fn foretell(roots: Vec<(Root, Role)>, host: &Host) -> Result<StoreMap> {
         let (mut opened, mut new) = (Vec::new(), Vec::new());
         for (root, role) in roots {
@@ -311,23 +317,24 @@ impl Stores {
         })
     }
 
-    /// The stores as they are known now.
+    /// Returns the stores that are currently known.
     pub(crate) fn view(&self) -> Arc<View> {
         Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The store that should have the container of the file `name`.
+    /// Returns the home store of the file `name`.
     pub fn home(&self, name: &[u8]) -> StoreNumber {
         self.view().home(name)
     }
 
-    /// Whether there are other stores now, or other ones that get something new. Says `false` only if no file was moved by a map
-    /// that is not known here, up to the moment of the call.
+    /// Looks for a newer map and uses it. Returns true if the stores have changed. Returns false
+    /// only if, up to this call, no file was moved because of a map that is not known here.
     pub fn refresh(&self) -> Result<bool> {
         self.has_changed(&self.view())
     }
 
-    /// The same, since `seen`.
+    /// Looks for a newer map, as `refresh` does. Returns true if the stores have changed since
+    /// `seen`.
     pub(crate) fn has_changed(&self, seen: &Arc<View>) -> Result<bool> {
         if !Arc::ptr_eq(seen, &self.view()) {
             return Ok(true);
@@ -340,7 +347,7 @@ impl Stores {
         if !Arc::ptr_eq(seen, &now) {
             return Ok(true);
         }
-        // A store is opened for all users whom this process serves.
+        // The process's own credentials, because the store is opened for all users that it serves.
         let _process = assume(None)?;
         let Some(newer) = newer_map::follow(&now, self.opener.as_ref(), self.host.uid)? else {
             return Ok(false);
@@ -349,13 +356,13 @@ impl Stores {
         Ok(true)
     }
 
-    /// The stores that get nothing new.
+    /// Returns the stores that are being drained.
     pub(crate) fn draining(&self) -> Vec<StoreNumber> {
         let view = self.view();
         (0..view.roots.len()).filter(|store| !view.is_used(*store)).collect()
     }
 
-    /// Leaves out of the map what is drained; what is said of earlier maps goes.
+    /// Removes drained stores from the map, and truncates earlier maps.
     pub(crate) fn leave_drained(&self) -> Result<()> {
         let view = self.view();
         let Some(now) = newest_map(&view.own)? else { return Ok(()) };
@@ -383,7 +390,8 @@ impl Stores {
         Ok(())
     }
 
-    /// A map that counts no more says nothing. Its name stays: it tells who knows the version before that there is a newer one.
+    /// Truncates a map that is no longer valid. Its name stays, so that a process with the version
+    /// before it can see that there is a newer one.
     fn empty_map(&self, own: &dyn WritableDir, name: &[u8]) -> Result<()> {
         if missing(own.stat(name))?.is_none_or(|stat| stat.size_bytes == 0) {
             return Ok(());
@@ -405,7 +413,7 @@ impl Stores {
         self.view().roots.len()
     }
 
-    /// What a store keeps for itself.
+    /// Returns the `.quell` directory of a store.
     fn own(&self, store: StoreNumber) -> Arc<dyn WritableDir> {
         Arc::clone(&self.view().own[store])
     }
@@ -414,12 +422,12 @@ impl Stores {
         &self.host
     }
 
-    /// Whether this thread works with root's power, and not with that of a user who is served.
+    /// Returns true if this thread has root's rights, and not those of a user that it serves.
     pub(crate) fn has_root_power(&self) -> bool {
         self.host.uid == 0 && assumed().is_none()
     }
 
-    /// The user with whose power this thread works.
+    /// Returns the user with whose rights this thread works.
     pub(crate) fn acting_uid(&self) -> u32 {
         assumed().map_or(self.host.uid, |caller| caller.uid)
     }
@@ -440,18 +448,18 @@ impl Stores {
         random_number(&self.host)
     }
 
-    /// A number for a writer: never 0.
+    /// Returns a random number for a writer, which is not 0.
     pub fn random_writer(&self) -> u64 {
         (self.host.random)().max(1)
     }
 
-    /// Where new containers are made before they get their names. A store that is drained has no such place (`NotFound`): who
-    /// did not know reads the map again.
+    /// Opens the directory for new containers under construction. A drained store has none
+    /// (`NotFound`); the caller then reads the map again.
     pub fn making_new(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.own(store).open_writable_dir(MAKING)
     }
 
-    /// Where what a container gets is made before it has its name.
+    /// Opens the directory for files of existing containers under construction.
     pub fn making(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         match self.own(store).open_writable_dir(MAKING) {
             Err(error) if error.kind == ErrorKind::NotFound => self.trash(store),
@@ -459,17 +467,17 @@ impl Stores {
         }
     }
 
-    /// Where log directories lie whose containers are in other stores.
+    /// Opens the directory for log directories of containers in other stores.
     pub(crate) fn parts(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.own(store).open_writable_dir(PARTS)
     }
 
-    /// Where removed containers lie until they are deleted.
+    /// Opens the directory for removed containers that are not yet deleted.
     pub fn trash(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
         self.own(store).open_writable_dir(TRASH)
     }
 
-    /// Deletes what was moved to the trash under this name, and the container's log directories in other stores.
+    /// Deletes a container in `trash`, and its log directories in other stores.
     pub fn delete(&self, home: StoreNumber, name: &[u8], container: u128) -> Result<()> {
         let trash = self.trash(home)?;
         let owners = self.owners_of_parts(&*trash.open_writable_dir(name)?)?;
@@ -480,12 +488,13 @@ impl Stores {
         removed
     }
 
-    /// What other stores have of an open container.
+    /// Returns the directories of an open container in the `parts` of all stores.
     pub(crate) fn parts_of(&self, container: &Container) -> Result<Vec<Named>> {
         self.parts_owned(container.number(), &self.owners_of_parts(container.dir())?)
     }
 
-    /// The owners of what stores have of a container, when all stores are known that it can name.
+    /// Returns the owners whose directories in `parts` belong to the container, after making sure
+    /// that all stores that it names are known.
     fn owners_of_parts(&self, container: &dyn WritableDir) -> Result<Vec<u32>> {
         let (owners, names_stores) = owners_and_pointers(container)?;
         if names_stores {
@@ -494,7 +503,8 @@ impl Stores {
         Ok(owners)
     }
 
-    /// What stores have of the container of this number, where it is one of `owners`'.
+    /// Returns the directories in `parts` of the container with this number, if they belong to one
+    /// of `owners`.
     fn parts_owned(&self, container: u128, owners: &[u32]) -> Result<Vec<Named>> {
         let (name, mut found, view) = (number_name(container), Vec::new(), self.view());
         if view.roots.len() > 1 {
@@ -510,7 +520,8 @@ impl Stores {
         Ok(found)
     }
 
-    /// The log directory `number` of a container, wherever it lies.
+    /// Opens the log directory `number` of a container, in any store, and creates it if `make` is
+    /// true.
     pub(crate) fn open_logs(
         &self,
         container: &Container,
@@ -519,7 +530,7 @@ impl Stores {
     ) -> Result<Arc<dyn WritableDir>> {
         let missing = match self.find_logs(container, number)? {
             Some((dir, name)) => match dir.open_writable_dir(&name) {
-                // A pointer to what nobody synced.
+                // The pointer survived a power failure, and the log directory did not.
                 Err(error) if error.kind == ErrorKind::NotFound => error,
                 opened => return opened,
             },
@@ -528,7 +539,7 @@ impl Stores {
         if make { self.make_logs(container, number) } else { Err(missing) }
     }
 
-    /// The directory and the name in it of a log directory, if it exists.
+    /// Returns the parent directory and the name of a log directory, if it exists.
     pub(crate) fn find_logs(&self, container: &Container, number: u32) -> Result<Option<Named>> {
         let name = logs_name(number);
         let stat = match container.dir().stat(&name) {
@@ -543,8 +554,8 @@ impl Stores {
             Some(_) => self.pointed_at(container, &name)?,
             None => None,
         };
-        // A pointer that was lost before anybody synced it is made again by who next writes there: what is to be found
-        // then is found now.
+        // A pointer that was lost in a power failure would be created again by the next writer. The
+        // log directory is therefore found where placement puts it.
         let store = match store {
             Some(store) => store,
             None => match self.placed(container, number) {
@@ -559,7 +570,7 @@ impl Stores {
             own => own?,
         };
         let maker = own.stat_self()?.uid;
-        // Almost always; all that leads there from the container is looked at only if it is not.
+        // This is almost always true; the owners of the pointers are read only otherwise.
         let is_plain = maker == container.dir().stat_self()?.uid;
         match is_plain || owners_of(container.dir())?.contains(&maker) {
             true => Ok(Some((own, name))),
@@ -567,12 +578,13 @@ impl Stores {
         }
     }
 
-    /// The store that the file `name`, in the place of a log directory, names; `None` for one that is torn.
+    /// Returns the store that the pointer `name` in a container names, or `None` if the pointer is
+    /// torn.
     fn pointed_at(&self, container: &Container, name: &[u8]) -> Result<Option<StoreNumber>> {
         self.named_by(container.dir(), name)
     }
 
-    /// The same in any directory.
+    /// Returns the store that the pointer `name` in any directory names.
     pub(crate) fn named_by(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<Option<StoreNumber>> {
         let mut bytes = [0; POINTER_BYTES_MAX];
         let length = dir.open_file(name)?.read_at(&mut bytes, 0)?;
@@ -582,7 +594,7 @@ impl Stores {
         }
         let seen = self.view();
         let store = match self.store_named(named) {
-            // One that was added.
+            // The store may have been added later.
             None if self.has_changed(&seen)? => self.store_named(named),
             found => found,
         };
@@ -593,17 +605,18 @@ impl Stores {
         Ok(Some(store))
     }
 
-    /// The store where a log directory that is made now lies.
+    /// Returns the store for a new log directory.
     pub(crate) fn placed(&self, container: &Container, number: u32) -> StoreNumber {
         self.home(&[&container.number().to_le_bytes()[..], &number.to_le_bytes()].concat())
     }
 
-    /// In the store that placement says: in the container itself, or among the parts of another store with a file that
-    /// names it in the container (section V of the paper, the second technique).
+    /// Creates a log directory in the store that placement gives: in the container itself, or in
+    /// `parts` of another store, with a pointer in the container that names the store (section V of
+    /// the paper, the second technique).
     fn make_logs(&self, container: &Container, number: u32) -> Result<Arc<dyn WritableDir>> {
         let name = logs_name(number);
         let permissions = container.permissions()?;
-        // Root makes them for others: they are the file's owner's.
+        // If root serves other users, the directory belongs to the file's owner.
         let owner = match self.has_root_power() {
             true => Some(container.dir().stat(ACCESS)?),
             false => None,
@@ -616,7 +629,7 @@ impl Stores {
             return make(container.dir(), &name, logs_permissions(permissions));
         }
         match self.own(store).stat(MAKING) {
-            // It is drained now.
+            // The store has been drained.
             Err(error) if error.kind == ErrorKind::NotFound && self.refresh()? => {
                 store = self.placed(container, number);
                 if store == container.home() {
@@ -627,7 +640,7 @@ impl Stores {
         }
         let own = make(&*self.parts(store)?, &number_name(container.number()), permissions)?;
         let maker = own.stat_self()?.uid;
-        // Who makes the pointer is one of the owners from then on.
+        // The user who creates the pointer becomes one of the owners.
         if maker != self.acting_uid() && !owners_of(container.dir())?.contains(&maker) {
             return Err(of_another(&name));
         }
@@ -635,7 +648,7 @@ impl Stores {
         match self.point_first(container, &name, store)? {
             there if there == store => Ok(dir),
             there => {
-                let _ = own.remove_dir(&name); // nobody is led there
+                let _ = own.remove_dir(&name); // no pointer names it
                 self.parts(there)?
                     .open_writable_dir(&number_name(container.number()))?
                     .open_writable_dir(&name)
@@ -643,8 +656,9 @@ impl Stores {
         }
     }
 
-    /// Makes `name` in the container name `store`, unless it names one already: who does not know of a store that was added makes
-    /// another choice. The store that it names then.
+    /// Creates the pointer `name` to `store` in the container, unless there is one already: a mount
+    /// that does not know of an added store chooses another store. Returns the store that the
+    /// pointer names.
     fn point_first(&self, container: &Container, name: &[u8], store: StoreNumber) -> Result<StoreNumber> {
         match self.point(container.home(), container.dir(), name, store, Rename::Keep) {
             Err(error) if matches!(error.kind, ErrorKind::Exists | ErrorKind::Unsupported) => {
@@ -661,8 +675,8 @@ impl Stores {
         self.point_in(container.home(), container.dir(), name, store)
     }
 
-    /// Makes `name` in `dir`, of store `home`, name a store: whole before it has its name, and safe. Who else makes it at
-    /// the same time says the same.
+    /// Creates a pointer `name` in `dir`, a directory of store `home`. It is complete and synced
+    /// before it gets its name. Concurrent callers write the same content.
     pub(crate) fn point_in(
         &self,
         home: StoreNumber,
@@ -691,7 +705,7 @@ impl Stores {
             let _ = making.remove(&temporary);
         }
         match named {
-            // Another user was quicker, and its name is not ours to replace.
+            // Another user has created it, and this user may not replace it.
             Err(error) if error.errno() == errno::EPERM => match self.named_by(dir, name)? {
                 Some(there) if there == store => Ok(()),
                 _ => Err(error),
@@ -700,7 +714,7 @@ impl Stores {
         }
     }
 
-    /// The way to a log directory survives a loss of power, where it lies in another store.
+    /// Makes the pointer to a log directory in another store survive a power failure.
     pub(crate) fn sync_logs(&self, container: &Container, number: u32) -> Result<()> {
         let name = logs_name(number);
         let pointed = match container.dir().stat(&name) {
@@ -722,7 +736,7 @@ impl Stores {
         self.view().numbers.iter().position(|number| number_name(*number) == name)
     }
 
-    /// The room of all stores together.
+    /// Returns the sum of the space in all stores.
     pub fn space(&self) -> Result<Space> {
         let mut sum = Space::default();
         for root in self.roots() {
@@ -741,7 +755,7 @@ pub(crate) fn logs_name(number: u32) -> Vec<u8> {
     format!("logs-{number:x}").into_bytes()
 }
 
-/// Whether the format defines this name for what a store keeps for itself.
+/// Returns true if the format defines this name in `.quell`.
 pub(crate) fn is_name_of_store(name: &[u8]) -> bool {
     [MAKING, TRASH, PARTS, RECORD].contains(&name) || StoreMap::version_of(name).is_some()
 }
@@ -750,13 +764,13 @@ pub(crate) fn number_name(container: u128) -> Vec<u8> {
     format!("{container:032x}").into_bytes()
 }
 
-/// The users whose directories in `parts` belong to a container: its owner, and those who made what leads there from it. Numbers
-/// of containers can be read and made up, owners cannot.
+/// Returns the users whose directories in `parts` belong to a container: its owner, and the owners
+/// of its pointers. The number alone is not sufficient, because any user can know or forge it.
 pub(crate) fn owners_of(container: &dyn WritableDir) -> Result<Vec<u32>> {
     Ok(owners_and_pointers(container)?.0)
 }
 
-/// The same, and whether there are files in the places of log directories.
+/// Returns the same, and whether the container has pointers.
 fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> {
     let mut names_stores = false;
     let mut owners = vec![container.stat_self()?.uid];
@@ -767,8 +781,7 @@ fn owners_and_pointers(container: &dyn WritableDir) -> Result<(Vec<u32>, bool)> 
         let Some(stat) = missing(container.stat(&name))? else { continue };
         let is_file = stat.kind() == Some(Kind::File);
         names_stores |= is_file && name != ACCESS;
-        // One that has another name too may have been made anywhere.
-        // Root makes such names for anybody.
+        // A hard link may have been created elsewhere, and root creates pointers for other users.
         if is_file && stat.nlink == 1 && stat.uid != 0 {
             owners.push(stat.uid);
         }
@@ -808,7 +821,8 @@ fn enter_or_make_for(
         Err(error) => return Err(error),
         Ok(()) => {
             if let Some((uid, gid)) = owner {
-                // The parent's owner may exchange it: the engine gives away only what belongs to that owner.
+                // The owner of the parent may have exchanged it. The engine changes the owner only
+                // of a directory that belongs to that owner.
                 let made = parent.stat(name)?;
                 if (made.uid, made.gid) != (uid, gid) {
                     let owner = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
@@ -839,7 +853,7 @@ fn not_named(member: &Member) -> Error {
     refused(&member.path, format!("the store {path} belongs to these and is not named: name them all"))
 }
 
-/// Opens directories as stores, making them stores where they are none.
+/// Opens directories as stores, and makes those stores that are not.
 fn begin(roots: Vec<Root>, host: &Host) -> Result<Vec<Opened>> {
     for root in &roots {
         if !is_store(&*root.dir)? {
@@ -849,7 +863,7 @@ fn begin(roots: Vec<Root>, host: &Host) -> Result<Vec<Opened>> {
     enter(roots)
 }
 
-/// Opens stores.
+/// Opens existing stores.
 pub(crate) fn enter(roots: Vec<Root>) -> Result<Vec<Opened>> {
     if roots.is_empty() {
         return Err(Error::new(ErrorKind::InvalidInput, "open", "no store"));
@@ -872,14 +886,14 @@ fn has_map(own: &dyn WritableDir) -> Result<bool> {
     Ok(own.names()?.iter().any(|name| StoreMap::version_of(name).is_some()))
 }
 
-/// What holds of stores that have no map: they are used in the order in which they are named.
+/// Returns the map of stores without a map: all are used, in the given order.
 fn no_map(opened: &[Opened]) -> StoreMap {
     let member =
         |store: &Opened| Member { number: store.number, is_draining: false, path: store.root.path.clone() };
     StoreMap { version: 0, members: opened.iter().map(member).collect() }
 }
 
-/// The newest map that is whole, of all that these stores have.
+/// Returns the newest complete map in these stores.
 fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Result<Option<StoreMap>> {
     let mut newest: Option<StoreMap> = None;
     for dir in own {
@@ -887,7 +901,7 @@ fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Re
         while let Some(version) = versions.pop()
             && newest.as_ref().is_none_or(|newest| newest.version < version)
         {
-            // One that is damaged, or that was removed meanwhile, is as if it were not there.
+            // A map that is damaged or was just removed is skipped.
             if let Some(map) = read_map(&**dir, version)? {
                 newest = Some(map);
             }
@@ -896,14 +910,14 @@ fn newest_map<'a>(own: impl IntoIterator<Item = &'a Arc<dyn WritableDir>>) -> Re
     Ok(newest)
 }
 
-/// The versions that a store has a file of, the newest last.
+/// Returns the versions of the map files in a store, the newest last.
 pub(crate) fn map_versions(own: &dyn WritableDir) -> Result<Vec<u64>> {
     let mut versions: Vec<u64> = own.names()?.iter().filter_map(|name| StoreMap::version_of(name)).collect();
     versions.sort_unstable();
     Ok(versions)
 }
 
-/// `None` for one that is not there, or not whole.
+/// Reads a map. Returns `None` if it does not exist or is not complete.
 pub(crate) fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<StoreMap>> {
     let name = StoreMap { version, members: Vec::new() }.file_name();
     let file = match own.open_file(&name) {
@@ -919,7 +933,7 @@ pub(crate) fn read_map(own: &dyn WritableDir, version: u64) -> Result<Option<Sto
     Ok(StoreMap::decode(version, &bytes[..length]).ok())
 }
 
-/// The map that counts, and the one that there is when the stores have their new roles.
+/// Returns the current map, and the map after the stores have changed their roles.
 fn changed(opened: &[Opened], roles: &[Role]) -> Result<(StoreMap, StoreMap)> {
     let all = || opened.iter().zip(roles.iter().copied());
     let member =
@@ -957,7 +971,7 @@ fn changed(opened: &[Opened], roles: &[Role]) -> Result<(StoreMap, StoreMap)> {
     Ok((now, next))
 }
 
-/// A store that is added has nothing yet.
+/// Refuses a store to be added that has content.
 fn check_free(root: &Root) -> Result<()> {
     match root.dir.names()?.iter().all(|name| is_own(name)) {
         true => Ok(()),
@@ -974,7 +988,8 @@ fn check_left(map: &StoreMap) -> Result<()> {
     }
 }
 
-/// Writes a map to all of its stores, and says which one counts. `keeper`: that of the map before.
+/// Writes a map to all of its stores, and returns the valid one. `keeper` is that of the previous
+/// map.
 fn settle_map(opened: &[Opened], keeper: u128, map: StoreMap, host: &Host) -> Result<StoreMap> {
     let stores: Vec<_> = opened.iter().map(|store| (store.number, &store.own)).collect();
     let written = write_map(&stores, keeper, &map, host)?;
@@ -986,11 +1001,11 @@ fn settle_map(opened: &[Opened], keeper: u128, map: StoreMap, host: &Host) -> Re
     Ok(written)
 }
 
-/// Whoever was writing the map may have ended before every store had it: nobody goes by it before they all do, as mounts
-/// that run see it only then.
+/// Completes a map. Its writer may have ended before every store had it; running mounts do not use
+/// it before all of its stores have it.
 fn complete(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()> {
     match write_everywhere(opened, map, host) {
-        // Nothing can be made there, nor moved.
+        // In a read-only store nothing can be created or moved.
         Err(error) if error.kind == ErrorKind::ReadOnly => Ok(()),
         Err(error) if error.kind == ErrorKind::PermissionDenied => Err(Error {
             source: Some(
@@ -1017,8 +1032,9 @@ fn write_everywhere(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()
     Ok(())
 }
 
-/// Writes a map, whole, first to the `keeper` of the version before: of several who make the same version at the same
-/// time the first one wins there, and the others take what it has written.
+/// Writes a complete map, first to the `keeper` of the previous version. If several processes
+/// create the same version at the same time, the first one to succeed there determines it, and the
+/// others use its map.
 fn write_map(
     stores: &[(u128, &Arc<dyn WritableDir>)],
     keeper: u128,
@@ -1044,7 +1060,7 @@ fn write_map(
                 making.remove(&temporary)?;
                 match read_map(&***own, map.version)? {
                     Some(first) => counts = first,
-                    // Damaged: as if it were not there.
+                    // A damaged map is replaced.
                     None => {
                         own.remove(&name)?;
                         return write_map(&stores, keeper, map, host);
@@ -1058,7 +1074,8 @@ fn write_map(
     Ok(counts)
 }
 
-/// Nothing new comes into the store any more, also not by mounts that do not know of it: they find no place to make it.
+/// Prevents new containers in a drained store. Mounts that do not know of the new map find no `new`
+/// directory.
 fn close_for_new(own: &dyn WritableDir, host: &Host) -> Result<()> {
     let trash = own.open_writable_dir(TRASH)?;
     let name = number_name(random_number(host));
@@ -1073,7 +1090,8 @@ fn open_for_new(own: &dyn WritableDir) -> Result<()> {
     enter_or_make(own, MAKING, SHARED_PERMISSIONS).map(drop)
 }
 
-/// Makes what a store keeps for itself, whole before it has its name: of several that do so at once one wins.
+/// Creates the `.quell` directory of a store. It gets its name after it is complete, so of several
+/// concurrent processes one succeeds.
 fn begin_store(root: &dyn WritableDir, host: &Host) -> Result<Arc<dyn WritableDir>> {
     let number = random_number(host);
     let temporary = [OWN, b"-", &number_name(number)[..]].concat();

@@ -1,5 +1,6 @@
-//! One writer: what a process writes to one file, collected into frames and appended to its pair of logs. It knows
-//! nothing of other writers; who may write where and when frames are cut is `log_file`'s.
+//! One writer: collects the data that a process writes to one file into frames, and appends them to
+//! its pair of logs. It does not know other writers; `log_file` decides who may write where, and
+//! when a frame ends.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,23 +16,24 @@ use crate::index_log;
 use crate::meta::{Closed, MetaName, Running, Told, boot_of};
 use crate::runs::{Run, Runs};
 
-/// A frame is cut when it has so many runs, whatever their bytes: what overlaps it is looked for in them.
+/// Number of runs at which a frame ends, whatever its size, because overlaps are searched in the
+/// runs.
 const FRAME_RUNS_MAX: usize = 4096;
-/// The index of what was written is appended when it has come to so many runs.
+/// Number of runs at which a batch is appended to the index log.
 const BATCH_RUNS_MAX: usize = 1 << 18;
 
-/// What has become of a frame, for who follows the file in memory.
+/// A frame that was written, for the view in memory.
 #[derive(Debug)]
 pub struct Written<'a> {
     pub order: Order,
     pub head_bytes: u64,
     pub position: u64,
-    /// Where the frame ends in the data log.
+    /// Data log offset of the end of the frame.
     pub data_bytes: u64,
     pub runs: &'a [Run],
 }
 
-/// One process's writer. Its logs are made at the first write.
+/// The writer of one process. Its logs are created at the first write.
 pub struct Writer {
     pub id: u64,
     state: Mutex<State>,
@@ -43,24 +45,26 @@ impl std::fmt::Debug for Writer {
     }
 }
 
-/// What a writer holds; whoever has it locked may write.
+/// The state of a writer. Holding its lock is the right to write.
 pub struct State {
-    /// Whose rights the logs are made and written with: those of the process's user, where root serves several.
+    /// The credentials with which the logs are created and written: those of the process's user, if
+    /// root serves several users.
     credentials: Option<Arc<Caller>>,
-    /// A data log that was made and is not yet whole, as there was no room.
+    /// A data log that was created, but whose header could not be written for lack of space.
     begun: Option<Box<dyn WritableFile>>,
-    /// Made with the first frame.
+    /// Created with the first frame.
     logs: Option<Logs>,
     buffer: Buffer,
     buffer_bytes: usize,
-    /// Of the frame that is being collected in `buffer`.
+    /// The runs of the frame in `buffer`.
     runs: Runs,
     position: u64,
     place: u64,
     first_epoch: u64,
-    /// Of the last frame.
+    /// The order of the last frame.
     last: Order,
-    /// Where what was written ends, as far as cuts of this node left it, and where it ended whatever was cut.
+    /// The end of the written data in the file, after truncations of this node, and the same
+    /// ignoring truncations.
     end: u64,
     end_ever: u64,
 }
@@ -68,32 +72,33 @@ pub struct State {
 struct Logs {
     data: Box<dyn WritableFile>,
     index: Option<Box<dyn WritableFile>>,
-    /// One that was made and is not yet whole.
+    /// An index log that was created, but whose header could not be written.
     index_begun: Option<Box<dyn WritableFile>>,
     index_place: u64,
-    /// What the next batch will tell.
+    /// The frames and runs of the next batch.
     frames: Frames,
     runs: Runs,
-    /// As its name in `meta` says.
+    /// The content of the writer's `open` name.
     running: Running,
-    /// That name survives a loss of power.
+    /// The `open` name survives a power failure.
     is_named: bool,
     names_synced: bool,
-    /// The position up to which the index log says that all is synced.
+    /// Payload offset up to which the index log records that the data is synced.
     synced: u64,
-    /// Where the data log ended, and at which position, when it was synced last.
+    /// Data log offset and payload offset of the end of the data log at the last successful sync.
     synced_to: (u64, u64),
-    /// A write or a sync of the data log failed since then. The kernel reports a failed writeback once and takes the
-    /// pages for written afterwards: what lies behind `synced_to` may be lost although the next sync succeeds.
+    /// A write or a sync of the data log has failed since then. The kernel reports a failed
+    /// writeback once and then marks the pages clean: data after `synced_to` may be lost even if
+    /// the next sync succeeds.
     is_doubtful: bool,
-    /// It was a sync.
+    /// The failed operation was a sync.
     has_failed: bool,
-    /// `meta` has the name that says so.
+    /// The `failed` name is in `meta`.
     is_marked: bool,
 }
 
 impl Writer {
-    /// A writer with the rights that this thread has now.
+    /// Creates a writer with the current credentials of this thread.
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
         let place = HEAD_BYTES as u64;
         let state = State {
@@ -118,53 +123,55 @@ impl Writer {
     }
 }
 
-/// What a writer needs from the file that it belongs to.
+/// The parts of a file that its writers use.
 pub trait Site {
     fn container(&self) -> &Container;
-    /// A writer has its name in `meta` and no frame yet: from here on frames have an epoch that no truncation precedes which
-    /// has not found that name.
+    /// Takes an epoch for a writer that has its name in `meta` and no frame yet. Every truncation
+    /// with a later epoch than the writer's frames has found that name.
     fn begin(&self) -> Result<()>;
-    /// The place in order of a frame that is cut now.
+    /// Returns the order of a frame that is written now.
     fn next_order(&self, writer: u64) -> Order;
-    /// A frame could not be written, and may have left the data log longer than the writer counts it. A truncation of another mount
-    /// covers that length, so the next frame, which begins at the same place, must not be earlier than the truncation.
+    /// Records that a frame could not be written, and may have made the data log longer than the
+    /// writer's count. A truncation by another mount may cover that length, so the next frame,
+    /// which begins at the same offset, needs an epoch later than the truncation.
     fn frame_failed(&self);
-    /// A frame is in the data log.
+    /// Records that a frame is in the data log.
     fn written(&self, writer: u64, written: Written<'_>);
 }
 
 impl State {
-    /// Other processes may have what this one wrote put into its logs.
+    /// Assumes the writer's credentials. A thread that serves another process may write this
+    /// writer's data to its logs.
     fn act(&self) -> Result<Acting> {
         assume(self.credentials.clone())
     }
 
-    /// Whether bytes of `start..end` are here and not yet in the log.
+    /// Returns true if bytes of `start..end` are collected and not yet in the log.
     pub fn holds(&self, start: u64, end: u64) -> bool {
         self.runs.overlaps(start, end)
     }
 
-    /// Where what was written since the last cut ends.
+    /// Returns the end of the data written since the last truncation.
     pub fn end(&self) -> u64 {
         self.end.max(self.runs.end())
     }
 
-    /// Where what is here and not yet in the log ends.
+    /// Returns the end of the collected data.
     pub fn collected_end(&self) -> u64 {
         self.runs.end()
     }
 
-    /// The epochs of the first and the last frame, if there are frames.
+    /// Returns the epochs of the first and the last frame, if there are frames.
     pub fn epochs(&self) -> Option<(u64, u64)> {
         self.logs.as_ref().map(|_| (self.first_epoch, self.last.epoch))
     }
 
-    /// Bytes of the data log.
+    /// Returns the size of the data log, with the collected data.
     pub fn data_bytes(&self) -> u64 {
         self.place + self.buffer.len() as u64
     }
 
-    /// Writes the frame that is being collected if `bytes` more do not fit into it.
+    /// Writes the collected frame if `bytes` more do not fit into it.
     pub fn make_room(&mut self, site: &dyn Site, id: u64, bytes: usize) -> Result<()> {
         if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
             self.flush(site, id)?;
@@ -172,14 +179,15 @@ impl State {
         Ok(())
     }
 
-    /// Takes `from` for `offset`, once there is room. After an error nothing of it was taken, or the front of it.
+    /// Takes `from` for the file offset `offset`. After an error, nothing or only the front of it
+    /// was taken.
     pub fn put(&mut self, site: &dyn Site, id: u64, from: &[u8], offset: u64) -> Result<()> {
         if from.len() < self.buffer_bytes {
             self.buffer.push(from, self.buffer_bytes)?;
             self.runs.push(offset, from.len() as u64);
             return Ok(());
         }
-        // It fills a frame of its own: written from where it is.
+        // Large enough for frames of its own: written without copying.
         let mut at = offset;
         for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
             let mut runs = Runs::default();
@@ -190,7 +198,8 @@ impl State {
         Ok(())
     }
 
-    /// Writes the frame that was collected, if there is one. After an error it is kept for another try.
+    /// Writes the collected frame, if there is one. After an error the data is kept for another
+    /// attempt.
     pub fn flush(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -216,7 +225,8 @@ impl State {
         }
         let order = site.next_order(id);
         if is_first {
-            // Both, also if the frame cannot be written: a name in `meta` with one of them alone would be none.
+            // Both are set even if the frame cannot be written, because a name in `meta` with only
+            // one of them would be invalid.
             (self.first_epoch, self.last) = (order.epoch, order);
         }
         let logs = self.logs.as_mut().expect("they were made");
@@ -224,7 +234,7 @@ impl State {
         let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
         data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)
             .inspect_err(|_| {
-                // Some file systems report a failed writeback with a later write.
+                // Some file systems report a failed writeback at a later write.
                 logs.is_doubtful = true;
                 site.frame_failed();
             })?;
@@ -247,14 +257,15 @@ impl State {
         Ok(())
     }
 
-    /// What was written can be read by everybody.
+    /// Makes all written data visible to other mounts.
     pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         let _acting = self.act()?;
         self.index(site, id)?;
         self.tell(site)
     }
 
-    /// Puts all that was written into the logs. The memory of the buffer is returned: a writer often waits after this.
+    /// Writes all data to the logs, and frees the memory of the buffer, because a writer often
+    /// pauses after this.
     fn index(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         self.flush(site, id)?;
         self.buffer.release_if_empty();
@@ -264,11 +275,14 @@ impl State {
         }
     }
 
-    /// As `publish`, and it survives a loss of power: the data log alone has all that the index log says, and the name in
-    /// `meta` how much of it counts. Whether the container has names of this writer that were never synced.
+    /// Publishes, and makes the data survive a power failure. Synced are the data log, which
+    /// contains everything that the index log records, and the `open` name, which gives the
+    /// published size. Returns true if the container has names of this writer that were never
+    /// synced.
     pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
         let _acting = self.act()?;
-        // The name first: a file system with a journal then syncs it together with the data.
+        // The name first, because a file system with a journal then syncs it together with the
+        // data.
         self.publish(site, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
         logs.sync_data(site.container(), id, (self.place, self.position))?;
@@ -285,7 +299,7 @@ impl State {
         Ok(are_new)
     }
 
-    /// The name in `meta` says what was written: so much of the logs counts for others.
+    /// Updates the `open` name, which gives the published size of the logs.
     fn tell(&mut self, site: &dyn Site) -> Result<()> {
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = &mut self.logs else { return Ok(()) };
@@ -301,17 +315,18 @@ impl State {
         Ok(())
     }
 
-    /// When the last frame was written, by the clock of the file system below.
+    /// Returns the time of the last frame, by the clock of the file system below.
     pub fn modified(&self) -> Result<Option<Time>> {
         self.logs.as_ref().map(|logs| Ok(logs.data.stat()?.modified)).transpose()
     }
 
-    /// Whether something was written after `order`.
+    /// Returns true if a frame was written after `order`.
     pub fn is_later(&self, order: Order) -> bool {
         self.last > order
     }
 
-    /// The bytes of the file end at `size` now, whatever was written before `order`. Returns where what was written later ends.
+    /// Truncates the data written before `order` to `size`. Returns the end of the data written
+    /// later.
     pub fn cut(&mut self, size: u64, order: Order) -> u64 {
         if self.last < order {
             self.end = self.end.min(size);
@@ -319,7 +334,7 @@ impl State {
         self.end()
     }
 
-    /// Publishes, and says that nothing more will come.
+    /// Publishes, and ends the writer.
     pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
         let _acting = self.act()?;
         self.index(site, id)?;
@@ -344,7 +359,8 @@ impl State {
     }
 }
 
-/// A writer that has lost its name, though the file is there, was ended by a repair: what it writes is no part of the file.
+/// A writer whose name is missing, although the file exists, was ended by a repair: its later data
+/// is not part of the file.
 fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
     if error.kind != ErrorKind::NotFound || !container.is_gone().is_ok_and(|gone| !gone) {
         return error;
@@ -360,10 +376,10 @@ impl Logs {
     fn create(site: &dyn Site, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
         let container = site.container();
         let holder = container.host().holder.clone();
-        // The name comes before the epoch.
+        // The name must exist before the epoch is read.
         let running = Running { writer: id, first_epoch: 0, holder, told: None };
         match container.add_meta(&MetaName::Open(running.clone())) {
-            // Of a try before this, which then found no room.
+            // From an earlier attempt that failed for lack of space.
             Err(error) if error.kind == ErrorKind::Exists => {}
             added => added?,
         }
@@ -389,8 +405,9 @@ impl Logs {
         })
     }
 
-    /// The data log survives a loss of power up to `end`, a place and a position. After a sync that failed, what is not known to have
-    /// been synced is read, checked and written again before: the kernel would report success for pages that it has dropped.
+    /// Syncs the data log up to `end`, a log offset and a payload offset. After a failed write or
+    /// sync, the part that is not known to be synced is rewritten first and verified afterwards,
+    /// because the kernel would report success for pages that it has dropped.
     fn sync_data(&mut self, container: &Container, id: u64, end: (u64, u64)) -> Result<()> {
         let synced = match self.is_doubtful {
             true => container.write_data_again(&*self.data, id, self.synced_to, end.0),
@@ -398,7 +415,8 @@ impl Logs {
         };
         if let Err(error) = synced {
             (self.is_doubtful, self.has_failed) = (true, true);
-            // Readers go by it once this process has ended. It is tried again, at the latest when the writer ends.
+            // Readers need the name after this process has ended. If it cannot be created now, this
+            // is tried again, at the latest when the writer ends.
             let _ = self.mark(container, id);
             return Err(error);
         }
@@ -410,7 +428,7 @@ impl Logs {
         Ok(())
     }
 
-    /// The names in `meta` say that a sync failed, if one did.
+    /// Creates the `failed` name if a sync failed.
     fn mark(&mut self, container: &Container, id: u64) -> Result<()> {
         if self.has_failed && !self.is_marked {
             container.mark_failed(id)?;
@@ -419,7 +437,8 @@ impl Logs {
         Ok(())
     }
 
-    /// Tells what is not yet in the index log; where there is nothing, that all is synced now.
+    /// Appends a batch with the frames that are not in the index log. Without such frames, appends
+    /// a batch if it has to record that all data is synced.
     fn append_batch(&mut self, container: &Container, id: u64, position: u64, is_synced: bool) -> Result<()> {
         if self.frames.groups().is_empty() && !(is_synced && self.synced < position) {
             return Ok(());
