@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::stage::{Stage, has, is_root, quell, views};
+use crate::stage::{Stage, Way, has, is_root, quell, views, ways};
 use crate::trees;
 
 const COMMANDS: [&str; 10] =
@@ -60,7 +60,7 @@ fn doctor_names_the_view_that_is_then_taken() {
     let view = told["view"].as_str().unwrap();
     assert!(views().contains(&view), "{told}");
     let mut command = stage.quell_run(&index, "auto");
-    stage.run(command.args(["--strict", "--", "true"])).expect(0).says(&format!("covered by {view} "));
+    stage.run(command.args(["--strict", "-v", "--", "true"])).expect(0).says(&format!("covered by {view} "));
     let text = stage.run(stage.quell().arg("doctor").arg(&tree)).expect(0).text();
     assert!(text.contains(&format!("view: {view}: ")) && text.contains("lies on"), "{text}");
     assert!(text.contains("groups and owners"), "{text}");
@@ -69,6 +69,34 @@ fn doctor_names_the_view_that_is_then_taken() {
     // `quell doctor` leaves no mounts.
     assert!(stage.mounts().is_empty());
     stage.run(stage.quell().args(["doctor", "/no/such/directory"])).expect(2);
+}
+
+#[test]
+fn success_prints_nothing_unless_verbose() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    for view in views() {
+        let ended = stage.run(stage.quell_run(&index, view).args(["--", "cat"]).arg(tree.join("readme")));
+        let ended = ended.expect(0);
+        assert_eq!((ended.text().as_str(), ended.err.as_str()), ("hello\n", ""), "{view}");
+        let ended = stage.run(stage.quell_run(&index, view).args(["--verbose", "--", "true"])).expect(0);
+        let lines: Vec<&str> = ended.err.lines().collect();
+        assert!(
+            matches!(lines[..], [line] if line.contains(&format!("covered by {view} "))),
+            "{view}: {lines:?}"
+        );
+    }
+    let point = stage.dir("point");
+    for way in ways() {
+        let Way::Mount(view) = way else { continue };
+        let ended =
+            stage.run(stage.quell().args(["mount", "--view", view]).arg(&index).arg(&point)).expect(0);
+        assert_eq!((ended.text().as_str(), ended.err.as_str()), ("", ""), "{view}");
+        let ended = stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
+        assert_eq!((ended.text().as_str(), ended.err.as_str()), ("", ""), "{view}");
+    }
+    stage.expect_nothing_left();
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn without_the_fuse_device_the_program_runs_on_the_original_or_under_overlay() {
     let script = format!("{deny}; \"$1\" run --view fuse --strict -i \"$2\" -- echo ran");
     assert_eq!(stage.run(&mut unshared(&stage, &script, &index, &tree)).expect(3).text(), "");
     if views().contains(&"overlay") {
-        let script = format!("{deny}; \"$1\" run --strict -i \"$2\" -- cat \"$3/readme\"");
+        let script = format!("{deny}; \"$1\" run --strict -v -i \"$2\" -- cat \"$3/readme\"");
         stage.run(&mut unshared(&stage, &script, &index, &tree)).expect(0).says("covered by overlay");
     }
 }
@@ -109,7 +109,7 @@ fn an_index_that_is_broken_while_covered_changes_nothing() {
 fn a_tree_past_the_memory_budget_is_served_by_fuse() {
     let (stage, tree, index) = scene();
     let mut command = stage.quell_run(&index, "auto");
-    command.args(["--strict", "--memory", "0", "--", "cat"]).arg(tree.join("readme"));
+    command.args(["--strict", "-v", "--memory", "0", "--", "cat"]).arg(tree.join("readme"));
     let ended = stage.run(&mut command);
     if ended.code() == Some(3) && !views().contains(&"fuse") {
         skip!("no fuse view");
@@ -126,7 +126,7 @@ fn a_limit_on_file_sizes_that_a_tmpfs_cannot_keep_to_leads_to_fuse() {
     if !views().contains(&"overlay") || !views().contains(&"fuse") {
         skip!("not both of overlay and fuse work here");
     }
-    let script = "ulimit -f 1000; exec \"$1\" run --strict -i \"$2\" -- sh -c 'ulimit -f; stat -c %s \"$1\"' sh \"$3/huge\"";
+    let script = "ulimit -f 1000; exec \"$1\" run --strict -v -i \"$2\" -- sh -c 'ulimit -f; stat -c %s \"$1\"' sh \"$3/huge\"";
     let ended = stage.sh(script, &[&quell(), &index, &tree]).expect(0);
     assert_eq!(ended.text(), format!("1000\n{HUGE_BYTES}\n"));
     ended.says("covered by fuse").says("size of");
@@ -202,7 +202,7 @@ fn a_mount_below_the_tree_that_the_user_may_not_look_under_leads_to_fuse() {
     // Mounted by the root of the outer namespace, and therefore locked in that of the user inside.
     let script = "mount -t tmpfs none \"$3/other\"; echo x >\"$3/other/inside\"; \
                   unshare -U --map-user=1000 --map-group=1000 -- \
-                  \"$1\" run --strict --check none -i \"$2\" -- sh -c 'cat \"$1/readme\"; ls \"$1/other\"' sh \"$3\"";
+                  \"$1\" run --strict -v --check none -i \"$2\" -- sh -c 'cat \"$1/readme\"; ls \"$1/other\"' sh \"$3\"";
     let ended = stage.run(&mut unshared(&stage, script, &index, &tree)).expect(0);
     assert_eq!(ended.text(), "hello\n");
     ended.says("covered by fuse").says("overlay");

@@ -200,7 +200,7 @@ fn paths_longer_than_the_kernels_limit_are_reached_step_by_step() {
     let original = stage.snapshot_original(&tree);
     assert!(original.keys().any(|path| path.len() > 5000));
     // Overlayfs does not support such long paths, so `auto` uses FUSE and reports the reason.
-    let said = stage.run(stage.quell_run(&index, "auto").args(["--strict", "--", "true"])).expect(0);
+    let said = stage.run(stage.quell_run(&index, "auto").args(["--strict", "-v", "--", "true"])).expect(0);
     said.says("covered by fuse").says("too long for overlayfs");
     if views().contains(&"overlay") {
         stage.run(stage.quell_run(&index, "overlay").args(["--strict", "--", "true"])).expect(3);

@@ -96,7 +96,7 @@ impl Scene {
     #[track_caller]
     fn expect_same_when_covered(&self, profiled: &Profiled, program: &[OsString]) {
         let config = profiled.output.join("quell.toml");
-        let run: [&dyn AsRef<OsStr>; 4] = [&"run", &"--strict", &"--config", &config];
+        let run: [&dyn AsRef<OsStr>; 5] = [&"run", &"--strict", &"-v", &"--config", &config];
         for told in ["making", ""] {
             let ended = self.stage.run(&mut self.quell(&run, program)).expect(0);
             assert_eq!(ended.text(), profiled.ended.text());

@@ -12,7 +12,7 @@ fn several_trees_are_covered_at_once() {
     let (index_one, index_two) = (stage.index(&one), stage.index(&two));
     for view in views() {
         let mut command = stage.quell_run(&index_one, view);
-        command.arg("-i").arg(&index_two).args(["--strict", "--", "sh", "-c"]);
+        command.arg("-i").arg(&index_two).args(["--strict", "-v", "--", "sh", "-c"]);
         command.arg("cat \"$1/readme\" \"$2/lib/deep/leaf\"; touch \"$1/x\"; touch \"$2/x\"; true").arg("sh");
         let ended = stage.run(command.arg(&one).arg(&two)).expect(0);
         assert_eq!(ended.text(), "hello\nleaf\n", "{view}");

@@ -432,6 +432,9 @@ pub struct CoverArgs {
     /// Fail instead of running on the original directory.
     #[arg(long)]
     pub strict: bool,
+    /// Print the view of each tree and the reason for it. Without it, success prints nothing.
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Also use indexes and boot images that belong to this user (a name or a number; can be
     /// repeated). Without this option they are used only if they belong to you, to root or to the
     /// owner of the tree, and other users may not write to them.
@@ -568,7 +571,7 @@ pub struct MountArgs {
 }
 
 /// Names of the options that apply to views of trees and disks, and not to stores.
-const FOR_VIEWS: [&str; 17] = [
+const FOR_VIEWS: [&str; 18] = [
     "trust_owner",
     "image",
     "image_format",
@@ -580,6 +583,7 @@ const FOR_VIEWS: [&str; 17] = [
     "check",
     "recheck",
     "strict",
+    "verbose",
     "scratch",
     "writable",
     "on_change",

@@ -47,6 +47,8 @@ pub struct Plan {
     pub memory_mib: u64,
     pub threads: u16,
     pub quiet: bool,
+    /// Whether the view of each tree and the reason for it are printed.
+    pub verbose: bool,
     /// The process that waits for the answer; the holder exists at least as long as this process.
     pub creator: i32,
 }
@@ -180,6 +182,7 @@ impl Plan {
             memory_mib: cover.memory,
             threads: cover.threads,
             quiet,
+            verbose: cover.verbose,
             creator: std::process::id() as i32,
         }
     }

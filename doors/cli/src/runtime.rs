@@ -192,8 +192,8 @@ pub fn key(plan: &Plan, files: &[Named], job: Option<&str>) -> Result<String, Fa
     }
     // Processes of other versions use another protocol.
     text.push(PROTOCOL);
-    // The creator and `quiet` do not change the view.
-    let shared = Plan { creator: 0, quiet: false, ..plan.clone() };
+    // The creator, `quiet` and `verbose` do not change the view.
+    let shared = Plan { creator: 0, quiet: false, verbose: false, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for Named { path, file } in files {
         // Another file at the same path is another generation.

@@ -179,7 +179,7 @@ pub fn take(covered: &Covered, facts: &Facts, around: &Surroundings<'_>) -> Resu
         match attempt {
             Ok(mounted) => {
                 if reasons.is_empty() {
-                    reasons.push("the best there is".into());
+                    reasons.push("the preferred view".into());
                 }
                 return Ok(Taken { view, reason: reasons.join("; "), mounted });
             }

@@ -343,7 +343,7 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
             None => quell_overlay::attach(mount, path, *original)?,
         }
     }
-    if !plan.quiet {
+    if plan.verbose {
         for cover in &covers {
             let Cover { path, view, covered, reason, .. } = cover;
             let entries = covered.image.entries();
