@@ -868,7 +868,7 @@ fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result
     let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
     let mut removed = Ok(());
     for child in dir.names()? {
-        if !is_defined(&child) && !(numbers_are_ours && is_number(&child)) {
+        if !(is_defined(&child) || numbers_are_ours && is_number(&child)) {
             removed = removed.and(Err(Error {
                 source: Some("no log mount makes this name".into()),
                 ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
