@@ -142,7 +142,7 @@ fn refused(lock: &Path, kind: ErrorKind, why: &str) -> Error {
 }
 
 fn others(lock: &Path) -> Error {
-    let why = "it is another user's, who writes there now or was killed: if nobody does, remove it";
+    let why = "it belongs to another user's run, which is writing it or was killed; remove it if there is no such run";
     refused(lock, ErrorKind::PermissionDenied, why)
 }
 

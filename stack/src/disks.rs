@@ -112,7 +112,7 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
                 // QEMU looks for it in its own working directory, regardless of where the image is.
                 let Named::Absolute(name) = named(name) else {
                     let why = format!(
-                        "its data is in {}, which is not named by an absolute path: where that is depends on who opens it",
+                        "its data is in {}, which is not an absolute path: the file meant depends on the working directory of the program that opens it",
                         name.escape_ascii()
                     );
                     return Err(refused(ErrorKind::InvalidInput, &real, why));

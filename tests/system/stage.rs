@@ -378,14 +378,16 @@ impl Stage {
         self.path(format!("out/{}.{what}", self.number.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Returns a command with this stage's runtime directory in its environment.
+    /// Returns a command with this stage's runtime directory in its environment. Its working
+    /// directory is the stage's, which every user can enter; the checkout may be below a directory
+    /// that other users cannot.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for variable in JOB_VARIABLES {
             command.env_remove(variable);
         }
         command.env("QUELL_RUNTIME_DIR", self.runtime()).env("XDG_STATE_HOME", self.state());
-        command.stdin(Stdio::null());
+        command.current_dir(&self.path).stdin(Stdio::null());
         command
     }
 

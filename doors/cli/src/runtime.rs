@@ -127,7 +127,9 @@ impl Pipe {
 /// Opens the write end. Fails at once if no process has the FIFO open for reading.
 pub fn open_pipe(path: &Path) -> Result<File, Failure> {
     let failed = |e: rustix::io::Errno| match e {
-        rustix::io::Errno::NXIO => Failure::cannot(format!("{}: who reads it has gone", shown(path))),
+        rustix::io::Errno::NXIO => {
+            Failure::cannot(format!("{}: the process that read from it has ended", shown(path)))
+        }
         e => Failure::cannot(format!("{}: {e}", shown(path))),
     };
     let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;

@@ -264,7 +264,7 @@ impl fmt::Display for Trouble {
             ),
             Trouble::Unreadable(writer, start, end) => write!(
                 f,
-                "bytes {start} to {end} of the data log of writer {writer:016x} are no frames, but whole ones come later: what they were nobody can tell"
+                "bytes {start} to {end} of the data log of writer {writer:016x} are no frames, but complete frames follow; the content is unknown"
             ),
             Trouble::Short(writer, bytes) => {
                 write!(f, "the data log of writer {writer:016x} has lost its last {bytes} bytes")

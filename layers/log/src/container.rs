@@ -184,7 +184,7 @@ impl Container {
         let record = match dir.open_file(RECORD) {
             Err(error) if error.kind == ErrorKind::NotFound && is_what_is_left(&*dir)? => {
                 return Err(Error {
-                    source: Some("its record was lost before anybody synced the file".into()),
+                    source: Some("its record was lost before the file was synced".into()),
                     ..Error::new(ErrorKind::Damaged, "read", name)
                 });
             }
@@ -859,30 +859,43 @@ fn is_number(name: &[u8]) -> bool {
     name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit)
 }
 
+/// Listings of a directory that is being removed before its removal fails with `NotEmpty`.
+const LISTINGS_MAX: usize = 8;
+
 /// Removes a directory down to a depth. A user may have moved a directory of a third user, or of
 /// the caller, to this place; in such a directory only names that the log layer could have created
 /// are removed.
+///
+/// Another mount that has a removed file open may rename or add names until its own directory is
+/// removed: the end of a writer, or a flat index. Such names are in the next listing.
 fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
     let dir = parent.open_writable_dir(name)?;
     // Other programs use such numbers as names, too.
     let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
-    let mut removed = Ok(());
-    for child in dir.names()? {
-        if !(is_defined(&child) || numbers_are_ours && is_number(&child)) {
-            removed = removed.and(Err(Error {
-                source: Some("no log mount makes this name".into()),
-                ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
-            }));
-            continue;
+    for listing in 1.. {
+        let mut removed = Ok(());
+        for child in dir.names()? {
+            if !(is_defined(&child) || numbers_are_ours && is_number(&child)) {
+                removed = removed.and(Err(Error {
+                    source: Some("no log mount makes this name".into()),
+                    ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
+                }));
+                continue;
+            }
+            removed = removed.and(match dir.remove(&child) {
+                Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+                // Linux returns EISDIR for a directory, other systems EPERM.
+                Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
+                removed => removed,
+            });
         }
-        removed = removed.and(match dir.remove(&child) {
-            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-            // Linux returns EISDIR for a directory, other systems EPERM.
-            Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
-            removed => removed,
-        });
+        removed?;
+        match parent.remove_dir(name) {
+            Err(error) if error.kind == ErrorKind::NotEmpty && listing < LISTINGS_MAX => {}
+            removed => return removed,
+        }
     }
-    removed.and_then(|()| parent.remove_dir(name))
+    unreachable!("the last listing returns")
 }
 
 #[cfg(test)]

@@ -85,8 +85,7 @@ fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Res
     if store.number != member.number {
         return Err(unusable(member, "another store has this path here"));
     }
-    let of_another =
-        || Err(unusable(member, "it belongs to somebody else than the store whose map names it"));
+    let of_another = || Err(unusable(member, "it belongs to another user than the store whose map names it"));
     // The owner of a store can write a map that names any directory.
     let owner = store.own.stat_self()?.uid;
     // Any user can create a store in a directory to which all users can write. The other entries of

@@ -391,7 +391,7 @@ fn a_store_is_taken_from_who_could_have_put_the_same_files_into_the_others() {
         let what = format!("{first} {added} {dir}: {taken:?}");
         match is_taken {
             true => assert!(taken.unwrap(), "{what}"),
-            false => assert!(taken.unwrap_err().to_string().contains("somebody else"), "{what}"),
+            false => assert!(taken.unwrap_err().to_string().contains("another user"), "{what}"),
         }
     }
 }

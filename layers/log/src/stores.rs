@@ -378,7 +378,10 @@ impl Stores {
         stay.retain(|(number, _)| next.member(*number).is_some());
         let written = write_map(&stay, keeper, &next, &self.host)?;
         if written != next {
-            return Err(refused(b"", "somebody else has changed the stores meanwhile: run it again".into()));
+            return Err(refused(
+                b"",
+                "another process changed the stores at the same time; run it again".into(),
+            ));
         }
         for (_, own) in stay {
             for name in own.names()? {
@@ -996,7 +999,7 @@ fn settle_map(opened: &[Opened], keeper: u128, map: StoreMap, host: &Host) -> Re
     if written.members.iter().map(|member| member.number).ne(map.members.iter().map(|member| member.number))
         && written.version > 1
     {
-        return Err(refused(b"", "somebody else has changed the stores meanwhile: try again".into()));
+        return Err(refused(b"", "another process changed the stores at the same time; try again".into()));
     }
     Ok(written)
 }
@@ -1009,7 +1012,7 @@ fn complete(opened: &[Opened], map: &StoreMap, host: &Host) -> Result<()> {
         Err(error) if error.kind == ErrorKind::ReadOnly => Ok(()),
         Err(error) if error.kind == ErrorKind::PermissionDenied => Err(Error {
             source: Some(
-                "not every store has the newest map: who owns them runs `quell log rebalance` again".into(),
+                "not every store has the newest map; the owner of the stores must run `quell log rebalance` again".into(),
             ),
             ..error
         }),

@@ -587,3 +587,39 @@ fn two_mounts_that_rename_files_to_one_name_succeed_wherever_the_files_lie() {
         }
     }
 }
+
+#[test]
+fn a_file_that_another_mount_closes_or_syncs_while_it_is_removed_leaves_nothing_in_the_store() {
+    for flatten_bytes in [0, 1 << 20] {
+        for closes in [false, true] {
+            at_every_operation(|between| {
+                let stores = stores(2);
+                let passes = Arc::clone(&between);
+                let a = hooked(&stores, move || passes.pass());
+                let roots = roots(&stores);
+                let b = Arc::new(mounted::mount(roots, MEMORY, choices(100, flatten_bytes)));
+                let (attributes, file) = b.create(b.root(), b"f", NEW, by(1)).unwrap();
+                put(&*file, b"synced", 0);
+                file.sync().unwrap();
+                file.write_at(b"more", 6).unwrap();
+                between.arm(move || {
+                    // The file may be removed already.
+                    let _ = if closes { file.publish() } else { file.sync() };
+                    drop(file);
+                });
+                a.remove(a.root(), b"f").unwrap();
+                let was_done = between.disarm();
+                b.forget(attributes.node, 1);
+                drop(b);
+                for store in &stores {
+                    let own = store.root().open_dir(b".quell").unwrap();
+                    for area in [&b"new"[..], b"trash", b"parts"] {
+                        let left = own.open_dir(area).unwrap().names().unwrap();
+                        assert!(left.is_empty(), "{} {flatten_bytes} {closes} {left:?}", between.at);
+                    }
+                }
+                was_done
+            });
+        }
+    }
+}

@@ -87,7 +87,9 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let asked = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     if !args.yes && !asked {
         let plan = task.plan();
-        return Err(Failure::wrong_input(format!("{plan}\nquell: nobody can be asked here: --yes begins")));
+        return Err(Failure::wrong_input(format!(
+            "{plan}\nquell: standard input is not a terminal; pass --yes to start"
+        )));
     }
     if let Some(output) = &args.output {
         result_file(output, args.force).check()?;
