@@ -604,6 +604,7 @@ def main():
             {"facts": facts, "results": {view: [row.as_dict() for row in rows] for view, rows in results.items()}}, indent=1) + "\n")
         keep.with_suffix(".svg").write_text(plot(facts, results))
         print(f"Kept in {keep}.txt, .json and .svg")
+        run([sys.executable, HERE / "headline.py"])
     return 0 if all(row.met is not False for rows in results.values() for row in rows) else 1
 
 

@@ -294,7 +294,7 @@ mod tests {
         let _reader = rustix::fs::open(&path, flags, Mode::empty()).unwrap();
         let end = open_pipe(&path);
         std::fs::remove_dir_all(&directory).unwrap();
-        assert!(failure.to_string().contains("has gone"), "{failure}");
+        assert!(failure.to_string().contains("has ended"), "{failure}");
         let flags = rustix::fs::fcntl_getfl(end.unwrap()).unwrap();
         assert!(!flags.contains(OFlags::NONBLOCK), "a program would not wait for who reads slowly");
     }
