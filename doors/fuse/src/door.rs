@@ -124,14 +124,9 @@ impl Door {
         errno(error)
     }
 
-    /// Counts an error of a node that the kernel knows by a name, and returns it for the kernel. If
-    /// another mount has removed the file, that is ESTALE: the kernel looks the name up again, and
-    /// returns ENOENT to the program, or creates a file for an open with O_CREAT.
+    /// Counts an error of a node that the kernel knows by a name, and returns it for the kernel.
     pub(crate) fn refuse_known(&self, error: &Error) -> Errno {
-        match self.refuse(error) {
-            number if number.code() == Errno::ENOENT.code() => Errno::ESTALE,
-            number => number,
-        }
+        stale_if_removed(self.refuse(error))
     }
 
     /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
@@ -240,6 +235,13 @@ fn errno(error: &Error) -> Errno {
 fn offset_of(cursor: Cursor) -> u64 {
     assert!(cursor.0 <= i64::MAX as u64 - 2, "a cursor must fit the positive half of off_t: {cursor:?}");
     cursor.0 + 2
+}
+
+/// Returns ESTALE for ENOENT, and other numbers unchanged. If another mount has removed a file that
+/// the kernel knows by a name, ESTALE makes the kernel look the name up again; it then returns ENOENT
+/// to the program, or creates a file for an open with O_CREAT.
+pub(crate) fn stale_if_removed(number: Errno) -> Errno {
+    if number.code() == Errno::ENOENT.code() { Errno::ESTALE } else { number }
 }
 
 #[cfg(test)]

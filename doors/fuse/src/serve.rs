@@ -18,7 +18,7 @@ use fuser::{
 use quell_fs::{Change, Kind, NAME_BYTES_MAX, Open};
 
 use crate::counters::{add, count};
-use crate::door::{Door, publish_all};
+use crate::door::{Door, publish_all, stale_if_removed};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
 use crate::words::{
@@ -279,9 +279,8 @@ impl Filesystem for Door {
             Err(number) if number.code() == Errno::EEXIST.code() && !excludes(OpenFlags(flags)) => {
                 reply.error(Errno::ESTALE);
             }
-            // Another node removed what was made, or the directory: the kernel looks once more.
-            Err(number) if number.code() == Errno::ENOENT.code() => reply.error(Errno::ESTALE),
-            Err(number) => reply.error(number),
+            // Another node removed the new file or the directory meanwhile.
+            Err(number) => reply.error(stale_if_removed(number)),
         }
     }
 

@@ -493,6 +493,34 @@ fn of_a_file_made_and_one_renamed_to_its_name_none_is_an_error_of_a_directory() 
     }
 }
 
+/// The results of two renames to one name, the second during the first.
+struct Renamed {
+    renamed: Result<()>,
+    /// `None`: the first rename ended before the operation at which the second begins.
+    other_renamed: Option<Result<()>>,
+    was_done: bool,
+}
+
+/// Renames `first` on mount `a` to `to`, and during it `second` on mount `b` to the same name.
+fn rename_both_to_one_name(
+    between: &Between,
+    a: &LogFs,
+    first: &[u8],
+    b: &Arc<LogFs>,
+    second: &[u8],
+) -> Renamed {
+    let result = Arc::new(Mutex::new(None));
+    let (other, reports, from) = (Arc::clone(b), Arc::clone(&result), second.to_vec());
+    between.arm(move || {
+        *reports.lock().unwrap() =
+            Some(other.rename(other.root(), &from, other.root(), b"to", Rename::Replace));
+    });
+    let renamed = a.rename(a.root(), first, a.root(), b"to", Rename::Replace);
+    let was_done = between.disarm();
+    let other_renamed = result.lock().unwrap().take();
+    Renamed { renamed, other_renamed, was_done }
+}
+
 /// Mount `a` renames a directory to `to` while another mount renames its own one to the same name.
 #[test]
 fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() {
@@ -511,15 +539,8 @@ fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() 
                 if is_target_there {
                     a.make_dir(a.root(), b"to", NEW).unwrap();
                 }
-                let told = Arc::new(Mutex::new(None));
-                let (other, tells) = (Arc::clone(&b), Arc::clone(&told));
-                between.arm(move || {
-                    *tells.lock().unwrap() =
-                        Some(other.rename(other.root(), b"b", other.root(), b"to", Rename::Replace));
-                });
-                let renamed = a.rename(a.root(), b"a", a.root(), b"to", Rename::Replace);
-                let was_done = between.disarm();
-                let other_renamed = told.lock().unwrap().take();
+                let Renamed { renamed, other_renamed, was_done } =
+                    rename_both_to_one_name(&between, &a, b"a", &b, b"b");
                 let fresh = mount(&stores);
                 let is_in = |dir: &[u8], file: &[u8]| {
                     let dir = fresh.lookup(fresh.root(), dir).unwrap();
@@ -562,15 +583,8 @@ fn two_mounts_that_rename_files_to_one_name_succeed_wherever_the_files_lie() {
                     let file = a.create(a.root(), name, NEW, by(1)).unwrap().1;
                     put(&*file, name, 0);
                 }
-                let told = Arc::new(Mutex::new(None));
-                let (other, tells, from) = (Arc::clone(&b), Arc::clone(&told), second.clone());
-                between.arm(move || {
-                    *tells.lock().unwrap() =
-                        Some(other.rename(other.root(), &from, other.root(), b"to", Rename::Replace));
-                });
-                let renamed = a.rename(a.root(), &first, a.root(), b"to", Rename::Replace);
-                let was_done = between.disarm();
-                let other_renamed = told.lock().unwrap().take();
+                let Renamed { renamed, other_renamed, was_done } =
+                    rename_both_to_one_name(&between, &a, &first, &b, &second);
                 let at = between.at;
                 assert!(renamed.is_ok(), "{at}: {renamed:?}");
                 assert!(other_renamed.as_ref().is_none_or(Result::is_ok), "{at}: {other_renamed:?}");
