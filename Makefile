@@ -62,12 +62,12 @@ install: ## install the binary, man pages, completions, and the library with its
 	install -D -m 755 $(libquell).so "$(DESTDIR)$(PREFIX)/lib/libquell.so"
 	install -D -m 644 $(libquell).a "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquell.a"
-	install -D -m 644 doors/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"
+	install -D -m 644 frontends/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
 	printf '%s\n' 'Name: quell' 'Description: Files of log stores without a mount' 'Version: 0.1.0' \
 	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lquell' 'Libs.private: -lpthread -ldl -lm' \
 	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell.pc"
-	install -m 644 doors/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
+	install -m 644 frontends/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
 	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
 	@echo "installed in $(DESTDIR)$(PREFIX)"
 

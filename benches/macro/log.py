@@ -101,7 +101,7 @@ class Logs:
         self.library = Path(self.quell).resolve().parent / "libquell.so"
         self.nto1 = self.scratch / "nto1"
         if self.library.exists():
-            capi = HERE.parents[1] / "doors/capi"
+            capi = HERE.parents[1] / "frontends/capi"
             run(["cc", "-O2", "-Wall", "-pthread", "-I", capi / "include", "-o", self.nto1, capi / "examples/nto1.c",
                  "-L", self.library.parent, "-lquell"])
         self.why_not = None

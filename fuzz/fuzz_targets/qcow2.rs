@@ -4,13 +4,13 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_fs::File;
+use quell_vfs::File;
 use quell_qcow2::{Cluster, Header, Layer, Named, Source, expand, hot_blocks, named, visit};
 
 struct Bytes<'a>(&'a [u8]);
 
 impl File for Bytes<'_> {
-    fn read_at(&self, into: &mut [u8], offset: u64) -> quell_fs::Result<usize> {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> quell_vfs::Result<usize> {
         let rest = usize::try_from(offset).ok().and_then(|from| self.0.get(from..)).unwrap_or_default();
         let length = rest.len().min(into.len());
         into[..length].copy_from_slice(&rest[..length]);

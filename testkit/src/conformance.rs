@@ -18,7 +18,7 @@ mod xattrs;
 use std::any::Any;
 use std::sync::Arc;
 
-use quell_fs::{Attributes, FileSystem, Kind, NodeId};
+use quell_vfs::{Attributes, FileSystem, Kind, NodeId};
 
 use crate::tree::{Node, Tree};
 
@@ -145,11 +145,11 @@ fn one_of_everything() -> Tree {
 
 /// Returns the node at a path that must exist.
 fn node_at(fs: &dyn FileSystem, path: &str) -> NodeId {
-    quell_fs::resolve(fs, path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}")).node
+    quell_vfs::resolve(fs, path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}")).node
 }
 
 #[track_caller]
-fn refused<T>(answer: quell_fs::Result<T>, errno: i32) {
+fn refused<T>(answer: quell_vfs::Result<T>, errno: i32) {
     match answer {
         Ok(_) => panic!("this must be refused"),
         Err(e) => assert_eq!(e.errno(), errno, "{e}"),

@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_fs::{Change, Error, ErrorKind, File, Rename, Result, Space};
+use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space};
 
 /// An operation and its path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

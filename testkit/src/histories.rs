@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use quell_fs::FileSystem;
+use quell_vfs::FileSystem;
 
 use crate::WritableModel;
 use crate::conformance::writing::{Mounts, WritingWorld};

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::{Error, ErrorKind, File, Kind, Result, errno};
+use quell_posix::{Dir, OpenFile, Stat};
+use quell_vfs::{Error, ErrorKind, File, Kind, Result, errno};
 
 use crate::tree::{NodeNumber, Tree};
 
@@ -24,7 +24,7 @@ impl MemoryDir {
     }
 
     fn child(&self, name: &[u8], operation: &'static str) -> Result<NodeNumber> {
-        quell_fs::check_name(name)?;
+        quell_vfs::check_name(name)?;
         let found = self.tree.node(self.number).children.get(name).copied();
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, operation, name))
     }

@@ -41,8 +41,8 @@ mod state;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_backing::WritableDir;
-use quell_fs::Time;
+use quell_posix::WritableDir;
+use quell_vfs::Time;
 
 use crate::counting::Operation;
 use crate::random::Random;

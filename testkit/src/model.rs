@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use quell_fs::{
+use quell_vfs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
     NodeId, Result,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use quell_fs::{Attributes, Cursor, DirEntry, FileSystem, Kind, NodeId, Result, Time};
+use quell_vfs::{Attributes, Cursor, DirEntry, FileSystem, Kind, NodeId, Result, Time};
 
 use crate::conformance::differences;
 use crate::random::Random;
@@ -283,7 +283,7 @@ impl<'a> Comparison<'a> {
             _ => {
                 // For a file with several names, `path` may return any of them.
                 let path = self.other.path(b).unwrap();
-                assert_eq!(quell_fs::resolve(self.model, &path).unwrap().node, a, "{}", path.escape_ascii());
+                assert_eq!(quell_vfs::resolve(self.model, &path).unwrap().node, a, "{}", path.escape_ascii());
                 if kind == Kind::Dir {
                     agree(self.model.path(a), self.other.path(b), &place());
                     let up = (self.model.parent(a).unwrap(), self.other.parent(b).unwrap());

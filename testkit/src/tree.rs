@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_fs::{Kind, Time};
+use quell_vfs::{Kind, Time};
 
 /// The number of a node in the description; the root is 0.
 pub type NodeNumber = usize;
@@ -136,7 +136,7 @@ impl Tree {
     /// Adds a name for a node.
     pub fn link(&mut self, dir: NodeNumber, name: impl AsRef<[u8]>, number: NodeNumber) {
         assert_eq!(self.nodes[dir].kind, Kind::Dir);
-        quell_fs::check_name(name.as_ref()).expect("a legal name");
+        quell_vfs::check_name(name.as_ref()).expect("a legal name");
         self.nodes[dir].children.insert(name.as_ref().to_vec(), number);
     }
 

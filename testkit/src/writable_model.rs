@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_fs::{
+use quell_vfs::{
     Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
     NAME_BYTES_MAX, New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
 };
@@ -480,7 +480,7 @@ struct ModelFile {
 impl ModelFile {
     fn may(&self, allowed: bool, operation: &'static str) -> Result<MutexGuard<'_, Table>> {
         if !allowed {
-            return refused(ErrorKind::Os(quell_fs::errno::EBADF), operation, b"");
+            return refused(ErrorKind::Os(quell_vfs::errno::EBADF), operation, b"");
         }
         Ok(self.model.lock())
     }

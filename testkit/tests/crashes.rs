@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use quell_backing::WritableDir;
-use quell_fs::{
+use quell_posix::WritableDir;
+use quell_testkit::MemoryStore;
+use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
+use quell_vfs::{
     Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
     NodeId, Open, Rename, Result, Space, Writable, WritableFile,
 };
-use quell_testkit::MemoryStore;
-use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -64,7 +64,7 @@ impl Plain {
         })
     }
 
-    fn file(&self, inner: Box<dyn quell_backing::WritableFile>) -> Box<dyn WritableFile> {
+    fn file(&self, inner: Box<dyn quell_posix::WritableFile>) -> Box<dyn WritableFile> {
         Box::new(PlainFile { inner, dir: self.dir.clone(), fault: self.fault, late: Mutex::default() })
     }
 }
@@ -178,7 +178,7 @@ impl Writable for Plain {
 }
 
 struct PlainFile {
-    inner: Box<dyn quell_backing::WritableFile>,
+    inner: Box<dyn quell_posix::WritableFile>,
     dir: Arc<dyn WritableDir>,
     fault: Fault,
     late: Mutex<Vec<(u64, Vec<u8>)>>,

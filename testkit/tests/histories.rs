@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use quell_fs::{
-    Attributes, Capabilities, Change, File, FileSystem, New, NodeId, Open, Rename, Result, Space, Writable,
-    WritableFile,
-};
 use quell_testkit::WritableModel;
 use quell_testkit::conformance::writing::{Mounts, WritingWorld};
 use quell_testkit::histories::{self, Shape};
+use quell_vfs::{
+    Attributes, Capabilities, Change, File, FileSystem, New, NodeId, Open, Rename, Result, Space, Writable,
+    WritableFile,
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
@@ -119,8 +119,8 @@ impl FileSystem for Wrong {
     fn list(
         &self,
         dir: NodeId,
-        after: quell_fs::Cursor,
-        visit: &mut dyn FnMut(quell_fs::DirEntry<'_>) -> bool,
+        after: quell_vfs::Cursor,
+        visit: &mut dyn FnMut(quell_vfs::DirEntry<'_>) -> bool,
     ) -> Result<()> {
         self.inner.list(dir, after, visit)
     }
@@ -260,7 +260,7 @@ impl WritableFile for WrongFile {
     fn publish(&self) -> Result<()> {
         if self.of.fault == Fault::TimeOfPublishing {
             self.inner.write_at(b"", 0)?;
-            let modified = Some(quell_fs::Time { seconds: 1, nanoseconds: 1 });
+            let modified = Some(quell_vfs::Time { seconds: 1, nanoseconds: 1 });
             // The node may have no reference other than this open file.
             let _ = self.of.inner.change(self.node, &Change { modified, ..Change::default() });
         }

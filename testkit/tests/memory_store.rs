@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quell_backing::{Dir, PosixDir, WritableDir, WritableFile};
-use quell_fs::errno::*;
-use quell_fs::{Change, Rename, Result, Time};
+use quell_posix::{Dir, PosixDir, WritableDir, WritableFile};
 use quell_testkit::{CountingDir, CrashRules, MemoryStore, Operation, Random};
+use quell_vfs::errno::*;
+use quell_vfs::{Change, Rename, Result, Time};
 
 fn read(dir: &dyn Dir, name: &str) -> Option<Vec<u8>> {
     let file = dir.open_file(name.as_bytes()).ok()?;

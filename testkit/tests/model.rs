@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use quell_backing::{Dir, PosixDir};
-use quell_fs::Kind;
+use quell_posix::{Dir, PosixDir};
 use quell_testkit::conformance::{self, Made, World};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Model, Tree, make_on_disk};
+use quell_vfs::Kind;
 
 #[test]
 fn the_model_conforms() {
@@ -56,8 +56,8 @@ fn compare(memory: &dyn Dir, real: &dyn Dir, path: &str) {
     }
 }
 
-fn number<T>(answer: &quell_fs::Result<T>) -> i32 {
-    answer.as_ref().map_or_else(quell_fs::Error::errno, |_| 0)
+fn number<T>(answer: &quell_vfs::Result<T>) -> i32 {
+    answer.as_ref().map_or_else(quell_vfs::Error::errno, |_| 0)
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use quell_fs::FileSystem;
 use quell_testkit::WritableModel;
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_vfs::FileSystem;
 
 /// Returns mounts of one model, which are all the same.
 fn models(count: usize) -> Mounts {

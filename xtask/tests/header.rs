@@ -1,4 +1,4 @@
-//! Checks that the C header in the repository is the one that cbindgen generates from doors/capi.
+//! Checks that the C header in the repository is the one that cbindgen generates from frontends/capi.
 //! With `BLESS=1` in the environment the header is written instead.
 
 use std::fs;
@@ -6,8 +6,10 @@ use std::path::Path;
 
 #[test]
 fn the_header_is_what_the_functions_say() {
-    let room =
-        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace").join("doors/capi");
+    let room = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask is in the workspace")
+        .join("frontends/capi");
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
     // The order in the header.

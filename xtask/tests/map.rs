@@ -93,9 +93,9 @@ fn every_crate_is_on_the_map_and_the_map_has_no_other() {
         let on_map: BTreeSet<_> = table_below(heading).into_keys().collect();
         assert_eq!(on_map, crates, "{heading}");
     }
-    let rooms = table_below("## Crates");
+    let described = table_below("## Crates");
     for member in &members {
-        let directory = &rooms[&member.name][0];
+        let directory = &described[&member.name][0];
         assert!(directory.contains(&member.directory), "{}: {directory:?}", member.name);
     }
 }
@@ -129,7 +129,7 @@ fn every_library_is_linked_where_the_map_says() {
     for member in &members {
         for library in member.dependencies.iter().filter(|name| !is_ours(name, &members)) {
             match libraries.get(library) {
-                Some(rooms) if rooms[0].contains(&member.name) => {}
+                Some(linking) if linking[0].contains(&member.name) => {}
                 _ => wrong.push(format!("{} links {library}", member.name)),
             }
         }
@@ -139,11 +139,11 @@ fn every_library_is_linked_where_the_map_says() {
             wrong.push(format!("{}'s tests link {library}", member.name));
         }
     }
-    for (library, rooms) in &libraries {
-        for room in rooms[0].iter() {
-            let linked = members.iter().any(|m| m.name == *room && m.dependencies.contains(library));
+    for (library, linking) in &libraries {
+        for name in linking[0].iter() {
+            let linked = members.iter().any(|m| m.name == *name && m.dependencies.contains(library));
             if !linked {
-                wrong.push(format!("the map has {room} link {library}, which it does not"));
+                wrong.push(format!("the map has {name} link {library}, which it does not"));
             }
         }
     }
@@ -183,14 +183,14 @@ fn dependents_among_others(package: &str, members: &[Member]) -> BTreeSet<String
 /// crates that may link each library.
 fn denials() -> String {
     let members = members();
-    let rooms = table_below("### External libraries");
+    let linking = table_below("### External libraries");
     let mut kept = reasons();
     for package in FOR_TESTS_ALONE.into_iter().chain(["quell-testkit"]) {
         kept.push((package.into(), "for tests and benchmarks; linked into no release".into()));
     }
     let mut lines = String::new();
     for (package, reason) in kept {
-        let mut wrappers = rooms.get(&package).map_or_else(BTreeSet::new, |rooms| rooms[0].clone());
+        let mut wrappers = linking.get(&package).map_or_else(BTreeSet::new, |crates| crates[0].clone());
         wrappers.extend(members.iter().filter(|m| m.for_tests.contains(&package)).map(|m| m.name.clone()));
         wrappers.extend(dependents_among_others(&package, &members));
         let wrappers: Vec<String> = wrappers.iter().map(|name| format!("{name:?}")).collect();

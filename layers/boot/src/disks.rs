@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_fs::{
+use quell_vfs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
     Time,
 };
@@ -112,7 +112,7 @@ impl Disks {
             let mut parent = ROOT;
             let mut components = path.split(|b| *b == b'/').peekable();
             while let Some(name) = components.next() {
-                if quell_fs::check_name(name).is_err() {
+                if quell_vfs::check_name(name).is_err() {
                     return refused(ErrorKind::InvalidInput);
                 }
                 let there = nodes.iter().find(|n| n.parent == parent && n.name == name).map(|n| n.attributes);
@@ -258,7 +258,7 @@ impl FileSystem for DisksFs {
         match name {
             b"." => self.attributes(dir).map(Some),
             b".." => self.attributes(self.parent(dir)?).map(Some),
-            name if name.len() > quell_fs::NAME_BYTES_MAX => {
+            name if name.len() > quell_vfs::NAME_BYTES_MAX => {
                 Err(Error::new(ErrorKind::NameTooLong, "look up", name))
             }
             name => {
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn files_lie_where_they_are_named() {
         let fs = DisksFs(disks(1));
-        let found = quell_fs::resolve(&fs, b"sub/base.raw").unwrap();
+        let found = quell_vfs::resolve(&fs, b"sub/base.raw").unwrap();
         assert_eq!((found.node, found.size_bytes), (NodeId(2), 20 * 4096));
         assert_eq!(fs.path(NodeId(2)).unwrap(), b"sub/base.raw");
         let mut names = Vec::new();

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quell_fs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, Kind, NodeId, Result};
+use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, Kind, NodeId, Result};
 
 use crate::hot::Hot;
 use crate::over::{Open, Over};

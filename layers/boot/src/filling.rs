@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use quell_fs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BLOCK_OF_ZEROS, BootImage};

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_fs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, resolve};
+use quell_vfs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, resolve};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, Contents, Damage};

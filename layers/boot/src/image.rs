@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quell_fs::{Time, check_name};
+use quell_vfs::{Time, check_name};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::format::{

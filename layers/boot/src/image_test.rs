@@ -1,7 +1,7 @@
 //! A packed image gives the same blocks; damaged bytes are refused with their position, and never
 //! cause a panic.
 
-use quell_fs::{Result, Time};
+use quell_vfs::{Result, Time};
 
 use crate::format::{BLOCK_BYTES, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootImage, Damage, Kind, reseal};

@@ -1,7 +1,7 @@
 //! The subject of an image, and its names for files: paths below the root of a tree, or positions
 //! in the backing chain of a disk image. The format is described in docs/formats/boot.md.
 
-use quell_fs::{Attributes, FileSystem, NodeId, Result, resolve};
+use quell_vfs::{Attributes, FileSystem, NodeId, Result, resolve};
 
 use crate::image::{BootImage, Kind};
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use quell_fs::{Capabilities, File, FileSystem, NodeId, Result};
+use quell_vfs::{Capabilities, File, FileSystem, NodeId, Result};
 
 /// How files are opened.
 pub trait Open: Send + Sync {
@@ -32,7 +32,7 @@ impl<O: Open> FileSystem for Over<O> {
         self.inner.capabilities()
     }
 
-    quell_fs::names_of_inner!();
+    quell_vfs::names_of_inner!();
 
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         self.inner.xattr(node, name)

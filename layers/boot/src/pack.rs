@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use quell_fs::{Result, Time};
+use quell_vfs::{Result, Time};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{
@@ -206,6 +206,6 @@ fn compress(bytes: &[u8], threads: usize) -> Result<Vec<Vec<u8>>> {
         all
     });
     frames.sort_by_key(|(number, _)| *number);
-    let failed = |e: std::io::Error| quell_fs::Error::from_io(e, "compress", "a frame");
+    let failed = |e: std::io::Error| quell_vfs::Error::from_io(e, "compress", "a frame");
     frames.into_iter().map(|(_, frame)| frame.map_err(failed)).collect()
 }

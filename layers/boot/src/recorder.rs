@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_fs::{ErrorKind, File, FileSystem, NodeId, Result};
+use quell_vfs::{ErrorKind, File, FileSystem, NodeId, Result};
 
 use crate::format::BLOCK_BYTES;
 use crate::image::{BootImage, blocks_of};

@@ -8,16 +8,16 @@ use quell_boot::{
     BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder,
     RecorderFs, Subject,
 };
-use quell_fs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 use quell_testkit::conformance::{Made, World, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
 use quell_testkit::{Model, Random, Tree};
+use quell_vfs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
 
 const GENERATION: u128 = 42;
 
 fn files(model: &Model) -> Vec<(NodeId, u64)> {
     let paths = model.tree().paths();
-    let attributes = paths.iter().filter_map(|(path, _)| quell_fs::resolve(model, path).ok());
+    let attributes = paths.iter().filter_map(|(path, _)| quell_vfs::resolve(model, path).ok());
     attributes.filter(|a| a.kind == Kind::File).map(|a| (a.node, a.size_bytes)).collect()
 }
 
@@ -96,7 +96,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
             .map(|node| (*node, Mutex::new(vec![0; model.attributes(*node).unwrap().size_bytes as usize])))
             .collect();
         let write = |file: &BootFile, offset: u64, bytes: &[u8]| {
-            let node = quell_fs::resolve(&*model, file.name)?.node;
+            let node = quell_vfs::resolve(&*model, file.name)?.node;
             out[&node].lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             Ok(())
         };
@@ -127,7 +127,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
         let layer = HotFiles::new(model.clone(), rest.clone());
         for (node, size) in files(&model) {
             let path = model.path(node).unwrap();
-            let shown = quell_fs::resolve(&layer, &path).ok();
+            let shown = quell_vfs::resolve(&layer, &path).ok();
             assert_eq!(shown.is_some(), rest.has(node), "seed {seed}");
             assert!(shown.is_none_or(|file| file.permissions & 0o444 == 0o444), "it refuses nobody");
             if shown.is_some() {

@@ -5,11 +5,11 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use quell_backing::Dir;
-use quell_fs::{Cursor, FileSystem, NodeId, resolve};
 use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, build, encode};
+use quell_posix::Dir;
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Node, Random, Tree};
+use quell_vfs::{Cursor, FileSystem, NodeId, resolve};
 
 mod synthetic;
 

@@ -11,10 +11,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use quell_backing::Dir;
-use quell_fs::{FileSystem, NodeId, resolve};
 use quell_index::{Image, IndexFs, OnChange};
+use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Random, Tree};
+use quell_vfs::{FileSystem, NodeId, resolve};
 
 mod synthetic;
 

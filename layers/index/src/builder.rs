@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-use quell_backing::{Dir, Stat};
-use quell_fs::{Error, ErrorKind, Kind, Result, Time, errno};
+use quell_posix::{Dir, Stat};
+use quell_vfs::{Error, ErrorKind, Kind, Result, Time, errno};
 use quell_workers::Tasks;
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_backing::{Dir, Stat};
-use quell_fs::{Attributes, Error, ErrorKind, Kind, Result};
+use quell_posix::{Dir, Stat};
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
 use quell_workers::Tasks;
 
 use crate::builder::{BuildOptions, Exclude};

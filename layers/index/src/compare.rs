@@ -7,7 +7,7 @@
 
 use std::cmp::Ordering;
 
-use quell_fs::{Attributes, Kind};
+use quell_vfs::{Attributes, Kind};
 
 use crate::image::{EntryId, Image, ROOT};
 

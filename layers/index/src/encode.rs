@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use quell_backing::Stat;
-use quell_fs::{Error, ErrorKind, Kind, Result};
+use quell_posix::Stat;
+use quell_vfs::{Error, ErrorKind, Kind, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{self, Field, Section};

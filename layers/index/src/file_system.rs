@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
-use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::{
+use quell_posix::{Dir, OpenFile, Stat};
+use quell_vfs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
     NodeId, Result, errno,
 };

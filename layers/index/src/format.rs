@@ -2,7 +2,7 @@
 //! fields, flags. This module has only constants and the small functions that encoder and reader
 //! share.
 
-use quell_fs::{Kind, Time};
+use quell_vfs::{Kind, Time};
 
 pub const MAGIC: [u8; 8] = *b"QUELLIDX";
 /// The version that is written. [`preamble_bytes`] accepts all versions that can be read.

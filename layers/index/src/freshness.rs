@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use quell_backing::Dir;
-use quell_fs::{Attributes, ErrorKind, Kind, NodeId, Result};
+use quell_posix::Dir;
+use quell_vfs::{Attributes, ErrorKind, Kind, NodeId, Result};
 
 use crate::compare::{Change, Difference, changed_attributes};
 use crate::image::{EntryId, Image, ROOT};
@@ -141,7 +141,7 @@ fn fullest_directory(image: &Image) -> EntryId {
     directories.max_by_key(|e| (fullness(e), std::cmp::Reverse(*e))).unwrap_or(ROOT)
 }
 
-pub(crate) fn attributes_of(stat: &quell_backing::Stat) -> Attributes {
+pub(crate) fn attributes_of(stat: &quell_posix::Stat) -> Attributes {
     Attributes {
         node: NodeId(0),
         kind: Kind::from_mode(stat.mode).unwrap_or(Kind::File),

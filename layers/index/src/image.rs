@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use quell_fs::{Attributes, Kind, NodeId, Time, check_name};
+use quell_vfs::{Attributes, Kind, NodeId, Time, check_name};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::format::{self, Field, Section};

@@ -1,7 +1,7 @@
 //! Decides from the results of fstat(2) whether an opened file is the indexed one. Pure.
 
-use quell_backing::Stat;
-use quell_fs::{Attributes, Time};
+use quell_posix::Stat;
+use quell_vfs::{Attributes, Time};
 
 use crate::image::{Image, ROOT};
 

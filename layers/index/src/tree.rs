@@ -2,7 +2,7 @@
 //! compact, because a tree may have tens of millions of entries: about 100 bytes for an entry and
 //! its name.
 
-use quell_backing::Stat;
+use quell_posix::Stat;
 
 /// Properties of an entry that stat(2) does not return. Few entries have them.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,18 +5,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::{Error, ErrorKind, FileSystem, Time, errno, resolve};
 use quell_index::{BuildOptions, EntryId, Image, Progress, ROOT, Trust, Xattrs, build, encode};
+use quell_posix::{Dir, OpenFile, Stat};
 use quell_testkit::broken::{BrokenDir, Fault, Faults};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Model, Node, Tree};
+use quell_vfs::{Error, ErrorKind, FileSystem, Time, errno, resolve};
 
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
 const HANG: Duration = Duration::from_secs(60);
 
 /// Builds an index over a directory with injected faults.
-fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_fs::Result<Image> {
+fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_vfs::Result<Image> {
     let healthy: Arc<dyn Dir> = Arc::new(MemoryDir::new(tree.clone()));
     let broken: Arc<dyn Dir> = Arc::new(BrokenDir::new(healthy, faults.clone()));
     let (done, wait) = mpsc::channel();
@@ -57,9 +57,9 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
             continue;
         };
         let expected = resolve(&model, &path).unwrap();
-        let mut found = quell_fs::Attributes { node: expected.node, ..image.attributes(entry) };
+        let mut found = quell_vfs::Attributes { node: expected.node, ..image.attributes(entry) };
         // The faulty directory changes this time to show that a listing has changed.
-        if expected.kind == quell_fs::Kind::Dir {
+        if expected.kind == quell_vfs::Kind::Dir {
             found.changed = expected.changed;
         }
         assert_eq!(found, expected, "{place}");
@@ -122,32 +122,32 @@ fn the_same_faults_give_the_same_bytes() {
 fn an_entry_whose_attributes_cannot_be_read_is_there_without_them() {
     struct Unreadable(MemoryDir);
     impl Dir for Unreadable {
-        fn stat_self(&self) -> quell_fs::Result<Stat> {
+        fn stat_self(&self) -> quell_vfs::Result<Stat> {
             self.0.stat_self()
         }
-        fn names(&self) -> quell_fs::Result<Vec<Vec<u8>>> {
+        fn names(&self) -> quell_vfs::Result<Vec<Vec<u8>>> {
             self.0.names()
         }
-        fn stat(&self, name: &[u8]) -> quell_fs::Result<Stat> {
+        fn stat(&self, name: &[u8]) -> quell_vfs::Result<Stat> {
             self.0.stat(name)
         }
-        fn read_link(&self, name: &[u8]) -> quell_fs::Result<Vec<u8>> {
+        fn read_link(&self, name: &[u8]) -> quell_vfs::Result<Vec<u8>> {
             self.0.read_link(name)
         }
-        fn xattrs(&self, name: &[u8]) -> quell_fs::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        fn xattrs(&self, name: &[u8]) -> quell_vfs::Result<Vec<(Vec<u8>, Vec<u8>)>> {
             match name {
                 b"secret" => Err(Error::new(ErrorKind::PermissionDenied, "read attribute", name)),
                 b"heavy" => Ok((0..20).map(|i| (format!("user.{i:02}").into(), vec![0; 60_000])).collect()),
                 _ => Ok(vec![(b"trusted.layout".to_vec(), vec![0; 2 << 20])]),
             }
         }
-        fn open_dir(&self, name: &[u8]) -> quell_fs::Result<Arc<dyn Dir>> {
+        fn open_dir(&self, name: &[u8]) -> quell_vfs::Result<Arc<dyn Dir>> {
             self.0.open_dir(name)
         }
-        fn enter(&self, name: &[u8]) -> quell_fs::Result<Arc<dyn Dir>> {
+        fn enter(&self, name: &[u8]) -> quell_vfs::Result<Arc<dyn Dir>> {
             self.0.enter(name)
         }
-        fn open_file(&self, name: &[u8]) -> quell_fs::Result<Box<dyn OpenFile>> {
+        fn open_file(&self, name: &[u8]) -> quell_vfs::Result<Box<dyn OpenFile>> {
             self.0.open_file(name)
         }
     }

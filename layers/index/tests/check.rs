@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use quell_backing::{Dir, PosixDir};
 use quell_index::{BuildOptions, Change, Checked, Image, Progress, build, check, encode};
+use quell_posix::{Dir, PosixDir};
 
 fn open(path: &Path) -> Arc<dyn Dir> {
     Arc::new(PosixDir::open(path).unwrap())
@@ -160,31 +160,31 @@ fn a_directory_that_the_caller_may_not_list_is_no_difference() {
     // A second root with the same replies, except for one directory that it does not open.
     struct Closed(Arc<dyn Dir>);
     impl Dir for Closed {
-        fn stat_self(&self) -> quell_fs::Result<quell_backing::Stat> {
+        fn stat_self(&self) -> quell_vfs::Result<quell_posix::Stat> {
             self.0.stat_self()
         }
-        fn names(&self) -> quell_fs::Result<Vec<Vec<u8>>> {
+        fn names(&self) -> quell_vfs::Result<Vec<Vec<u8>>> {
             self.0.names()
         }
-        fn stat(&self, name: &[u8]) -> quell_fs::Result<quell_backing::Stat> {
+        fn stat(&self, name: &[u8]) -> quell_vfs::Result<quell_posix::Stat> {
             self.0.stat(name)
         }
-        fn read_link(&self, name: &[u8]) -> quell_fs::Result<Vec<u8>> {
+        fn read_link(&self, name: &[u8]) -> quell_vfs::Result<Vec<u8>> {
             self.0.read_link(name)
         }
-        fn xattrs(&self, name: &[u8]) -> quell_fs::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        fn xattrs(&self, name: &[u8]) -> quell_vfs::Result<Vec<(Vec<u8>, Vec<u8>)>> {
             self.0.xattrs(name)
         }
-        fn open_dir(&self, name: &[u8]) -> quell_fs::Result<Arc<dyn Dir>> {
+        fn open_dir(&self, name: &[u8]) -> quell_vfs::Result<Arc<dyn Dir>> {
             if OsStr::from_bytes(name) == "lib" {
-                return Err(quell_fs::Error::new(quell_fs::ErrorKind::PermissionDenied, "open", name));
+                return Err(quell_vfs::Error::new(quell_vfs::ErrorKind::PermissionDenied, "open", name));
             }
             self.0.open_dir(name)
         }
-        fn enter(&self, name: &[u8]) -> quell_fs::Result<Arc<dyn Dir>> {
+        fn enter(&self, name: &[u8]) -> quell_vfs::Result<Arc<dyn Dir>> {
             self.0.enter(name)
         }
-        fn open_file(&self, name: &[u8]) -> quell_fs::Result<Box<dyn quell_backing::OpenFile>> {
+        fn open_file(&self, name: &[u8]) -> quell_vfs::Result<Box<dyn quell_posix::OpenFile>> {
             self.0.open_file(name)
         }
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_backing::{Dir, PosixDir};
 use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, Xattrs, build, encode};
+use quell_posix::{Dir, PosixDir};
 use quell_testkit::conformance::{Made, World, run};
 use quell_testkit::{MemoryDir, Node, Tree, make_on_disk};
 
@@ -32,7 +32,7 @@ fn can_make(node: Node, what: &str) -> bool {
 
 #[test]
 fn the_index_of_a_real_directory_conforms() {
-    let devices = can_make(Node::special(quell_fs::Kind::CharDevice, 0x0103), "devices");
+    let devices = can_make(Node::special(quell_vfs::Kind::CharDevice, 0x0103), "devices");
     let xattrs = can_make(Node::file("").with_xattr("user.probe", "x"), "attributes");
     let make = |tree: &Tree| {
         let temp = tempfile::tempdir().unwrap();

@@ -6,12 +6,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
-use quell_backing::{Dir, PosixDir};
-use quell_fs::{Cursor, FileSystem, Kind, NodeId, resolve};
 use quell_index::{
     BuildOptions, Change, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Tree, Trust, Xattrs, build,
     compare, encode,
 };
+use quell_posix::{Dir, PosixDir};
+use quell_vfs::{Cursor, FileSystem, Kind, NodeId, resolve};
 
 fn tree_of(path: &Path, options: &BuildOptions, threads: usize) -> Tree {
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(path).unwrap());
@@ -154,7 +154,7 @@ fn an_update_by_directory_times_equals_a_build_from_nothing() {
     std::fs::create_dir(temp.path().join("lib/deep/added")).unwrap();
     std::fs::write(temp.path().join("lib/deep/added/x"), b"x").unwrap();
     let fresh = encode(&tree_of(temp.path(), &options, 4)).unwrap();
-    let before = quell_fs::Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
+    let before = quell_vfs::Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let trust = Some(Trust { image: &old, before });
     let updated = build(root, b"/the/root", &options, 4, trust, &Progress::default()).unwrap();
@@ -171,7 +171,7 @@ fn an_update_reads_directories_whose_times_are_too_young_to_trust() {
     let fresh = image_of(temp.path(), &options);
     for (before, seen) in [(0, true), (i64::MAX / 2_000_000_000, false)] {
         let root: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
-        let before = quell_fs::Time { seconds: before, nanoseconds: 0 };
+        let before = quell_vfs::Time { seconds: before, nanoseconds: 0 };
         let trust = Some(Trust { image: &old, before });
         let updated = build(root, b"/the/root", &options, 4, trust, &Progress::default()).unwrap();
         assert_eq!(encode(&updated).unwrap() == fresh.bytes(), seen);
@@ -226,13 +226,13 @@ fn a_covered_tree_reads_as_the_tree_and_refuses_changed_files() {
 
     let tool = resolve(&fs, b"bin/tool").unwrap();
     std::fs::write(temp.path().join("bin/tool"), b"another one").unwrap();
-    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_fs::errno::ESTALE);
+    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::remove_file(temp.path().join("bin/tool")).unwrap();
-    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_fs::errno::ESTALE);
+    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::write(temp.path().join("bin/tool"), b"another one").unwrap();
     let serving = IndexFs::new(image, source, OnChange::Serve);
     assert!(serving.open(tool.node).is_ok());
-    assert_eq!(fs.attributes(NodeId(1 << 40)).unwrap_err().errno(), quell_fs::errno::ESTALE);
+    assert_eq!(fs.attributes(NodeId(1 << 40)).unwrap_err().errno(), quell_vfs::errno::ESTALE);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_tree_that_cannot_be_read_is_listed() {
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let fs = IndexFs::new(Arc::new(image), source, OnChange::Refuse);
     // Unknown content is not the same as missing content.
-    assert_eq!(resolve(&fs, b"lib/closed/x").unwrap_err().errno(), quell_fs::errno::EACCES);
+    assert_eq!(resolve(&fs, b"lib/closed/x").unwrap_err().errno(), quell_vfs::errno::EACCES);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn a_file_that_became_something_else_is_stale() {
     let fs = IndexFs::new(image, source, OnChange::Serve);
     let tool = resolve(&fs, b"bin/tool").unwrap();
     let path = temp.path().join("bin/tool");
-    let is_stale = || assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_fs::errno::ESTALE);
+    let is_stale = || assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::remove_file(&path).unwrap();
     is_stale();
     symlink("z-link", &path).unwrap();

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use quell_backing::Dir;
-use quell_fs::{FileSystem, Time, errno, resolve};
 use quell_index::{
     BuildOptions, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Trust, Xattrs, build, encode,
 };
+use quell_posix::Dir;
 use quell_testkit::operations::{Comparison, Shape, random_tree, replace_by_renaming};
 use quell_testkit::{CountingDir, MemoryDir, Model, Node, Random, Tree};
+use quell_vfs::{FileSystem, Time, errno, resolve};
 
 const FAR_FUTURE: Time = Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
 
@@ -55,7 +55,7 @@ fn nothing_is_lost_on_the_way_through_the_file() {
         for entry in 0..image.entries() {
             let path = image.path(entry);
             let expected = resolve(&model, &path).unwrap();
-            let found = quell_fs::Attributes { node: expected.node, ..image.attributes(entry) };
+            let found = quell_vfs::Attributes { node: expected.node, ..image.attributes(entry) };
             assert_eq!(found, expected, "seed {seed}, {}", path.escape_ascii());
             let node = tree.node(expected.node.0 as usize);
             assert_eq!(image.link_target(entry).unwrap_or_default(), node.target);
@@ -136,11 +136,11 @@ fn a_tree_deeper_than_a_stack_is_indexed_and_read() {
     let last = u64::from(image.entries() - 1);
     let read = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
         let mut buffer = [0; 8];
-        let count = fs.open(quell_fs::NodeId(last)).unwrap().read_at(&mut buffer, 0).unwrap();
+        let count = fs.open(quell_vfs::NodeId(last)).unwrap().read_at(&mut buffer, 0).unwrap();
         assert_eq!(&buffer[..count], b"deep");
     });
     read.unwrap().join().unwrap();
     assert_eq!(image.parent(ROOT), ROOT);
     let gone = IndexFs::new(image, memory(&Arc::new(Tree::new())), OnChange::Refuse);
-    assert_eq!(gone.open(quell_fs::NodeId(last)).err().unwrap().errno(), errno::ESTALE);
+    assert_eq!(gone.open(quell_vfs::NodeId(last)).err().unwrap().errno(), errno::ESTALE);
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{FileSystem, New, Open, Writable};
 use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
+use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::Random;
+use quell_vfs::{FileSystem, New, Open, Writable};
 
 fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
     static SEED: AtomicU64 = AtomicU64::new(1);

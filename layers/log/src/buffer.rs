@@ -5,7 +5,7 @@
 //! takes chunks of that size from its heaps, and a heap shrinks only from its end.
 
 use memmap2::MmapMut;
-use quell_fs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result};
 
 /// Bytes that are appended one after another. An empty buffer may have no memory.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Buffer {
         let memory = match self.memory.take() {
             Some(memory) => memory,
             None => MmapMut::map_anon(room).map_err(|error| {
-                let kind = ErrorKind::from_errno(error.raw_os_error().unwrap_or(quell_fs::errno::EIO));
+                let kind = ErrorKind::from_errno(error.raw_os_error().unwrap_or(quell_vfs::errno::EIO));
                 Error { source: Some(Box::new(error)), ..Error::new(kind, "map", b"a write buffer") }
             })?,
         };

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quell_backing::WritableDir;
-use quell_fs::{Error, ErrorKind, Kind, Rename, Result, Time};
+use quell_posix::WritableDir;
+use quell_vfs::{Error, ErrorKind, Kind, Rename, Result, Time};
 
 use crate::container::{
     ACCESS, Container, FIRST_EPOCH, LOG_PERMISSIONS, data_name, epoch_name, index_name, remove_shallow,

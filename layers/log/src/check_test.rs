@@ -1,9 +1,9 @@
 //! Tests that each kind of damage is reported as such, that a repair loses nothing, and that a
 //! second repair finds nothing.
 
-use quell_backing::WritableFile;
-use quell_fs::{Change, FileSystem, Writable};
+use quell_posix::WritableFile;
 use quell_testkit::MemoryStore;
+use quell_vfs::{Change, FileSystem, Writable};
 
 use super::*;
 use crate::meta::Running;
@@ -327,10 +327,10 @@ fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
     file.write_at(&[2; 100], 100).unwrap();
     for _ in 0..2 {
         let error = file.sync().unwrap_err();
-        assert_eq!(error.errno(), quell_fs::errno::EIO, "{error}");
+        assert_eq!(error.errno(), quell_vfs::errno::EIO, "{error}");
         assert!(error.to_string().contains("has ended writer"), "{error}");
     }
-    assert_eq!(file.publish().unwrap_err().errno(), quell_fs::errno::EIO);
+    assert_eq!(file.publish().unwrap_err().errno(), quell_vfs::errno::EIO);
     drop((file, fs));
     assert_eq!(content(&stores, "f").unwrap(), [1; 100]);
 }
@@ -466,7 +466,7 @@ fn parts_of_nobody_are_told_and_left() {
 #[test]
 fn a_repair_that_fails_says_so_and_the_next_one_goes_on() {
     let (stores, whole) = killed(b"torn");
-    stores[0].fail_one_in(1, 1, &["rename"], quell_fs::errno::EIO);
+    stores[0].fail_one_in(1, 1, &["rename"], quell_vfs::errno::EIO);
     let failed = checked(&stores, &asked(true, 0, &[]));
     assert!(failed.findings.iter().any(|f| matches!(f.outcome, Outcome::Failed(_))), "{failed:?}");
     stores[0].fail_nothing();

@@ -6,8 +6,8 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use quell_backing::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_fs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
+use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
+use quell_vfs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
 use crate::data_log;
 use crate::flat::Flat;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use quell_fs::{Error, ErrorKind};
+use quell_vfs::{Error, ErrorKind};
 
 /// The damaged object, the position of the damage, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

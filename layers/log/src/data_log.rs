@@ -4,8 +4,8 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use quell_backing::{OpenFile, WritableFile};
-use quell_fs::{Error, ErrorKind, Result};
+use quell_posix::{OpenFile, WritableFile};
+use quell_vfs::{Error, ErrorKind, Result};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use crate::bytes::{Bytes, u32_at, u64_at};

@@ -7,8 +7,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symli
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
+use quell_posix::{PosixDir, WritableDir};
+use quell_vfs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
 
 use crate::check::{Checking, Outcome, check};
 use crate::container::remove_shallow;
@@ -30,7 +30,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Option<Scene> {
-        if !quell_backing::has_root_power() {
+        if !quell_posix::has_root_power() {
             println!("SKIPPED: only root can be two users");
             return None;
         }
@@ -239,7 +239,7 @@ fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_f
         fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
         let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&scene.store).unwrap());
         {
-            let _user = quell_backing::assume(Some(Arc::new(user(OTHER)))).unwrap();
+            let _user = quell_posix::assume(Some(Arc::new(user(OTHER)))).unwrap();
             let own = root.open_writable_dir(b".quell").unwrap();
             let area = own.open_writable_dir(area.as_bytes()).unwrap();
             assert!(remove_shallow(&*area, theirs.file_name().unwrap().as_encoded_bytes()).is_err());

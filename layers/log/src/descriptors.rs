@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
-use quell_backing::OpenFile;
-use quell_fs::Result;
+use quell_posix::OpenFile;
+use quell_vfs::Result;
 
 use crate::container::{Container, Identity};
 

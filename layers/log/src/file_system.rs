@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lru::LruCache;
-use quell_backing::{Acting, Stat, WritableDir, assume, assumed};
-use quell_fs::{
+use quell_posix::{Acting, Stat, WritableDir, assume, assumed};
+use quell_vfs::{
     Attributes, Caller, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
     New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
 };

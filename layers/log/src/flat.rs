@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
-use quell_fs::{Error, File, Result};
+use quell_vfs::{Error, File, Result};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::bytes::{Bytes, put_varint, u32_at, u64_at};
@@ -450,8 +450,8 @@ fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use quell_fs::ErrorKind;
     use quell_testkit::{MemoryStore, Random};
+    use quell_vfs::ErrorKind;
 
     use crate::heads::BLOCK_BYTES;
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_fs::{Error, ErrorKind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Result, errno};
 
 use crate::container::Container;
 use crate::extents::Piece;

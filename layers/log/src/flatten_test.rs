@@ -5,10 +5,10 @@ use std::slice::from_ref;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use quell_backing::WritableDir;
-use quell_fs::errno::EIO;
-use quell_fs::{FileSystem, Writable};
+use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
+use quell_vfs::errno::EIO;
+use quell_vfs::{FileSystem, Writable};
 
 use crate::file_system::LogFs;
 use crate::log_file::Choices;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use quell_backing::WritableDir;
-use quell_fs::{ErrorKind, FileSystem, Result, Writable};
+use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
+use quell_vfs::{ErrorKind, FileSystem, Result, Writable};
 
 use crate::container::{Container, data_name, index_name};
 use crate::frames::Frames;
@@ -71,7 +71,7 @@ fn a_file_that_has_the_name_of_a_new_log_is_never_taken_for_it() {
         logs.create_file(&name, 0o600).unwrap().write_at(b"another's", 0).unwrap();
     }
     for made in [container.create_data(8, &mut None), container.create_index(8, &mut None)] {
-        assert_eq!(made.err().unwrap().errno(), quell_fs::errno::EIO);
+        assert_eq!(made.err().unwrap().errno(), quell_vfs::errno::EIO);
     }
     for name in [data_name(8), index_name(8)] {
         let mut bytes = [0; 64];
@@ -89,9 +89,9 @@ fn a_flat_index_of_another_user_than_the_files_counts_for_nobody() {
     // It covers the logs up to an offset that they have not reached, and would hide data that is
     // written from now on.
     let later = [&b"flat-ffff-"[..], &[b'0'; 32]].concat();
-    container.dir().rename(&flat, container.dir(), &later, quell_fs::Rename::Replace).unwrap();
+    container.dir().rename(&flat, container.dir(), &later, quell_vfs::Rename::Replace).unwrap();
     assert!(container.open_flat(&later).is_ok());
-    let of_another = quell_fs::Change { uid: Some(4321), ..Default::default() };
+    let of_another = quell_vfs::Change { uid: Some(4321), ..Default::default() };
     container.dir().change(&later, &of_another).unwrap();
     let error = container.open_flat(&later).err().unwrap();
     assert_eq!(error.kind, ErrorKind::Damaged);

@@ -1,8 +1,8 @@
 //! Checks one writer's logs completely: every header, every block, and whether the index log agrees
 //! with the data log. Writes nothing, and reports what can be repaired.
 
-use quell_backing::OpenFile;
-use quell_fs::{ErrorKind, Result};
+use quell_posix::OpenFile;
+use quell_vfs::{ErrorKind, Result};
 
 use crate::check::Trouble;
 use crate::container::Container;
@@ -163,7 +163,7 @@ pub fn look(
         facts.troubles.push(Trouble::Nobody(writer));
         return Ok(facts);
     }
-    let missing = |error: &quell_fs::Error| error.kind == ErrorKind::NotFound;
+    let missing = |error: &quell_vfs::Error| error.kind == ErrorKind::NotFound;
     let data = match scan::data(container, writer) {
         Err(error) if missing(&error) => None,
         data => data?,

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use lru::LruCache;
-use quell_backing::WritableDir;
-use quell_fs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
+use quell_posix::WritableDir;
+use quell_vfs::{Attributes, Change, Error, ErrorKind, Kind, NodeId, Result, Time};
 
 use crate::collected::Collected;
 use crate::container::{ACCESS, Container, FIRST_EPOCH, data_name};

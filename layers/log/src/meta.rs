@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use quell_fs::Time;
+use quell_vfs::Time;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::frames::Order;

@@ -1,6 +1,6 @@
 //! Maps names in the mount to names in the store and back. Pure functions on values, no I/O.
 
-use quell_fs::{Error, ErrorKind, NAME_BYTES_MAX, Result, check_name};
+use quell_vfs::{Error, ErrorKind, NAME_BYTES_MAX, Result, check_name};
 
 /// The suffix of a container's name.
 pub const SUFFIX: &[u8] = b".container";

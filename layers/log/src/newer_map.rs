@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use quell_fs::{Error, ErrorKind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Result, errno};
 
 use crate::store_map::{Member, StoreMap};
 use crate::stores::{Opened, Opener, Root, View, enter, map_versions, read_map};

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use quell_backing::WritableDir;
-use quell_fs::{Change, Cursor, FileSystem, New, NodeId, Open, Rename, Writable};
+use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
+use quell_vfs::{Change, Cursor, FileSystem, New, NodeId, Open, Rename, Writable};
 
 use super::*;
 use crate::crew::Tally;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use quell_fs::{Error, ErrorKind, Kind, NodeId, Result};
+use quell_vfs::{Error, ErrorKind, Kind, NodeId, Result};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 pub const ROOT: NodeId = NodeId(0);

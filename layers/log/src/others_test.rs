@@ -3,10 +3,10 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use quell_backing::{PosixDir, WritableDir};
-use quell_fs::errno::{EACCES, EIO, EPERM};
-use quell_fs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
+use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::MemoryStore;
+use quell_vfs::errno::{EACCES, EIO, EPERM};
+use quell_vfs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
 
 use crate::container::{dir_permissions, remove_tree};
 use crate::file_system::LogFs;

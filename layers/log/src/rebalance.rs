@@ -14,8 +14,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quell_backing::{Stat, WritableDir};
-use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result};
+use quell_posix::{Stat, WritableDir};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result};
 
 use crate::container::{Container, META, MOVED, RECORD, remove_tree};
 use crate::crew::{self, Tally};
@@ -554,7 +554,7 @@ impl Work<'_> {
                     break;
                 }
                 if self.tally.is_stopped() {
-                    return Err(Error::new(ErrorKind::Os(quell_fs::errno::EINTR), "copy", name));
+                    return Err(Error::new(ErrorKind::Os(quell_vfs::errno::EINTR), "copy", name));
                 }
                 copy.write_at(&bytes[..length], place)?;
                 place += length as u64;

@@ -1,7 +1,7 @@
 //! Stores are added and drained while the files keep their content.
 
-use quell_fs::{FileSystem, New, Open, Writable, WritableFile};
 use quell_testkit::MemoryStore;
+use quell_vfs::{FileSystem, New, Open, Writable, WritableFile};
 
 use super::*;
 use crate::file_system::LogFs;
@@ -30,7 +30,7 @@ fn filled(stores: &[MemoryStore]) {
             handle.write_at(&bytes[part * 1000..][..1000], part as u64 * 1000).unwrap();
         }
     }
-    fs.rename(fs.root(), b"rank-3", dir, b"rank-3", quell_fs::Rename::Replace).unwrap();
+    fs.rename(fs.root(), b"rank-3", dir, b"rank-3", quell_vfs::Rename::Replace).unwrap();
 }
 
 #[track_caller]

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use quell_fs::{Attributes, Error, ErrorKind, NodeId, Result};
+use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
 
 use crate::container::Container;
 use crate::extents::{Extent, Piece};

@@ -1,7 +1,7 @@
 //! Tests that the reports about a file agree with the data written to it.
 
-use quell_fs::{Change, FileSystem, Writable};
 use quell_testkit::{MemoryStore, Random};
+use quell_vfs::{Change, FileSystem, Writable};
 
 use super::*;
 use crate::test_stores::{again, container, content, make, mount, pattern};

@@ -1,8 +1,8 @@
 //! Reads one writer's logs, and passes the batches of the index log and the frames of the data log
 //! to the caller. Keeps no state.
 
-use quell_backing::OpenFile;
-use quell_fs::{Error, Result};
+use quell_posix::OpenFile;
+use quell_vfs::{Error, Result};
 
 use crate::container::{Container, data_name};
 use crate::damage::Damage;

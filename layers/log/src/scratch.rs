@@ -2,8 +2,8 @@
 //! index in an unlinked temporary file. These files lie outside the stores, because a reader may
 //! have no permission to write there.
 
-use quell_backing::WritableFile;
-use quell_fs::Result;
+use quell_posix::WritableFile;
+use quell_vfs::Result;
 
 /// Extents that are kept in memory for each file, 24 bytes each. Sorting and resolving them
 /// temporarily takes up to four times as much, so an index takes about 200 MB at most.

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use quell_fs::{Error, ErrorKind, File, Result};
+use quell_vfs::{Error, ErrorKind, File, Result};
 
 use crate::container::Container;
 use crate::extents::Extent;

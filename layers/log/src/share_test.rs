@@ -3,8 +3,8 @@
 
 use super::*;
 
-use quell_fs::{Change, FileSystem, NodeId, Open, Writable};
 use quell_testkit::{MemoryStore, Random};
+use quell_vfs::{Change, FileSystem, NodeId, Open, Writable};
 
 use crate::extents::Piece;
 use crate::file_system::LogFs;

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use quell_backing::{WritableDir, assume, assumed};
-use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
+use quell_posix::{WritableDir, assume, assumed};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, Space, errno};
 
 use crate::container::{ACCESS, Container, logs_permissions, remove_tree};
 use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};

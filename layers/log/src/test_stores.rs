@@ -3,9 +3,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use quell_backing::WritableDir;
-use quell_fs::{FileSystem, Kind, New, Open, Writable, WritableFile};
+use quell_posix::WritableDir;
 use quell_testkit::{MemoryStore, Random};
+use quell_vfs::{FileSystem, Kind, New, Open, Writable, WritableFile};
 
 use crate::container::Container;
 use crate::file_system::LogFs;
@@ -103,7 +103,7 @@ pub fn mount_later(stores: &[MemoryStore], seed: u64) -> LogFs {
 }
 
 /// Returns the content of a file as a new mount reads it.
-pub fn content(stores: &[MemoryStore], name: &str) -> quell_fs::Result<Vec<u8>> {
+pub fn content(stores: &[MemoryStore], name: &str) -> quell_vfs::Result<Vec<u8>> {
     let fs = mount_later(stores, 77);
     let attributes = fs.lookup(fs.root(), name.as_bytes())?.unwrap();
     let mut bytes = vec![0; attributes.size_bytes as usize];

@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_fs::{
+use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_vfs::{
     Attributes, Change, Error, ErrorKind, File, FileSystem, Kind, New, NodeId, Open, Rename, Result, Time,
     Writable, errno,
 };
@@ -551,7 +551,7 @@ struct InFile<'a> {
     dir: Arc<InDir<'a>>,
     /// Writers that no thread is using. There are as many as threads that worked on the file at the
     /// same time.
-    idle: Mutex<Vec<Box<dyn quell_fs::WritableFile>>>,
+    idle: Mutex<Vec<Box<dyn quell_vfs::WritableFile>>>,
     writers: AtomicU32,
     left: AtomicUsize,
     failure: Mutex<Option<Error>>,
@@ -844,7 +844,7 @@ fn settle_import(work: &Work<'_>, file: &InFile<'_>) -> Result<()> {
 fn import_bytes(
     work: &Work<'_>,
     file: &InFile<'_>,
-    into: &dyn quell_fs::WritableFile,
+    into: &dyn quell_vfs::WritableFile,
     start: u64,
     end: u64,
 ) -> Result<()> {

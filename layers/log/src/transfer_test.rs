@@ -1,9 +1,9 @@
 //! Tests that an export has the content of the stores and an import that of the source, and that no
 //! incomplete file gets a name.
 
-use quell_backing::WritableDir;
-use quell_fs::Change;
+use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
+use quell_vfs::Change;
 
 use super::*;
 use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
@@ -140,7 +140,7 @@ fn what_cannot_be_written_leaves_nothing_and_what_is_stopped_neither() {
     let fs = mount(&stores, 5, 1);
     make(&fs, "f", 1).write_at(&pattern(50_000, 8), 0).unwrap();
     let out = MemoryStore::new();
-    out.fail_one_in(1, 1, &["write"], quell_fs::errno::EIO);
+    out.fail_one_in(1, 1, &["write"], quell_vfs::errno::EIO);
     let moved = export_all(&stores, &out, HOW);
     out.fail_nothing();
     assert_eq!((moved.files, moved.failed.len(), out.root().names().unwrap().len()), (0, 1, 0), "{moved:?}");

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use quell_backing::{Stat, WritableDir, assume};
-use quell_fs::{Change, Error, ErrorKind, Kind, Result};
+use quell_posix::{Stat, WritableDir, assume};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Result};
 
 use crate::container::Container;
 use crate::missing::missing;

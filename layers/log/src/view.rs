@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use quell_fs::{Error, ErrorKind, Result};
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::container::{Container, data_name};
 use crate::data_log;

@@ -4,8 +4,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use quell_backing::{Acting, WritableFile, assume, assumed};
-use quell_fs::{Caller, Error, ErrorKind, Result, Time, errno};
+use quell_posix::{Acting, WritableFile, assume, assumed};
+use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
 
 use crate::buffer::Buffer;
 use crate::container::{Container, data_name};

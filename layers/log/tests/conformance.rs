@@ -5,13 +5,13 @@ mod mounted;
 use std::sync::Arc;
 
 use mounted::{MEMORY, own};
-use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{FileSystem, New, Open};
 use quell_log::Choices;
+use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
 use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
 use quell_testkit::histories::{self, Shape};
+use quell_vfs::{FileSystem, New, Open};
 
 fn mount(
     roots: Vec<Arc<dyn WritableDir>>,

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
 use mounted::{MEMORY, own};
-use quell_backing::{PosixDir, WritableDir};
-use quell_fs::{Change, ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
 use quell_log::{Choices, LogFs};
+use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::{MemoryStore, Writeback};
+use quell_vfs::{Change, ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
 
 fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> LogFs {
     mounted::mount(

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mounted::MEMORY;
-use quell_backing::WritableDir;
-use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable, WritableFile};
 use quell_log::{Choices, LogFs};
+use quell_posix::WritableDir;
 use quell_testkit::histories::crash::CrashWorld;
 use quell_testkit::histories::truncation;
 use quell_testkit::{CountingDir, MemoryStore};
+use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable, WritableFile};
 
 const NEW: New = New { permissions: 0o755, uid: MEMORY.0, gid: MEMORY.1 };
 

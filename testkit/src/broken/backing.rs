@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use quell_backing::{Dir, OpenFile, Stat};
-use quell_fs::{Error, ErrorKind, File, Result, errno};
+use quell_posix::{Dir, OpenFile, Stat};
+use quell_vfs::{Error, ErrorKind, File, Result, errno};
 
 use crate::Random;
 

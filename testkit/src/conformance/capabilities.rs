@@ -1,6 +1,6 @@
 //! Promise: a capability is claimed if and only if it holds.
 
-use quell_fs::{Capabilities, FileSystem};
+use quell_vfs::{Capabilities, FileSystem};
 
 use super::World;
 use crate::tree::{Node, Tree};
@@ -35,7 +35,7 @@ pub(super) fn check(world: &World<'_>) {
 fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
     let (mut xattrs, mut acls) = (false, false);
     for (path, _) in tree.paths() {
-        for name in fs.xattr_names(quell_fs::resolve(fs, &path).unwrap().node).unwrap() {
+        for name in fs.xattr_names(quell_vfs::resolve(fs, &path).unwrap().node).unwrap() {
             xattrs = true;
             acls |= name.starts_with(b"system.posix_acl_");
         }
@@ -47,8 +47,8 @@ fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
 fn is_immutable(fs: &dyn FileSystem, tree: &Tree, can: Capabilities) {
     assert_eq!(fs.capabilities(), can);
     for (path, _) in tree.paths() {
-        let first = quell_fs::resolve(fs, &path).unwrap();
-        assert_eq!(quell_fs::resolve(fs, &path).unwrap(), first);
+        let first = quell_vfs::resolve(fs, &path).unwrap();
+        assert_eq!(quell_vfs::resolve(fs, &path).unwrap(), first);
         assert_eq!(fs.attributes(first.node).unwrap(), first);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use quell_fs::resolve;
+use quell_vfs::resolve;
 
 use super::{World, one_of_everything};
 

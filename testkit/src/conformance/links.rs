@@ -1,6 +1,6 @@
 //! Promise: the target of a symbolic link is unchanged, and other nodes have none.
 
-use quell_fs::errno::EINVAL;
+use quell_vfs::errno::EINVAL;
 
 use super::{World, node_at, one_of_everything, refused};
 use crate::tree::{Node, Tree};

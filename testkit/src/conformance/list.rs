@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use quell_fs::errno::ENOTDIR;
-use quell_fs::{Cursor, FileSystem, NodeId};
+use quell_vfs::errno::ENOTDIR;
+use quell_vfs::{Cursor, FileSystem, NodeId};
 
 use super::{World, node_at, one_of_everything, refused};
 use crate::operations::listing;
@@ -22,7 +22,7 @@ pub(super) fn check(world: &World<'_>) {
     from_every_cursor(fs, many, &all);
     assert_eq!(listing(fs, node_at(fs, "empty"), 10).unwrap(), []);
     for name in listing(fs, fs.root(), 10).unwrap() {
-        assert!(name.0 != b"." && name.0 != b"..", "those are the door's to add");
+        assert!(name.0 != b"." && name.0 != b"..", "those are the frontend's to add");
     }
     let odd = listing(fs, node_at(fs, "lib/names"), 10).unwrap();
     assert!(odd.iter().any(|(name, _)| name == &[b'n'; 255]) && odd.len() == 6);

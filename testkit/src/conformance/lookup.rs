@@ -1,7 +1,7 @@
 //! Promise: a name is found only in its directory; elsewhere the result is "no such entry", which
 //! is not an error.
 
-use quell_fs::errno::{ENAMETOOLONG, ENOTDIR};
+use quell_vfs::errno::{ENAMETOOLONG, ENOTDIR};
 
 use super::{World, node_at, one_of_everything, refused};
 

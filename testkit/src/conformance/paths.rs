@@ -1,6 +1,6 @@
 //! Promise: resolving a node's `path` returns the node, and its `parent` lists it.
 
-use quell_fs::resolve;
+use quell_vfs::resolve;
 
 use super::{World, one_of_everything};
 use crate::operations::listing;
@@ -15,7 +15,7 @@ pub(super) fn check(world: &World<'_>) {
         let Ok(found) = resolve(fs, &path) else { continue };
         let said = fs.path(found.node).unwrap();
         assert_eq!(resolve(fs, &said).unwrap(), found, "{}", path.escape_ascii());
-        if found.nlink == 1 || tree.node(number).kind == quell_fs::Kind::Dir {
+        if found.nlink == 1 || tree.node(number).kind == quell_vfs::Kind::Dir {
             assert_eq!(said, path);
         }
         if !said.is_empty() {

@@ -1,8 +1,8 @@
 //! Promise: reads return the file's data at any offset, fewer bytes than requested only at its end,
 //! and none beyond. Only regular files can be opened.
 
-use quell_fs::errno::{EINVAL, EISDIR};
-use quell_fs::{FileSystem, resolve};
+use quell_vfs::errno::{EINVAL, EISDIR};
+use quell_vfs::{FileSystem, resolve};
 
 use super::{World, node_at, one_of_everything, refused};
 use crate::tree::Node;

@@ -1,8 +1,8 @@
 //! Promise: resolving a path component by component gives the node of the tree, without following
 //! links.
 
-use quell_fs::errno::{ENOENT, ENOTDIR};
-use quell_fs::{Kind, resolve};
+use quell_vfs::errno::{ENOENT, ENOTDIR};
+use quell_vfs::{Kind, resolve};
 
 use super::{World, node_at, one_of_everything, refused};
 

@@ -1,8 +1,8 @@
 //! Promise: for a node that was never returned, or only by another generation, every method returns
 //! `Stale`, and never the result of another node.
 
-use quell_fs::errno::ESTALE;
-use quell_fs::{Cursor, NodeId};
+use quell_vfs::errno::ESTALE;
+use quell_vfs::{Cursor, NodeId};
 
 use super::{World, refused};
 use crate::tree::{Node, Tree};

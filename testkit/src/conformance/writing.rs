@@ -25,7 +25,7 @@ mod truncate;
 use std::any::Any;
 use std::sync::Arc;
 
-use quell_fs::{Attributes, FileSystem, New, NodeId, Open, Result, Writable, WritableFile};
+use quell_vfs::{Attributes, FileSystem, New, NodeId, Open, Result, Writable, WritableFile};
 
 /// Mounts of one new, empty store: files created through one mount are visible through the others.
 pub struct Mounts {
@@ -188,7 +188,7 @@ impl Mount {
 
     /// Returns the data of the file at a path, or `None` if there is no such entry.
     fn bytes_at(&self, path: &str) -> Option<Vec<u8>> {
-        let found = quell_fs::resolve(&*self.fs, path.as_bytes());
+        let found = quell_vfs::resolve(&*self.fs, path.as_bytes());
         found.ok().map(|attributes| self.bytes(attributes.node))
     }
 }

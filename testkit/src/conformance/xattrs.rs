@@ -18,7 +18,7 @@ pub(super) fn check(world: &World<'_>) {
     let made = world.made(&tree);
     let fs = &*made.fs;
     for (path, number) in tree.paths() {
-        let node = quell_fs::resolve(fs, &path).unwrap().node;
+        let node = quell_vfs::resolve(fs, &path).unwrap().node;
         let expected = if world.xattrs { tree.node(number).xattrs.clone() } else { Default::default() };
         let names = fs.xattr_names(node).unwrap();
         assert_eq!(fs.xattr_names(node).unwrap(), names);

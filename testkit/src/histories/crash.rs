@@ -14,7 +14,7 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
+use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
 
 use super::operation::bytes_of;
 use crate::{MemoryStore, Random, Writeback};
@@ -75,7 +75,7 @@ impl Trouble {
     ];
 
     /// Returns whether this failure can be the cause of `error`.
-    fn explains(self, error: &quell_fs::Error) -> bool {
+    fn explains(self, error: &quell_vfs::Error) -> bool {
         match self {
             Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => false,
             Trouble::NoSpace | Trouble::NoInodes => error.kind == ErrorKind::NoSpace,
@@ -396,12 +396,12 @@ impl History {
     /// not synced: after a power failure, or after a failed writeback.
     fn look(&self, fs: &dyn FileSystem, name: usize, known: &Known, safe: Safe) -> Result<(), String> {
         let text = file_name(name);
-        let is_lost = |e: &quell_fs::Error| {
+        let is_lost = |e: &quell_vfs::Error| {
             let may_be = self.trouble == Trouble::Writeback || safe == Safe::Synced;
             may_be && e.errno() == errno::EIO
         };
         let torn: Vec<Range<usize>> = known.unsynced().collect();
-        let all_lost = |e: quell_fs::Error| {
+        let all_lost = |e: quell_vfs::Error| {
             // The lost bytes can no longer be identified.
             if self.trouble == Trouble::Writeback && is_lost(&e) && (!torn.is_empty() || !known.name_synced) {
                 Ok(())
@@ -469,7 +469,7 @@ impl History {
         Ok(())
     }
 
-    fn step(&mut self, fs: &dyn FileSystem, slots: &mut [Option<Slot>]) -> quell_fs::Result<()> {
+    fn step(&mut self, fs: &dyn FileSystem, slots: &mut [Option<Slot>]) -> quell_vfs::Result<()> {
         let verbs = fs.writable().expect("it may be changed");
         let number = self.random.below(SLOTS);
         let what = self.random.below(20);
@@ -504,7 +504,7 @@ impl History {
                 written?;
                 if appended && offset != end {
                     let subject = format!("{name}: at {offset}, and it ends at {end}");
-                    return Err(quell_fs::Error::new(ErrorKind::InvalidInput, "append", subject));
+                    return Err(quell_vfs::Error::new(ErrorKind::InvalidInput, "append", subject));
                 }
             }
             11..14 => {
@@ -558,7 +558,7 @@ impl History {
     }
 
     /// Opens a file, and creates it if it does not exist.
-    fn open(&mut self, fs: &dyn FileSystem, slot: usize) -> quell_fs::Result<Slot> {
+    fn open(&mut self, fs: &dyn FileSystem, slot: usize) -> quell_vfs::Result<Slot> {
         let name = self.random.below(NAMES);
         let how = Open { process: self.random.below(3) as u32, ..Open::READ_WRITE };
         let verbs = fs.writable().expect("it may be changed");
@@ -598,7 +598,7 @@ fn found_again(
     killed: bool,
 ) -> Result<Option<Vec<u8>>, Wrong> {
     let text = file_name(name);
-    let failed = |what: &str, e: quell_fs::Error| Wrong::Refused(format!("{what} {text}: {e}"));
+    let failed = |what: &str, e: quell_vfs::Error| Wrong::Refused(format!("{what} {text}: {e}"));
     let Some(found) = fs.lookup(fs.root(), text.as_bytes()).map_err(|e| failed("look up", e))? else {
         let needed = killed || known.name_synced;
         return if needed { Err(Wrong::Bytes(format!("{text} is gone"))) } else { Ok(None) };

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use quell_fs::Rename;
+use quell_vfs::Rename;
 
 use super::Shape;
 use crate::Random;

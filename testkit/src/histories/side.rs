@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use quell_fs::errno::ENOENT;
-use quell_fs::{
+use quell_vfs::errno::ENOENT;
+use quell_vfs::{
     Attributes, Change, Error, ErrorKind, FileSystem, Kind, New, NodeId, Open, Result, Time, Writable,
     WritableFile,
 };

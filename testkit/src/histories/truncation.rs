@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_fs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
+use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
 
 use super::crash::CrashWorld;
 use super::operation::bytes_of;
@@ -69,7 +69,7 @@ enum What {
 
 type Outcome<T> = Result<T, String>;
 
-fn told<T>(what: &str, result: quell_fs::Result<T>) -> Outcome<T> {
+fn told<T>(what: &str, result: quell_vfs::Result<T>) -> Outcome<T> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
@@ -257,12 +257,12 @@ fn applied(before: &[u8], what: &What) -> Vec<u8> {
     after
 }
 
-fn node(fs: &dyn FileSystem) -> quell_fs::Result<NodeId> {
+fn node(fs: &dyn FileSystem) -> quell_vfs::Result<NodeId> {
     let found = fs.lookup(fs.root(), NAME)?;
-    found.map(|found| found.node).ok_or_else(|| quell_fs::Error::new(ErrorKind::NotFound, "find", NAME))
+    found.map(|found| found.node).ok_or_else(|| quell_vfs::Error::new(ErrorKind::NotFound, "find", NAME))
 }
 
-fn content(fs: &dyn FileSystem) -> quell_fs::Result<Vec<u8>> {
+fn content(fs: &dyn FileSystem) -> quell_vfs::Result<Vec<u8>> {
     let node = node(fs)?;
     let file = fs.writable().expect("it may be changed").open_as(node, Open::READ)?;
     let found = read(&*file)?;
@@ -272,7 +272,7 @@ fn content(fs: &dyn FileSystem) -> quell_fs::Result<Vec<u8>> {
 }
 
 /// Returns all data of the file.
-fn read(file: &dyn WritableFile) -> quell_fs::Result<Vec<u8>> {
+fn read(file: &dyn WritableFile) -> quell_vfs::Result<Vec<u8>> {
     let mut bytes = vec![0xAA; 2 * STRIPES * STRIPE_BYTES * 4];
     let n = file.read_at(&mut bytes, 0)?;
     bytes.truncate(n);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use quell_backing::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_fs::{Change, Error, ErrorKind, File, Rename, Result, Space, errno};
+use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space, errno};
 
 use super::MemoryStore;
 use super::state::{Content, Number, State};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use quell_backing::Stat;
-use quell_fs::{Change, Error, ErrorKind, Kind, Rename, Result, Time, errno};
+use quell_posix::Stat;
+use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, Time, errno};
 
 use super::crash::{NameChange, Slot, Unsynced};
 use super::{CrashRules, Refusal};
@@ -218,10 +218,10 @@ impl State {
         self.capacity_bytes.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.used_bytes))
     }
 
-    pub(super) fn space(&self) -> quell_fs::Space {
+    pub(super) fn space(&self) -> quell_vfs::Space {
         let total_bytes = self.capacity_bytes.unwrap_or(self.used_bytes + (1 << 50));
         let free_bytes = total_bytes.saturating_sub(self.used_bytes);
-        quell_fs::Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 }
+        quell_vfs::Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 }
     }
 
     fn add(&mut self, content: Content, permissions: u32, place: (Number, Vec<u8>)) -> Number {
@@ -259,7 +259,7 @@ impl State {
     }
 
     pub(super) fn child(&self, dir: Number, name: &[u8], operation: &'static str) -> Result<Number> {
-        quell_fs::check_name(name)?;
+        quell_vfs::check_name(name)?;
         let found = self.names(dir).get(name).copied();
         found.ok_or_else(|| Error::new(ErrorKind::NotFound, operation, name))
     }
@@ -334,7 +334,7 @@ impl State {
         content: Content,
         permissions: u32,
     ) -> Result<Number> {
-        quell_fs::check_name(name)?;
+        quell_vfs::check_name(name)?;
         if !self.inode(dir).named {
             return Err(Error::new(ErrorKind::NotFound, "create in a removed directory", name));
         }
@@ -422,7 +422,7 @@ impl State {
     ) -> Result<()> {
         let refused = |kind, name: &[u8]| Err(Error::new(kind, "rename", name));
         let number = self.child(from_dir, from, "rename")?;
-        quell_fs::check_name(to)?;
+        quell_vfs::check_name(to)?;
         if !self.inode(to_dir).named {
             return refused(ErrorKind::NotFound, to);
         }

@@ -3,9 +3,9 @@
 
 #![allow(dead_code)] // each benchmark uses a different part
 
-use quell_backing::Stat;
-use quell_fs::Time;
 use quell_index::{Image, Listing, Special, Tree, encode};
+use quell_posix::Stat;
+use quell_vfs::Time;
 
 /// Number of child directories of each directory, by level: 14,655 in total, 8,000 of them with
 /// files.

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use quell_backing::Dir;
-use quell_fs::{Cursor, FileSystem, Kind, NodeId};
 use quell_index::format::Field;
 use quell_index::{
     BuildOptions, Image, IndexFs, OnChange, Progress, ROOT, Sampler, Trust, build, compare, encode,
 };
+use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Tree};
+use quell_vfs::{Cursor, FileSystem, Kind, NodeId};
 
 /// Paths are as long as trees are deep, so with more entries the methods for paths are called for
 /// some entries only.
@@ -59,7 +59,7 @@ pub fn ask_everything(image: Image) {
         let _ = sampler.step();
     }
     if let Ok(options) = options {
-        let before = quell_fs::Time { seconds: i64::MAX, nanoseconds: 0 };
+        let before = quell_vfs::Time { seconds: i64::MAX, nanoseconds: 0 };
         let trust = Some(Trust { image: &image, before });
         let updated = build(source, b"/", &options, 1, trust, &Progress::default());
         if let Ok(tree) = updated {

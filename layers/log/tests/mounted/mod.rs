@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
-use quell_backing::WritableDir;
 use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
+use quell_posix::WritableDir;
 use quell_testkit::{MemoryStore, Random};
 
 /// Owner of files in memory.

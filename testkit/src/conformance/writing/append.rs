@@ -1,7 +1,7 @@
 //! Promise: an append goes to the end of the file, including data of all other writers, and returns
 //! its offset.
 
-use quell_fs::{Change, Open};
+use quell_vfs::{Change, Open};
 
 use super::{WritingWorld, whole};
 

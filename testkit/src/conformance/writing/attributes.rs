@@ -1,7 +1,7 @@
 //! Promise: mode, owner and time are as they were set, and nothing else changes with them. A time
 //! that was set remains until the next write, even while earlier writes are being published.
 
-use quell_fs::{Change, Kind, NodeId, Time};
+use quell_vfs::{Change, Kind, NodeId, Time};
 
 use super::{Mount, WritingWorld, whole};
 
@@ -40,7 +40,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     times(world);
 }
 
-fn change(mount: &Mount, node: NodeId, what: Change) -> quell_fs::Attributes {
+fn change(mount: &Mount, node: NodeId, what: Change) -> quell_vfs::Attributes {
     let after = mount.verbs().change(node, &what).unwrap();
     assert_eq!(mount.attributes(node), after);
     after

@@ -1,7 +1,7 @@
 //! Promise: written data is read back at any offset and in any order of writing, and a later write
 //! overwrites an earlier one.
 
-use quell_fs::Open;
+use quell_vfs::Open;
 
 use super::{WritingWorld, read, whole};
 use crate::Random;

@@ -1,8 +1,8 @@
 //! Promise: a new file is empty, has the mode and owner that were given, is visible immediately and
 //! once, and can be written to whatever its mode.
 
-use quell_fs::errno::{EEXIST, EISDIR, ENOTDIR};
-use quell_fs::{Change, Kind, New, Open};
+use quell_vfs::errno::{EEXIST, EISDIR, ENOTDIR};
+use quell_vfs::{Change, Kind, New, Open};
 
 use super::{WritingWorld, refused};
 

@@ -1,8 +1,8 @@
 //! Promise: a new directory is empty, contains the entries created in it, and can be removed only
 //! when it is empty.
 
-use quell_fs::errno::{EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY};
-use quell_fs::{Kind, New};
+use quell_vfs::errno::{EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY};
+use quell_vfs::{Kind, New};
 
 use super::{WritingWorld, refused};
 use crate::operations::listing;

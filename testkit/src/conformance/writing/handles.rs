@@ -1,7 +1,7 @@
 //! Promise: all open files of one file on one mount show the same data immediately, whatever their
 //! process and access mode.
 
-use quell_fs::{NodeId, Open, WritableFile};
+use quell_vfs::{NodeId, Open, WritableFile};
 
 use super::{Mount, WritingWorld, read, whole};
 use crate::Random;

@@ -1,8 +1,8 @@
 //! Promise: data that was never written reads as zeros, at any offset. A file may end at 2^63 - 1,
 //! and not beyond.
 
-use quell_fs::errno::EINVAL;
-use quell_fs::{Change, Open};
+use quell_vfs::errno::EINVAL;
+use quell_vfs::{Change, Open};
 
 use super::{WritingWorld, read, refused};
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_fs::{Cursor, Kind, Open};
+use quell_vfs::{Cursor, Kind, Open};
 
 use super::names::odd_names;
 use super::{Mount, WritingWorld};

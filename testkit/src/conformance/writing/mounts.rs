@@ -1,7 +1,7 @@
 //! Promise: data published by one mount is read by every later open on another mount; names are
 //! visible immediately. Writers on several mounts may write to different parts of one file.
 
-use quell_fs::{Change, Open, Rename};
+use quell_vfs::{Change, Open, Rename};
 
 use super::{WritingWorld, whole};
 

@@ -1,8 +1,8 @@
 //! Promise: names may have any bytes up to the stated length, and names that differ in any byte are
 //! different.
 
-use quell_fs::errno::{EINVAL, ENAMETOOLONG};
-use quell_fs::{Open, Rename};
+use quell_vfs::errno::{EINVAL, ENAMETOOLONG};
+use quell_vfs::{Open, Rename};
 
 use super::{WritingWorld, refused};
 use crate::operations::listing;

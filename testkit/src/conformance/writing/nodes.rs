@@ -1,8 +1,8 @@
 //! Promise: a node keeps its number and its data while it has references, even if its name changes
 //! or is removed. A node with neither references nor a name is stale.
 
-use quell_fs::errno::ESTALE;
-use quell_fs::{Cursor, NodeId, Open, Rename};
+use quell_vfs::errno::ESTALE;
+use quell_vfs::{Cursor, NodeId, Open, Rename};
 
 use super::{WritingWorld, refused};
 
@@ -25,7 +25,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     // A removed directory is empty.
     let dir = mount.make_dir("dir");
     verbs.remove_dir(root, b"dir").unwrap();
-    assert_eq!(mount.attributes(dir).kind, quell_fs::Kind::Dir);
+    assert_eq!(mount.attributes(dir).kind, quell_vfs::Kind::Dir);
     verbs.forget(dir, 1);
     stale(&mount, dir);
 
@@ -64,7 +64,7 @@ fn stale(mount: &super::Mount, node: NodeId) {
     refused(fs.open(node), ESTALE);
     refused(fs.read_link(node), ESTALE);
     refused(verbs.open_as(node, Open::READ_WRITE), ESTALE);
-    refused(verbs.change(node, &quell_fs::Change::default()), ESTALE);
+    refused(verbs.change(node, &quell_vfs::Change::default()), ESTALE);
     refused(verbs.create(node, b"x", new, Open::READ_WRITE), ESTALE);
     refused(verbs.make_dir(node, b"x", new), ESTALE);
     refused(verbs.remove(node, b"x"), ESTALE);

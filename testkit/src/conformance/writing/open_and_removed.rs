@@ -1,8 +1,8 @@
 //! Promise: a file that is removed while it is open, or has references, keeps its data and can be
 //! written to; its name is free immediately.
 
-use quell_fs::Change;
-use quell_fs::errno::ENOENT;
+use quell_vfs::Change;
+use quell_vfs::errno::ENOENT;
 
 use super::{WritingWorld, refused, whole};
 

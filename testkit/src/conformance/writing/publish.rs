@@ -1,7 +1,7 @@
 //! Promise: publish and sync may be called at any time and any number of times, and change no
 //! visible data.
 
-use quell_fs::Open;
+use quell_vfs::Open;
 
 use super::{WritingWorld, whole};
 

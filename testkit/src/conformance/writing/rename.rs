@@ -1,8 +1,8 @@
 //! Promise: a rename moves an entry with its content and its open files. An existing entry of the
 //! new name is replaced, kept or exchanged as requested. A refused rename changes nothing.
 
-use quell_fs::Rename::{Exchange, Keep, Replace};
-use quell_fs::errno::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP};
+use quell_vfs::Rename::{Exchange, Keep, Replace};
+use quell_vfs::errno::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP};
 
 use super::{Mount, WritingWorld, refused, whole};
 use crate::operations::listing;

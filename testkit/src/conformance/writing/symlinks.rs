@@ -1,7 +1,7 @@
 //! Promise: a symbolic link keeps its target unchanged and is never followed.
 
-use quell_fs::errno::{EINVAL, ENOTDIR};
-use quell_fs::{Kind, Open, Rename};
+use quell_vfs::errno::{EINVAL, ENOTDIR};
+use quell_vfs::{Kind, Open, Rename};
 
 use super::{WritingWorld, refused};
 

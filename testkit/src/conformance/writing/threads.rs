@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_fs::{NodeId, Open, WritableFile};
+use quell_vfs::{NodeId, Open, WritableFile};
 
 use super::{Mount, WritingWorld, whole};
 
@@ -124,7 +124,7 @@ fn names(mount: &Mount) {
                     file.publish().unwrap();
                     drop(file);
                     verbs
-                        .rename(dir, name.as_bytes(), dir, to.as_bytes(), quell_fs::Rename::Replace)
+                        .rename(dir, name.as_bytes(), dir, to.as_bytes(), quell_vfs::Rename::Replace)
                         .unwrap();
                     let found = fs.lookup(dir, to.as_bytes()).unwrap().expect("it was renamed");
                     assert_eq!(found.node, made.node);

@@ -1,12 +1,12 @@
 //! Promise: a truncated file ends at its new size immediately, for all open files. Growing it
 //! afterwards adds zeros, even where it had data before.
 
-use quell_fs::errno::EINVAL;
-use quell_fs::{Change, Open};
+use quell_vfs::errno::EINVAL;
+use quell_vfs::{Change, Open};
 
 use super::{Mount, WritingWorld, read, refused, whole};
 
-fn cut(mount: &Mount, node: quell_fs::NodeId, size_bytes: u64) {
+fn cut(mount: &Mount, node: quell_vfs::NodeId, size_bytes: u64) {
     let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
     let after = mount.verbs().change(node, &change).unwrap();
     assert_eq!(after.size_bytes, size_bytes);

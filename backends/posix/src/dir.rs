@@ -1,0 +1,179 @@
+//! The traits of this crate: an open directory and an open file. Implementations for tests, in
+//! memory and with faults, are in testkit.
+
+use std::any::Any;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use quell_vfs::{Change, File, Kind, Rename, Result, Space, Time};
+
+/// The metadata of one name, without following symbolic links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub nlink: u32,
+    pub rdev: u64,
+    pub size_bytes: u64,
+    /// In units of 512 bytes.
+    pub blocks: u64,
+    pub modified: Time,
+    pub changed: Time,
+    pub device: u64,
+    pub inode: u64,
+    /// The name is a mount point.
+    pub mount_root: bool,
+}
+
+impl Stat {
+    /// Returns the kind, or `None` if the file system reports one that does not exist.
+    pub fn kind(&self) -> Option<Kind> {
+        Kind::from_mode(self.mode)
+    }
+
+    /// Returns device and inode number, which are equal only for names of the same file.
+    pub fn identity(&self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+}
+
+/// An open directory.
+pub trait Dir: Send + Sync {
+    /// Returns the directory's current metadata.
+    fn stat_self(&self) -> Result<Stat>;
+
+    /// Returns the metadata that this node has cached, without a request to a file server.
+    fn stat_self_cached(&self) -> Result<Stat> {
+        self.stat_self()
+    }
+
+    /// Returns all names except `.` and `..`, in the order of the file system.
+    fn names(&self) -> Result<Vec<Vec<u8>>>;
+
+    fn stat(&self, name: &[u8]) -> Result<Stat>;
+
+    fn read_link(&self, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// Returns the extended attributes of a child, or of the directory itself if `name` is empty,
+    /// sorted by name. The list is empty if the file system has no extended attributes.
+    fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>>;
+
+    /// Opens a child directory; a symbolic link is an error.
+    fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>>;
+
+    /// Opens a child directory only as a starting point for names below it. This is cheaper than
+    /// `open_dir`, because the file servers get no open, but the directory cannot be listed.
+    fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>>;
+
+    /// Opens a regular file for reading. Any other kind of file is an error; the open never blocks.
+    fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>>;
+}
+
+/// An open file of a backing directory.
+pub trait OpenFile: File {
+    /// Returns the current metadata.
+    fn stat(&self) -> Result<Stat>;
+
+    /// Returns the POSIX access control list as `getxattr(2)` does, or `None` if the file has none.
+    fn acl(&self) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    /// Makes data and size survive a power failure, including data written through other
+    /// descriptors. Also possible if the file is open only for reading.
+    fn sync(&self) -> Result<()>;
+
+    /// Reads from `offset` (bytes) into several consecutive buffers, with one call if the
+    /// implementation can. Returns the number of bytes read, which is less than requested only at
+    /// the end of the file.
+    fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
+        let mut done = 0;
+        for into in pieces {
+            let n = self.read_at(into, offset + done as u64)?;
+            done += n;
+            if n < into.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// An open directory whose content may be changed. Code that only reads a tree takes a [`Dir`].
+///
+/// No operation is retried, and nothing is undone if a later step fails. Permissions are set
+/// exactly; the umask of the process has no effect. A name is one component; anything else is
+/// `InvalidInput`.
+pub trait WritableDir: Dir {
+    /// Opens a child directory; a symbolic link is an error.
+    fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>>;
+
+    /// Opens a child directory only as a starting point for names below it: see [`Dir::enter`].
+    fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        self.open_writable_dir(name)
+    }
+
+    /// Opens a regular file for reading and writing. Any other kind of file is an error; the open
+    /// never blocks.
+    fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>>;
+
+    /// Creates a regular file, open for reading and writing. Errors: `Exists`.
+    fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>>;
+
+    /// Creates a directory. If this directory has the set-group-id bit, the new one gets it too,
+    /// even if `permissions` does not have it. Errors: `Exists`.
+    fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()>;
+
+    /// Creates a symbolic link. Errors: `Exists`.
+    fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()>;
+
+    /// Removes a name that is not a directory.
+    fn remove(&self, name: &[u8]) -> Result<()>;
+
+    /// Removes an empty directory.
+    fn remove_dir(&self, name: &[u8]) -> Result<()>;
+
+    /// Renames the child `from` to `to` in `to_dir`, which must be of the same implementation
+    /// (`InvalidInput` otherwise). A directory cannot be moved below itself (`InvalidInput`).
+    /// `Unsupported`: the file system does not support `Rename::Keep` or `Rename::Exchange`. With
+    /// these two a directory moved below itself also gives `Unsupported`, because the kernel
+    /// returns the same error.
+    fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()>;
+
+    /// Changes owners, permissions and time, in this order, of a child, or of the directory itself
+    /// if `name` is empty. The permissions of a symbolic link cannot be changed (EOPNOTSUPP). A
+    /// size is `InvalidInput`; use [`WritableFile::set_size`]. For a file that was just created,
+    /// [`WritableFile::change`] is safer: the name may refer to another file meanwhile.
+    fn change(&self, name: &[u8], change: &Change) -> Result<()>;
+
+    /// Makes names created, removed and renamed here survive a power failure.
+    fn sync(&self) -> Result<()>;
+
+    fn space(&self) -> Result<Space>;
+
+    /// For `rename`, which needs two directories of the same implementation.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// An open file of a backing directory that may be written to.
+pub trait WritableFile: OpenFile {
+    /// Writes all of several consecutive buffers from `offset` (bytes).
+    fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()>;
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.write_pieces_at(&[from], offset)
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<()>;
+
+    /// Asks the system to drop the clean pages of this range from its cache, so that the next read
+    /// asks the storage. The system may keep them.
+    fn drop_cache(&self, _offset: u64, _length: NonZeroU64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Changes owners, permissions and time of this file, whatever its current name is: see
+    /// [`WritableDir::change`].
+    fn change(&self, change: &Change) -> Result<()>;
+}

@@ -1,0 +1,398 @@
+//! The operations that change a directory's content. A name must be one component: any other is
+//! refused before the system call, because a wrong name does more harm in writes than in reads.
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::io::IoSlice;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use quell_vfs::{Caller, Change, Error, ErrorKind, Rename, Result, Space, check_name};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+};
+use rustix::io::Errno;
+
+use super::{PIECES_MAX, PosixDir, PosixFile, failed};
+use crate::{Acting, WritableDir, WritableFile, assume};
+
+const SET_GROUP_ID: u32 = 0o2000;
+const SET_ID: u32 = 0o6000;
+
+/// Checks a name and converts it for a system call.
+fn one(name: &[u8]) -> Result<&OsStr> {
+    check_name(name)?;
+    Ok(OsStr::from_bytes(name))
+}
+
+/// Returns the kind and permissions at the time of the open, without a request to a file server.
+fn mode_of(fd: BorrowedFd<'_>) -> rustix::io::Result<u32> {
+    let local = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(fd, "", local, StatxFlags::TYPE | StatxFlags::MODE)?;
+    Ok(found.stx_mode.into())
+}
+
+/// Returns a path to the file of any descriptor. The file itself is never followed as a link.
+fn path_of(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+/// Owner, group, kind and permissions, link count and device of a file.
+struct Identity {
+    uid: u32,
+    gid: u32,
+    mode: u32,
+    nlink: u32,
+    device: (u32, u32),
+}
+
+impl Identity {
+    fn of(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::with(fd, AtFlags::empty())
+    }
+
+    /// Returns the identity at the time of the open, without a request to a file server.
+    fn known(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::with(fd, AtFlags::STATX_DONT_SYNC)
+    }
+
+    fn with(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<Identity> {
+        let wanted =
+            StatxFlags::UID | StatxFlags::GID | StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::NLINK;
+        let found = rustix::fs::statx(fd, "", flags | AtFlags::EMPTY_PATH, wanted)?;
+        Ok(Identity {
+            uid: found.stx_uid,
+            gid: found.stx_gid,
+            mode: found.stx_mode.into(),
+            nlink: found.stx_nlink,
+            device: (found.stx_dev_major, found.stx_dev_minor),
+        })
+    }
+
+    fn kind(&self) -> FileType {
+        FileType::from_raw_mode(self.mode)
+    }
+
+    /// Makes the thread assume the credentials of the file's owner; `None` if that is root.
+    fn act(&self) -> Result<Option<Acting>> {
+        match self.uid {
+            0 => Ok(None),
+            uid => {
+                let caller = Caller { uid, gid: self.gid, groups: Vec::new() };
+                assume(Some(Arc::new(caller))).map(Some)
+            }
+        }
+    }
+}
+
+fn refused(operation: &'static str, name: &[u8], why: &'static str) -> Error {
+    Error { source: Some(why.into()), ..failed(Errno::PERM, operation, name) }
+}
+
+/// Changes the file of any descriptor. The owners come first, because changing them clears the
+/// set-user-id bit.
+fn change_descriptor(fd: BorrowedFd<'_>, kind: FileType, change: &Change) -> rustix::io::Result<()> {
+    let Change { permissions, uid, gid, size_bytes: _, modified } = *change;
+    if uid.is_some() || gid.is_some() {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        rustix::fs::chownat(fd, "", uid, gid, AtFlags::EMPTY_PATH)?;
+    }
+    if let Some(permissions) = permissions {
+        if kind == FileType::Symlink {
+            return Err(Errno::OPNOTSUPP); // some file systems change it but return an error
+        }
+        // `fchmodat2`, which takes any descriptor, needs Linux 6.6; this works on all versions.
+        rustix::fs::chmodat(CWD, path_of(fd), Mode::from_raw_mode(permissions), AtFlags::empty())?;
+    }
+    if let Some(modified) = modified {
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() },
+        };
+        rustix::fs::utimensat(CWD, path_of(fd), &times, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
+impl PosixDir {
+    /// Opens a child of any kind as a reference, for system calls that take no name or would follow
+    /// it.
+    fn point_at(&self, name: &OsStr) -> rustix::io::Result<rustix::fd::OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.fd, name, flags, Mode::empty())
+    }
+
+    /// Returns whether this thread has root's privileges in a directory where other users may
+    /// replace names: see `PosixDir::open_shared`.
+    fn is_guarded(&self) -> bool {
+        self.is_shared && rustix::process::geteuid().is_root()
+    }
+
+    /// If root changes names in this directory, makes the thread assume the owner's credentials.
+    fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
+        match self.is_guarded() {
+            true => Identity::known(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.act(),
+            false => Ok(None),
+        }
+    }
+
+    /// Checks that root may use the child `name`, whose identity is `child`, on behalf of the owner
+    /// of this directory.
+    fn check_child(&self, child: &Identity, operation: &'static str, name: &[u8]) -> Result<()> {
+        let dir = Identity::of(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
+        if child.kind() != FileType::Directory && child.nlink != 1 {
+            return Err(refused(operation, name, "it has another name, which may lie elsewhere"));
+        }
+        if child.device != dir.device {
+            return Err(refused(operation, name, "it lies on another file system"));
+        }
+        if dir.uid != 0 && child.uid != dir.uid {
+            return Err(refused(operation, name, "it belongs to another user than its directory"));
+        }
+        Ok(())
+    }
+
+    /// Changes a child, or the directory itself if the name is empty, where other users may replace
+    /// it.
+    fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
+        let fail = |e| failed(e, "change", name);
+        let found = Identity::of(fd).map_err(fail)?;
+        if !name.is_empty() {
+            self.check_child(&found, "change", name)?;
+        }
+        let owners = Change { uid: change.uid, gid: change.gid, ..Change::default() };
+        if owners != Change::default() {
+            // A file that its former owner has open must not become a set-id program of the new
+            // owner.
+            if found.kind() == FileType::RegularFile
+                && change.permissions.is_some_and(|mode| mode & SET_ID != 0)
+            {
+                return Err(refused("change", name, "a file that gets another owner gets no set-id bits"));
+            }
+            change_descriptor(fd, found.kind(), &owners).map_err(fail)?;
+        }
+        let rest = Change { permissions: change.permissions, modified: change.modified, ..Change::default() };
+        if rest == Change::default() {
+            return Ok(());
+        }
+        let _owner = Identity::of(fd).map_err(fail)?.act()?;
+        change_descriptor(fd, found.kind(), &rest).map_err(fail)
+    }
+}
+
+impl WritableDir for PosixDir {
+    fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        check_name(name)?;
+        Ok(Arc::new(self.child(name, OFlags::RDONLY)?))
+    }
+
+    fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        check_name(name)?;
+        Ok(Arc::new(self.child(name, OFlags::PATH)?))
+    }
+
+    fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
+        check_name(name)?;
+        if !self.is_guarded() {
+            return Ok(Box::new(self.regular_file(name, OFlags::RDWR)?));
+        }
+        let fail = |e| failed(e, "open", name);
+        let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+        let found = Identity::of(child.as_fd()).map_err(fail)?;
+        match found.kind() {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(fail(Errno::ISDIR)),
+            FileType::Symlink => return Err(fail(Errno::LOOP)),
+            _ => return Err(fail(Errno::NXIO)),
+        }
+        self.check_child(&found, "open", name)?;
+        let _owner = found.act()?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fd = rustix::fs::openat(CWD, path_of(child.as_fd()), flags, Mode::empty()).map_err(fail)?;
+        Ok(Box::new(PosixFile { fd, may_change: false }))
+    }
+
+    fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(permissions);
+        let fail = |e| failed(e, "create", name);
+        let _owner = self.act_as_owner("create", name)?;
+        let fd = rustix::fs::openat(&self.fd, one(name)?, flags, mode).map_err(fail)?;
+        if mode_of(fd.as_fd()).map_err(fail)? & 0o7777 != permissions {
+            rustix::fs::fchmod(&fd, mode).map_err(fail)?;
+        }
+        Ok(Box::new(PosixFile { fd, may_change: true }))
+    }
+
+    fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
+        let fail = |e| failed(e, "make directory", name);
+        let mode = Mode::from_raw_mode(permissions);
+        let _owner = self.act_as_owner("make directory", name)?;
+        rustix::fs::mkdirat(&self.fd, one(name)?, mode).map_err(fail)?;
+        let made = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+        let found = Identity::known(made.as_fd()).map_err(fail)?;
+        let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
+        if has == permissions | inherited {
+            return Ok(());
+        }
+        // Another user may have replaced it after it was created.
+        if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
+            return Err(refused("make directory", name, "another user has exchanged it"));
+        }
+        let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
+        change_descriptor(made.as_fd(), FileType::Directory, &exact).map_err(fail)
+    }
+
+    fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("make link", name)?;
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, one(name)?)
+            .map_err(|e| failed(e, "make link", name))
+    }
+
+    fn remove(&self, name: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("remove", name)?;
+        rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::empty()).map_err(|e| failed(e, "remove", name))
+    }
+
+    fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        let _owner = self.act_as_owner("remove directory", name)?;
+        rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::REMOVEDIR)
+            .map_err(|e| failed(e, "remove directory", name))
+    }
+
+    fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
+        let invalid = || Error::new(ErrorKind::InvalidInput, "rename", from);
+        let to_dir = to_dir.as_any().downcast_ref::<PosixDir>().ok_or_else(invalid)?;
+        let flags = match how {
+            Rename::Replace => RenameFlags::empty(),
+            Rename::Keep => RenameFlags::NOREPLACE,
+            Rename::Exchange => RenameFlags::EXCHANGE,
+        };
+        let (from_name, to_name) = (one(from)?, one(to)?);
+        // If the directories have different owners, neither user may rename between them. Root then
+        // moves the directory entry with its own privileges and does nothing else.
+        let _owner = match self.is_guarded() {
+            true => {
+                let owner =
+                    |dir: &PosixDir| Identity::known(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
+                let (source, target) = (owner(self)?, owner(to_dir)?);
+                if source.uid == target.uid { source.act()? } else { None }
+            }
+            false => None,
+        };
+        let renamed = if flags.is_empty() {
+            rustix::fs::renameat(&self.fd, from_name, &to_dir.fd, to_name)
+        } else {
+            rustix::fs::renameat_with(&self.fd, from_name, &to_dir.fd, to_name, flags)
+        };
+        renamed.map_err(|e| match e {
+            Errno::INVAL if flags.is_empty() => invalid(),
+            Errno::INVAL | Errno::NOSYS => Error::new(ErrorKind::Unsupported, "rename", from),
+            e => failed(e, "rename", from),
+        })
+    }
+
+    fn change(&self, name: &[u8], change: &Change) -> Result<()> {
+        if change.size_bytes.is_some() {
+            return Err(Error::new(ErrorKind::InvalidInput, "change", name));
+        }
+        if !name.is_empty() {
+            check_name(name)?;
+        }
+        let fail = |e| failed(e, "change", name);
+        let child = match name.is_empty() {
+            true => None,
+            false => Some(self.point_at(OsStr::from_bytes(name)).map_err(fail)?),
+        };
+        let fd = child.as_ref().map_or(self.fd.as_fd(), |child| child.as_fd());
+        if self.is_guarded() {
+            return self.change_guarded(fd, name, change);
+        }
+        let kind = FileType::from_raw_mode(mode_of(fd).map_err(fail)?);
+        change_descriptor(fd, kind, change).map_err(fail)
+    }
+
+    fn sync(&self) -> Result<()> {
+        let synced = match rustix::fs::fsync(&self.fd) {
+            // A starting point for names (`PosixDir::start`) is not open for reading.
+            Err(Errno::BADF) => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                rustix::fs::openat(&self.fd, ".", flags, Mode::empty()).and_then(rustix::fs::fsync)
+            }
+            synced => synced,
+        };
+        match synced {
+            // This file system does not support syncing a directory; names are as durable as it
+            // makes them.
+            Ok(()) | Err(Errno::INVAL) => Ok(()),
+            Err(e) => Err(failed(e, "sync", b"")),
+        }
+    }
+
+    fn space(&self) -> Result<Space> {
+        let found = rustix::fs::fstatvfs(&self.fd).map_err(|e| failed(e, "ask for the space of", b""))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Ok(Space {
+            total_bytes: bytes(found.f_blocks),
+            free_bytes: bytes(found.f_bfree),
+            available_bytes: bytes(found.f_bavail),
+            entries: found.f_files,
+            entries_free: found.f_ffree,
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl WritableFile for PosixFile {
+    fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
+        let mut at = offset;
+        for some in pieces.chunks(PIECES_MAX) {
+            let mut slices: Vec<IoSlice<'_>> = some.iter().map(|piece| IoSlice::new(piece)).collect();
+            let mut left = &mut slices[..];
+            // Advancing by 0 skips empty buffers, for which the kernel would return 0 as on a full
+            // disk.
+            IoSlice::advance_slices(&mut left, 0);
+            while !left.is_empty() {
+                match rustix::io::pwritev(&self.fd, left, at) {
+                    Ok(0) => return Err(failed(Errno::IO, "write", b"")),
+                    Ok(n) => {
+                        at += n as u64;
+                        IoSlice::advance_slices(&mut left, n);
+                    }
+                    Err(Errno::INTR) => {}
+                    Err(e) => return Err(failed(e, "write", b"")),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_cache(&self, offset: u64, length: NonZeroU64) -> Result<()> {
+        rustix::fs::fadvise(&self.fd, offset, Some(length), rustix::fs::Advice::DontNeed)
+            .map_err(|e| failed(e, "drop the cache of", b""))
+    }
+
+    fn set_size(&self, size_bytes: u64) -> Result<()> {
+        rustix::fs::ftruncate(&self.fd, size_bytes).map_err(|e| failed(e, "set the size of", b""))
+    }
+
+    fn change(&self, change: &Change) -> Result<()> {
+        if change.size_bytes.is_some() {
+            return Err(Error::new(ErrorKind::InvalidInput, "change", b""));
+        }
+        if !self.may_change && rustix::process::geteuid().is_root() {
+            return Err(refused("change", b"", "it was not made here, and others may have exchanged it"));
+        }
+        change_descriptor(self.fd.as_fd(), FileType::RegularFile, change)
+            .map_err(|e| failed(e, "change", b""))
+    }
+}
+
+#[cfg(test)]
+#[path = "writing_test.rs"]
+mod tests;

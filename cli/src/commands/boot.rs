@@ -1,0 +1,374 @@
+//! `quell boot`: shows, checks, merges and extracts boot images.
+
+use std::fs::{DirBuilder, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::ExitCode;
+
+use indicatif::HumanBytes;
+use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, disk_place};
+use quell_index::{OnChange, Rules};
+use quell_mount_spec::{Trusted, TrustedUse};
+use quell_vfs::{Attributes, FileSystem, resolve};
+use serde_json::json;
+
+use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
+use crate::failure::{Failure, NO, YES};
+use crate::inputs::{Named, real_path, root_of, shown, shown_bytes, text_of_bytes};
+use crate::output::outln;
+use crate::runtime::processors;
+use crate::trust;
+
+/// Memory limit for an image whose blocks this command decodes completely.
+const MEMORY_BYTES_MAX: u64 = 64 << 30;
+
+pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
+    match command {
+        BootCommand::Show(args) => show(&args),
+        BootCommand::Verify(args) => verify(&args, quiet),
+        BootCommand::Merge(args) => merge(&args, quiet),
+        BootCommand::Extract(args) => extract(&args, quiet),
+        BootCommand::Qcow2(args) => super::qcow2_layer::run(&args, quiet),
+    }
+}
+
+/// Loads a boot image with the contents of all its blocks.
+pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
+    whole_from(&Named::open(path)?.file, path)
+}
+
+/// Does the same as `whole`, for a file that is already open.
+pub(super) fn whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
+    let image = quell_mount_spec::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
+    if image.memory_bytes() > MEMORY_BYTES_MAX {
+        return Err(Failure::cannot(format!(
+            "{} takes {} of memory",
+            shown(path),
+            HumanBytes(image.memory_bytes())
+        )));
+    }
+    let damaged = |damage| Failure::wrong_input(format!("{}: {damage}", shown(path)));
+    let contents = image.decode(processors()).map_err(damaged)?;
+    Ok((image, contents))
+}
+
+fn blocks_here(image: &BootImage, number: u32) -> u64 {
+    image.runs_of(&image.file(number)).map(|run| u64::from(run.blocks)).sum()
+}
+
+fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
+    let image = quell_mount_spec::load_boot(&args.file)?;
+    let numbers = 0..image.files();
+    let blocks: u64 = numbers.clone().map(|n| blocks_here(&image, n)).sum();
+    let size: u64 = numbers.clone().map(|n| image.file(n).size_bytes).sum();
+    let whole = numbers.clone().filter(|n| image.is_whole(&image.file(*n))).count();
+    let of = match image.kind() {
+        Kind::Tree(generation) => format!("{generation:032x}"),
+        Kind::Disk => "disk".to_owned(),
+    };
+    let text = if args.json { text_of_bytes } else { shown_bytes };
+    let row = |number: u32| {
+        let file = image.file(number);
+        let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
+        let name = match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+            Some((place, path)) => format!("{place} {}", text(path)),
+            None => text(file.name),
+        };
+        (name, file.size_bytes, blocks_here(&image, number), recordings)
+    };
+    if args.json {
+        let files: Vec<_> = numbers
+            .filter(|_| args.files)
+            .map(row)
+            .map(|(name, size, blocks, recordings)| json!({ "name": name, "size": size, "blocks": blocks, "recordings": recordings }))
+            .collect();
+        outln!(
+            "{}",
+            json!({ "of": of, "recordings": image.recordings(), "files": image.files(), "whole_files": whole,
+                "files_bytes": size, "blocks": blocks, "contents": image.contents(),
+                "memory_bytes": image.memory_bytes(), "file_bytes": image.file_bytes(), "list": files })
+        );
+        return Ok(ExitCode::from(YES));
+    }
+    outln!("{}", shown(&args.file));
+    match image.kind() {
+        Kind::Tree(_) => outln!("  of the index        generation {of}"),
+        Kind::Disk => outln!("  of                  a disk image"),
+    }
+    outln!("  recordings          {}", image.recordings());
+    outln!(
+        "  files               {} ({whole} of them whole), {}{}",
+        image.files(),
+        HumanBytes(size),
+        if image.kind() == Kind::Disk { "" } else { " in the tree" }
+    );
+    outln!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
+    outln!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
+    outln!("  this file           {}", HumanBytes(image.file_bytes()));
+    if args.files {
+        for (name, size, blocks, recordings) in numbers.map(row) {
+            let all = size.div_ceil(BLOCK_BYTES as u64);
+            outln!("  {blocks:>8} of {all:>8} blocks  {recordings:>3} recordings  {name}");
+        }
+    }
+    Ok(ExitCode::from(YES))
+}
+
+fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (image, contents) = whole(&args.file)?;
+    if let Some(disk) = &args.image {
+        return verify_disk(args, disk, &image, &contents, quiet);
+    }
+    let Some(index) = &args.index else {
+        if !quiet {
+            outln!(
+                "{}: {} files, {} different blocks, all sound",
+                shown(&args.file),
+                image.files(),
+                image.contents()
+            );
+        }
+        return Ok(ExitCode::from(YES));
+    };
+    let tree = std::sync::Arc::new(quell_mount_spec::load_index(index)?);
+    if image.kind() != Kind::Tree(tree.generation().0) {
+        outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
+        return Ok(ExitCode::from(NO));
+    }
+    let source = args.source.clone().unwrap_or_else(|| root_of(&tree));
+    let covered = quell_mount_spec::cover(tree, &real_path(&source)?, OnChange::Refuse, Rules::default())?;
+    let mut differences = 0u64;
+    for number in 0..image.files() {
+        let name = shown_bytes(image.file(number).name);
+        let found = resolve(&*covered.fs, image.file(number).name);
+        match found.and_then(|now| same(&image, &contents, number, &*covered.fs, now)) {
+            Ok(true) => {}
+            Ok(false) => {
+                differences += 1;
+                outln!("~ {name} (content)");
+            }
+            Err(e) => {
+                differences += 1;
+                outln!("~ {name} ({e})");
+            }
+        }
+    }
+    Ok(compared(&args.file, image.files(), differences, quiet))
+}
+
+/// Compares a boot image with the files of a disk image.
+fn verify_disk(
+    args: &BootVerifyArgs,
+    disk: &Path,
+    image: &BootImage,
+    contents: &Contents,
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    if image.kind() != Kind::Disk {
+        return Err(Failure::wrong_input(format!(
+            "{} belongs to an index: give it with -i",
+            shown(&args.file)
+        )));
+    }
+    let chain = quell_mount_spec::disk_chain(disk, args.image_format.image_format.map(Into::into))?;
+    let paths = chain.iter().map(|file| file.path.as_os_str().as_bytes().to_vec()).collect();
+    let open = quell_mount_spec::OpenDisks::new(chain, quell_mount_spec::DiskNames::Numbers, None)?;
+    let fs = DisksFs(std::sync::Arc::new(open.disks));
+    let subject = Subject::Disk(paths);
+    let mut differences = 0u64;
+    for number in 0..image.files() {
+        let name = image.file(number).name;
+        let found = match subject.find(&fs, name) {
+            None => Ok(false),
+            Some(now) => same(image, contents, number, &fs, now),
+        };
+        if !matches!(found, Ok(true)) {
+            differences += 1;
+            let what = found.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
+            outln!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
+        }
+    }
+    Ok(compared(&args.file, image.files(), differences, quiet))
+}
+
+/// Prints the result of a comparison, unless `quiet`, and returns the exit code.
+fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode {
+    if !quiet {
+        outln!("{}: {files} files compared, {differences} differ", shown(file));
+    }
+    ExitCode::from(if differences > 0 { NO } else { YES })
+}
+
+/// Returns whether the file has the attributes and the bytes that the image has for it.
+fn same(
+    image: &BootImage,
+    contents: &Contents,
+    number: u32,
+    fs: &dyn FileSystem,
+    now: Attributes,
+) -> quell_vfs::Result<bool> {
+    let file = image.file(number);
+    if now.size_bytes != file.size_bytes || now.modified != file.modified {
+        return Ok(false);
+    }
+    let open = fs.open(now.node)?;
+    let mut there = [0; BLOCK_BYTES];
+    for run in image.runs_of(&file) {
+        for block in run.first_block..run.first_block + run.blocks {
+            let length = open.read_at(&mut there, u64::from(block) * BLOCK_BYTES as u64)?;
+            there[length..].fill(0);
+            let here = image.content(&file, block).map(|content| contents.block(content));
+            if here != Some(&there[..]) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the key by which files of two images count as the same file. For a disk it is the
+/// position in the backing chain, because the path may have been another.
+fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
+    match disk_place(name).filter(|_| kind == Kind::Disk) {
+        Some((place, _)) => place.to_string().into_bytes(),
+        None => name.to_vec(),
+    }
+}
+
+/// Images that are being merged; a block is taken from the first image that has it.
+struct Images {
+    images: Vec<(BootImage, Contents)>,
+    /// For each file number in the merged image, the file's number in each input image.
+    numbers: Vec<Vec<Option<u32>>>,
+}
+
+impl ReadBlock for Images {
+    fn read(&mut self, file: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> quell_vfs::Result<bool> {
+        for ((image, contents), number) in self.images.iter().zip(&self.numbers[file as usize]) {
+            let found = number.and_then(|number| image.content(&image.file(number), block));
+            if let Some(content) = found {
+                into.copy_from_slice(contents.block(content));
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Reports that another process holds the lock. On a slow file system this can take long.
+pub(super) fn say_waiting(lock: &Path) {
+    super::holder::say(&format!("waiting for another recording to be written: it holds {}", shown(lock)));
+}
+
+fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    quell_mount_spec::BootPlace::check(&args.output, args.force)?;
+    let place = quell_mount_spec::BootPlace::claim(&args.output, &say_waiting)?;
+    // The output belongs to the caller and is trusted as the caller's own, so the input must be
+    // trusted too.
+    let trusted = Trusted::by_caller(&args.trust_owner);
+    let open = |path: &std::path::PathBuf| {
+        let file = Named::open(path)?.file;
+        trust::check(&trusted, &file, path, TrustedUse::BootImage, None)?;
+        whole_from(&file, path)
+    };
+    let images = args.files.iter().map(open).collect::<Result<Vec<_>, Failure>>()?;
+    let kind = images[0].0.kind();
+    if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
+        return Err(Failure::wrong_input(format!(
+            "{} and {} do not belong to the same state of one tree or disk",
+            shown(&args.files[0]),
+            shown(&args.files[at])
+        )));
+    }
+    let mut packer = Packer::default();
+    let mut numbers: Vec<Vec<Option<u32>>> = Vec::new();
+    let mut known = std::collections::HashMap::new();
+    let mut joined: Option<quell_boot::Recording> = None;
+    for (at, (image, _)) in images.iter().enumerate() {
+        let mut own = Vec::new();
+        for number in 0..image.files() {
+            let file = image.file(number);
+            let state = (file.size_bytes, file.modified);
+            let (joined, state_there) = *known.entry(same_file(kind, file.name)).or_insert_with(|| {
+                numbers.push(vec![None; images.len()]);
+                (packer.add(file.name, file.size_bytes, file.modified), state)
+            });
+            if state_there != state {
+                return Err(Failure::wrong_input(format!(
+                    "{} was recorded of another state of {}",
+                    shown(&args.files[at]),
+                    shown_bytes(disk_place(file.name).map_or(file.name, |(_, path)| path))
+                )));
+            }
+            numbers[joined as usize][at] = Some(number);
+            own.push(joined);
+        }
+        let recording = image.recording();
+        match &mut joined {
+            // The files of the first image keep their numbers.
+            None => joined = Some(recording),
+            Some(joined) => joined.join(&recording, |file| Some(own[file as usize])),
+        }
+    }
+    let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+    let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
+    let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
+    place.replace(&bytes, args.force)?;
+    if !quiet {
+        outln!(
+            "{}: {} recordings, {} blocks, {}",
+            shown(&args.output),
+            recording.recordings(),
+            recording.blocks(),
+            HumanBytes(bytes.len() as u64)
+        );
+    }
+    Ok(ExitCode::from(YES))
+}
+
+fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
+    let (image, contents) = whole(&args.file)?;
+    let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
+    // The directory must be new, so that no link in it can redirect the output. It is created with
+    // mode 0700 because the image does not have the modes of the files whose data is written.
+    DirBuilder::new()
+        .mode(0o700)
+        .create(&args.directory)
+        .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
+    for number in 0..image.files() {
+        let file = image.file(number);
+        let path = args.directory.join(match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+            // Files of a backing chain may have the same name in several directories.
+            Some((place, path)) => {
+                let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+                let mut name = std::ffi::OsString::from(format!("{place}-"));
+                name.push(std::ffi::OsStr::from_bytes(last));
+                name
+            }
+            None => std::ffi::OsStr::from_bytes(file.name).into(),
+        });
+        if let Some(parent) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|e| failed(parent, e))?;
+        }
+        let out = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|e| failed(&path, e))?;
+        out.set_len(file.size_bytes).map_err(|e| failed(&path, e))?;
+        for run in image.runs_of(&file).filter(|run| run.content != quell_boot::ZEROS) {
+            for at in 0..run.blocks {
+                let offset = u64::from(run.first_block + at) * BLOCK_BYTES as u64;
+                let length = (file.size_bytes - offset).min(BLOCK_BYTES as u64) as usize;
+                let block = &contents.block(run.content + at)[..length];
+                out.write_all_at(block, offset).map_err(|e| failed(&path, e))?;
+            }
+        }
+    }
+    if !quiet {
+        outln!("{}: {} files", shown(&args.directory), image.files());
+    }
+    Ok(ExitCode::from(YES))
+}

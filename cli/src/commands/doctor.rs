@@ -1,0 +1,237 @@
+//! `quell doctor`: tries every view on a small temporary tree, and reports the results.
+
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use serde_json::json;
+
+use crate::arguments::DoctorArgs;
+use crate::failure::{CANNOT, Failure};
+use crate::inputs::{real_path, shown};
+use crate::mounts::file_system_of;
+use crate::output::outln;
+use crate::runtime;
+use crate::views::{View, refuses_overlay};
+
+/// The result of one test.
+struct Finding {
+    name: String,
+    works: bool,
+    detail: String,
+    /// What the user can do if it does not work.
+    advice: &'static str,
+}
+
+pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
+    let directory = args.directory.as_deref().map(real_path).transpose()?;
+    let kind = directory.as_deref().and_then(file_system_of);
+    let mut findings = vec![kernel(), user_namespaces(), groups_and_owners(), fuse_device(), fusermount()];
+    let trial = Trial::new()?;
+    let mut chosen = None;
+    for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
+        let finding = trial.run(view);
+        let refused = kind.as_deref().is_some_and(refuses_overlay) && view != View::Fuse;
+        if finding.works && !refused && chosen.is_none() {
+            chosen = Some(view);
+        }
+        findings.push(finding);
+    }
+    drop(trial);
+    let (view, why) = verdict(chosen, kind.as_deref());
+    if args.json {
+        let tried: Vec<_> = findings
+            .iter()
+            .map(|f| json!({ "name": f.name, "works": f.works, "detail": f.detail, "advice": f.advice }))
+            .collect();
+        let directory = directory.as_deref().map(shown);
+        outln!(
+            "{}",
+            json!({ "findings": tried, "directory": directory, "file_system": kind, "view": view, "why": why })
+        );
+    } else {
+        for finding in &findings {
+            outln!("{} {:<18}{}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
+            if !finding.works {
+                outln!("    {:<18}{}", "", finding.advice);
+            }
+        }
+        if let (Some(directory), Some(kind)) = (&directory, &kind) {
+            outln!("    {:<18}{} lies on {kind}", "directory", shown(directory));
+        }
+        outln!("\nview: {view}: {why}");
+    }
+    Ok(ExitCode::from(if chosen.is_none() { CANNOT } else { 0 }))
+}
+
+fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
+    let refusal = kind
+        .filter(|kind| refuses_overlay(kind))
+        .map(|kind| format!("{kind} cannot be a layer of overlayfs"));
+    match chosen {
+        Some(View::Overlay) => {
+            ("overlay", "metadata in the kernel, no daemon on the way of any request; trees too large for the memory allowed (--memory) get fuse".into())
+        }
+        Some(view) => {
+            let reason = refusal.unwrap_or_else(|| "the views before it do not work here".into());
+            (view.name(), reason)
+        }
+        None => ("none", "`quell run` says so and runs programs on the original directory".into()),
+    }
+}
+
+/// A small tree with its index, in a directory below the runtime directory.
+struct Trial {
+    directory: PathBuf,
+}
+
+impl Trial {
+    fn new() -> Result<Trial, Failure> {
+        let directory = runtime::directory()?.join(format!("doctor-{}", std::process::id()));
+        let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&directory)));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(directory.join("tree"))
+            .map_err(failed)?;
+        let trial = Trial { directory };
+        let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&trial.directory)));
+        std::fs::write(trial.file(), CONTENT).map_err(failed)?;
+        trial.quell(&["index", "-q"], &[&trial.tree()]).map_err(Failure::cannot)?;
+        Ok(trial)
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.directory.join("tree")
+    }
+
+    fn file(&self) -> PathBuf {
+        self.tree().join("file")
+    }
+
+    fn quell(&self, arguments: &[&str], paths: &[&Path]) -> Result<String, String> {
+        let output = Command::new("/proc/self/exe")
+            .args(arguments)
+            .args(paths)
+            .output()
+            .map_err(|e| format!("cannot start quell: {e}"))?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => {
+                let text = String::from_utf8_lossy(&output.stderr);
+                Err(text.trim().trim_start_matches("quell: ").replace('\n', "; "))
+            }
+        }
+    }
+
+    fn run(&self, view: View) -> Finding {
+        let tree = self.tree();
+        let index =
+            quell_mount_spec::default_index_path(&tree).expect("a temporary directory is not the root");
+        let before = ["run", "-q", "--strict", "--check", "none", "--view", view.name(), "-i"];
+        let tried = self.quell(&before, &[&index, Path::new("--"), Path::new("cat"), &self.file()]);
+        let (works, detail) = match tried {
+            Ok(text) if text == CONTENT => (true, "a file was read through it".into()),
+            Ok(text) => (false, format!("a file came out as {text:?}")),
+            Err(reason) => (false, reason),
+        };
+        let advice = match view {
+            View::Overlay => {
+                "needs Linux 6.16 (or a distribution's backport) and one of: user namespaces, root"
+            }
+            View::OverlayFuse => "needs what overlay needs, and /dev/fuse",
+            View::Fuse => {
+                "needs /dev/fuse and one of: user namespaces, root; else `quell mount` and fusermount3"
+            }
+        };
+        Finding { name: format!("view {}", view.name()), works, detail, advice }
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+const CONTENT: &str = "quell";
+
+fn user_namespaces() -> Finding {
+    let tried = Command::new("unshare").args(["-U", "-r", "-m", "true"]).output();
+    let (works, detail) = match tried {
+        Ok(output) if output.status.success() => (true, "a private mount namespace can be made".into()),
+        Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        Err(e) => (false, format!("unshare: {e}")),
+    };
+    Finding {
+        name: "user namespaces".into(),
+        works,
+        detail,
+        advice: "ask for: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (older Debian), \
+                 kernel.apparmor_restrict_unprivileged_userns=0 or a profile for quell (Ubuntu)",
+    }
+}
+
+/// Returns the user's groups that the user namespace of `quell run` does not keep;
+/// docs/semantics.md has the complete list of differences.
+fn groups_and_owners() -> Finding {
+    let own = rustix::process::getegid();
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    let others: Vec<String> =
+        groups.iter().filter(|group| **group != own).map(|group| group.as_raw().to_string()).collect();
+    let without_namespace = super::holder::isolation() == quell_overlay::Isolation::Mount;
+    let detail = if without_namespace {
+        "all are kept: root's views need no user namespace".into()
+    } else {
+        let lost = match others.len() {
+            0 => String::new(),
+            _ => format!(
+                "chgrp to your groups {} fails, and cp -p, tar -xp and rsync -a lose them; ",
+                others.join(", ")
+            ),
+        };
+        format!(
+            "in the user namespace of `quell run`, {lost}files of other users show as 65534 (nobody), and ssh refuses \
+             such files in /etc/ssh/ssh_config.d"
+        )
+    };
+    Finding {
+        name: "groups and owners".into(),
+        works: without_namespace,
+        detail,
+        advice: "where that matters, mount without a user namespace: quell mount --view fuse INDEX DIRECTORY",
+    }
+}
+
+fn fuse_device() -> Finding {
+    let tried = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+    Finding {
+        name: "fuse device".into(),
+        works: tried.is_ok(),
+        detail: tried.err().map_or("/dev/fuse can be opened".into(), |e| format!("/dev/fuse: {e}")),
+        advice: "ask for: modprobe fuse; chmod 666 /dev/fuse (udev does it on most systems)",
+    }
+}
+
+fn fusermount() -> Finding {
+    let tried = Command::new("fusermount3").arg("--version").output();
+    Finding {
+        name: "fusermount3".into(),
+        works: tried.is_ok(),
+        detail: tried.map_or_else(
+            |e| format!("fusermount3: {e}"),
+            |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        ),
+        advice: "only `quell mount` as an ordinary user needs it: install fuse3",
+    }
+}
+
+fn kernel() -> Finding {
+    let uname = rustix::system::uname();
+    Finding {
+        name: "kernel".into(),
+        works: true,
+        detail: format!("Linux {} {}", uname.release().to_string_lossy(), uname.machine().to_string_lossy()),
+        advice: "",
+    }
+}

@@ -1,0 +1,156 @@
+//! `quell stats`: prints how many requests views absorbed and passed on, as counted by their
+//! holders.
+
+use std::fmt::Write;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use quell_mount_spec::{Output, OutputFormat};
+
+use crate::arguments::{IndexWay, StatsArgs};
+use crate::commands::log::joined;
+use crate::failure::{Failure, NO};
+use crate::inputs::{real_path, shown};
+use crate::output::{errln, outln};
+use crate::plan::{LogReport, Report, TreeReport};
+use crate::{output, runtime};
+
+pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
+    let reports = reports(&args.path)?;
+    if let Some(file) = &args.prometheus {
+        let text = prometheus(&reports);
+        if file == Path::new("-") {
+            output::print(format_args!("{text}"));
+        } else {
+            // The exporter runs as another user, and must never read an incomplete file.
+            let everybody = Permissions::from_mode(0o644);
+            let format = OutputFormat {
+                name: "a file of counters of this program",
+                begins: |bytes| bytes.starts_with(b"# TYPE quell_"),
+            };
+            let output = Output { path: file, format, force: args.force };
+            output.replace(text.as_bytes(), |f| f.set_permissions(everybody))?;
+        }
+    } else if args.json {
+        outln!("{}", serde_json::to_string(&reports).map_err(|e| Failure::cannot(e.to_string()))?);
+    } else {
+        for report in &reports {
+            print(report);
+        }
+    }
+    if reports.is_empty() {
+        errln!("quell: no view of {} is served by a process of yours on this node", shown(&args.path));
+        return Ok(ExitCode::from(NO));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the reports of the holders that serve the path as mount point, index, store or covered
+/// tree.
+fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
+    let directory = runtime::directory()?;
+    let real = real_path(path)?;
+    let mut reports = Vec::new();
+    for key in runtime::keys(&directory) {
+        let text = match quell_overlay::ask(&directory, &key) {
+            Ok(Some(text)) => text,
+            Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
+                errln!("quell: no report of {key}: {e}");
+                continue;
+            }
+            // A holder that has just ended is not an error.
+            Ok(None) | Err(_) => continue,
+        };
+        let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
+        let serves = |tree: &TreeReport| tree.index == real || tree.path == real;
+        let stores = report.log.as_ref().is_some_and(|log| log.stores.contains(&real));
+        if report.mountpoint.as_ref() == Some(&real) || stores || report.trees.iter().any(serves) {
+            reports.push(report);
+        }
+    }
+    Ok(reports)
+}
+
+fn print(report: &Report) {
+    if let Some(log) = &report.log {
+        print_log(log, report.pid);
+    }
+    for tree in &report.trees {
+        outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
+        outln!("  why this view       {}", tree.reason);
+        outln!("  entries             {}", tree.entries);
+        outln!("  looks at the tree   {} ({} found a change)", tree.looks, tree.changes);
+        match &tree.counters {
+            None => outln!("  requests            answered by the kernel, which counts none"),
+            Some(counters) => {
+                for (name, value) in counters {
+                    outln!("  {:<20}{value}", name.replace('_', " "));
+                }
+            }
+        }
+    }
+    if let Some(messages) = &report.messages {
+        outln!("  messages            {}", shown(messages));
+    }
+}
+
+fn print_log(log: &LogReport, pid: u32) {
+    outln!("{} (log of {}, process {pid})", shown(&log.path), joined(&log.stores));
+    outln!("  buffer bytes        {}", log.buffer_bytes);
+    outln!("  index               {}", way(log.index));
+    for (name, value) in &log.counters {
+        outln!("  {:<20}{value}", name.replace('_', " "));
+    }
+}
+
+fn way(way: IndexWay) -> String {
+    way.to_possible_value().expect("none is hidden").get_name().to_owned()
+}
+
+/// Formats the counters in the Prometheus text format.
+fn prometheus(reports: &[Report]) -> String {
+    let mut samples: std::collections::BTreeMap<String, Vec<String>> = Default::default();
+    let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    for report in reports {
+        if let Some(log) = &report.log {
+            let (path, stores) = (escape(shown(&log.path)), escape(joined(&log.stores)));
+            let labels = format!("path=\"{path}\",stores=\"{stores}\",view=\"log\",pid=\"{}\"", report.pid);
+            for (name, value) in &log.counters {
+                samples
+                    .entry(format!("quell_{name}_total"))
+                    .or_default()
+                    .push(format!("{{{labels}}} {value}"));
+            }
+        }
+        for tree in &report.trees {
+            let labels = format!(
+                "path=\"{}\",index=\"{}\",view=\"{}\",pid=\"{}\"",
+                escape(shown(&tree.path)),
+                escape(shown(&tree.index)),
+                tree.view,
+                report.pid
+            );
+            let fixed = [("looks", tree.looks), ("changes", tree.changes)].map(|(n, v)| (n.to_owned(), v));
+            let counted = tree.counters.iter().flatten().map(|(name, value)| (name.clone(), *value));
+            for (name, value) in fixed.into_iter().chain(counted) {
+                samples
+                    .entry(format!("quell_{name}_total"))
+                    .or_default()
+                    .push(format!("{{{labels}}} {value}"));
+            }
+            samples.entry("quell_entries".into()).or_default().push(format!("{{{labels}}} {}", tree.entries));
+        }
+    }
+    let mut text = String::new();
+    for (name, lines) in samples {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let _ = writeln!(text, "# TYPE {name} {kind}");
+        for line in lines {
+            let _ = writeln!(text, "{name}{line}");
+        }
+    }
+    text
+}

@@ -1,0 +1,119 @@
+//! Standard output and standard error of commands. A full disk or a closed pipe causes no panic:
+//! later output is dropped, and `finish` returns the error. Control characters are escaped, because
+//! names of files may contain them.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::sync::Mutex;
+
+use crate::failure::{CANNOT, Failure};
+
+/// The exit code by which shells report a program that SIGPIPE ended. It is not 0, because the
+/// result was not printed completely.
+const NO_READER: u8 = 141;
+
+/// The first error of writing to standard output.
+static FAILED: Mutex<Option<io::Error>> = Mutex::new(None);
+
+/// Prints a line on standard output.
+macro_rules! outln {
+    () => { $crate::output::print(format_args!("\n")) };
+    ($($text:tt)*) => { $crate::output::print_line(format_args!($($text)*)) };
+}
+
+/// Prints a line on standard error; errors are ignored.
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::output::report_line(format_args!($($text)*)) };
+}
+
+pub(crate) use {errln, outln};
+
+pub fn print(text: fmt::Arguments<'_>) {
+    write(harmless(&text.to_string()).as_bytes());
+}
+
+pub fn print_line(text: fmt::Arguments<'_>) {
+    write(harmless(&format!("{text}\n")).as_bytes());
+}
+
+/// Prints text with colours, in which names are already escaped.
+pub fn print_coloured(text: &str) {
+    write(text.as_bytes());
+}
+
+pub fn report_line(text: fmt::Arguments<'_>) {
+    let _ = io::stderr().write_all(harmless(&format!("{text}\n")).as_bytes());
+}
+
+/// Prints text with colours on standard error, without a line end; names are already escaped.
+pub fn report_coloured(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+fn write(bytes: &[u8]) {
+    let mut failed = FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if failed.is_none() {
+        *failed = io::stdout().write_all(bytes).err();
+    }
+}
+
+/// Returns whether output is dropped, so that a command may stop work that only prints.
+pub fn has_failed() -> bool {
+    FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
+}
+
+pub fn is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// Flushes standard output.
+///
+/// Errors: why standard output could not be written; without a message if its reader has closed the
+/// pipe.
+pub fn finish() -> Result<(), Failure> {
+    let mut failed = FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let error = failed.take().or_else(|| io::stdout().flush().err());
+    match error {
+        None => Ok(()),
+        Some(e) if e.kind() == ErrorKind::BrokenPipe => Err(Failure::of_code(NO_READER, "")),
+        Some(e) => Err(Failure::of_code(CANNOT, format!("cannot write to standard output: {e}"))),
+    }
+}
+
+/// Returns the text with control characters escaped, except newlines and tabs. They can come from
+/// names of files, arguments and output of other programs. Each is written as a backslash and its
+/// code.
+fn harmless(text: &str) -> Cow<'_, str> {
+    let obeyed = |c: char| !matches!(c, '\n' | '\t') && quell_vfs::is_unprintable(c);
+    if !text.chars().any(obeyed) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if obeyed(c) {
+            // The form of JSON escapes. Writing to a string does not fail.
+            let _ = write!(escaped, "\\u{:04x}", c as u32);
+        } else {
+            escaped.push(c);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_terminal_obeys_is_escaped() {
+        assert_eq!(harmless("a\tb\nc é 名\n"), "a\tb\nc é 名\n");
+        assert_eq!(harmless("\x1b[2J\r\u{7f}\u{9b}\u{202e}"), "\\u001b[2J\\u000d\\u007f\\u009b\\u202e");
+        // JSON remains valid JSON with the same value.
+        let value = serde_json::json!({ "path": "\u{9b}\u{202e}\u{7f}\x1b" });
+        let text = value.to_string();
+        let printed = harmless(&text);
+        assert!(printed.is_ascii());
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), value);
+    }
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * libquell: access to the files of log stores in the program's own process, without a mount and
+ * without a daemon. Link with -lquell; a program that links libquell.a adds -lpthread -ldl -lm.
+ *
+ * A file that several processes write at the same time is kept as logs, one pair per process, in a
+ * directory of a store. Paths are relative to the root of the stores: components are separated by
+ * '/', and "" and "/" are the root. Symbolic links are not followed (ELOOP).
+ *
+ * Errors. A function returns 0 or a positive number on success, and a negative error number of
+ * errno.h on failure. quell_last_error() returns the message of the calling thread's last error.
+ * EIO with the message "a fault in libquell" is an error in libquell itself: the only operation
+ * still guaranteed for the handle is to close it.
+ *
+ * Pointers. A pointer must be valid for its type during the call, and a buffer must have the size
+ * passed with it. NULL where it is not allowed fails with EINVAL. A handle is the result of a
+ * function of this library and is valid until it is closed. Any number of threads may use it at the
+ * same time, but none while and after it is closed.
+ *
+ * Processes. A handle belongs to the process that opened it. After fork(), every operation of the
+ * child on it fails with EBADF; the child must open its own. The child may close it, which writes
+ * nothing and frees nothing, so data that the parent has not published stays with the parent. Data
+ * that was neither published, synced nor closed is lost when the process ends.
+ *
+ * Visibility. Data written by one process is visible to another one when that opens the file, or
+ * calls quell_sync() on it, after the writer has called quell_publish(), quell_sync() or
+ * quell_close(). Within a process it is visible immediately.
+ *
+ * This file is generated from frontends/capi/src by cbindgen. */
+
+#ifndef QUELL_H
+#define QUELL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// An open directory: its entries at the time of the open, and the position of the next one.
+typedef struct quell_dir quell_dir;
+
+// An open file.
+typedef struct quell_file quell_file;
+
+// Stores opened as one directory tree.
+typedef struct quell_store quell_store;
+
+// Options for reading and writing files. 0 selects the default.
+typedef struct quell_choices {
+  // The size of the write buffer of a process for one file, in bytes (default 1 MiB). Its
+  // content is then appended to the log.
+  size_t buffer_bytes;
+  // The number of threads that read the index when a file is opened (default 4).
+  size_t index_threads;
+  // If the index of a file has at most this many bytes, the last writer that closes the file
+  // flattens it (default: never).
+  uint64_t flatten_bytes;
+} quell_choices;
+
+// The attributes of a file, directory or symbolic link.
+typedef struct quell_attributes {
+  uint64_t size_bytes;
+  // In units of 512 bytes.
+  uint64_t blocks;
+  // As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
+  uint32_t mode;
+  uint32_t links;
+  uint32_t uid;
+  uint32_t gid;
+  int64_t modified_s;
+  int64_t changed_s;
+  uint32_t modified_ns;
+  uint32_t changed_ns;
+  // Identifies a node among those that are open in this process. It is not valid in other
+  // processes.
+  uint64_t node;
+} quell_attributes;
+
+// A range of a file to read into memory.
+typedef struct quell_read_piece {
+  // The offset in the file, in bytes.
+  uint64_t offset;
+  void *into;
+  size_t length;
+  // The number of bytes read: less than `length` only if the file ends there.
+  size_t received;
+} quell_read_piece;
+
+// A range of a file to write from memory.
+typedef struct quell_write_piece {
+  // The offset in the file, in bytes.
+  uint64_t offset;
+  const void *from;
+  size_t length;
+} quell_write_piece;
+
+// An entry of a directory.
+typedef struct quell_entry {
+  // Valid until the directory is closed.
+  const char *name;
+  // The type bits of st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
+  uint32_t mode;
+} quell_entry;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Returns the message of the last error in this thread; never NULL. It is valid until the next
+// error in this thread, or until the thread ends.
+const char *quell_last_error(void);
+
+// Opens the directories `paths` as one directory tree. The directories must exist; missing
+// internal files in them are created. All processes must open the tree with the same directories.
+// `choices` may be NULL.
+//
+// # Safety
+//
+// `paths` has `count` pointers, each NULL or a string that ends with a NUL; `choices` is NULL or
+// initialized; `store` is NULL or a variable for the handle.
+int quell_store_open(const char *const *paths,
+                     size_t count,
+                     const struct quell_choices *choices,
+                     struct quell_store **store);
+
+// Closes the store. Files that were opened in it stay open. Does nothing for NULL.
+//
+// # Safety
+//
+// `store` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+int quell_store_close(struct quell_store *store);
+
+// Sets `stat` to the attributes of the file, directory or symbolic link at `path`.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `stat` is
+// NULL or a variable for the attributes.
+int quell_stat(const struct quell_store *store, const char *path, struct quell_attributes *stat);
+
+// Sets the size of the file to `size_bytes`. Data beyond it is removed; a file that becomes longer
+// is filled with zeros.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int quell_truncate(const struct quell_store *store, const char *path, uint64_t size_bytes);
+
+// Merges the indexes of the published data of a file into one, which makes later opens of a file
+// with many writers much faster. Data written afterwards is found through its own index. Returns
+// the size of the merged index in bytes.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int64_t quell_flatten(const struct quell_store *store, const char *path);
+
+// Removes a file or symbolic link. Files that are open in this process keep their data until they
+// are closed.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int quell_remove(const struct quell_store *store, const char *path);
+
+// Renames `from` to `to`, and replaces an existing entry of that name.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `from` and `to` are each NULL or a string that ends with a
+// NUL.
+int quell_rename(const struct quell_store *store, const char *from, const char *to);
+
+// Creates a directory with `permissions`, reduced by the umask.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int quell_mkdir(const struct quell_store *store, const char *path, uint32_t permissions);
+
+// Removes an empty directory.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL.
+int quell_rmdir(const struct quell_store *store, const char *path);
+
+// Opens the regular file at `path`. `flags` are those of fcntl.h: one of O_RDONLY, O_WRONLY and
+// O_RDWR, and any of O_CREAT, O_EXCL, O_TRUNC and O_CLOEXEC. Others, including O_APPEND, are
+// errors (see quell_append). A file that is created gets `permissions`, reduced by the umask.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `file` is
+// NULL or a variable for the handle.
+int quell_open(const struct quell_store *store,
+               const char *path,
+               int flags,
+               uint32_t permissions,
+               struct quell_file **file);
+
+// Publishes all written data and closes the file. The file is closed even if publishing fails.
+// Does nothing for NULL.
+//
+// # Safety
+//
+// `file` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+int quell_close(struct quell_file *file);
+
+// Reads up to `length` bytes from `offset`, and returns the number of bytes read. It is less than
+// `length` only if the file ends there.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `into` is NULL or has space for `length` bytes that nothing else
+// uses during the call.
+int64_t quell_pread(const struct quell_file *file, void *into, size_t length, uint64_t offset);
+
+// Writes all `length` bytes at `offset`, and returns `length`. After an error, any part of them
+// may have been written.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `from` is NULL or has `length` bytes that do not change during
+// the call.
+int64_t quell_pwrite(const struct quell_file *file, const void *from, size_t length, uint64_t offset);
+
+// Appends all `length` bytes at the end of the file as known to this process, and returns their
+// offset.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `from` is NULL or has `length` bytes that do not change during
+// the call.
+int64_t quell_append(const struct quell_file *file, const void *from, size_t length);
+
+// Reads several ranges in one call, sets `received` in each, and returns the total number of bytes
+// read. The buffers must not overlap.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `pieces` has `count` elements, each `into` has space for
+// `length` bytes, and no two of these buffers overlap or are used by another thread.
+int64_t quell_read_pieces(const struct quell_file *file, struct quell_read_piece *pieces, size_t count);
+
+// Writes several ranges in one call, in order: where two overlap, the later one remains. Returns
+// the total number of bytes written.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `pieces` has `count` elements, and each `from` has `length`
+// bytes that do not change during the call.
+int64_t quell_write_pieces(const struct quell_file *file,
+                           const struct quell_write_piece *pieces,
+                           size_t count);
+
+// Makes all data written so far visible to processes that open the file from now on.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_publish(const struct quell_file *file);
+
+// As quell_publish; in addition the data survives a power failure, and data that other processes
+// have published becomes visible.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_sync(const struct quell_file *file);
+
+// Sets `stat` to the attributes of the file.
+//
+// # Safety
+//
+// `file` is NULL or an open file; `stat` is NULL or a variable for the attributes.
+int quell_file_stat(const struct quell_file *file, struct quell_attributes *stat);
+
+// Sets the size of the file to `size_bytes`. Data beyond it is removed; a file that becomes longer
+// is filled with zeros.
+//
+// # Safety
+//
+// `file` is NULL or an open file.
+int quell_file_truncate(const struct quell_file *file, uint64_t size_bytes);
+
+// Opens the directory at `path` to list its present entries.
+//
+// # Safety
+//
+// `store` is NULL or an open store; `path` is NULL or a string that ends with a NUL; `dir` is NULL
+// or a variable for the handle.
+int quell_dir_open(const struct quell_store *store, const char *path, struct quell_dir **dir);
+
+// Sets `entry` to the next entry and returns 1, or returns 0 if there are no more. `.` and `..`
+// are not listed, and the order is arbitrary.
+//
+// # Safety
+//
+// `dir` is NULL or an open directory; `entry` is NULL or a variable for the entry.
+int quell_dir_next(const struct quell_dir *dir, struct quell_entry *entry);
+
+// Closes the directory. Does nothing for NULL.
+//
+// # Safety
+//
+// `dir` is NULL or an open handle that no other thread uses, and that is not used afterwards.
+int quell_dir_close(struct quell_dir *dir);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* QUELL_H */

@@ -1,0 +1,161 @@
+//! Compiles C programs against the header, links them with the shared and with the static library,
+//! and checks the promises of the header; under valgrind if it is installed.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The libraries that a program needs which links the static library.
+const STATIC: [&str; 3] = ["-lpthread", "-ldl", "-lm"];
+
+/// The directory of the library: cargo builds it beside this test.
+fn libraries() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let beside = own.parent().unwrap();
+    let found =
+        [Some(beside), beside.parent()].into_iter().flatten().find(|dir| dir.join("libquell.so").exists());
+    found.unwrap_or_else(|| panic!("no libquell.so in {}", beside.display())).to_path_buf()
+}
+
+fn crate_directory() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Runs a command that must succeed, and returns its output.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, text(&output));
+    text(&output)
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Linked {
+    Shared,
+    Static,
+}
+
+fn compile(source: &str, into: &Path, linked: Linked) -> PathBuf {
+    let program = into.join(format!("{}-{linked:?}", Path::new(source).file_stem().unwrap().display()));
+    let mut cc = Command::new("cc");
+    cc.args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pedantic", "-pthread"]);
+    cc.arg("-I")
+        .arg(crate_directory().join("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(crate_directory().join(source));
+    match linked {
+        Linked::Shared => cc.arg("-L").arg(libraries()).arg("-lquell"),
+        Linked::Static => cc.arg(libraries().join("libquell.a")).args(STATIC),
+    };
+    run(&mut cc);
+    program
+}
+
+fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", libraries());
+    command
+}
+
+#[test]
+fn the_header_is_c_and_c_plus_plus() {
+    for (compiler, standard, language) in [("cc", "-std=c99", "c"), ("c++", "-std=c++11", "c++")] {
+        let mut check = Command::new(compiler);
+        check.args([standard, "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only", "-x", language]);
+        run(check.arg(crate_directory().join("include/quell.h")).args(["-Wno-pragma-once-outside-header"]));
+    }
+}
+
+#[test]
+fn promises_are_kept_however_it_is_linked() {
+    let temp = tempfile::tempdir().unwrap();
+    for linked in [Linked::Shared, Linked::Static] {
+        let store = temp.path().join(format!("{linked:?} store"));
+        std::fs::create_dir(&store).unwrap();
+        run(command(compile("tests/promises.c", temp.path(), linked)).arg(&store));
+    }
+}
+
+#[test]
+fn memory_is_used_as_it_should_be() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: valgrind is not installed");
+        return;
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let program = compile("tests/promises.c", temp.path(), Linked::Shared);
+    let store = temp.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let mut watched = command("valgrind");
+    watched.args(["--quiet", "--error-exitcode=99", "--leak-check=full", "--errors-for-leak-kinds=definite"]);
+    watched.args(["--child-silent-after-fork=yes", "--fair-sched=yes"]);
+    run(watched.arg(program).arg(&store));
+}
+
+#[test]
+fn the_guide_says_what_works() {
+    let guide = std::fs::read_to_string(crate_directory().join("../../docs/guides/library.md")).unwrap();
+    let program = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    let source = temp.path().join("guide.c");
+    std::fs::write(&source, program).unwrap();
+    let program = compile(source.to_str().unwrap(), temp.path(), Linked::Shared);
+    let store = temp.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    run(command(program).arg(&store));
+    assert!(store.join("checkpoint.container").exists());
+}
+
+#[test]
+fn several_processes_write_one_file() {
+    let temp = tempfile::tempdir().unwrap();
+    let program = compile("examples/checkpoint.c", temp.path(), Linked::Shared);
+    let store = temp.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let said = run(command(program).arg(&store).arg("5"));
+    assert_eq!(said, format!("5 processes wrote {} bytes\n", 5 * 16 * 47008));
+}
+
+#[test]
+fn records_are_written_and_read_both_ways() {
+    let temp = tempfile::tempdir().unwrap();
+    let program = compile("examples/nto1.c", temp.path(), Linked::Shared);
+    for way in ["--quell", "--posix"] {
+        let place = temp.path().join(way);
+        std::fs::create_dir(&place).unwrap();
+        let said = run(command(&program).args([way.as_ref(), place.as_os_str()]).args([
+            "--processes",
+            "3",
+            "--mib",
+            "3",
+        ]));
+        for wanted in ["write_mib_s", "read_mib_s", "read_open_ms"] {
+            assert!(said.contains(wanted), "{said}");
+        }
+    }
+}
+
+#[test]
+fn the_library_has_its_name_and_needs_no_fuse() {
+    let library = libraries().join("libquell.so");
+    let needed = run(Command::new("readelf").arg("-d").arg(&library));
+    assert!(needed.contains("soname: [libquell.so]"), "{needed}");
+    assert!(!needed.to_lowercase().contains("fuse"), "{needed}");
+    let symbols = run(Command::new("nm").arg("--defined-only").arg(&library));
+    assert!(symbols.contains("quell_pwrite"), "no symbols: {library:?}");
+    let fuse: Vec<&str> =
+        symbols.lines().filter(|line| line.contains("fuser") || line.contains("quell_fuse")).collect();
+    assert!(fuse.is_empty(), "{fuse:?}");
+    // The library exports only the functions of the header.
+    let header = std::fs::read_to_string(crate_directory().join("include/quell.h")).unwrap();
+    let shown = run(Command::new("nm").args(["--dynamic", "--defined-only"]).arg(&library));
+    let shown: Vec<&str> = shown.lines().filter_map(|line| line.split(' ').nth(2)).collect();
+    for name in &shown {
+        assert!(header.contains(&format!("{name}(")), "{name} is not in the header");
+    }
+    assert!(shown.len() > 20, "{shown:?}");
+}

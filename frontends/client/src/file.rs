@@ -1,0 +1,114 @@
+//! An open file of a store.
+
+use quell_vfs::{
+    Attributes, Change, Error, ErrorKind, FileSystem, NodeId, Result, Writable, WritableFile, errno,
+};
+
+use crate::owned::Owned;
+use crate::store::{How, Store};
+
+/// An open file. Dropping it closes it without reporting errors; [`close`](Self::close) reports
+/// them.
+pub struct StoreFile {
+    store: Store,
+    /// This object has one reference to the node.
+    node: NodeId,
+    // In a child process, dropping the file would write the data that its parent has buffered.
+    file: Owned<Box<dyn WritableFile>>,
+    reads: bool,
+    writes: bool,
+}
+
+impl std::fmt::Debug for StoreFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoreFile").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl StoreFile {
+    pub(crate) fn new(store: Store, node: NodeId, file: Box<dyn WritableFile>, how: How) -> StoreFile {
+        StoreFile { store, node, file: Owned::new(file), reads: how.read, writes: how.write }
+    }
+
+    fn reader(&self) -> Result<&dyn WritableFile> {
+        let file = self.file.get()?;
+        if self.reads { Ok(&**file) } else { Err(refused("read", "opened for writing alone")) }
+    }
+
+    fn writer(&self) -> Result<&dyn WritableFile> {
+        let file = self.file.get()?;
+        if self.writes { Ok(&**file) } else { Err(refused("write", "opened for reading alone")) }
+    }
+
+    /// Reads into `into` from `offset` (bytes) and returns the number of bytes read. It is less
+    /// than requested only if the file ends there, and 0 at and beyond the end.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.reader()?.read_at(into, offset)
+    }
+
+    /// Writes all of `from` at `offset` (bytes). After an error, any part of it may have been
+    /// written.
+    pub fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.writer()?.write_at(from, offset)
+    }
+
+    /// Reads several ranges, each from its own offset, and returns the number of bytes read for
+    /// each.
+    pub fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
+        self.reader()?.read_pieces(pieces)
+    }
+
+    /// Writes several ranges in order, each at its own offset. Where two overlap, the later one
+    /// remains.
+    pub fn write_pieces(&self, pieces: &[(u64, &[u8])]) -> Result<()> {
+        self.writer()?.write_pieces(pieces)
+    }
+
+    /// Appends all of `from` at the end of the file as known to this process, and returns its
+    /// offset.
+    pub fn append(&self, from: &[u8]) -> Result<u64> {
+        self.writer()?.append(from)
+    }
+
+    /// Makes all data written so far visible to processes that open the file from now on.
+    pub fn publish(&self) -> Result<()> {
+        self.file.get()?.publish()
+    }
+
+    /// As [`publish`](Self::publish); in addition the data survives a power failure, and data that
+    /// other processes have published becomes visible.
+    pub fn sync(&self) -> Result<()> {
+        self.file.get()?.sync()
+    }
+
+    pub fn stat(&self) -> Result<Attributes> {
+        self.store.fs()?.attributes(self.node)
+    }
+
+    /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
+    /// with zeros.
+    pub fn truncate(&self, size_bytes: u64) -> Result<()> {
+        self.writer()?;
+        let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
+        self.store.fs()?.change(self.node, &change).map(drop)
+    }
+
+    /// Publishes the file and closes it. In a process that did not open the file, nothing is
+    /// written and no error occurs.
+    pub fn close(self) -> Result<()> {
+        if self.writes && self.file.is_ours() { self.publish() } else { Ok(()) }
+    }
+}
+
+fn refused(operation: &'static str, why: &'static str) -> Error {
+    Error { source: Some(why.into()), ..Error::new(ErrorKind::Os(errno::EBADF), operation, "a file") }
+}
+
+impl Drop for StoreFile {
+    fn drop(&mut self) {
+        self.file.close();
+        if let Ok(fs) = self.store.fs() {
+            fs.forget(self.node, 1);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! The client library: access to the files of log stores by path, in the program's own process,
+//! without a mount and without a daemon.
+//!
+//! ```
+//! use quell_client::{Choices, Create, How, Store};
+//!
+//! # fn main() -> quell_client::Result<()> {
+//! # let directory = tempfile::tempdir().unwrap();
+//! # let directory = directory.path();
+//! let store = Store::open(&[directory], Choices::default())?;
+//! store.make_dir(b"run", 0o777)?;
+//! let file = store.open_file(b"run/checkpoint", How { create: Create::IfMissing, ..How::READ_WRITE })?;
+//! file.write_at(b"world", 6)?;
+//! file.write_at(b"hello", 0)?;
+//! file.publish()?; // visible to every later open
+//! let mut bytes = [0; 11];
+//! assert_eq!(file.read_at(&mut bytes, 0)?, 11);
+//! assert_eq!(&bytes, b"hello\0world");
+//! file.close()
+//! # }
+//! ```
+//!
+//! Every handle may be used from any number of threads. It belongs to the process that opened it:
+//! after a `fork`, all operations of the child on it fail with `EBADF`, and the child opens a store
+//! of its own. Closing a handle in the child writes nothing, so data that the parent has not
+//! published stays with the parent.
+//!
+//! Written data becomes visible to other processes as on a mount: when they open the file, or call
+//! [`StoreFile::sync`], after the writer has closed, published or synced it.
+
+mod file;
+mod owned;
+mod store;
+mod walk;
+
+pub use file::StoreFile;
+pub use quell_log::{Choices, Flattened};
+pub use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, Time};
+pub use store::{Create, Entry, How, Store};

@@ -1,0 +1,260 @@
+//! The parts that all requests share: the served file system, the open files, the counters, and the
+//! translation of results and errors for the kernel.
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use fuser::{Errno, FileHandle, FopenFlags, INodeNo, ReplyXattr, Request};
+use quell_vfs::{
+    Attributes, Capabilities, Cursor, Error, ErrorKind, File, FileSystem, NodeId, Result, Writable,
+    WritableFile,
+};
+
+use crate::callers::caller_of;
+use crate::counters::{Counters, add, count};
+use crate::handles::{Handles, OpenFile, RecentFiles};
+use crate::nodes::node;
+use crate::options::Options;
+use crate::session::{Ending, Worker};
+
+/// How long the kernel caches immutable answers: a century, which its clock arithmetic can hold.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// The number of files kept open for further reads when the kernel sends no opens and closes: half
+/// of the usual limit of 1,024 descriptors per process.
+const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero");
+
+/// The kernel rejects a reply with an error number from here on, and its program would wait
+/// forever.
+const ERRNO_END: i32 = 512;
+
+pub(crate) type Written = Handles<dyn WritableFile>;
+
+/// Publishes the files that are still open at the end of a session, because their closes will not
+/// arrive any more. Errors can only be counted.
+pub(crate) fn publish_all(written: &Written, counters: &Counters) {
+    for file in written.all() {
+        // A panic in one file, perhaps the one that ended the session, must not prevent the
+        // publication of the others.
+        let published = catch_unwind(AssertUnwindSafe(|| file.publish()));
+        count(if matches!(published, Ok(Ok(()))) { &counters.published } else { &counters.errors });
+    }
+}
+
+/// One mounted file system, shared by the worker threads.
+pub(crate) struct Frontend {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) can: Capabilities,
+    pub(crate) no_open: bool,
+    pub(crate) no_read_ahead: bool,
+    pub(crate) direct: bool,
+    /// This process runs as root, and so serves other users.
+    is_root: bool,
+    /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
+    pub(crate) no_opendir: bool,
+    pub(crate) keep: Duration,
+    pub(crate) handles: Handles<dyn File>,
+    /// The open files of a writable tree; for such a tree `handles` is empty.
+    pub(crate) written: Arc<Written>,
+    recent: RecentFiles,
+    pub(crate) counters: Arc<Counters>,
+    ending: Arc<Ending>,
+}
+
+impl Frontend {
+    pub(crate) fn new(
+        fs: Arc<dyn FileSystem>,
+        options: &Options,
+        counters: Arc<Counters>,
+        ending: Arc<Ending>,
+    ) -> Frontend {
+        assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
+        let can = fs.capabilities();
+        assert!(!can.immutable || fs.writable().is_none(), "what never changes has no verbs that change it");
+        // If the kernel sends no opens, there is no reply that could select direct reads.
+        let no_open = options.no_open && can.immutable && !options.direct;
+        let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
+        let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
+        let recent = RecentFiles::new(RECENT_FILES_MAX);
+        let (handles, written) = (Handles::default(), Arc::new(Written::default()));
+        Frontend {
+            fs,
+            can,
+            no_open,
+            no_read_ahead,
+            direct,
+            is_root: rustix::process::geteuid().is_root(),
+            no_opendir: false,
+            keep,
+            handles,
+            written,
+            recent,
+            counters,
+            ending,
+        }
+    }
+
+    /// Every request starts here, so that a panic during one ends the session.
+    pub(crate) fn enter(&self) -> Worker<'_> {
+        self.ending.enter()
+    }
+
+    /// As [`enter`](Self::enter), for requests that open or change something. If this process is
+    /// root's, they are done with the permissions of the caller. Lookups, attributes and listings
+    /// do not need this: the kernel has already checked access, and they change nothing.
+    pub(crate) fn enter_for(&self, request: &Request) -> Result<(Worker<'_>, Option<Box<dyn Any>>), Errno> {
+        let worker = self.enter();
+        let acting = match self.fs.writable() {
+            Some(tree) if self.is_root && request.uid() != 0 => {
+                Some(tree.act_for(caller_of(request)).map_err(|error| self.refuse(&error))?)
+            }
+            _ => None,
+        };
+        Ok((worker, acting))
+    }
+
+    pub(crate) fn refuse(&self, error: &Error) -> Errno {
+        count(&self.counters.errors);
+        errno(error)
+    }
+
+    /// Counts an error of a node that the kernel knows by a name, and returns it for the kernel.
+    pub(crate) fn refuse_known(&self, error: &Error) -> Errno {
+        stale_if_removed(self.refuse(error))
+    }
+
+    /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
+    pub(crate) fn done<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
+        if result.is_ok() {
+            count(counter);
+        }
+        result.map_err(|error| self.refuse(&error))
+    }
+
+    /// Returns the operations that change the tree. If the tree has none, the mount is read-only,
+    /// and the kernel sends no such request.
+    pub(crate) fn tree(&self) -> Result<&dyn Writable> {
+        self.fs.writable().ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
+    }
+
+    pub(crate) fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<Attributes>> {
+        count(&self.counters.lookups);
+        let found = self.fs.lookup(node(dir), name.as_bytes())?;
+        if found.is_none() {
+            count(&self.counters.negative_lookups);
+        }
+        Ok(found)
+    }
+
+    /// Passes the entries after `offset` to `push` until it returns that its buffer is full. Offset
+    /// 1 is after `.` and offset 2 after `..`; the offset of a cursor of the contract is its value
+    /// plus 2.
+    pub(crate) fn list(
+        &self,
+        dir: NodeId,
+        offset: u64,
+        mut push: impl FnMut(&[u8], u64, &Attributes) -> bool,
+    ) -> Result<()> {
+        if offset == 0 {
+            count(&self.counters.listings);
+            if push(b".", 1, &self.fs.attributes(dir)?) {
+                return Ok(());
+            }
+        }
+        if offset <= 1 && push(b"..", 2, &self.fs.attributes(self.fs.parent(dir)?)?) {
+            return Ok(());
+        }
+        let mut listed = 0;
+        let end = self.fs.list(dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
+            let full = push(entry.name, offset_of(entry.next), &entry.attributes);
+            listed += usize::from(!full);
+            !full
+        });
+        add(&self.counters.entries_listed, listed);
+        end
+    }
+
+    /// Counts the result of an open and returns it.
+    pub(crate) fn opened<T>(&self, file: Result<T>) -> Result<T> {
+        count(if file.is_ok() { &self.counters.opens } else { &self.counters.opens_refused });
+        file
+    }
+
+    /// Returns the flags for a file that was opened: what the kernel caches, and whether it sends a
+    /// FLUSH at each close.
+    pub(crate) fn manner(&self, writes: bool) -> FopenFlags {
+        let mut manner = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+        if self.direct {
+            manner = FopenFlags::FOPEN_DIRECT_IO;
+        }
+        let manner = if writes { manner | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { manner };
+        // In a writable tree, closing a file that was opened only for reading also returns the
+        // errors of syncs.
+        if self.fs.writable().is_none() { manner | FopenFlags::FOPEN_NOFLUSH } else { manner }
+    }
+
+    pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {
+        if self.no_open {
+            let open = || self.opened(self.fs.open(node));
+            return self.recent.get(node, open).map_err(|error| self.refuse(&error));
+        }
+        let file = match self.fs.writable() {
+            Some(_) => self.written.get(handle).map(|file| file as OpenFile),
+            None => self.handles.get(handle),
+        };
+        file.ok_or(Errno::EBADF)
+    }
+
+    /// Answers a request for bytes that the kernel sends twice: first for their number (`capacity` is
+    /// 0).
+    pub(crate) fn answer_bytes(&self, value: &[u8], capacity: u32, reply: ReplyXattr) {
+        match u32::try_from(value.len()) {
+            Ok(length) if capacity == 0 => reply.size(length),
+            Ok(length) if length <= capacity => reply.data(value),
+            _ => reply.error(Errno::ERANGE),
+        }
+    }
+}
+
+/// Returns the error number for the kernel. ENOSYS would tell the kernel never to send this kind of
+/// request again, so it is replaced.
+fn errno(error: &Error) -> Errno {
+    match Errno::from_i32(error.errno()) {
+        known if known.code() == Errno::ENOSYS.code() => Errno::EOPNOTSUPP,
+        known if (1..ERRNO_END).contains(&known.code()) => known,
+        _ => Errno::EIO,
+    }
+}
+
+fn offset_of(cursor: Cursor) -> u64 {
+    assert!(cursor.0 <= i64::MAX as u64 - 2, "a cursor must fit the positive half of off_t: {cursor:?}");
+    cursor.0 + 2
+}
+
+/// Returns ESTALE for ENOENT, and other numbers unchanged. If another mount has removed a file that
+/// the kernel knows by a name, ESTALE makes the kernel look the name up again; it then returns ENOENT
+/// to the program, or creates a file for an open with O_CREAT.
+pub(crate) fn stale_if_removed(number: Errno) -> Errno {
+    if number.code() == Errno::ENOENT.code() { Errno::ESTALE } else { number }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_error_makes_the_kernel_stop_asking_or_wait_for_ever() {
+        let number = |kind| errno(&Error::new(kind, "open", "x")).code();
+        assert_eq!(number(ErrorKind::Stale), 116);
+        assert_eq!(number(ErrorKind::Os(38)), 95);
+        for odd in [0, -5, 512, 4096] {
+            assert_eq!(number(ErrorKind::Os(odd)), 5);
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! The request handlers. Each translates one request of the kernel into a call of the contract,
+//! counts it, and translates the result. Lookups, attributes, reads and writes allocate no memory
+//! here.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use quell_vfs::{Change, Kind, NAME_BYTES_MAX, Open};
+
+use crate::counters::{add, count};
+use crate::frontend::{Frontend, publish_all, stale_if_removed};
+use crate::nodes::{file_attr, file_type, ino, no_entry, node};
+use crate::options::REQUEST_BYTES_MAX;
+use crate::words::{
+    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_as, rename_as, syncs, time,
+};
+
+/// An inode number is not reused for another node while the kernel knows it, so one generation is
+/// enough.
+const GENERATION: Generation = Generation(0);
+
+/// The number of read-aheads in flight from which the kernel makes readers wait.
+const READ_AHEADS_MAX: u16 = 64;
+
+const BLOCK_BYTES: u32 = 4096;
+
+thread_local! {
+    /// One buffer per worker, as large as the largest read that the worker has answered.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Filesystem for Frontend {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let offered = config.capabilities();
+        self.no_opendir = self.can.immutable && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
+        if self.fs.writable().is_some() {
+            // A listing with attributes would create references that the contract does not count,
+            // so FUSE_DO_READDIRPLUS is not set.
+            wanted |= InitFlags::FUSE_ATOMIC_O_TRUNC;
+        } else {
+            // Listings always include attributes, because a program that lists a directory usually
+            // needs them next.
+            wanted |= InitFlags::FUSE_DO_READDIRPLUS;
+        }
+        if self.can.immutable {
+            wanted |= InitFlags::FUSE_CACHE_SYMLINKS | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
+        } else {
+            wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
+        }
+        if self.no_open {
+            wanted |= InitFlags::FUSE_NO_OPEN_SUPPORT;
+        }
+        if self.direct {
+            wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
+        }
+        if self.can.acls {
+            wanted |= InitFlags::FUSE_POSIX_ACL;
+        }
+        let refused = |limit| io::Error::other(format!("the kernel's limit is {limit}"));
+        config.add_capabilities(wanted & offered).map_err(|flags| io::Error::other(format!("{flags:?}")))?;
+        config.set_max_write(REQUEST_BYTES_MAX).map_err(refused)?;
+        if self.no_read_ahead {
+            // 1 byte is less than a page, and so disables read-ahead. The library does not accept
+            // 0.
+            config.set_max_readahead(1).map_err(refused)?;
+        }
+        config.set_max_background(READ_AHEADS_MAX).map_err(|limit| refused(limit.into()))?;
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        // The kernel may close a connection without releasing each open file.
+        publish_all(&self.written, &self.counters);
+    }
+
+    fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _worker = self.enter();
+        match self.entry(dir, name) {
+            Ok(Some(attributes)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Ok(None) if self.can.immutable => reply.entry(&self.keep, &no_entry(), GENERATION),
+            Ok(None) => reply.error(Errno::ENOENT),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    /// Also called for batches, which the library splits.
+    fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
+        if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
+            let _worker = self.enter();
+            tree.forget(node(ino), references);
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let _worker = self.enter();
+        count(&self.counters.attributes);
+        match self.fs.attributes(node(ino)) {
+            Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
+            Err(error) => reply.error(self.refuse_known(&error)),
+        }
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        let _worker = self.enter();
+        count(&self.counters.links_read);
+        match self.fs.read_link(node(ino)) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size_bytes: Option<u64>,
+        _: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        _: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let permissions = mode.map(|mode| mode & PERMISSIONS);
+        let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
+        let changed = if change == Change::default() {
+            self.fs.attributes(node(ino)) // only the access time is set; it is not kept
+        } else {
+            self.tree().and_then(|tree| tree.change(node(ino), &change))
+        };
+        match self.done(&self.counters.changes, changed) {
+            Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        dir: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
+            return reply.error(Errno::EPERM); // the contract has no fifos, sockets and devices
+        }
+        let new = new_entry(request, mode);
+        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
+        match self.done(&self.counters.made, made) {
+            Ok((attributes, _closed)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let new = new_entry(request, mode);
+        let made = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
+        match self.done(&self.counters.made, made) {
+            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
+        let made = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
+        match self.done(&self.counters.made, made) {
+            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// The contract has no hard links: a file of a log mount is a directory in the store, and
+    /// directories cannot be hard-linked.
+    fn link(&self, _: &Request, _: INodeNo, _: INodeNo, _: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EPERM); // as link(2) documents it for file systems without hard links
+    }
+
+    fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
+        answer(self.done(&self.counters.removed, removed), reply);
+    }
+
+    fn rmdir(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
+        answer(self.done(&self.counters.removed, removed), reply);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        from_dir: INodeNo,
+        from: &OsStr,
+        to_dir: INodeNo,
+        to: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let Some(how) = rename_as(flags) else { return reply.error(Errno::EINVAL) };
+        let (from_dir, to_dir) = (node(from_dir), node(to_dir));
+        let renamed =
+            self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), how));
+        answer(self.done(&self.counters.renamed, renamed), reply);
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        dir: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        let (new, how) = (new_entry(request, mode), open_as(request, OpenFlags(flags)));
+        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
+        match self.done(&self.counters.made, made) {
+            Ok((attributes, file)) => {
+                count(&self.counters.opens);
+                let (handle, manner) = (self.written.insert(file.into()), self.manner(how.write));
+                reply.created(&self.keep, &file_attr(&attributes), GENERATION, handle, manner);
+            }
+            // Another node created the file after the kernel's lookup, and the kernel has not
+            // checked access to it. ESTALE makes the kernel repeat the lookup and the check.
+            Err(number) if number.code() == Errno::EEXIST.code() && !excludes(OpenFlags(flags)) => {
+                reply.error(Errno::ESTALE);
+            }
+            // Another node removed the new file or the directory meanwhile.
+            Err(number) => reply.error(stale_if_removed(number)),
+        }
+    }
+
+    fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let (_worker, _acting) = match self.enter_for(request) {
+            Ok(entered) => entered,
+            Err(number) => return reply.error(number),
+        };
+        if let Some(tree) = self.fs.writable() {
+            let how = open_as(request, flags);
+            let opened = tree.open_as(node(ino), how).and_then(|file| {
+                // For an open that truncates, the kernel does not report whether the caller has
+                // CAP_FSETID. Root is assumed to have it.
+                if how.truncate && request.uid() != 0 {
+                    file.drop_set_id()?;
+                }
+                Ok(file)
+            });
+            return match self.opened(opened) {
+                Ok(file) => reply.opened(self.written.insert(file.into()), self.manner(how.write)),
+                Err(error) => reply.error(self.refuse_known(&error)),
+            };
+        }
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        if self.no_open {
+            return reply.error(Errno::ENOSYS); // the kernel then opens files by itself
+        }
+        match self.opened(self.fs.open(node(ino))) {
+            Ok(file) => reply.opened(self.handles.insert(file.into()), self.manner(false)),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _worker = self.enter();
+        let file = match self.file(node(ino), handle) {
+            Ok(file) => file,
+            Err(number) => return reply.error(number),
+        };
+        count(&self.counters.reads);
+        BUFFER.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match file.read_at(&mut buffer[..size], offset) {
+                Ok(n) => {
+                    add(&self.counters.bytes_read, n);
+                    reply.data(&buffer[..n]);
+                }
+                Err(error) => reply.error(self.refuse(&error)),
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        origin: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let _worker = self.enter();
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let ready = if drops_set_id(origin) { file.drop_set_id() } else { Ok(()) };
+        let mut written = ready.and_then(|()| match appends(flags, origin) {
+            true => file.append(data).map(|_place| ()),
+            false => file.write_at(data, offset),
+        });
+        if syncs(flags) {
+            written = written.and_then(|()| file.sync());
+        }
+        match self.done(&self.counters.writes, written) {
+            Ok(()) => {
+                add(&self.counters.bytes_written, data.len());
+                reply.written(data.len() as u32); // no request is larger than REQUEST_BYTES_MAX
+            }
+            Err(number) => reply.error(number),
+        }
+    }
+
+    /// Sent at each close(2); its result is the result of close(2).
+    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        if self.fs.writable().is_none() {
+            return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking
+        }
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        answer(self.done(&self.counters.published, file.publish()), reply);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        if self.fs.writable().is_none() {
+            return reply.error(Errno::ENOSYS); // nothing to sync: the kernel stops asking
+        }
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        answer(self.done(&self.counters.synced, file.sync()), reply);
+    }
+
+    /// On a read-only mount there is nothing to sync, and from now on the kernel answers by itself.
+    fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _worker = self.enter();
+        let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
+        answer(self.done(&self.counters.synced, tree.sync_dir(node(dir))), reply);
+    }
+
+    /// Guarantees only that the file is long enough; space cannot be reserved. The file is extended
+    /// by writing a byte at its end, because setting the size could remove data that others write
+    /// at the same time.
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let _worker = self.enter();
+        if mode != 0 {
+            return reply.error(Errno::EOPNOTSUPP);
+        }
+        let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
+        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let changed = self.fs.attributes(node(ino)).and_then(|now| match end.checked_sub(1) {
+            Some(last) if now.size_bytes < end => file.write_at(&[0], last),
+            _ => Ok(()),
+        });
+        answer(self.done(&self.counters.changes, changed), reply);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _worker = self.enter();
+        if self.fs.writable().is_none() {
+            drop(self.handles.remove(handle));
+        } else if let Some(file) = self.written.remove(handle)
+            && flags.acc_mode() != OpenAccMode::O_RDONLY
+        {
+            // Data written through a mapping after the last close(2) has not been published yet. An
+            // error can no longer be returned to a program.
+            let _ = self.done(&self.counters.published, file.publish());
+        }
+        reply.ok();
+    }
+
+    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let _worker = self.enter();
+        if self.no_opendir {
+            return reply.error(Errno::ENOSYS); // the kernel then opens directories by itself
+        }
+        let keep = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
+        reply.opened(FileHandle(0), if self.can.immutable { keep } else { FopenFlags::empty() });
+    }
+
+    fn readdir(&self, _: &Request, dir: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let _worker = self.enter();
+        let listed = self.list(node(dir), offset, |name, next, attributes| {
+            reply.add(ino(attributes.node), next, file_type(attributes.kind), OsStr::from_bytes(name))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        dir: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let _worker = self.enter();
+        let listed = self.list(node(dir), offset, |name, next, attributes| {
+            let attr = file_attr(attributes);
+            reply.add(attr.ino, next, OsStr::from_bytes(name), &self.keep, &attr, GENERATION)
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, capacity: u32, reply: ReplyXattr) {
+        let _worker = self.enter();
+        count(&self.counters.xattrs);
+        if !self.can.xattrs {
+            return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
+        }
+        match self.fs.xattr(node(ino), name.as_bytes()) {
+            Ok(Some(value)) => self.answer_bytes(&value, capacity, reply),
+            Ok(None) => reply.error(Errno::ENODATA),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, capacity: u32, reply: ReplyXattr) {
+        let _worker = self.enter();
+        count(&self.counters.xattrs);
+        if !self.can.xattrs {
+            return reply.error(Errno::ENOSYS);
+        }
+        match self.fs.xattr_names(node(ino)) {
+            Ok(names) => {
+                let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
+                for name in names {
+                    list.extend_from_slice(&name);
+                    list.push(0);
+                }
+                self.answer_bytes(&list, capacity, reply);
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let _worker = self.enter();
+        let Some(tree) = self.fs.writable() else {
+            // No space, used or free, as for other read-only file systems that are not on a device.
+            return reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, NAME_BYTES_MAX as u32, BLOCK_BYTES);
+        };
+        match tree.space() {
+            Ok(space) => {
+                let [total, free, available] = [space.total_bytes, space.free_bytes, space.available_bytes]
+                    .map(|bytes| bytes / u64::from(BLOCK_BYTES));
+                let (entries, left) = (space.entries, space.entries_free);
+                let name_bytes_max = NAME_BYTES_MAX as u32;
+                reply.statfs(total, free, available, entries, left, BLOCK_BYTES, name_bytes_max, BLOCK_BYTES);
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS); // the kernel then treats the whole file as data
+    }
+
+    /// `isatty` sends this for every file that Python opens.
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+}
+
+/// Sends the reply of an operation that returns only success or an error.
+fn answer(done: Result<(), Errno>, reply: ReplyEmpty) {
+    match done {
+        Ok(()) => reply.ok(),
+        Err(number) => reply.error(number),
+    }
+}

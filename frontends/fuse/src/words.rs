@@ -1,0 +1,110 @@
+//! Converts the kernel's flags for opens, renames and writes, its modes and times to those of the
+//! contract.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
+use quell_vfs::{New, Open, Rename, Time};
+use rustix::fs::OFlags;
+
+use crate::callers::process_of;
+
+/// The permission bits of a mode.
+pub(crate) const PERMISSIONS: u32 = 0o7777;
+
+/// Returns the attributes of a new entry. The kernel has already applied the caller's umask.
+pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
+    New { permissions: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
+}
+
+pub(crate) fn open_as(request: &Request, flags: OpenFlags) -> Open {
+    let truncate = has(flags, OFlags::TRUNC);
+    let access = flags.acc_mode();
+    // Linux also truncates a file that is opened for reading, if the caller may write to it.
+    let write = access != OpenAccMode::O_RDONLY || truncate;
+    // Only writers are kept apart by process, so an open for reading saves the lookup.
+    let process = if write { process_of(request.pid()) } else { 0 };
+    Open { read: access != OpenAccMode::O_WRONLY, write, truncate, process }
+}
+
+/// Returns whether an open that creates a file must fail if it exists.
+pub(crate) fn excludes(flags: OpenFlags) -> bool {
+    has(flags, OFlags::EXCL)
+}
+
+/// Returns whether a write goes to the end of the file. The flags are the current ones of the
+/// descriptor. Pages of a mapping have their own offsets, whatever descriptor the kernel sends them
+/// with.
+pub(crate) fn appends(flags: OpenFlags, origin: WriteFlags) -> bool {
+    has(flags, OFlags::APPEND) && !origin.contains(WriteFlags::FUSE_WRITE_CACHE)
+}
+
+/// Returns whether the data must survive a power failure when the write returns.
+pub(crate) fn syncs(flags: OpenFlags) -> bool {
+    has(flags, OFlags::DSYNC) // O_SYNC includes it
+}
+
+fn has(flags: OpenFlags, flag: OFlags) -> bool {
+    OFlags::from_bits_retain(flags.0 as u32).contains(flag)
+}
+
+/// Returns whether a write removes the set-id bits of its file. The kernel sets the flag for a
+/// process without `CAP_FSETID`; for pages of a mapping it does not know the process, so they are
+/// treated the same.
+pub(crate) fn drops_set_id(origin: WriteFlags) -> bool {
+    origin.intersects(WriteFlags::FUSE_WRITE_KILL_SUIDGID | WriteFlags::FUSE_WRITE_CACHE)
+}
+
+/// Converts the flags of a rename; `None` for combinations that the contract does not have.
+pub(crate) fn rename_as(flags: RenameFlags) -> Option<Rename> {
+    match flags {
+        RenameFlags::RENAME_NOREPLACE => Some(Rename::Keep),
+        RenameFlags::RENAME_EXCHANGE => Some(Rename::Exchange),
+        flags if flags.is_empty() => Some(Rename::Replace),
+        _ => None,
+    }
+}
+
+pub(crate) fn time(set: TimeOrNow) -> Time {
+    match set {
+        TimeOrNow::Now => time_of(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO)),
+        TimeOrNow::SpecificTime(time) => match time.duration_since(UNIX_EPOCH) {
+            Ok(since) => time_of(since),
+            // For a time before 1970 the library subtracts the nanoseconds where it should add
+            // them. This reverses the subtraction without loss.
+            Err(before) => {
+                let Time { seconds, nanoseconds } = time_of(before.duration());
+                Time { seconds: seconds.wrapping_neg(), nanoseconds }
+            }
+        },
+    }
+}
+
+fn time_of(since: Duration) -> Time {
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_appends_as_its_descriptor_says_but_for_pages_of_mappings() {
+        let flags = |bits: OFlags| OpenFlags(bits.bits() as i32);
+        let none = WriteFlags::empty();
+        assert!(appends(flags(OFlags::WRONLY | OFlags::APPEND), none));
+        assert!(!appends(flags(OFlags::WRONLY), none));
+        assert!(!appends(flags(OFlags::RDWR | OFlags::APPEND), WriteFlags::FUSE_WRITE_CACHE));
+        assert!(syncs(flags(OFlags::WRONLY | OFlags::SYNC)) && syncs(flags(OFlags::WRONLY | OFlags::DSYNC)));
+        assert!(!syncs(flags(OFlags::WRONLY | OFlags::APPEND)));
+    }
+
+    #[test]
+    fn renames_are_of_three_kinds() {
+        assert_eq!(rename_as(RenameFlags::empty()), Some(Rename::Replace));
+        assert_eq!(rename_as(RenameFlags::RENAME_NOREPLACE), Some(Rename::Keep));
+        assert_eq!(rename_as(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));
+        assert_eq!(rename_as(RenameFlags::RENAME_WHITEOUT), None);
+        assert_eq!(rename_as(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
+    }
+}

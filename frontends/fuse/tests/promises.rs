@@ -1,0 +1,76 @@
+//! Tests the contract with system calls on a real mount of the reference model, so that they cover
+//! the kernel and the FUSE server. Random histories cover sequences that no other test has.
+
+mod mounted;
+mod through;
+
+use std::sync::Arc;
+
+use quell_fuse::{Options, Session};
+use quell_testkit::WritableModel;
+use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::histories::{self, Shape};
+use quell_vfs::{Change, FileSystem, NodeId, Writable};
+use through::Through;
+
+/// A mount, unmounted and removed when dropped.
+struct Mounted {
+    _session: Session,
+    dir: tempfile::TempDir,
+}
+
+fn mount(model: &WritableModel) -> quell_vfs::Result<Mounted> {
+    let dir = tempfile::tempdir().unwrap();
+    let session = quell_fuse::at(Arc::new(model.clone()), dir.path(), &Options::default())?;
+    Ok(Mounted { _session: session, dir })
+}
+
+/// Returns `count` mounts of one new model.
+fn mounts(count: usize) -> Mounts {
+    let model = WritableModel::new();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let mine = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
+    model.change(NodeId(0), &mine).unwrap();
+    let keep: Vec<Mounted> = (0..count).map(|_| mount(&model).unwrap()).collect();
+    let mounts = keep.iter().map(|mounted| Arc::new(Through::new(mounted.dir.path())) as Arc<dyn FileSystem>);
+    Mounts { mounts: mounts.collect(), keep: Some(Box::new(keep)) }
+}
+
+/// Runs `ask` on a mount, if this machine allows mounts.
+fn of_the_mount(ask: impl FnOnce(&WritingWorld<'_>)) {
+    if let Some(reason) = mounted::why_no_mounts(&[]) {
+        return println!("SKIPPED: {reason}");
+    }
+    // Permissions must arrive unchanged.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    ask(&WritingWorld {
+        name: "a mount of the model",
+        make: &mounts,
+        mounts_max: 3,
+        name_bytes_max: 255,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        owners: rustix::process::geteuid().is_root(),
+        rename_kinds: true,
+    });
+}
+
+#[test]
+fn a_mount_keeps_every_promise() {
+    of_the_mount(writing::run);
+}
+
+#[test]
+fn histories_through_one_mount_are_the_models() {
+    of_the_mount(|world| histories::check(world, Shape::ONE_MOUNT, 0..15));
+}
+
+#[test]
+fn histories_of_short_writes_are_the_models() {
+    of_the_mount(|world| histories::check(world, Shape::DENSE, 0..15));
+}
+
+#[test]
+fn histories_of_mounts_that_take_turns_are_the_models() {
+    of_the_mount(|world| histories::check(world, Shape::TWO_MOUNTS, 0..15));
+}

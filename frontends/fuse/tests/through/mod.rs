@@ -1,0 +1,426 @@
+//! A mount as a file system of the contract: each method makes the system call that a program would
+//! make. The tests for implementations can thus be run on the kernel and the FUSE server together.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File as Opened, OpenOptions};
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use quell_vfs::{
+    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
+    NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+};
+
+/// The tree below a mount point. The kernel's inode numbers are the nodes plus one.
+pub struct Through {
+    point: PathBuf,
+    root: Arc<OwnedFd>,
+    known: Mutex<HashMap<NodeId, Known>>,
+}
+
+/// A node with references.
+struct Known {
+    /// Opened with O_PATH.
+    fd: Arc<OwnedFd>,
+    references: u64,
+    /// The directory and name where it was found, for paths that are too long for /proc.
+    place: (NodeId, Vec<u8>),
+}
+
+fn failed(operation: &'static str, subject: &[u8]) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::from_io(io::Error::from(errno), operation, subject)
+}
+
+fn io_failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
+    move |cause| match cause.raw_os_error() {
+        // The kernel's error for a file that would end beyond the largest offset.
+        Some(quell_vfs::errno::EFBIG) => Error::new(ErrorKind::InvalidInput, operation, b""),
+        _ => Error::from_io(cause, operation, b""),
+    }
+}
+
+/// Returns a path to the file of a descriptor.
+fn way(fd: impl AsFd) -> PathBuf {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
+}
+
+fn attributes_of(fd: BorrowedFd<'_>) -> Result<Attributes> {
+    let found = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .map_err(failed("stat", b""))?;
+    let time = |t: rustix::fs::StatxTimestamp| Time { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
+    Ok(Attributes {
+        node: NodeId(found.stx_ino - 1),
+        kind: Kind::from_mode(found.stx_mode.into()).expect("a kind that exists"),
+        permissions: u32::from(found.stx_mode) & 0o7777,
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        nlink: found.stx_nlink,
+        rdev: 0,
+        size_bytes: found.stx_size,
+        blocks: found.stx_blocks,
+        modified: time(found.stx_mtime),
+        changed: time(found.stx_ctime),
+    })
+}
+
+fn point_at(dir: impl AsFd, name: &[u8], follow: OFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(dir, OsStr::from_bytes(name), OFlags::PATH | OFlags::CLOEXEC | follow, Mode::empty())
+}
+
+impl Through {
+    pub fn new(point: &Path) -> Through {
+        let root = Arc::new(point_at(CWD, point.as_os_str().as_bytes(), OFlags::empty()).unwrap());
+        Through { point: point.to_path_buf(), root, known: Mutex::default() }
+    }
+
+    fn fd(&self, node: NodeId) -> Result<Arc<OwnedFd>> {
+        if node == self.root() {
+            return Ok(Arc::clone(&self.root));
+        }
+        let known = self.known.lock().unwrap();
+        let found = known.get(&node).map(|known| Arc::clone(&known.fd));
+        found.ok_or_else(|| Error::new(ErrorKind::Stale, "use", "a node that nobody refers to"))
+    }
+
+    fn refer(&self, fd: OwnedFd, dir: NodeId, name: &[u8]) -> Result<Attributes> {
+        let found = attributes_of(fd.as_fd())?;
+        let mut known = self.known.lock().unwrap();
+        let new = || Known { fd: Arc::new(fd), references: 0, place: (dir, name.to_vec()) };
+        known.entry(found.node).or_insert_with(new).references += 1;
+        Ok(found)
+    }
+
+    fn made(&self, dir: NodeId, name: &[u8]) -> Result<Attributes> {
+        let fd = point_at(&*self.fd(dir)?, name, OFlags::NOFOLLOW).map_err(failed("look up", name))?;
+        self.refer(fd, dir, name)
+    }
+
+    /// Returns the path from the mount point to a node that has a name.
+    fn path_of(&self, node: NodeId) -> Result<PathBuf> {
+        let path = match std::fs::read_link(way(&*self.fd(node)?)).map_err(io_failed("find")) {
+            Err(error) if error.kind == ErrorKind::NameTooLong => {
+                let (dir, name) = self.known.lock().unwrap()[&node].place.clone();
+                return Ok(self.path_of(dir)?.join(OsStr::from_bytes(&name)));
+            }
+            path => path?,
+        };
+        match path.strip_prefix(&self.point) {
+            Ok(path) if attributes_of(self.fd(node)?.as_fd())?.nlink > 0 => Ok(path.to_path_buf()),
+            _ => Err(Error::new(ErrorKind::NotFound, "find", "a node without a name")),
+        }
+    }
+}
+
+impl FileSystem for Through {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
+    }
+
+    fn root(&self) -> NodeId {
+        NodeId(0)
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        match check_name(name) {
+            // The kernel sends no request for these names.
+            Err(error) if error.kind == ErrorKind::InvalidInput => return Ok(None),
+            _ => {}
+        }
+        match point_at(&*self.fd(dir)?, name, OFlags::NOFOLLOW) {
+            Ok(fd) => self.refer(fd, dir, name).map(Some),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(errno) => Err(failed("look up", name)(errno)),
+        }
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        attributes_of(self.fd(node)?.as_fd())
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        if node == self.root() {
+            return Ok(node);
+        }
+        let path = self.path_of(node)?;
+        let above = self.point.join(path.parent().expect("it is not the root"));
+        let fd =
+            point_at(CWD, above.as_os_str().as_bytes(), OFlags::NOFOLLOW).map_err(failed("find", b""))?;
+        Ok(attributes_of(fd.as_fd())?.node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.path_of(node).map(|path| path.into_os_string().into_vec())
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&*self.fd(dir)?, ".", flags, Mode::empty());
+        let fail = failed("list", b"");
+        let mut opened = rustix::fs::Dir::new(opened.map_err(&fail)?).map_err(&fail)?;
+        if after != Cursor::START {
+            opened.seek(after.0 as i64).map_err(&fail)?;
+        }
+        for entry in opened {
+            let entry = entry.map_err(&fail)?;
+            let (name, next) = (entry.file_name().to_bytes(), Cursor(entry.offset() as u64));
+            let kind = match entry.file_type() {
+                FileType::Directory => Kind::Dir,
+                FileType::Symlink => Kind::Symlink,
+                _ => Kind::File,
+            };
+            let none = Time::default();
+            let attributes = Attributes {
+                node: NodeId(entry.ino() - 1),
+                kind,
+                permissions: 0,
+                uid: 0,
+                gid: 0,
+                nlink: 1,
+                rdev: 0,
+                size_bytes: 0,
+                blocks: 0,
+                modified: none,
+                changed: none,
+            };
+            if name != b"." && name != b".." && !visit(DirEntry { name, next, attributes }) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        let target = rustix::fs::readlinkat(&*self.fd(node)?, "", Vec::new());
+        // For a descriptor that is not a symbolic link's, the kernel returns ENOENT.
+        let fail = |errno| match errno {
+            rustix::io::Errno::NOENT => Error::new(ErrorKind::InvalidInput, "read link", b""),
+            errno => failed("read link", b"")(errno),
+        };
+        Ok(target.map_err(fail)?.into_bytes())
+    }
+
+    fn xattr(&self, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.fd(node).map(|_| None)
+    }
+
+    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.fd(node).map(|_| Vec::new())
+    }
+
+    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+        Ok(Box::new(self.file(node, Open::READ)?))
+    }
+
+    fn writable(&self) -> Option<&dyn Writable> {
+        Some(self)
+    }
+}
+
+fn flags_of(how: Open) -> OFlags {
+    let access = match (how.read, how.write) {
+        (_, false) => OFlags::RDONLY,
+        (false, true) => OFlags::WRONLY,
+        (true, true) => OFlags::RDWR,
+    };
+    access | OFlags::CLOEXEC | if how.truncate { OFlags::TRUNC } else { OFlags::empty() }
+}
+
+impl Through {
+    fn file(&self, node: NodeId, how: Open) -> Result<ThroughFile> {
+        let fd = self.fd(node)?;
+        match attributes_of(fd.as_fd())?.kind {
+            Kind::File => {}
+            Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
+            _ => return Err(Error::new(ErrorKind::InvalidInput, "open", b"")),
+        }
+        let file = rustix::fs::open(way(&*fd), flags_of(how), Mode::empty()).map_err(failed("open", b""))?;
+        Ok(ThroughFile { file: file.into(), appending: Mutex::new(None) })
+    }
+}
+
+impl Writable for Through {
+    fn create(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        new: New,
+        how: Open,
+    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        check_name(name)?;
+        let flags = flags_of(how) | OFlags::CREATE | OFlags::EXCL;
+        let mode = Mode::from_raw_mode(new.permissions);
+        let file = rustix::fs::openat(&*self.fd(dir)?, OsStr::from_bytes(name), flags, mode)
+            .map_err(failed("create", name))?;
+        let fd = point_at(CWD, way(&file).as_os_str().as_bytes(), OFlags::empty());
+        let made = self.refer(fd.map_err(failed("create", name))?, dir, name)?;
+        Ok((made, Box::new(ThroughFile { file: file.into(), appending: Mutex::new(None) })))
+    }
+
+    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+        check_name(name)?;
+        let mode = Mode::from_raw_mode(new.permissions);
+        rustix::fs::mkdirat(&*self.fd(dir)?, OsStr::from_bytes(name), mode).map_err(failed("make", name))?;
+        self.made(dir, name)
+    }
+
+    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], _: New) -> Result<Attributes> {
+        check_name(name)?;
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &*self.fd(dir)?, OsStr::from_bytes(name))
+            .map_err(failed("make", name))?;
+        self.made(dir, name)
+    }
+
+    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        rustix::fs::unlinkat(&*self.fd(dir)?, OsStr::from_bytes(name), AtFlags::empty())
+            .map_err(failed("remove", name))
+    }
+
+    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+        rustix::fs::unlinkat(&*self.fd(dir)?, OsStr::from_bytes(name), AtFlags::REMOVEDIR)
+            .map_err(failed("remove", name))
+    }
+
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+        check_name(to)?;
+        let flags = match how {
+            Rename::Replace => RenameFlags::empty(),
+            Rename::Keep => RenameFlags::NOREPLACE,
+            Rename::Exchange => RenameFlags::EXCHANGE,
+        };
+        let (from_dir, to_dir) = (self.fd(from_dir)?, self.fd(to_dir)?);
+        let (old, new) = (OsStr::from_bytes(from), OsStr::from_bytes(to));
+        rustix::fs::renameat_with(&*from_dir, old, &*to_dir, new, flags).map_err(failed("rename", from))
+    }
+
+    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+        let fd = self.fd(node)?;
+        let path = way(&*fd);
+        if let Some(size) = change.size_bytes {
+            if attributes_of(fd.as_fd())?.kind != Kind::File {
+                return Err(Error::new(ErrorKind::InvalidInput, "set size", b""));
+            }
+            let file = OpenOptions::new().write(true).open(&path).map_err(io_failed("set size"))?;
+            rustix::fs::ftruncate(&file, size).map_err(failed("set size", b""))?;
+        }
+        if change.uid.is_some() || change.gid.is_some() {
+            let (uid, gid) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
+            rustix::fs::chownat(&*fd, "", uid, gid, AtFlags::EMPTY_PATH).map_err(failed("give away", b""))?;
+        }
+        if let Some(permissions) = change.permissions {
+            let mode = Mode::from_raw_mode(permissions);
+            rustix::fs::chmodat(CWD, &path, mode, AtFlags::empty()).map_err(failed("set mode", b""))?;
+        }
+        if let Some(modified) = change.modified {
+            let omitted = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let set = Timespec { tv_sec: modified.seconds, tv_nsec: modified.nanoseconds.into() };
+            let times = Timestamps { last_access: omitted, last_modification: set };
+            rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty()).map_err(failed("set time", b""))?;
+        }
+        attributes_of(fd.as_fd())
+    }
+
+    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(self.file(node, how)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        let mut known = self.known.lock().unwrap();
+        if let Some(Known { references: held, .. }) = known.get_mut(&node) {
+            *held = held.saturating_sub(references);
+            if *held == 0 {
+                known.remove(&node);
+            }
+        }
+    }
+
+    fn space(&self) -> Result<Space> {
+        let found = rustix::fs::fstatvfs(&*self.root).map_err(failed("ask for space", b""))?;
+        Ok(Space {
+            total_bytes: found.f_blocks * found.f_frsize,
+            free_bytes: found.f_bfree * found.f_frsize,
+            available_bytes: found.f_bavail * found.f_frsize,
+            entries: found.f_files,
+            entries_free: found.f_ffree,
+        })
+    }
+}
+
+struct ThroughFile {
+    file: Opened,
+    /// The same file opened to append, once an append was made.
+    appending: Mutex<Option<Opened>>,
+}
+
+/// Returns the result of close(2) on another descriptor of the same open file.
+#[allow(unsafe_code)]
+fn close_another(file: &Opened) -> Result<()> {
+    // SAFETY: the declaration matches that of every libc. The standard library does not return the
+    // result of close(2).
+    unsafe extern "C" {
+        fn close(fd: i32) -> i32;
+    }
+    let another = file.try_clone().map_err(io_failed("publish"))?.into_raw_fd();
+    // SAFETY: the descriptor was duplicated above and is not used anywhere else.
+    match unsafe { close(another) } {
+        0 => Ok(()),
+        _ => Err(io_failed("publish")(io::Error::last_os_error())),
+    }
+}
+
+impl File for ThroughFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        // The kernel rejects these offsets; no file extends there.
+        let Some(room) = (i64::MAX as u64).checked_sub(offset) else { return Ok(0) };
+        let length = into.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let into = &mut into[..length];
+        let mut done = 0;
+        while done < into.len() {
+            match self.file.read_at(&mut into[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(cause) => return Err(io_failed("read")(cause)),
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl WritableFile for ThroughFile {
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.file.write_all_at(from, offset).map_err(io_failed("write"))
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        let mut appending = self.appending.lock().unwrap();
+        if appending.is_none() {
+            let opened = OpenOptions::new().append(true).open(way(&self.file));
+            *appending = Some(opened.map_err(io_failed("append"))?);
+        }
+        let file = appending.as_mut().expect("it was just opened");
+        let written = file.write(from).map_err(io_failed("append"))?;
+        assert_eq!(written, from.len(), "all at once");
+        Ok(file.stream_position().map_err(io_failed("append"))? - written as u64)
+    }
+
+    fn publish(&self) -> Result<()> {
+        if let Some(appending) = &*self.appending.lock().unwrap() {
+            close_another(appending)?;
+        }
+        close_another(&self.file)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(io_failed("sync"))
+    }
+}

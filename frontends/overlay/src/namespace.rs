@@ -1,0 +1,71 @@
+//! Private mount namespaces. Mounts in one are visible only to the processes in it, and disappear
+//! when the last of them ends, however it ends.
+
+use std::time::{Duration, Instant};
+
+use quell_vfs::{Error, Result};
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::thread::UnshareFlags;
+
+/// The kinds of namespaces to create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// A mount namespace only, for a caller with the right to mount (root).
+    Mount,
+    /// A mount namespace in a user namespace that maps the caller's user and group to themselves.
+    /// All other ids show as the overflow ids.
+    UserAndMount,
+}
+
+/// How long to wait for threads that have finished their work to exit.
+const THREADS_END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits until the process has one thread, at most for the timeout. Joined threads may not have
+/// exited yet, and the kernel does not move a process with several threads into another user
+/// namespace.
+pub(crate) fn wait_until_alone() {
+    let begun = Instant::now();
+    let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
+    while !alone() && begun.elapsed() < THREADS_END_TIMEOUT {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Moves the calling process into new namespaces. It must have a single thread, or other threads
+/// that are about to end.
+pub fn isolate(isolation: Isolation) -> Result<()> {
+    wait_until_alone();
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = rustix::process::getegid().as_raw();
+    let failed = |operation: &'static str| move |e: std::io::Error| Error::from_io(e, operation, b"");
+    match isolation {
+        Isolation::Mount => unshare(UnshareFlags::NEWNS).map_err(failed("make a mount namespace"))?,
+        Isolation::UserAndMount => {
+            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(failed("make a user namespace"))?;
+            // Otherwise the kernel rejects the group map.
+            write("/proc/self/setgroups", "deny").map_err(failed("deny setgroups"))?;
+            write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(failed("map the user"))?;
+            write("/proc/self/gid_map", format!("{gid} {gid} 1")).map_err(failed("map the group"))?;
+        }
+    }
+    // Mounts made here must not propagate to the parent namespace. Mounts and, more importantly,
+    // unmounts of the parent still propagate here: an administrator can unmount a file system while
+    // a job is running.
+    let slave = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", slave).map_err(|e| Error::from_io(e.into(), "separate mounts", b"/"))
+}
+
+fn write(path: &str, text: impl AsRef<[u8]>) -> std::io::Result<()> {
+    std::fs::write(path, text)
+}
+
+fn unshare(flags: UnshareFlags) -> std::io::Result<()> {
+    // SAFETY: unsharing namespaces invalidates neither memory nor descriptors. In rustix the call
+    // is unsafe only because of the flag that unshares the descriptor table, which is not used
+    // here.
+    #[allow(unsafe_code)]
+    unsafe {
+        rustix::thread::unshare_unsafe(flags)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+"""The functions, structures and errors of libquell for Python. frontends/capi/include/quell.h documents
+them."""
+
+import ctypes
+import errno
+import os
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_size_t, c_ssize_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+
+class Choices(ctypes.Structure):
+    _fields_ = [("buffer_bytes", c_size_t), ("index_threads", c_size_t), ("flatten_bytes", c_uint64)]
+
+
+class Attributes(ctypes.Structure):
+    _fields_ = [
+        ("size_bytes", c_uint64),
+        ("blocks", c_uint64),
+        ("mode", c_uint32),
+        ("links", c_uint32),
+        ("uid", c_uint32),
+        ("gid", c_uint32),
+        ("modified_s", c_int64),
+        ("changed_s", c_int64),
+        ("modified_ns", c_uint32),
+        ("changed_ns", c_uint32),
+        ("node", c_uint64),
+    ]
+
+    def as_stat(self):
+        """Returns the result that `os.stat` would return."""
+        modified_ns = self.modified_s * 10**9 + self.modified_ns
+        changed_ns = self.changed_s * 10**9 + self.changed_ns
+        usual = (self.mode, self.node, 0, self.links, self.uid, self.gid, self.size_bytes)
+        times = (self.modified_s, self.modified_s, self.changed_s)
+        more = {
+            "st_atime": modified_ns / 1e9,
+            "st_mtime": modified_ns / 1e9,
+            "st_ctime": changed_ns / 1e9,
+            "st_atime_ns": modified_ns,
+            "st_mtime_ns": modified_ns,
+            "st_ctime_ns": changed_ns,
+            "st_blksize": 1 << 16,
+            "st_blocks": self.blocks,
+            "st_rdev": 0,
+        }
+        return os.stat_result(usual + times, more)
+
+
+class ReadPiece(ctypes.Structure):
+    _fields_ = [("offset", c_uint64), ("into", c_void_p), ("length", c_size_t), ("received", c_size_t)]
+
+
+class WritePiece(ctypes.Structure):
+    _fields_ = [("offset", c_uint64), ("source", c_void_p), ("length", c_size_t)]
+
+
+class EntryOfDirectory(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("mode", c_uint32)]
+
+
+# The argument types of each function. All functions return an int, except those in LONG.
+FUNCTIONS = {
+    "quell_store_open": [POINTER(c_char_p), c_size_t, POINTER(Choices), POINTER(c_void_p)],
+    "quell_store_close": [c_void_p],
+    "quell_stat": [c_void_p, c_char_p, POINTER(Attributes)],
+    "quell_truncate": [c_void_p, c_char_p, c_uint64],
+    "quell_flatten": [c_void_p, c_char_p],
+    "quell_remove": [c_void_p, c_char_p],
+    "quell_rename": [c_void_p, c_char_p, c_char_p],
+    "quell_mkdir": [c_void_p, c_char_p, c_uint32],
+    "quell_rmdir": [c_void_p, c_char_p],
+    "quell_open": [c_void_p, c_char_p, c_int, c_uint32, POINTER(c_void_p)],
+    "quell_close": [c_void_p],
+    "quell_pread": [c_void_p, c_void_p, c_size_t, c_uint64],
+    "quell_pwrite": [c_void_p, c_void_p, c_size_t, c_uint64],
+    "quell_append": [c_void_p, c_void_p, c_size_t],
+    "quell_read_pieces": [c_void_p, POINTER(ReadPiece), c_size_t],
+    "quell_write_pieces": [c_void_p, POINTER(WritePiece), c_size_t],
+    "quell_publish": [c_void_p],
+    "quell_sync": [c_void_p],
+    "quell_file_stat": [c_void_p, POINTER(Attributes)],
+    "quell_file_truncate": [c_void_p, c_uint64],
+    "quell_dir_open": [c_void_p, c_char_p, POINTER(c_void_p)],
+    "quell_dir_next": [c_void_p, POINTER(EntryOfDirectory)],
+    "quell_dir_close": [c_void_p],
+}
+LONG = {
+    "quell_pread",
+    "quell_pwrite",
+    "quell_append",
+    "quell_read_pieces",
+    "quell_write_pieces",
+    "quell_flatten",
+}
+
+
+def _load():
+    # The library beside this file, if there is one; otherwise in the search path of the system.
+    beside = Path(__file__).with_name("libquell.so")
+    library = ctypes.CDLL(str(beside) if beside.exists() else "libquell.so")
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_int64 if name in LONG else c_int
+    library.quell_last_error.argtypes = []
+    library.quell_last_error.restype = c_char_p
+    return library
+
+
+_library = _load()
+
+
+def call(name, *arguments, path=None):
+    """Calls a function and returns its result; a negative one is raised as OSError. The interpreter
+    runs other threads meanwhile."""
+    answer = getattr(_library, name)(*arguments)
+    if answer < 0:
+        words = _library.quell_last_error().decode(errors="replace")
+        raise OSError(-answer, words, path)
+    return answer
+
+
+class Handle:
+    """A pointer of the library. It is closed once, when no thread uses it, and only by the process
+    that opened it."""
+
+    def __init__(self, pointer, close):
+        self._pointer, self._close = pointer, close
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_open = True
+
+    def __enter__(self):
+        if not self.is_ours:
+            raise OSError(errno.EBADF, "it was opened before the fork, by another process")
+        with self._lock:
+            if not self._is_open:
+                raise ValueError("I/O operation on a closed file or store")
+            self._users += 1
+            return self._pointer
+
+    def __exit__(self, *_):
+        with self._lock:
+            self._users -= 1
+            is_last = not self._users and not self._is_open
+        if is_last:
+            call(self._close, self._pointer)
+
+    @property
+    def is_ours(self):
+        return self._process == os.getpid()
+
+    def close(self):
+        if not self.is_ours:
+            self._is_open = False
+            return
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+            is_used = self._users > 0
+        # A thread that still uses it closes it afterwards.
+        if was_open and not is_used:
+            call(self._close, self._pointer)
+
+    def __del__(self):
+        try:
+            self.close()
+        except OSError:
+            pass  # cannot be reported here; `close` reports errors
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer of CPython's stable ABI."""
+
+    _fields_ = [
+        ("buf", c_void_p),
+        ("obj", c_void_p),
+        ("len", c_ssize_t),
+        ("itemsize", c_ssize_t),
+        ("readonly", c_int),
+        ("ndim", c_int),
+        ("format", c_char_p),
+        ("shape", c_void_p),
+        ("strides", c_void_p),
+        ("suboffsets", c_void_p),
+        ("internal", c_void_p),
+    ]
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, POINTER(_PyBuffer), c_int]
+_get_buffer.restype = c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [POINTER(_PyBuffer)]
+_release_buffer.restype = None
+_SIMPLE, _WRITABLE = 0, 1
+
+
+class Bytes:
+    """The memory of an object, for a `with` block: its address and size do not change meanwhile."""
+
+    def __init__(self, of, writable=False):
+        self._of, self._how = of, _WRITABLE if writable else _SIMPLE
+        self._buffer = _PyBuffer()
+
+    def __enter__(self):
+        _get_buffer(self._of, ctypes.byref(self._buffer), self._how)
+        return self._buffer.buf, self._buffer.len
+
+    def __exit__(self, *_):
+        _release_buffer(ctypes.byref(self._buffer))

@@ -1,0 +1,323 @@
+//! The output file of a boot image. One process at a time reads the old image, merges and replaces
+//! it, so that of two recordings that end at the same time neither is lost. Temporary files of
+//! killed writers are removed by a later writer.
+//!
+//! Other users may have write permission to the directory. A file that they put in place of the
+//! lock is never followed, waited for or written to.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use quell_vfs::{Error, ErrorKind, Result, errno};
+use rustix::fs::{FileType, FlockOperation, Gid, Mode, OFlags, flock, fstat, lstat};
+use rustix::io::Errno;
+
+use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
+
+/// How long to wait for the lock before it is reported.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Number of tries: on a shared file system, a file that another node has just removed may appear
+/// to exist, or be stale, for a moment.
+const TRIES_MAX: u32 = 10;
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+/// A temporary file that was not changed for this time belongs to no running writer.
+const ABANDONED: Duration = Duration::from_secs(3600);
+/// The id that the kernel shows for a group that the user namespace does not map.
+const NO_GROUP: u32 = 65534;
+
+/// An image's path with its lock, which is held until this value is dropped.
+#[derive(Debug)]
+pub struct BootPlace {
+    path: PathBuf,
+    lock: PathBuf,
+    _held: File,
+}
+
+impl BootPlace {
+    /// Waits until no other process writes the image. Calls `waiting` with the lock's path if that
+    /// takes long. On a file system without locks, writers are not excluded, and the last one wins.
+    pub fn claim(path: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<BootPlace> {
+        let lock = lock_of(path);
+        let mut tries = 0;
+        loop {
+            match claim_once(&lock, waiting) {
+                Ok(Some((file, is_alone))) => {
+                    let place = BootPlace { path: path.into(), lock, _held: file };
+                    if is_alone {
+                        place.sweep();
+                    }
+                    return Ok(place);
+                }
+                Ok(None) => {}
+                Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) && tries < TRIES_MAX => {
+                    tries += 1;
+                    std::thread::sleep(BETWEEN_TRIES);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Checks that an existing lock is usable, and that an existing image may be replaced. Creates
+    /// no lock and does not wait.
+    pub fn check(path: &Path, force: bool) -> Result<()> {
+        Output { path, format: BOOT_IMAGE, force }.check()?;
+        let lock = lock_of(path);
+        match open_lock(&lock) {
+            Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) => Ok(()),
+            Err(e) => Err(e),
+            Ok(file) => match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::BADF) => Err(others(&lock)),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Replaces the image atomically. If the caller owns the old image, the new one gets its mode
+    /// and group; otherwise only its owner has access.
+    pub fn replace(&self, bytes: &[u8], force: bool) -> Result<()> {
+        let old = fs::symlink_metadata(&self.path).ok();
+        let own = old.filter(|old| {
+            old.is_file() && old.nlink() == 1 && old.uid() == rustix::process::geteuid().as_raw()
+        });
+        Output { path: &self.path, format: BOOT_IMAGE, force }.replace(bytes, |file| {
+            let Some(own) = &own else { return Ok(()) };
+            let mut mode = own.mode() & 0o777;
+            let is_groups = own.gid() != NO_GROUP
+                && (file.metadata()?.gid() == own.gid()
+                    || rustix::fs::fchown(file, None, Some(Gid::from_raw(own.gid()))).is_ok());
+            if !is_groups {
+                // If the group cannot be set, its members get no access.
+                mode &= !0o070;
+            }
+            file.set_permissions(Permissions::from_mode(mode))
+        })
+    }
+
+    /// Removes temporary files of killed writers. A live writer holds the lock, or is on another
+    /// node where locks are not visible; in that case its file is recent.
+    fn sweep(&self) {
+        let directory = self.lock.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let Ok(entries) = fs::read_dir(directory) else { return };
+        let prefix = aside_prefix(&self.path);
+        for entry in entries.flatten() {
+            let name: OsString = entry.file_name();
+            let middle = name
+                .as_bytes()
+                .strip_prefix(prefix.as_bytes())
+                .and_then(|n| n.strip_suffix(ASIDE.as_bytes()));
+            let is_aside = middle.is_some_and(|random| random.iter().all(u8::is_ascii_alphanumeric));
+            let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+            if is_aside && age().is_some_and(|age| age > ABANDONED) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+impl Drop for BootPlace {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.lock);
+    }
+}
+
+fn lock_of(path: &Path) -> PathBuf {
+    let mut name = aside_prefix(path);
+    name.push("lock");
+    path.with_file_name(name)
+}
+
+fn failed(lock: &Path, cause: Errno) -> Error {
+    Error::from_io(cause.into(), "lock", lock.as_os_str().as_bytes())
+}
+
+fn refused(lock: &Path, kind: ErrorKind, why: &str) -> Error {
+    let source = Some(std::io::Error::other(why.to_owned()).into());
+    Error { source, ..Error::new(kind, "lock", lock.as_os_str().as_bytes()) }
+}
+
+fn others(lock: &Path) -> Error {
+    let why = "it belongs to another user's run, which is writing it or was killed; remove it if there is no such run";
+    refused(lock, ErrorKind::PermissionDenied, why)
+}
+
+/// Opens an existing lock. A symbolic link, or anything else than a regular file, is refused.
+fn open_lock(lock: &Path) -> Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let open = |access| rustix::fs::open(lock, flags | access, Mode::empty());
+    let opened = match open(OFlags::RDWR) {
+        // Read access is sufficient, except on a file system of another node, where locking needs
+        // write access.
+        Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open(OFlags::RDONLY),
+        other => other,
+    };
+    let no_plain_file = || refused(lock, ErrorKind::InvalidInput, "it is no plain file: remove it");
+    let file = match opened {
+        Ok(file) => file,
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(no_plain_file()),
+        Err(Errno::ACCESS | Errno::PERM) => return Err(others(lock)),
+        Err(e) => return Err(failed(lock, e)),
+    };
+    let stat = fstat(&file).map_err(|e| failed(lock, e))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(file.into()),
+        _ => Err(no_plain_file()),
+    }
+}
+
+/// Opens and locks the lock file. Returns whether the lock excludes other processes; returns `None`
+/// if the file was replaced meanwhile.
+fn claim_once(lock: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<Option<(File, bool)>> {
+    let file = match open_lock(lock) {
+        Err(e) if e.errno() == errno::ENOENT => {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match rustix::fs::open(lock, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => file.into(),
+                Err(Errno::EXIST) => return Ok(None),
+                Err(e) => return Err(failed(lock, e)),
+            }
+        }
+        other => other?,
+    };
+    let is_alone = match wait(&file, &|| waiting(lock)) {
+        Ok(()) => true,
+        Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => false,
+        Err(Errno::BADF) => return Err(others(lock)),
+        Err(e) => return Err(failed(lock, e)),
+    };
+    // The previous holder of the lock may have removed the file.
+    let ours = fstat(&file).map_err(|e| failed(lock, e))?;
+    let is_there = lstat(lock).is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
+    Ok(is_there.then_some((file, is_alone)))
+}
+
+fn wait(file: &File, waiting: &(dyn Fn() + Sync)) -> std::result::Result<(), Errno> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+        other => return other,
+    }
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                waiting();
+            }
+        });
+        let locked = loop {
+            match flock(file, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                other => break other,
+            }
+        };
+        drop(done);
+        locked
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_is_there_and_nothing_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.boot");
+        let (inside, rounds) = (AtomicU32::new(0), 50);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..rounds {
+                        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        let old = fs::read(&path).unwrap_or_default();
+                        place.replace(&[old, vec![1]].concat(), true).unwrap();
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read(&path).unwrap().len(), 4 * rounds);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_killed_writers_left_is_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut others = [
+            ".app.boot.backup",
+            ".app.boot.a-b.aside",
+            ".app.bootx.123456.aside",
+            "app.boot.123456.aside",
+            // This file may belong to a running writer.
+            ".app.boot.fresh1.aside",
+        ];
+        for name in others.iter().chain(&[".app.boot.aB3456.aside", ".app.boot.lock"]) {
+            let file = File::create(directory.path().join(name)).unwrap();
+            if !name.contains("fresh") {
+                file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+            }
+        }
+        drop(BootPlace::claim(&directory.path().join("app.boot"), &|_| {}).unwrap());
+        let mut left: Vec<_> = fs::read_dir(directory.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        others.sort_unstable();
+        assert_eq!(left, others);
+    }
+
+    #[test]
+    fn what_others_put_in_place_of_the_lock_is_not_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
+        let elsewhere = directory.path().join("elsewhere");
+        let refused = || {
+            for error in [BootPlace::check(&path, false).err(), BootPlace::claim(&path, &|_| {}).err()] {
+                let message = error.expect("it was taken for a lock").to_string();
+                assert!(message.contains("no plain file"), "{message}");
+            }
+            assert!(fs::symlink_metadata(&lock).is_ok(), "it was removed");
+        };
+        std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+        refused();
+        assert!(!elsewhere.exists(), "a link was followed");
+        fs::write(&elsewhere, "").unwrap();
+        refused();
+        fs::remove_file(&lock).unwrap();
+        fs::create_dir(&lock).unwrap();
+        refused();
+        fs::remove_dir(&lock).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        refused();
+    }
+
+    #[test]
+    fn the_lock_is_its_owners_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.boot");
+        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+        assert_eq!(fs::metadata(&place.lock).unwrap().mode() & 0o177, 0);
+        BootPlace::check(&path, false).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_its_owner_has_opened_to_others_stays_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("app.boot");
+        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        place.replace(b"one", true).unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        place.replace(b"two", true).unwrap();
+        assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two"[..]));
+    }
+}

@@ -1,0 +1,341 @@
+//! Disk images of virtual machines: finds the files of the backing chain from the headers, as QEMU
+//! does, opens them, and assembles them as a file system.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use quell_boot::{DISK_FILES_MAX, DiskFile, Disks};
+use quell_posix::{Dir, OpenFile, PosixDir, Stat};
+use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
+use quell_vfs::{Attributes, Error, ErrorKind, File, Kind, NodeId, Result};
+
+/// The format of a file in a backing chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskFormat {
+    Qcow2,
+    /// The bytes of the file are the bytes of the disk.
+    Raw,
+    /// Another format: which bytes belong to which part of the disk is unknown.
+    Other,
+}
+
+/// How a program that opens the disk image finds a file of its backing chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reached {
+    /// By a path relative to the directory of the disk image.
+    Within(PathBuf),
+    /// By this absolute path, regardless of where the disk image is.
+    Elsewhere(PathBuf),
+}
+
+/// A file of a backing chain.
+pub struct ChainFile {
+    /// The absolute path, without symbolic links.
+    pub path: PathBuf,
+    pub reached: Reached,
+    pub format: DiskFormat,
+    /// The header, for qcow2.
+    pub header: Option<Header>,
+    /// Whether this is an external data file of the previous file. It has no backing file.
+    pub is_data_file: bool,
+    pub stat: Stat,
+    pub file: Arc<dyn OpenFile>,
+}
+
+impl std::fmt::Debug for ChainFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChainFile")
+            .field("path", &self.path)
+            .field("format", &self.format)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused(kind: ErrorKind, path: &Path, why: impl Into<String>) -> Error {
+    let cause = std::io::Error::other(why.into());
+    Error {
+        source: Some(Box::new(cause)),
+        ..Error::new(kind, "open disk image", path.as_os_str().as_bytes())
+    }
+}
+
+/// Opens a regular file and follows symbolic links, because the user or an image's header named it.
+fn open(path: &Path) -> Result<(PathBuf, Arc<dyn OpenFile>, Stat)> {
+    let failed = |e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes());
+    let real = path.canonicalize().map_err(failed)?;
+    let (Some(parent), Some(name)) = (real.parent(), real.file_name()) else {
+        return Err(refused(ErrorKind::IsADirectory, path, "it is a directory"));
+    };
+    let file: Arc<dyn OpenFile> = PosixDir::start(parent)?
+        .open_file(name.as_bytes())
+        .map_err(|e| Error {
+            operation: "open disk image",
+            subject: path.as_os_str().as_bytes().to_vec(),
+            ..e
+        })?
+        .into();
+    let stat = file.stat()?;
+    Ok((real, file, stat))
+}
+
+/// Opens the disk image at `path` and its backing chain, from top to bottom. With `format` `None`,
+/// the format is detected from the first bytes.
+///
+/// Errors: those of opening; `Damaged` with the damage of a header; `InvalidInput` for a chain that
+/// is circular, too long, or refers to something other than a local file.
+pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFile>> {
+    let mut chain: Vec<ChainFile> = Vec::new();
+    let as_named = std::path::absolute(path)
+        .map_err(|e| Error::from_io(e, "open disk image", path.as_os_str().as_bytes()))?;
+    let top = as_named.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let mut next = Some((as_named, format));
+    while let Some((named_as, format)) = next.take() {
+        if chain.len() == DISK_FILES_MAX {
+            return Err(refused(
+                ErrorKind::InvalidInput,
+                path,
+                format!("it lies on more than {DISK_FILES_MAX} files"),
+            ));
+        }
+        let (real, file, stat) = open(&named_as)?;
+        if chain.iter().any(|above| above.stat.identity() == stat.identity()) {
+            let why = format!("it lies on itself: {} comes again", real.display());
+            return Err(refused(ErrorKind::InvalidInput, path, why));
+        }
+        let (format, header) = look_into(&real, &*file, stat.size_bytes, format)?;
+        let directory = named_as.parent().unwrap_or(Path::new("/")).to_path_buf();
+        let reached = reached(&top, &named_as);
+        if let Some(header) = &header {
+            if let Some(name) = &header.data_file {
+                // QEMU looks for it in its own working directory, regardless of where the image is.
+                let Named::Absolute(name) = named(name) else {
+                    let why = format!(
+                        "its data is in {}, which is not an absolute path: the file meant depends on the working directory of the program that opens it",
+                        name.escape_ascii()
+                    );
+                    return Err(refused(ErrorKind::InvalidInput, &real, why));
+                };
+                let named_as = PathBuf::from(OsStr::from_bytes(name));
+                let (path, file, stat) = open(&named_as)?;
+                let (reached, format) = (Reached::Elsewhere(named_as), DiskFormat::Raw);
+                chain.push(ChainFile { path, reached, format, header: None, is_data_file: true, stat, file });
+            }
+            if let Some(backing) = &header.backing {
+                let format = match backing.format.as_deref() {
+                    Some(b"qcow2") => Some(DiskFormat::Qcow2),
+                    Some(b"raw") => Some(DiskFormat::Raw),
+                    Some(_) => Some(DiskFormat::Other),
+                    None => None,
+                };
+                next = Some((local(&real, &directory, &backing.name)?, format));
+            }
+        }
+        // A data file belongs to the previous image, so the image comes first.
+        let at = chain.len() - usize::from(header.as_ref().is_some_and(|h| h.data_file.is_some()));
+        chain.insert(at, ChainFile { path: real, reached, format, header, is_data_file: false, stat, file });
+    }
+    Ok(chain)
+}
+
+/// Returns the path of a name in the header of an image in `directory`.
+fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
+    match named(name) {
+        Named::Absolute(path) => Ok(OsStr::from_bytes(path).into()),
+        Named::Relative(path) => Ok(directory.join(OsStr::from_bytes(path))),
+        Named::Elsewhere(name) => {
+            let why = format!("it lies on {}, which is no local file", name.escape_ascii());
+            Err(refused(ErrorKind::InvalidInput, image, why))
+        }
+    }
+}
+
+/// Paths are compared as text, because QEMU joins them as text.
+fn reached(top: &Path, named_as: &Path) -> Reached {
+    use std::path::Component;
+    let below = named_as.strip_prefix(top).ok();
+    match below.filter(|path| path.components().all(|c| matches!(c, Component::Normal(_)))) {
+        Some(path) => Reached::Within(path.components().collect()),
+        None => Reached::Elsewhere(named_as.into()),
+    }
+}
+
+/// Returns the given or detected format, and the header of a qcow2 image.
+fn look_into(
+    path: &Path,
+    file: &dyn OpenFile,
+    size: u64,
+    format: Option<DiskFormat>,
+) -> Result<(DiskFormat, Option<Header>)> {
+    if let Some(format @ (DiskFormat::Raw | DiskFormat::Other)) = format {
+        return Ok((format, None));
+    }
+    let mut begin = vec![0; size.min(4096) as usize];
+    read_whole(file, &mut begin, 0, path)?;
+    if !is_qcow2(&begin) {
+        if format.is_some() {
+            let why = "it should be a qcow2 image and does not begin as one";
+            return Err(refused(ErrorKind::Damaged, path, why));
+        }
+        let footer = size.min(512);
+        let mut end = vec![0; footer as usize];
+        read_whole(file, &mut end, size - footer, path)?;
+        let format = if is_other(&begin, &end) { DiskFormat::Other } else { DiskFormat::Raw };
+        return Ok((format, None));
+    }
+    let qcow2 = |header| (DiskFormat::Qcow2, Some(header));
+    let damaged = |e: quell_qcow2::Damage| refused(ErrorKind::Damaged, path, e.to_string());
+    // All header data is usually in the first page; with large clusters there may be more.
+    match Header::parse(&begin) {
+        Ok(header) => Ok(qcow2(header)),
+        Err(first) if size <= begin.len() as u64 => Err(damaged(first)),
+        Err(_) => {
+            begin.resize(size.min(HEADER_BYTES_MAX as u64) as usize, 0);
+            read_whole(file, &mut begin, 0, path)?;
+            Header::parse(&begin).map(qcow2).map_err(damaged)
+        }
+    }
+}
+
+/// Returns whether a file with these first and last bytes is a disk image in another format than
+/// qcow2 that QEMU detects by its first bytes (or, for fixed-size VHD, by its last 512 bytes).
+fn is_other(begin: &[u8], end: &[u8]) -> bool {
+    const BEGINNINGS: [&[u8]; 9] = [
+        b"KDMV",              // VMDK
+        b"COWD",              // VMDK, old
+        b"# Disk Descriptor", // VMDK with separate data files
+        b"vhdxfile",          // VHDX
+        b"conectix",          // VHD
+        b"LUKS\xba\xbe",      // LUKS
+        b"QED\0",             // QED
+        b"WithouFreSpacExt",  // Parallels
+        b"WithoutFreeSpace",  // Parallels, old
+    ];
+    const VDI: [u8; 4] = 0xbeda_107f_u32.to_le_bytes();
+    BEGINNINGS.iter().any(|magic| begin.starts_with(magic))
+        || begin.get(64..).is_some_and(|rest| rest.starts_with(&VDI))
+        || end.starts_with(b"conectix")
+}
+
+fn read_whole(file: &dyn OpenFile, into: &mut [u8], offset: u64, path: &Path) -> Result<()> {
+    match file.read_at(into, offset)? {
+        length if length == into.len() => Ok(()),
+        _ => Err(refused(ErrorKind::Stale, path, "it is being changed")),
+    }
+}
+
+/// The names under which the files of a chain are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskNames {
+    /// Their numbers. The caller mounts each file at its path.
+    Numbers,
+    /// Their paths relative to the directory of the disk image. Other files are not shown.
+    Relative,
+}
+
+/// The chain as a file system, and its files, which are checked for changes.
+#[derive(Debug)]
+pub struct OpenDisks {
+    pub disks: Disks,
+    pub files: Vec<ChainFile>,
+}
+
+impl OpenDisks {
+    /// Assembles the chain. `owner` replaces the owners of the files: in a user namespace that maps
+    /// one user, the user who opened the files, and may therefore read them.
+    pub fn new(chain: Vec<ChainFile>, names: DiskNames, owner: Option<(u32, u32)>) -> Result<OpenDisks> {
+        let shown: Vec<ChainFile> = match names {
+            DiskNames::Numbers => chain,
+            // A file with an absolute path is opened at that path, not here.
+            DiskNames::Relative => {
+                chain.into_iter().take_while(|file| matches!(file.reached, Reached::Within(_))).collect()
+            }
+        };
+        let named = shown.iter().enumerate().map(|(place, file)| {
+            let name = match (&file.reached, names) {
+                (Reached::Within(path), DiskNames::Relative) => path.clone().into_os_string().into_vec(),
+                _ => place.to_string().into_bytes(),
+            };
+            let attributes = attributes(&file.stat, owner);
+            DiskFile { name, attributes, source: Arc::new(Source(file.file.clone())) }
+        });
+        let (uid, gid) = owner.unwrap_or((0, 0));
+        let disks = Disks::new(named.collect(), uid, gid)?;
+        Ok(OpenDisks { disks, files: shown })
+    }
+}
+
+/// Returns the shown attributes. Write permission is removed. With another owner, only the owner
+/// has access, because the group and other permissions apply to other users and groups.
+fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
+    let readable = stat.mode & 0o444;
+    let (uid, gid) = owner.unwrap_or((stat.uid, stat.gid));
+    Attributes {
+        node: NodeId(0),
+        kind: Kind::File,
+        permissions: if owner.is_some() { 0o400 } else { readable },
+        uid,
+        gid,
+        nlink: 1,
+        rdev: 0,
+        size_bytes: stat.size_bytes,
+        blocks: stat.blocks,
+        modified: stat.modified,
+        changed: stat.changed,
+    }
+}
+
+struct Source(Arc<dyn OpenFile>);
+
+impl File for Source {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.0.read_at(into, offset)
+    }
+}
+
+impl ChainFile {
+    /// Returns whether size or modification time differ from those at the open.
+    pub fn has_changed(&self) -> Result<bool> {
+        let now = self.file.stat()?;
+        Ok((now.size_bytes, now.modified) != (self.stat.size_bytes, self.stat.modified))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_shown_as_somebody_elses_is_nobody_elses() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let (_, _, mut stat) = open(&path).unwrap();
+        (stat.mode, stat.gid) = (0o100_640, 7);
+        assert_eq!(attributes(&stat, None).permissions, 0o440);
+        // The file's own group had read permission, but the file is shown with another group.
+        let owned = attributes(&stat, Some((1000, 1000)));
+        assert_eq!((owned.permissions, owned.uid, owned.gid), (0o400, 1000, 1000));
+    }
+
+    #[test]
+    fn formats_are_known_by_their_bytes() {
+        let directory = tempfile::tempdir().unwrap();
+        let format = |at: usize, magic: &[u8]| {
+            let mut bytes = vec![0; 8192];
+            bytes[at..at + magic.len()].copy_from_slice(magic);
+            let path = directory.path().join("disk");
+            std::fs::write(&path, bytes).unwrap();
+            let said = disk_chain(&path, Some(DiskFormat::Raw)).unwrap()[0].format;
+            assert_eq!(said, DiskFormat::Raw);
+            disk_chain(&path, None).unwrap()[0].format
+        };
+        assert_eq!(format(0, b""), DiskFormat::Raw);
+        for magic in [&b"KDMV"[..], b"COWD", b"vhdxfile", b"conectix", b"LUKS\xba\xbe", b"QED\0"] {
+            assert_eq!(format(0, magic), DiskFormat::Other, "{}", magic.escape_ascii());
+        }
+        assert_eq!(format(64, &[0x7f, 0x10, 0xda, 0xbe]), DiskFormat::Other);
+        assert_eq!(format(8192 - 512, b"conectix"), DiskFormat::Other);
+    }
+}

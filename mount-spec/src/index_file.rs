@@ -1,0 +1,342 @@
+//! Index and boot image files: their default paths, how they are read, who may read an index, and
+//! how it is written atomically.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use quell_boot::{BootImage, Filling};
+use quell_index::{Image, format};
+use quell_vfs::{Error, ErrorKind, Kind, Result, errno};
+
+use crate::output::{INDEX, Output};
+
+/// Returns `DIR.quell` beside the directory, whose path has no symbolic links; `None` for the root
+/// directory, which has no parent.
+pub fn default_index_path(directory: &Path) -> Option<PathBuf> {
+    let mut name = directory.file_name()?.to_os_string();
+    name.push(".quell");
+    Some(directory.parent()?.join(name))
+}
+
+/// Reads and validates an index. The file is read in one pass, not mapped: page faults would cause
+/// many small requests to a shared file system, and truncating a mapped file kills its readers with
+/// SIGBUS (docs/decisions/0002-read-not-map.md).
+pub fn load_index(path: &Path) -> Result<Image> {
+    load_index_from(&open(path, READ_INDEX)?, path, |_| Ok(()))
+}
+
+/// Does the same as `load_index`, for a file that is already open. The header is checked first;
+/// then `admit` is called with the number of bytes, before memory is allocated.
+///
+/// Errors: `InvalidInput` for a file without the magic number of an index, `Damaged` for a damaged
+/// one, and those of `admit`.
+pub fn load_index_from<E: From<Error>>(
+    file: &File,
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<Image, E> {
+    let length = regular_length(file, path, READ_INDEX)?;
+    let preamble = read_begin(file, path, READ_INDEX, length, format::PREAMBLE_BYTES)?;
+    if !Image::is_index(&preamble) {
+        let what = if length == 0 {
+            "the file is empty"
+        } else {
+            "the file is no index: it does not begin with QUELLIDX"
+        };
+        return Err(wrong_file(path, READ_INDEX, format!("at byte 0: {what}")).into());
+    }
+    Image::check_preamble(&preamble, length).map_err(|damage| damaged(path, READ_INDEX, damage))?;
+    admit(length)?;
+    let bytes = read_whole(file, path, READ_INDEX, length)?;
+    Ok(Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?)
+}
+
+/// Reads a boot image in the same way, and validates everything except its frames.
+pub fn load_boot(path: &Path) -> Result<BootImage> {
+    load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
+}
+
+/// Does the same as `load_boot`, for a file that is already open.
+pub fn load_boot_from<E: From<Error>>(
+    file: &File,
+    path: &Path,
+    admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+) -> std::result::Result<BootImage, E> {
+    let length = regular_length(file, path, READ_BOOT)?;
+    let header = read_begin(file, path, READ_BOOT, length, quell_boot::HEADER_BYTES)?;
+    if !begins_as_boot_image(&header) {
+        return Err(no_boot_image(path).into());
+    }
+    if let Some(header) = header.first_chunk() {
+        BootImage::tables_end(header, length).map_err(|e| damaged(path, READ_BOOT, e))?;
+        admit(length)?;
+    }
+    // A file that ends within the header is refused by `parse`.
+    let bytes = read_whole(file, path, READ_BOOT, length)?;
+    Ok(BootImage::parse(bytes).map_err(|damage| damaged(path, READ_BOOT, damage))?)
+}
+
+const READ_INDEX: &str = "read index";
+const READ_BOOT: &str = "read boot image";
+
+/// A boot image whose tables were read and validated; its frames are not read yet.
+#[derive(Debug)]
+pub struct OpenBoot {
+    pub image: BootImage,
+    file: File,
+    path: PathBuf,
+}
+
+impl OpenBoot {
+    /// Reads the tables. Calls `admit` with their size, according to the header, before memory is
+    /// allocated.
+    pub fn begin<E: From<Error>>(
+        file: Option<File>,
+        path: &Path,
+        admit: impl FnOnce(u64) -> std::result::Result<(), E>,
+    ) -> std::result::Result<OpenBoot, E> {
+        let operation = READ_BOOT;
+        let file = file.map_or_else(|| open(path, operation), Ok)?;
+        let length = regular_length(&file, path, operation)?;
+        let mut bytes = read_begin(&file, path, operation, length, quell_boot::HEADER_BYTES)?;
+        if !begins_as_boot_image(&bytes) {
+            return Err(no_boot_image(path).into());
+        }
+        if let Some(header) = bytes.first_chunk() {
+            let end = BootImage::tables_end(header, length).map_err(|e| damaged(path, operation, e))?;
+            let end = end.min(length);
+            admit(end)?;
+            bytes = read_whole(&file, path, operation, end)?;
+        }
+        let image =
+            BootImage::parse_tables(bytes, length).map_err(|damage| damaged(path, operation, damage))?;
+        Ok(OpenBoot { image, file, path: path.into() })
+    }
+
+    /// Reads and decodes all frames in order, with `threads` threads.
+    pub fn fill(&self, filling: &Filling, threads: usize) -> Result<()> {
+        let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
+        filling
+            .fill(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
+    }
+}
+
+fn damaged(
+    path: &Path,
+    operation: &'static str,
+    damage: impl std::error::Error + Send + Sync + 'static,
+) -> Error {
+    Error {
+        source: Some(Box::new(damage)),
+        ..Error::new(ErrorKind::Damaged, operation, path.as_os_str().as_bytes())
+    }
+}
+
+fn wrong_file(path: &Path, operation: &'static str, why: String) -> Error {
+    Error {
+        source: Some(Box::new(std::io::Error::other(why))),
+        ..Error::new(ErrorKind::InvalidInput, operation, path.as_os_str().as_bytes())
+    }
+}
+
+/// Returns whether a file may be a boot image. An empty file, or one that ends within the magic
+/// number, counts as a damaged boot image.
+fn begins_as_boot_image(begin: &[u8]) -> bool {
+    begin.iter().zip(&quell_boot::MAGIC).all(|(found, due)| found == due)
+}
+
+fn no_boot_image(path: &Path) -> Error {
+    wrong_file(path, READ_BOOT, "at byte 0: this is not a boot image: it does not begin with QUELLBOO".into())
+}
+
+/// Opens a file for reading. A FIFO does not block, and a terminal does not become the controlling
+/// one.
+fn open(path: &Path, operation: &'static str) -> Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => Ok(file.into()),
+        Err(e) => Err(Error::from_io(e.into(), operation, path.as_os_str().as_bytes())),
+    }
+}
+
+/// Returns the length of a regular file.
+fn regular_length(file: &File, path: &Path, operation: &'static str) -> Result<u64> {
+    let subject = path.as_os_str().as_bytes();
+    let metadata = file.metadata().map_err(|e| Error::from_io(e, operation, subject))?;
+    match (metadata.is_file(), metadata.is_dir()) {
+        (true, _) => Ok(metadata.len()),
+        (_, true) => Err(Error::new(ErrorKind::IsADirectory, operation, subject)),
+        _ => Err(wrong_file(path, operation, "at byte 0: it is not a regular file".into())),
+    }
+}
+
+/// Returns the first bytes of a file of `length` bytes, at most `bytes_max`.
+fn read_begin(
+    file: &File,
+    path: &Path,
+    operation: &'static str,
+    length: u64,
+    bytes_max: usize,
+) -> Result<Vec<u8>> {
+    read_whole(file, path, operation, length.min(bytes_max as u64))
+}
+
+/// Returns the first `length` bytes of a file that has at least this length.
+fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) -> Result<Vec<u8>> {
+    let subject = path.as_os_str().as_bytes();
+    let mut bytes = Vec::new();
+    let no_memory = |_| {
+        let cause = std::io::Error::other(format!("{length} bytes of memory are not available"));
+        Error {
+            source: Some(Box::new(cause)),
+            ..Error::new(ErrorKind::Os(errno::ENOMEM), operation, subject)
+        }
+    };
+    let length_here = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(length_here).map_err(no_memory)?;
+    bytes.resize(length_here, 0);
+    file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            damaged(path, operation, std::io::Error::other("it is being changed"))
+        }
+        _ => Error::from_io(e, operation, subject),
+    })?;
+    Ok(bytes)
+}
+
+/// The users who may read an index: those who can list every directory of the tree and read the
+/// extended attributes of every file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readers {
+    pub others: bool,
+    /// The members of this group.
+    pub group: Option<u32>,
+}
+
+/// Returns the readers according to the tree's own modes; `above` is the path of its root, whose
+/// parent directories count as well. Reading `user.*` attributes needs read permission for the file
+/// (xattr(7)), so a file with such attributes counts like a directory.
+pub fn readers_of(image: &Image, above: &Path) -> Readers {
+    let mut others = !image.has_flag(format::FLAG_ACLS) && image.problem_count() == 0;
+    let root_group = image.attributes(quell_index::ROOT).gid;
+    let mut group = others;
+    let has_xattrs = image.has_flag(format::FLAG_XATTRS);
+    for entry in 0..image.entries() {
+        let is_dir = image.kind(entry) == Kind::Dir;
+        let has_private = || has_xattrs && image.xattrs(entry).any(|(name, _)| name.starts_with(b"user."));
+        if !is_dir && !has_private() {
+            continue;
+        }
+        let needed = if is_dir { 0o5 } else { 0o4 };
+        let a = image.attributes(entry);
+        // If the group has fewer permissions than others, members of the group have no access.
+        let open_to_others = a.permissions & needed == needed && a.permissions & needed << 3 == needed << 3;
+        others &= open_to_others;
+        let open_to_group = a.gid == root_group && a.permissions & needed << 3 == needed << 3;
+        group &= open_to_others || open_to_group;
+    }
+    for directory in above.ancestors().skip(1) {
+        let Ok(metadata) = fs::metadata(directory) else { continue };
+        let open_to_others = metadata.mode() & 0o011 == 0o011;
+        others &= open_to_others;
+        group &= open_to_others || (metadata.gid() == root_group && metadata.mode() & 0o010 != 0);
+    }
+    Readers { others, group: group.then_some(root_group) }
+}
+
+/// Writes an index; see [`Output::replace`].
+pub fn save_index(path: &Path, bytes: &[u8], readers: Readers, force: bool) -> Result<()> {
+    Output { path, format: INDEX, force }.replace(bytes, |file| {
+        let mut mode = 0o600;
+        if readers.others {
+            mode |= 0o044;
+        }
+        if let (false, Some(group)) = (readers.others, readers.group) {
+            let group = rustix::fs::Gid::from_raw(group);
+            // If the group cannot be set, its members get no access.
+            if rustix::fs::fchown(file, None, Some(group)).is_ok() {
+                mode |= 0o040;
+            }
+        }
+        file.set_permissions(Permissions::from_mode(mode))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_file_lies_beside_the_directory() {
+        for (directory, file) in
+            [("/sw/env", Some("/sw/env.quell")), ("/env", Some("/env.quell")), ("/", None)]
+        {
+            assert_eq!(default_index_path(Path::new(directory)), file.map(PathBuf::from));
+        }
+    }
+
+    #[test]
+    fn a_header_is_checked_before_memory_is_allocated() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sparse");
+        let length = 60 << 30;
+        let refused = |begin: &[u8]| {
+            fs::write(&path, begin).unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+            let never = |_| -> Result<()> { panic!("memory was asked for") };
+            let file = File::open(&path).unwrap();
+            let index = load_index_from(&file, &path, never).map(drop).unwrap_err();
+            let boot = load_boot_from(&file, &path, never).map(drop).unwrap_err();
+            (index.kind, boot.kind)
+        };
+        assert_eq!(refused(b"#!/bin/sh\n"), (ErrorKind::InvalidInput, ErrorKind::InvalidInput));
+        assert_eq!(refused(b"QUELLIDX"), (ErrorKind::Damaged, ErrorKind::InvalidInput));
+        assert_eq!(refused(b"QUELLBOO"), (ErrorKind::InvalidInput, ErrorKind::Damaged));
+        let device = File::open("/dev/zero").unwrap();
+        let refused = load_index_from(&device, Path::new("/dev/zero"), |_| Ok::<_, Error>(())).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn memory_for_the_tables_of_a_boot_image_is_asked_for_before_it_is_taken() {
+        struct Zeros;
+        impl quell_boot::ReadBlock for Zeros {
+            fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> Result<bool> {
+                Ok(true)
+            }
+        }
+        let mut packer = quell_boot::Packer::default();
+        let mut recording = quell_boot::Recording::new();
+        packer.add(
+            &quell_boot::disk_name(0, b"/disk.raw"),
+            4096,
+            quell_vfs::Time { seconds: 1, nanoseconds: 0 },
+        );
+        recording.add(0, 0..1);
+        let mut bytes = packer.pack(quell_boot::Kind::Disk, &recording, &mut Zeros, 1).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("machine.boot");
+        fs::write(&path, &bytes).unwrap();
+        let mut asked = 0;
+        OpenBoot::begin(None, &path, |bytes| {
+            asked = bytes;
+            Ok::<(), Error>(())
+        })
+        .unwrap();
+        assert!((quell_boot::HEADER_BYTES as u64..=bytes.len() as u64).contains(&asked), "{asked}");
+        let none = |_| Err::<(), _>(Error::new(ErrorKind::InvalidInput, "ask for memory", b""));
+        assert_eq!(OpenBoot::begin(None, &path, none).unwrap_err().operation, "ask for memory");
+        // A sparse file whose header claims that almost all of it is names: `admit` must not be
+        // called.
+        let length = 60 << 30;
+        bytes[16..24].copy_from_slice(&u64::to_le_bytes(length));
+        bytes[72..80].copy_from_slice(&u64::to_le_bytes(length - 4096));
+        fs::write(&path, &bytes).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+        let refused = OpenBoot::begin(None, &path, none).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Damaged);
+    }
+}

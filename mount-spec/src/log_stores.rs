@@ -1,0 +1,303 @@
+//! The stores of a log mount as a file system, and the identity of this node and process.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_log::{Choices, Holder, Host, LogFs, Role, Root, Scratch, StoreMap, Stores};
+use quell_posix::{PosixDir, WritableDir, WritableFile};
+use quell_vfs::{Error, ErrorKind, Result, errno};
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+/// Number of log directories of a new container: PLFS's default.
+const DIRECTORIES: u32 = 32;
+
+/// Opens the stores as one file system. Stores that are added later are opened as well.
+pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
+    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(open_added)), choices))
+}
+
+/// Does the same as `open_log`, for a mount at `mountpoint`, a path without symbolic links: an
+/// added store that is below or above it is not opened.
+pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &Path) -> Result<LogFs> {
+    let mountpoint = mountpoint.to_owned();
+    let opener = move |path: &[u8]| {
+        let named = Path::new(OsStr::from_bytes(path));
+        if named.starts_with(&mountpoint) || mountpoint.starts_with(named) {
+            let source = format!("the mount point {} would show or hide it", mountpoint.display());
+            return Err(Error {
+                source: Some(source.into()),
+                ..Error::new(ErrorKind::InvalidInput, "open", path)
+            });
+        }
+        open_added(path)
+    };
+    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(opener)), choices))
+}
+
+/// Opens the directory at a path from a placement map, which other users may have written. The path
+/// must be absolute; it is opened one component at a time, without following symbolic links.
+fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
+    let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
+    let [b"", way @ .., last] = &names[..] else {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", path));
+    };
+    if way.iter().chain([last]).any(|name| matches!(*name, b"" | b"." | b"..")) {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", path));
+    }
+    let root: Arc<dyn WritableDir> = Arc::new(PosixDir::start_shared(Path::new("/"))?);
+    way.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
+}
+
+/// Opens the stores and creates their own data where it is missing.
+pub fn open_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
+    Stores::open_named(roots(stores)?, this_host()?, DIRECTORIES)
+}
+
+/// Returns whether a directory is a store.
+pub fn is_store(path: &Path) -> Result<bool> {
+    quell_log::is_store(&*root(path)?.dir)
+}
+
+/// Opens existing stores. Nothing is written, so they may be read-only.
+pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
+    let roots = roots(stores)?;
+    for (root, path) in roots.iter().zip(stores) {
+        if !quell_log::is_store(&*root.dir)? {
+            let path = path.as_ref().as_os_str().as_encoded_bytes();
+            let source = Some("it is no store".into());
+            return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
+        }
+    }
+    Stores::look(roots, this_host()?, DIRECTORIES)
+}
+
+/// Adds, drains and keeps stores; see `Stores::change`.
+pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
+    Stores::change(roles(stores)?, this_host()?, DIRECTORIES)
+}
+
+/// Returns the map that `change_stores` would create; nothing is written.
+pub fn foretell_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
+    Stores::foretell(roles(stores)?, &this_host()?)
+}
+
+fn roles(stores: &[(impl AsRef<Path>, Role)]) -> Result<Vec<(Root, Role)>> {
+    stores.iter().map(|(path, role)| Ok((root(path.as_ref())?, *role))).collect()
+}
+
+fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
+    stores.iter().map(|path| root(path.as_ref())).collect()
+}
+
+/// Opens the root directory of a store. Its path, without symbolic links, is written to the
+/// placement map, from which other processes open the store.
+fn root(path: &Path) -> Result<Root> {
+    let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Ok(Root { dir: Arc::new(PosixDir::open_shared(path)?), path: full.into_os_string().into_encoded_bytes() })
+}
+
+/// Returns the identity of this process on this node.
+fn this_host() -> Result<Host> {
+    let pid = std::process::id();
+    // `self` is correct even if `/proc` belongs to another PID namespace, in which this process has
+    // another number.
+    let start = match begin_of("self") {
+        Begin::At(start) => start,
+        _ => return Err(Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat")),
+    };
+    let node = Node::this()?;
+    let holder = Holder::new(pid, start, &node.text);
+    let own = holder.clone();
+    Ok(Host {
+        holder,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        random: Box::new(random),
+        is_gone: Box::new(move |holder| holder.node == own.node && node.lacks(holder)),
+        scratch: Scratch::new(scratch_file),
+    })
+}
+
+/// Creates an unlinked temporary file in the system's directory for temporary files. It exists
+/// until this process ends.
+fn scratch_file() -> Result<Box<dyn WritableFile>> {
+    let dir = PosixDir::open(&std::env::temp_dir())?;
+    let name = format!("quell-index-{:016x}", random());
+    let file = dir.create_file(name.as_bytes(), 0o600)?;
+    dir.remove(name.as_bytes())?;
+    Ok(file)
+}
+
+/// The scope in which a process id and a start time identify one process: one boot of one kernel,
+/// one PID namespace, and one time namespace, which determines the time since boot.
+struct Node {
+    /// The form in the names of writers: `BOOT-PIDS-TIME.NAME`. The boot id and the inode numbers
+    /// of the two namespaces are hexadecimal; an unknown namespace has the number 0. The kernel
+    /// reuses a namespace's number only when no process is left in it.
+    text: String,
+    /// Whether both namespaces are known.
+    is_known: bool,
+    /// Whether `/proc` shows the processes of this PID namespace.
+    has_own_proc: bool,
+}
+
+impl Node {
+    fn this() -> Result<Node> {
+        let path = "/proc/sys/kernel/random/boot_id";
+        let boot = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
+        let name = rustix::system::uname();
+        let namespace =
+            |kind| std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |found| found.ino());
+        let (pids, mut time) = (namespace("pid"), namespace("time"));
+        // Before Linux 5.6 there were no time namespaces.
+        let has_time = time != 0 || !Path::new("/proc/self/timens_offsets").exists();
+        time = if has_time { time } else { 0 };
+        let boot = boot.trim().replace('-', "");
+        let text = format!("{boot}-{pids:x}-{time:x}.{}", name.nodename().to_string_lossy());
+        let own = std::fs::read_link("/proc/self").ok();
+        let has_own_proc = own.is_some_and(|link| link.as_os_str() == &*std::process::id().to_string());
+        Ok(Node { text, is_known: pids != 0 && has_time, has_own_proc })
+    }
+
+    /// Returns whether the process of `holder`, which is on this node, has certainly ended. A
+    /// process whose state is unknown counts as alive.
+    fn lacks(&self, holder: &Holder) -> bool {
+        let Some(pid) = i32::try_from(holder.pid).ok().and_then(Pid::from_raw) else { return false };
+        if !self.is_known {
+            return false;
+        }
+        // kill(2) is used, because `/proc` may belong to another namespace, or hide processes of
+        // other users.
+        match rustix::process::test_kill_process(pid) {
+            Err(Errno::SRCH) => true,
+            _ if !self.has_own_proc => false,
+            _ => match begin_of(&pid.as_raw_nonzero().to_string()) {
+                // Process ids are reused, but never with the same start time.
+                Begin::At(start) => start != holder.start,
+                Begin::Ended => true,
+                Begin::Unknown => false,
+            },
+        }
+    }
+}
+
+/// The start time of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    /// In clock ticks after the boot of the node.
+    At(u64),
+    /// The process has ended, and its parent has not waited for it yet.
+    Ended,
+    Unknown,
+}
+
+fn begin_of(process: &str) -> Begin {
+    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(Begin::Unknown, |stat| begin_in(&stat))
+}
+
+fn begin_in(stat: &str) -> Begin {
+    // The second field is a name in parentheses, which may contain any character. After it, the
+    // first field is the state, the eighteenth the number of threads, and the twentieth the start
+    // time.
+    let Some((_, rest)) = stat.rsplit_once(')') else { return Begin::Unknown };
+    let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
+    let [state, .., threads, _, start] = fields[..] else { return Begin::Unknown };
+    // If the first thread of a process has ended, other threads may still run.
+    match start.parse() {
+        _ if fields.len() < 20 => Begin::Unknown,
+        _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => Begin::Ended,
+        Ok(start) => Begin::At(start),
+        Err(_) => Begin::Unknown,
+    }
+}
+
+/// Returns a random number. Once the kernel's generator is initialized, getrandom(2) returns up to
+/// 256 bytes at once.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(bytes.len()), "the kernel gives up to 256 bytes at once");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scratch_file_is_found_by_nobody_else() {
+        let file = scratch_file().unwrap();
+        file.write_at(b"beyond memory", 5).unwrap();
+        let mut bytes = [0; 20];
+        assert_eq!(file.read_at(&mut bytes, 5).unwrap(), 13);
+        assert_eq!(file.stat().unwrap().nlink, 0);
+    }
+
+    #[test]
+    fn a_process_that_nobody_has_asked_for_its_end_is_gone() {
+        let stat = |state, threads| {
+            format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0")
+        };
+        assert_eq!(begin_in(&stat("S", 1)), Begin::At(4711));
+        assert_eq!(begin_in(&stat("Z", 3)), Begin::At(4711));
+        assert_eq!(begin_in(&stat("Z", 1)), Begin::Ended);
+        assert_eq!(begin_in("7 (a) S"), Begin::Unknown);
+    }
+
+    #[test]
+    fn a_path_that_a_map_says_is_followed_by_plain_names_alone() {
+        let scene = tempfile::tempdir().unwrap();
+        let real = scene.path().canonicalize().unwrap();
+        std::fs::create_dir_all(real.join("way/store")).unwrap();
+        std::os::unix::fs::symlink("way", real.join("link")).unwrap();
+        let open = |path: &Path| open_added(path.as_os_str().as_bytes());
+        assert!(open(&real.join("way/store")).is_ok());
+        for wrong in
+            ["link/store", "way/../way/store", "way/./store", "way//store", "way/store/", "none", "link"]
+        {
+            assert!(open(&real.join(wrong)).is_err(), "{wrong}");
+        }
+        for wrong in ["", "/", "way/store", "."] {
+            assert!(open(Path::new(wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_there_and_one_with_another_start_is_gone() {
+        let host = this_host().unwrap();
+        assert!(!(host.is_gone)(&host.holder));
+        assert!((host.is_gone)(&Holder { start: host.holder.start + 1, ..host.holder.clone() }));
+        assert!(
+            (host.is_gone)(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }),
+            "no process has this number"
+        );
+        let (boot, rest) = host.holder.node.split_once('-').unwrap();
+        let (namespaces, name) = rest.split_once('.').unwrap();
+        assert_eq!(namespaces.split('-').count(), 2);
+        for node in [
+            "elsewhere".to_owned(),
+            format!("{boot}.{name}"), // the form of earlier versions: the namespace is unknown
+            format!("{boot}-1-{}.{name}", namespaces.split_once('-').unwrap().1),
+            format!("{boot}-{namespaces}.another-{name}"),
+            format!("0{}-{rest}", &boot[1..]),
+        ] {
+            for start in [1, host.holder.start + 1] {
+                assert!(
+                    !(host.is_gone)(&Holder { start, node: node.clone(), ..host.holder.clone() }),
+                    "{node}"
+                );
+            }
+        }
+        let node = Node { has_own_proc: false, ..Node::this().unwrap() };
+        assert!(
+            !node.lacks(&Holder { start: 1, ..host.holder.clone() }),
+            "another's /proc says nothing of a start"
+        );
+        assert!(node.lacks(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }));
+        assert_ne!((host.random)(), (host.random)());
+    }
+}

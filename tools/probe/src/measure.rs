@@ -1,0 +1,512 @@
+//! The course of a probe: check, create, measure each kind, raise the number of threads, remove.
+//! The decisions are made in other modules.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use quell_vfs::Error;
+use rustix::fs::{Access, AtFlags, Mode, OFlags, RawDir, StatxFlags};
+use rustix::io::Errno;
+
+use crate::budget::{Budget, Limits};
+use crate::crew::{Call, Crew, Done, Enough, Hand, Orders, SLOW, Trouble};
+use crate::curve::{self, End, Left, Next, Step};
+use crate::home::{self, Home, REMOVING_MAX, Stopped, failed};
+use crate::kind::{Answerer, Kind, QUESTIONS, round};
+use crate::leftover::Leftover;
+use crate::node::Ticks;
+use crate::progress::{Progress, Stage};
+use crate::refusal::Refusal;
+
+/// The number of requests that test whether the file system is busy, and the limit of their median.
+const TRIAL_QUESTIONS: usize = 9;
+const TRIAL_MEDIAN_MAX: Duration = Duration::from_millis(50);
+/// The time limit for the check.
+const LOOKING_MAX: Duration = Duration::from_secs(10);
+/// More than the check can need: about twenty requests, and six for each leftover directory.
+const LOOKING_OPERATIONS_MAX: u64 = 130;
+/// The number of stats answered by the kernel, for comparison.
+const CACHED_STATS: usize = 200;
+/// The size of the buffer for a listing, in bytes. A directory of the tree takes two reads, the
+/// last of which returns nothing.
+const NAMES_BUFFER_BYTES: usize = 8 << 10;
+/// Less free space than this counts as none.
+const FREE_BYTES_MIN: u64 = 1 << 20;
+/// The minimum number of free inodes. A probe creates about three hundred, and others need some.
+const FREE_NAMES_MIN: u64 = 400;
+
+/// A directory that passed the check.
+#[derive(Debug)]
+pub struct Survey {
+    directory: Arc<OwnedFd>,
+    /// The directories that killed probes left there.
+    pub leftovers: Vec<Leftover>,
+    /// The operations of the check.
+    operations: u64,
+}
+
+/// The result of one kind, measured one call at a time.
+#[derive(Debug, Clone)]
+pub struct KindRate {
+    pub kind: Kind,
+    pub calls: u64,
+    pub operations: u64,
+    /// The total duration of these calls.
+    pub seconds: f64,
+    pub p50: Duration,
+    pub p99: Duration,
+    pub answered_by: Answerer,
+}
+
+impl KindRate {
+    pub fn rate(&self) -> f64 {
+        curve::rate(self.operations, self.seconds)
+    }
+}
+
+/// The result of a probe.
+#[derive(Debug)]
+pub struct Outcome {
+    pub started: SystemTime,
+    pub kinds: Vec<KindRate>,
+    pub steps: Vec<Step>,
+    pub end: End,
+    /// All operations, from the first check to the last removal.
+    pub operations: u64,
+    /// The probe's directory, if it could not be removed.
+    pub left: Option<String>,
+}
+
+impl Outcome {
+    /// Returns the sustained operations per second, if there is a result.
+    pub fn sustained(&self) -> Option<f64> {
+        curve::sustained(&self.steps)
+    }
+
+    /// Returns the maximum share of the time that this node's processors were busy on the plateau.
+    pub fn node_busy(&self) -> Option<f64> {
+        curve::plateau(&self.steps).filter_map(|step| step.node_busy).reduce(f64::max)
+    }
+
+    /// Returns whether a step belongs to the plateau.
+    pub fn is_on_plateau(&self, step: &Step) -> bool {
+        curve::plateau(&self.steps).any(|other| other == step)
+    }
+}
+
+/// Checks whether the directory may be probed; changes nothing.
+pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refusal> {
+    progress.enter(Stage::Looking);
+    let path = directory.to_owned();
+    let orders = Orders {
+        threads: 1,
+        operations: LOOKING_OPERATIONS_MAX,
+        until: Instant::now() + LOOKING_MAX,
+        removing: false,
+    };
+    let crew = Crew::new(progress.clone());
+    let looked = only(crew.run(orders, move |hand| look(&path, hand)))?;
+    if crew.met_slow() {
+        return Err(Refusal::Busy(SLOW));
+    }
+    let (directory, leftovers) = looked?;
+    match home::at_work(&leftovers) {
+        Some(other) => Err(Refusal::InUse { name: other.name.clone(), who: other.who() }),
+        None => Ok(Survey { directory: Arc::new(directory), leftovers, operations: progress.operations() }),
+    }
+}
+
+/// Returns the result of the only thread.
+fn only<T>(done: Result<Done<T>, Trouble>) -> Result<T, Refusal> {
+    done.ok().and_then(|mut done| done.results.pop()).ok_or(Refusal::Unanswered)
+}
+
+impl From<Stopped> for Refusal {
+    fn from(stopped: Stopped) -> Refusal {
+        match stopped {
+            Stopped::Enough => Refusal::Unanswered,
+            Stopped::Failed(error) => Refusal::Failed(error),
+        }
+    }
+}
+
+impl From<Enough> for Refusal {
+    fn from(_: Enough) -> Refusal {
+        Refusal::Unanswered
+    }
+}
+
+fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusal> {
+    let subject = path.as_os_str().as_encoded_bytes();
+    let directory = home::open(path, hand)?;
+    let mut took = Vec::new();
+    for _ in 0..TRIAL_QUESTIONS {
+        let begun = Instant::now();
+        hand.call(Kind::Attributes, || fetch_attributes(&directory))?
+            .map_err(|e| Refusal::Failed(failed(e, "stat", subject)))?;
+        took.push(begun.elapsed());
+    }
+    let median = curve::percentile(&mut took, 0.5);
+    if median > TRIAL_MEDIAN_MAX {
+        return Err(Refusal::Busy(median));
+    }
+    // With the effective user id of this process, not the real one.
+    let may = Access::WRITE_OK | Access::EXEC_OK;
+    hand.call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
+        .map_err(|e| Refusal::NotWritable(failed(e, "write to", subject)))?;
+    let room = hand.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
+    // Some file systems do not count inodes, and some do not support the call.
+    if let Ok(room) = room {
+        if room.f_files > 0 && room.f_favail < FREE_NAMES_MIN {
+            return Err(Refusal::NoRoom("inodes"));
+        }
+        if room.f_blocks > 0 && room.f_bavail.saturating_mul(room.f_frsize) < FREE_BYTES_MIN {
+            return Err(Refusal::NoRoom("blocks"));
+        }
+    }
+    let leftovers = home::leftovers(&directory, None, hand)?;
+    Ok((directory, leftovers))
+}
+
+/// Measures, and removes everything that was created. `local`: the file system is local to this
+/// node.
+pub fn measure(
+    survey: Survey,
+    limits: &Limits,
+    local: bool,
+    progress: &Arc<Progress>,
+) -> Result<Outcome, Refusal> {
+    let mut budget = Budget::new(limits.operations);
+    budget.spend(survey.operations);
+    let started = SystemTime::now();
+    let mut probe = Probe {
+        crew: Crew::new(progress.clone()),
+        limits: *limits,
+        local,
+        budget,
+        until: Instant::now() + limits.duration,
+        cached_stat: Duration::ZERO,
+        kinds: Vec::new(),
+        steps: Vec::new(),
+    };
+    let mut made = Vec::new();
+    let (home, mut result) = match probe.make(&survey.directory, &mut made) {
+        (Some(home), Ok(())) => {
+            let home = Arc::new(home);
+            let result = probe.rise(&home);
+            (Some(home), result)
+        }
+        (home, result) => (home.map(Arc::new), result.map(|()| End::Interrupted)),
+    };
+    let left = match &home {
+        Some(home) => probe.remove(home, &mut made),
+        None => None,
+    };
+    if progress.is_stopped() {
+        result = Ok(End::Interrupted);
+    }
+    let end = match (result, &left) {
+        (Ok(end), _) => end,
+        // A directory that could not be removed must be reported, whatever else failed.
+        (Err(Refusal::Unanswered), Some(_)) => End::Slow,
+        (Err(refusal), _) => return Err(refusal),
+    };
+    Ok(Outcome {
+        started,
+        kinds: probe.kinds,
+        steps: probe.steps,
+        end,
+        operations: progress.operations(),
+        left,
+    })
+}
+
+/// A running probe.
+struct Probe {
+    crew: Crew,
+    limits: Limits,
+    local: bool,
+    budget: Budget,
+    until: Instant,
+    /// The duration of a stat that the kernel answers from its cache.
+    cached_stat: Duration,
+    kinds: Vec<KindRate>,
+    steps: Vec<Step>,
+}
+
+impl Probe {
+    /// Runs a task in threads and counts its operations.
+    fn work<T: Send + 'static>(
+        &mut self,
+        orders: Orders,
+        job: impl Fn(&mut Hand) -> T + Send + Sync + 'static,
+    ) -> Result<Done<T>, Trouble> {
+        let before = self.crew.progress().operations();
+        let done = self.crew.run(orders, job);
+        self.budget.spend(self.crew.progress().operations() - before);
+        done
+    }
+
+    fn orders(&self, threads: u32, operations: u64, at_most: Duration) -> Orders {
+        Orders { threads, operations, until: self.until.min(Instant::now() + at_most), removing: false }
+    }
+
+    /// Creates the probe's directory and its tree. The result includes everything that was created,
+    /// even after an error.
+    fn make(
+        &mut self,
+        directory: &Arc<OwnedFd>,
+        made: &mut Vec<Call>,
+    ) -> (Option<Home>, Result<(), Refusal>) {
+        self.crew.progress().enter(Stage::Making);
+        let (directories, files) = self.limits.shape();
+        // The operations for removing all of it are not available for creating.
+        let removing = (2 + u64::from(directories * (1 + files))) * Kind::Remove.operations();
+        let operations = self.budget.free().saturating_sub(removing);
+        let orders = self.orders(1, operations, self.limits.making_duration());
+        let directory = directory.clone();
+        let done = self.work(orders, move |hand| {
+            let mut home = match Home::make(&directory, hand) {
+                Ok(home) => home,
+                Err(stopped) => return (None, Err(stopped.into())),
+            };
+            let result = begin(&directory, &mut home, directories, files, hand);
+            (Some(home), result)
+        });
+        match done {
+            Ok(mut done) => {
+                made.extend(done.calls);
+                let (home, result) = done.results.pop().expect("one thread was asked for");
+                self.budget.reserve_removal(home.as_ref().map_or(0, Home::names));
+                (home, result.map_err(not_writable))
+            }
+            Err(_) => (None, Err(Refusal::Unanswered)),
+        }
+    }
+
+    /// Measures each kind alone, then the mix with an increasing number of threads.
+    fn rise(&mut self, home: &Arc<Home>) -> Result<End, Refusal> {
+        if home.places().next().is_none() {
+            return Ok(if self.crew.met_slow() { End::Slow } else { End::Seconds });
+        }
+        self.crew.progress().enter(Stage::Kinds);
+        self.cached_stat = self.take_cached_stat(home)?;
+        let names = Arc::new(AtomicU64::new(0));
+        for kind in QUESTIONS {
+            let operations = self.limits.kind_operations().min(self.budget.free());
+            let orders = self.orders(1, operations, self.limits.kind_duration());
+            let Some(done) = self.ask(orders, home, &names, vec![kind])? else {
+                return Err(Refusal::Unanswered);
+            };
+            self.kinds.extend(kind_rate(kind, &done.calls, self.cached_stat, self.local));
+        }
+        let answered = |kind| self.kinds.iter().any(|k| k.kind == kind && k.answered_by != Answerer::Cache);
+        let mix = round(answered);
+        loop {
+            if self.crew.met_slow() {
+                return Ok(End::Slow);
+            }
+            if mix.is_empty() {
+                let nothing_asked = self.kinds.is_empty();
+                return Ok(if nothing_asked { End::Operations } else { End::Cached });
+            }
+            let seconds = self.until.saturating_duration_since(Instant::now()).as_secs_f64();
+            let left = Left { operations: self.budget.free(), seconds };
+            let (parallelism, orders) = match curve::next(&self.steps, self.limits.parallelism, left) {
+                Next::Done(end) => return Ok(end),
+                Next::Measure { parallelism, operations, seconds } => {
+                    (parallelism, self.orders(parallelism, operations, Duration::from_secs_f64(seconds)))
+                }
+            };
+            self.crew.progress().enter(Stage::Mix(parallelism));
+            let before = Ticks::now();
+            // If the node allows no more threads, this is its highest parallelism.
+            let Some(done) = self.ask(orders, home, &names, mix.clone())? else { return Ok(End::Highest) };
+            if self.crew.progress().is_stopped() {
+                return Ok(End::Interrupted);
+            }
+            // An interrupted step is not meaningful.
+            if !self.crew.met_slow() {
+                let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
+                self.steps.push(step(parallelism, &done, node_busy));
+            }
+        }
+    }
+
+    /// Makes requests in the order of the mix, directory by directory, as long as the limits allow.
+    /// `None`: this node does not allow so many threads.
+    fn ask(
+        &mut self,
+        orders: Orders,
+        home: &Arc<Home>,
+        names: &Arc<AtomicU64>,
+        mix: Vec<Kind>,
+    ) -> Result<Option<Done<()>>, Refusal> {
+        let (home, names) = (home.clone(), names.clone());
+        // All threads share one sequence, so that the proportions of the mix hold even if each
+        // thread makes few calls.
+        let turn = AtomicU64::new(0);
+        let wrong = AtomicBool::new(false);
+        let done = self.work(orders, move |hand| {
+            let places: Vec<&OwnedFd> = home.places().collect();
+            while !wrong.load(Ordering::Relaxed) {
+                let turn = turn.fetch_add(1, Ordering::Relaxed) as usize;
+                // Threads use different directories, because some clients serialize requests in a
+                // directory.
+                let place = places[(hand.number() + turn / mix.len()) % places.len()];
+                let kind = mix[turn % mix.len()];
+                let answer = match kind {
+                    Kind::LookUp => {
+                        let name = format!("q{:08x}", names.fetch_add(1, Ordering::Relaxed));
+                        hand.call(kind, || look_up(place, &name))
+                    }
+                    Kind::Attributes => hand.call(kind, || fetch_attributes(place)),
+                    _ => hand.call(kind, || list(place)),
+                };
+                match answer {
+                    Err(_) => break,
+                    Ok(Ok(()) | Err(Errno::INTR)) => {}
+                    Ok(Err(e)) => {
+                        wrong.store(true, Ordering::Relaxed);
+                        return Err(failed(e, kind.name(), "in the probe's own directory"));
+                    }
+                }
+            }
+            Ok::<(), Error>(())
+        });
+        match done {
+            Ok(Done { results, calls, seconds }) => {
+                let results = results.into_iter().collect::<Result<Vec<()>, Error>>()?;
+                Ok(Some(Done { results, calls, seconds }))
+            }
+            Err(Trouble::NoThreads) => Ok(None),
+            Err(Trouble::Hung) => Err(Refusal::Unanswered),
+        }
+    }
+
+    /// Returns the median duration of a stat that the kernel answers from its cache.
+    fn take_cached_stat(&mut self, home: &Arc<Home>) -> Result<Duration, Refusal> {
+        let home = home.clone();
+        let orders = self.orders(1, 0, self.limits.kind_duration());
+        only(self.work(orders, move |_| {
+            let Some(place) = home.places().next() else { return Duration::ZERO };
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            let mut took: Vec<Duration> = (0..CACHED_STATS)
+                .map(|_| {
+                    let begun = Instant::now();
+                    let _ = rustix::fs::statx(place, "", flags, StatxFlags::TYPE);
+                    begun.elapsed()
+                })
+                .collect();
+            curve::percentile(&mut took, 0.5)
+        }))
+    }
+
+    /// Removes everything that was created; returns the directory's name if that failed.
+    fn remove(&mut self, home: &Arc<Home>, made: &mut [Call]) -> Option<String> {
+        self.crew.progress().enter(Stage::Removing);
+        let orders =
+            Orders { threads: 1, operations: 0, until: Instant::now() + REMOVING_MAX, removing: true };
+        let last = home.clone();
+        let done = self.work(orders, move |hand| last.remove(hand));
+        let (gone, removed) = match done {
+            Ok(done) => (done.results == [true], done.calls),
+            Err(_) => (false, Vec::new()),
+        };
+        for (kind, calls) in [(Kind::Create, &*made), (Kind::Remove, &removed)] {
+            self.kinds.extend(kind_rate(kind, calls, self.cached_stat, self.local));
+        }
+        (!gone).then(|| home.name.clone())
+    }
+}
+
+/// Prepares the new directory: writes the owner's file, checks for other probes again, and fills
+/// the directory.
+fn begin(
+    directory: &OwnedFd,
+    home: &mut Home,
+    directories: u32,
+    files: u32,
+    hand: &mut Hand,
+) -> Result<(), Refusal> {
+    // If a limit is reached or the user interrupts, the probe goes on with what exists, and removes
+    // it later.
+    let go_on = |result: Result<(), Stopped>| match result {
+        Ok(()) | Err(Stopped::Enough) => Ok(()),
+        Err(Stopped::Failed(error)) => Err(Refusal::Failed(error)),
+    };
+    go_on(home.sign(hand))?;
+    // Two probes that start at the same time detect each other here, and both withdraw.
+    match home::leftovers(directory, Some(&home.name), hand) {
+        Ok(others) => {
+            if let Some(other) = home::at_work(&others) {
+                return Err(Refusal::InUse { name: other.name.clone(), who: other.who() });
+            }
+        }
+        Err(stopped) => go_on(Err(stopped))?,
+    }
+    go_on(home.fill(directories, files, hand))
+}
+
+/// An error while creating names means that no probe is possible here.
+fn not_writable(refusal: Refusal) -> Refusal {
+    match refusal {
+        Refusal::Failed(error) => Refusal::NotWritable(error),
+        other => other,
+    }
+}
+
+fn fetch_attributes(directory: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    rustix::fs::statx(directory, "", flags, StatxFlags::BASIC_STATS).map(drop)
+}
+
+/// Looks up a name that does not exist.
+fn look_up(directory: &OwnedFd, name: &str) -> rustix::io::Result<()> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    match rustix::fs::statx(directory, name, flags, StatxFlags::BASIC_STATS) {
+        Err(Errno::NOENT) => Ok(()),
+        answer => answer.map(drop),
+    }
+}
+
+fn list(directory: &OwnedFd) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    let mut buffer = [std::mem::MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
+    let mut entries = RawDir::new(fd, &mut buffer);
+    while let Some(entry) = entries.next() {
+        entry?;
+    }
+    Ok(())
+}
+
+/// Summarizes the calls of one kind; `None` if there were none.
+fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> Option<KindRate> {
+    let mut took: Vec<Duration> = calls.iter().filter(|c| c.kind == kind).map(|c| c.took).collect();
+    let p50 = curve::percentile(&mut took, 0.5);
+    (!took.is_empty()).then(|| KindRate {
+        kind,
+        calls: took.len() as u64,
+        operations: took.len() as u64 * kind.operations(),
+        seconds: took.iter().sum::<Duration>().as_secs_f64(),
+        p50,
+        p99: curve::percentile(&mut took, 0.99),
+        answered_by: Answerer::judge(p50, cached_stat, local),
+    })
+}
+
+fn step(parallelism: u32, done: &Done<()>, node_busy: Option<f64>) -> Step {
+    let mut took: Vec<Duration> = done.calls.iter().map(|call| call.took).collect();
+    Step {
+        parallelism,
+        operations: done.calls.iter().map(|call| call.kind.operations()).sum(),
+        seconds: done.seconds,
+        p50: curve::percentile(&mut took, 0.5),
+        p99: curve::percentile(&mut took, 0.99),
+        node_busy,
+    }
+}

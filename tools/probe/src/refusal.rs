@@ -1,0 +1,58 @@
+//! The reasons why a probe does not start or has no result.
+
+use std::fmt;
+use std::time::Duration;
+
+use quell_vfs::Error;
+
+#[derive(Debug)]
+pub enum Refusal {
+    /// The caller may not write to the directory.
+    NotWritable(Error),
+    /// Too few free inodes or too little space.
+    NoRoom(&'static str),
+    /// The median latency of the first requests was this long.
+    Busy(Duration),
+    /// Another probe is running in the directory: the name of its directory and its owner.
+    InUse {
+        name: String,
+        who: String,
+    },
+    /// A call did not return and was given up.
+    Unanswered,
+    Failed(Error),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotWritable(error) => write!(f, "a probe makes names and removes them: {error}"),
+            Refusal::NoRoom(what) => write!(f, "there are too few free {what} here"),
+            Refusal::Busy(median) => write!(
+                f,
+                "the file system takes {} ms for one question: it is busy, or far away, and a probe would add to it",
+                median.as_millis()
+            ),
+            Refusal::InUse { name, who } => {
+                write!(f, "another probe is at work here: {name}, of {who}; one at a time in a directory")
+            }
+            Refusal::Unanswered => write!(f, "the file system stopped answering"),
+            Refusal::Failed(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Refusal::NotWritable(error) | Refusal::Failed(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal::Failed(error)
+    }
+}

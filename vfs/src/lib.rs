@@ -1,0 +1,41 @@
+//! The contract: the file-system interface that layers implement and frontends call. It consists of
+//! types and traits only: no input or output, no threads, no clock, no unsafe code.
+//!
+//! A frontend resolves names to nodes, opens a node once, and from then on passes only buffers and
+//! offsets:
+//!
+//! ```
+//! use quell_vfs::{FileSystem, Result};
+//!
+//! fn first_bytes(fs: &dyn FileSystem, name: &[u8]) -> Result<Option<Vec<u8>>> {
+//!     let Some(attributes) = fs.lookup(fs.root(), name)? else {
+//!         return Ok(None); // a negative answer is an answer, not an error
+//!     };
+//!     let file = fs.open(attributes.node)?;
+//!     let mut buffer = vec![0; 16];
+//!     let n = file.read_at(&mut buffer, 0)?;
+//!     buffer.truncate(n);
+//!     Ok(Some(buffer))
+//! }
+//! ```
+//!
+//! docs/decisions/0001-nodes-in-the-contract.md explains why the contract uses nodes instead of
+//! paths.
+
+mod attributes;
+mod capability;
+mod error;
+mod file;
+mod file_system;
+mod name;
+mod printable;
+mod writable;
+
+pub use attributes::{Attributes, Kind, NodeId, Time};
+pub use capability::Capabilities;
+pub use error::{Error, ErrorKind, Result, errno};
+pub use file::File;
+pub use file_system::{Cursor, DirEntry, FileSystem, resolve};
+pub use name::{NAME_BYTES_MAX, check_name};
+pub use printable::{is_unprintable, printable};
+pub use writable::{Caller, Change, New, Open, Rename, Space, Writable, WritableFile};
