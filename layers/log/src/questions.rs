@@ -4,18 +4,18 @@
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::bytes::{u32_at, u64_at};
-use crate::data_log;
-use crate::extents::Extent;
-use crate::flat::{Builder, FlatLog, reseal_flat};
-use crate::frames::{FRAME_HEAD_BYTES, Frames, Order};
-use crate::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
-use crate::index_log::{self, BATCH_HEAD_BYTES};
-use crate::meta::{MetaName, Summary};
-use crate::naming::{Stored, container_name, other_name, shown};
-use crate::runs::{FILE_END_MAX, Run, Runs};
-use crate::share::Share;
-use crate::store_map::{Member, SUM_BYTES, StoreMap};
+use crate::format::bytes::{u32_at, u64_at};
+use crate::format::data_log;
+use crate::format::extents::Extent;
+use crate::format::flat::{Builder, FlatLog, reseal_flat};
+use crate::format::frames::{FRAME_HEAD_BYTES, Frames, Order};
+use crate::format::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
+use crate::format::index_log::{self, BATCH_HEAD_BYTES};
+use crate::format::meta::{MetaName, Summary};
+use crate::format::naming::{Stored, container_name, other_name, shown};
+use crate::format::runs::{FILE_END_MAX, Run, Runs};
+use crate::format::store_map::{Member, SUM_BYTES, StoreMap};
+use crate::session::share::Share;
 
 const KINDS: [HeadKind; 5] =
     [HeadKind::Container, HeadKind::Data, HeadKind::Index, HeadKind::Flat, HeadKind::Store];

@@ -1,0 +1,346 @@
+//! The positions and orders of the frames of one data log: maps payload offsets to data log offsets
+//! and to the order of the write. Pure functions on values, no I/O. The terms are those of
+//! docs/formats/log.md.
+
+use crate::format::bytes::{Bytes, put_varint};
+use crate::format::damage::Damage;
+use crate::format::runs::FILE_END_MAX;
+
+/// Size of a frame's header without its runs, in bytes.
+pub const FRAME_HEAD_BYTES: u64 = 56;
+/// The largest payload of a frame, in bytes.
+pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
+/// The largest size of the encoded runs of a frame, in bytes.
+pub const RUNS_BYTES_MAX: u64 = 16 << 20;
+/// Size of the checksum after each block, in bytes.
+pub const SUM_BYTES: u64 = 8;
+
+/// The order of a write. Of two writes to the same byte, the one with the larger order is later and
+/// determines the byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Order {
+    pub epoch: u64,
+    pub sequence: u64,
+    pub writer: u64,
+}
+
+/// Consecutive frames of equal size with equally spaced sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameGroup {
+    /// Payload offset of the first byte.
+    pub position: u64,
+    /// Offset of the first frame in the data log.
+    pub place: u64,
+    /// Size of each frame's header and runs.
+    pub head_bytes: u64,
+    /// Size of each frame's payload.
+    pub payload_bytes: u64,
+    pub repeat: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+    pub step: u64,
+}
+
+/// One frame, found by a payload offset in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    pub position: u64,
+    pub payload_bytes: u64,
+    /// Offset of the payload in the data log.
+    pub payload_place: u64,
+    pub epoch: u64,
+    pub sequence: u64,
+}
+
+impl Frame {
+    pub fn end(&self) -> u64 {
+        self.position + self.payload_bytes
+    }
+}
+
+/// Returns the size of a payload in the data log, where a checksum follows each block.
+pub fn stored_bytes(payload_bytes: u64, block_bytes: u64) -> u64 {
+    payload_bytes + payload_bytes.div_ceil(block_bytes) * SUM_BYTES
+}
+
+impl FrameGroup {
+    fn end(&self) -> u64 {
+        self.position + self.payload_bytes * self.repeat
+    }
+
+    fn frame_bytes(&self, block_bytes: u64) -> u64 {
+        self.head_bytes + stored_bytes(self.payload_bytes, block_bytes)
+    }
+
+    fn place_end(&self, block_bytes: u64) -> u64 {
+        self.place + self.frame_bytes(block_bytes) * self.repeat
+    }
+
+    /// Merges `next` into this group if it continues it with the same sizes and spacing.
+    fn absorb(&mut self, next: &FrameGroup) -> bool {
+        let alike = (self.head_bytes, self.payload_bytes, self.epoch)
+            == (next.head_bytes, next.payload_bytes, next.epoch);
+        if !alike || next.sequence < self.sequence {
+            return false;
+        }
+        let distance = next.sequence - self.sequence;
+        let step = if self.repeat == 1 { distance } else { self.step };
+        if step.checked_mul(self.repeat) != Some(distance) || (next.repeat > 1 && next.step != step) {
+            return false;
+        }
+        self.step = step;
+        self.repeat += next.repeat;
+        true
+    }
+}
+
+/// The known frames of one data log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frames {
+    groups: Vec<FrameGroup>,
+    block_bytes: u64,
+    first_place: u64,
+}
+
+impl Frames {
+    /// Creates an empty list. The first frame begins at offset `first_place` of the data log.
+    pub fn new(block_bytes: u64, first_place: u64) -> Frames {
+        Frames { groups: Vec::new(), block_bytes, first_place }
+    }
+
+    /// Returns the payload offset after the last frame.
+    pub fn position(&self) -> u64 {
+        self.groups.last().map_or(0, FrameGroup::end)
+    }
+
+    /// Returns the data log offset of the next frame.
+    pub fn place(&self) -> u64 {
+        self.groups.last().map_or(self.first_place, |group| group.place_end(self.block_bytes))
+    }
+
+    /// Returns the data log offset of the first frame.
+    pub fn first_place(&self) -> u64 {
+        self.first_place
+    }
+
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    pub fn groups(&self) -> &[FrameGroup] {
+        &self.groups
+    }
+
+    /// Adds a frame after the last one.
+    pub fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64) {
+        self.push_group(head_bytes, payload_bytes, 1, epoch, sequence, 0);
+    }
+
+    fn push_group(&mut self, head: u64, payload: u64, repeat: u64, epoch: u64, sequence: u64, step: u64) {
+        let group = FrameGroup {
+            position: self.position(),
+            place: self.place(),
+            head_bytes: head,
+            payload_bytes: payload,
+            repeat,
+            epoch,
+            sequence,
+            step,
+        };
+        if !self.groups.last_mut().is_some_and(|last| last.absorb(&group)) {
+            self.groups.push(group);
+        }
+    }
+
+    /// Adds the frames of `next`. Their payload offsets begin at 0, and their first frame begins at
+    /// the data log offset at which these frames end.
+    pub fn append(&mut self, next: Frames) {
+        for group in next.groups {
+            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
+            self.push_group(head_bytes, payload_bytes, repeat, epoch, sequence, step);
+        }
+    }
+
+    /// Adds the frames of `next`, as `append` does, that begin at the payload offset `from` of
+    /// `next` or later. Works on groups, because a group may stand for too many frames to visit
+    /// each.
+    pub fn append_from(&mut self, next: Frames, from: u64) {
+        for group in next.groups {
+            let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
+            let known = from.saturating_sub(group.position).div_ceil(payload_bytes);
+            if known < repeat {
+                let sequence = sequence + known * step;
+                self.push_group(head_bytes, payload_bytes, repeat - known, epoch, sequence, step);
+            }
+        }
+    }
+
+    /// Returns the frame that contains the payload offset `position`, which must be below
+    /// [`Frames::position`].
+    pub fn frame(&self, position: u64) -> Frame {
+        let after = self.groups.partition_point(|group| group.position <= position);
+        let group = &self.groups[after - 1];
+        let i = (position - group.position) / group.payload_bytes;
+        debug_assert!(i < group.repeat);
+        Frame {
+            position: group.position + i * group.payload_bytes,
+            payload_bytes: group.payload_bytes,
+            payload_place: group.place + i * group.frame_bytes(self.block_bytes) + group.head_bytes,
+            epoch: group.epoch,
+            sequence: group.sequence + i * group.step,
+        }
+    }
+
+    /// Returns true if the payload of every frame begins within the first `bytes` of the data log.
+    pub fn begins_within(&self, bytes: u64) -> bool {
+        let last = self.position().checked_sub(1).map(|last| self.frame(last));
+        last.is_none_or(|last| last.payload_place < bytes)
+    }
+
+    /// Returns every frame with the size of its header and runs.
+    pub fn iter(&self) -> impl Iterator<Item = (Frame, u64)> {
+        self.groups.iter().flat_map(|group| {
+            (0..group.repeat)
+                .map(|i| (self.frame(group.position + i * group.payload_bytes), group.head_bytes))
+        })
+    }
+
+    /// Returns the first and last epoch, or `None` if there are no frames.
+    pub fn epochs(&self) -> Option<(u64, u64)> {
+        let first = self.groups.iter().map(|group| group.epoch).min()?;
+        Some((first, self.groups.iter().map(|group| group.epoch).max()?))
+    }
+
+    /// Encodes the groups as an index log and a flat index hold them.
+    pub fn encode(groups: &[FrameGroup], out: &mut Vec<u8>) {
+        for group in groups {
+            for value in [group.repeat, group.head_bytes, group.payload_bytes, group.epoch, group.sequence] {
+                put_varint(out, value);
+            }
+            if group.repeat != 1 {
+                put_varint(out, group.step);
+            }
+        }
+    }
+
+    /// Decodes and adds `count` groups that `encode` wrote, and verifies each.
+    pub(crate) fn decode(&mut self, bytes: &mut Bytes<'_>, count: u64) -> Result<(), Damage> {
+        for _ in 0..count {
+            let [repeat, head, payload] = [bytes.varint()?, bytes.varint()?, bytes.varint()?];
+            let [epoch, sequence] = [bytes.varint()?, bytes.varint()?];
+            let step = if repeat == 1 { 0 } else { bytes.varint()? };
+            let head_fits = (FRAME_HEAD_BYTES..=FRAME_HEAD_BYTES + RUNS_BYTES_MAX).contains(&head);
+            let fits = head_fits && (1..=PAYLOAD_BYTES_MAX).contains(&payload) && repeat > 0;
+            let end = || {
+                let size = head + stored_bytes(payload, self.block_bytes);
+                size.checked_mul(repeat)?.checked_add(self.place())
+            };
+            let last = || step.checked_mul(repeat - 1)?.checked_add(sequence);
+            if !fits || end().is_none_or(|end| end > FILE_END_MAX) || last().is_none() {
+                return Err(bytes.damage("a frame cannot be like that"));
+            }
+            self.push_group(head, payload, repeat, epoch, sequence, step);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quell_testkit::Random;
+
+    #[test]
+    fn equal_frames_are_one_group() {
+        let mut frames = Frames::new(16_384, 64);
+        for i in 0..11_200 {
+            frames.push(70, 4 << 20, 3, 5 + 4 * i);
+        }
+        assert_eq!(frames.groups().len(), 1);
+        let size = 70 + (4 << 20) + 256 * 8;
+        assert_eq!(frames.place(), 64 + 11_200 * size);
+        let third = frames.frame((4 << 20) * 2 + 17);
+        assert_eq!((third.position, third.sequence, third.epoch), (8 << 20, 13, 3));
+        assert_eq!(third.payload_place, 64 + 2 * size + 70);
+    }
+
+    #[test]
+    fn every_frame_is_found_by_each_of_its_positions_and_after_encoding() {
+        let mut random = Random::new(2);
+        for _ in 0..200 {
+            let mut frames = Frames::new(4096, 64);
+            let mut expected = Vec::new();
+            let (mut sequence, mut epoch) = (0, 1);
+            for _ in 0..random.below(40) {
+                sequence += random.below(3) as u64;
+                epoch += u64::from(random.one_in(10));
+                let head = 56 + random.below(3) as u64;
+                let payload = if random.one_in(3) { 4096 * 3 } else { 1 + random.below(10_000) as u64 };
+                let place = frames.place() + head;
+                expected.push((frames.position(), payload, place, epoch, sequence));
+                frames.push(head, payload, epoch, sequence);
+            }
+            let mut encoded = Vec::new();
+            Frames::encode(frames.groups(), &mut encoded);
+            let mut decoded = Frames::new(4096, 64);
+            decoded.decode(&mut Bytes::new(&encoded, "test"), frames.groups().len() as u64).unwrap();
+            assert_eq!(decoded, frames);
+            for (position, payload_bytes, payload_place, epoch, sequence) in expected {
+                for within in [0, payload_bytes / 2, payload_bytes - 1] {
+                    let found = decoded.frame(position + within);
+                    assert_eq!(found, Frame { position, payload_bytes, payload_place, epoch, sequence });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_group_is_passed_over_without_a_walk_through_its_frames() {
+        let group = |frames: &mut Frames| frames.push_group(60, 10, 1 << 40, 1, 5, 3);
+        for (from, first, sequence) in [
+            (0, 0, 5),
+            (1, 10, 8),
+            (10, 10, 8),
+            ((1 << 40) * 10 - 10, (1 << 40) * 10 - 10, 5 + 3 * ((1 << 40) - 1)),
+        ] {
+            let mut next = Frames::new(4096, 0);
+            group(&mut next);
+            next.push(60, 7, 2, 9);
+            let (mut known, mut expected) = (Frames::new(4096, 64), Frames::new(4096, 64));
+            known.append_from(next, from);
+            expected.push_group(60, 10, (1 << 40) - first / 10, 1, sequence, 3);
+            expected.push(60, 7, 2, 9);
+            assert_eq!(known.position(), (1 << 40) * 10 - first + 7);
+            assert_eq!(known.frame(0).sequence, sequence);
+            assert_eq!((known.place(), known.epochs()), (expected.place(), expected.epochs()));
+        }
+        let mut next = Frames::new(4096, 0);
+        group(&mut next);
+        let mut known = Frames::new(4096, 64);
+        known.append_from(next, (1 << 40) * 10);
+        assert_eq!(known.groups(), []);
+    }
+
+    #[test]
+    fn numbers_that_no_log_has_are_refused() {
+        let refused = |repeat: u64, head: u64, payload: u64, sequence: u64, step: u64| {
+            let mut bytes = Vec::new();
+            for value in [repeat, head, payload, 1, sequence, step] {
+                put_varint(&mut bytes, value);
+            }
+            Frames::new(4096, 64).decode(&mut Bytes::new(&bytes, "test"), 1).is_err()
+        };
+        assert!(!refused(2, 60, 100, 5, 3));
+        assert!(refused(2, u64::MAX, 100, 5, 3) && refused(2, 60, u64::MAX, 5, 3) && refused(2, 60, 0, 5, 3));
+        assert!(refused(0, 60, 100, 5, 3) && refused(u64::MAX, 60, 100, 5, 3));
+        assert!(refused(2, 60, 100, u64::MAX, 1) && refused(3, 60, 100, 5, u64::MAX / 2 + 1));
+    }
+
+    #[test]
+    fn order_is_epoch_then_sequence_then_writer() {
+        let order = |epoch, sequence, writer| Order { epoch, sequence, writer };
+        assert!(order(2, 0, 0) > order(1, 9, 9));
+        assert!(order(1, 2, 0) > order(1, 1, 9));
+        assert!(order(1, 1, 2) > order(1, 1, 1));
+    }
+}

@@ -1,0 +1,145 @@
+//! The header of 64 bytes with which every file of a container begins.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::bytes::{u32_at, u64_at};
+use crate::format::damage::Damage;
+
+pub const HEAD_BYTES: usize = 64;
+pub const VERSION: u32 = 1;
+/// Block size of data in new containers, in bytes.
+pub const BLOCK_BYTES: u32 = 16 << 10;
+/// The largest number of log directories in a container.
+pub const DIRECTORIES_MAX: u32 = 1024;
+
+const SUM_AT: usize = 56;
+
+/// The kind of file that a header belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    Container,
+    Data,
+    Index,
+    Flat,
+    Store,
+}
+
+impl HeadKind {
+    fn magic(self) -> &'static [u8; 8] {
+        match self {
+            HeadKind::Container => b"QLOGCONT",
+            HeadKind::Data => b"QLOGDATA",
+            HeadKind::Index => b"QLOGINDX",
+            HeadKind::Flat => b"QLOGFLAT",
+            HeadKind::Store => b"QLOGSTOR",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            HeadKind::Container => "the container's record",
+            HeadKind::Data => "the head of the data log",
+            HeadKind::Index => "the head of the index log",
+            HeadKind::Flat => "the head of the flat index",
+            HeadKind::Store => "the store's record",
+        }
+    }
+}
+
+/// The fields of a header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    pub kind: HeadKind,
+    pub block_bytes: u32,
+    pub container: u128,
+    /// 0, except in the headers of logs.
+    pub writer: u64,
+    /// 0, except in the container's record.
+    pub directories: u32,
+}
+
+impl Head {
+    pub fn encode(&self) -> [u8; HEAD_BYTES] {
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..8].copy_from_slice(self.kind.magic());
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.block_bytes.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.container.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.writer.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.directories.to_le_bytes());
+        let sum = xxh3_64(&bytes[..SUM_AT]);
+        bytes[SUM_AT..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    pub fn decode(kind: HeadKind, bytes: &[u8]) -> Result<Head, Damage> {
+        let damage = |place, reason| Damage { what: kind.name(), place, reason };
+        if bytes.len() < HEAD_BYTES {
+            return Err(damage(bytes.len() as u64, "it ends too early"));
+        }
+        if &bytes[..8] != kind.magic() {
+            return Err(damage(0, "the magic bytes are others"));
+        }
+        if u64_at(bytes, SUM_AT) != xxh3_64(&bytes[..SUM_AT]) {
+            return Err(damage(SUM_AT as u64, "the checksum is another"));
+        }
+        if u32_at(bytes, 8) != VERSION {
+            return Err(damage(8, "a version that this program does not know"));
+        }
+        let container = u128::from_le_bytes(bytes[16..32].try_into().expect("16 bytes"));
+        let (block_bytes, directories) = (u32_at(bytes, 12), u32_at(bytes, 40));
+        let head = Head { kind, block_bytes, container, writer: u64_at(bytes, 32), directories };
+        let expected = if kind == HeadKind::Container { 1..=DIRECTORIES_MAX } else { 0..=0 };
+        if !block_bytes.is_power_of_two() || !(4096..=1 << 20).contains(&block_bytes) {
+            return Err(damage(12, "blocks cannot have that size"));
+        }
+        if !expected.contains(&directories) || bytes[44..SUM_AT].iter().any(|byte| *byte != 0) {
+            return Err(damage(40, "a field has a value that it cannot have"));
+        }
+        Ok(head)
+    }
+
+    /// Returns the header of another file of the same container.
+    pub fn of(&self, kind: HeadKind, writer: u64) -> Head {
+        Head { kind, writer, directories: 0, ..*self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: Head = Head {
+        kind: HeadKind::Container,
+        block_bytes: BLOCK_BYTES,
+        container: 0x0123_4567_89AB_CDEF_0011_2233_4455_6677,
+        writer: 0,
+        directories: 32,
+    };
+
+    #[test]
+    fn a_head_comes_back_and_any_changed_byte_is_noticed() {
+        let bytes = HEAD.encode();
+        assert_eq!(Head::decode(HeadKind::Container, &bytes), Ok(HEAD));
+        for at in 0..HEAD_BYTES {
+            let mut wrong = bytes;
+            wrong[at] ^= 0x10;
+            assert!(Head::decode(HeadKind::Container, &wrong).is_err(), "byte {at}");
+            assert!(Head::decode(HeadKind::Container, &bytes[..at]).is_err());
+        }
+        assert!(Head::decode(HeadKind::Data, &bytes).is_err());
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_also_with_a_good_checksum() {
+        for wrong in [
+            Head { block_bytes: 0, ..HEAD },
+            Head { block_bytes: 5000, ..HEAD },
+            Head { block_bytes: 1 << 30, ..HEAD },
+            Head { directories: 0, ..HEAD },
+            Head { directories: 5000, ..HEAD },
+        ] {
+            assert!(Head::decode(HeadKind::Container, &wrong.encode()).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,763 @@
+//! The names in a container's `meta` directory, which give size and time of a file without reading
+//! its logs (the metadir and openhosts of PLFS, figure 1). The format is described in
+//! docs/formats/log.md. Pure functions on values, no I/O.
+
+use std::collections::HashMap;
+
+use quell_vfs::Time;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::format::frames::Order;
+use crate::session::share::part;
+
+/// The longest node name, in bytes. With it, no name in `meta` exceeds the file system's limit.
+const NODE_BYTES_MAX: usize = 112;
+
+/// The process that writes the logs of an open writer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub pid: u32,
+    /// The start time of the process in clock ticks after boot, because process ids are reused.
+    pub start: u64,
+    /// The node's boot id, namespaces and host name, of letters, digits, `.`, `_` and `-`.
+    pub node: String,
+}
+
+impl Holder {
+    /// Converts the node's name to the form in `meta`, so that both can be compared.
+    pub fn new(pid: u32, start: u64, node: &str) -> Holder {
+        Holder { pid, start, node: node_text(node) }
+    }
+}
+
+fn node_text(node: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    node.chars().map(plain).take(NODE_BYTES_MAX).collect()
+}
+
+/// A writer that has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Running {
+    pub writer: u64,
+    pub first_epoch: u64,
+    pub holder: Holder,
+    /// The state that it published last. Readers need not read its logs for it.
+    pub told: Option<Told>,
+}
+
+/// The published state of an open writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    pub last_epoch: u64,
+    /// As in `Closed`.
+    pub end: u64,
+    pub data_bytes: u64,
+    pub time: Time,
+}
+
+/// A writer that has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed {
+    pub writer: u64,
+    pub first_epoch: u64,
+    pub last_epoch: u64,
+    /// The end of its last byte in the file, ignoring truncations, because a power failure may
+    /// remove a truncation's name.
+    pub end: u64,
+    pub data_bytes: u64,
+    pub time: Time,
+    /// All of its data survives a power failure.
+    pub is_synced: bool,
+    /// The boot of its node, as returned by [`boot_of`]. 0 if unknown, or if the log was synced on
+    /// another boot.
+    pub boot: u64,
+}
+
+impl Closed {
+    /// Returns true if all of its data must be present for a reader on the boot `now`, because no
+    /// power failure can have removed it.
+    pub fn is_certain(&self, now: u64) -> bool {
+        self.boot == now || self.is_synced && self.boot != 0
+    }
+}
+
+/// Returns a number for the boot id with which a node's text begins, `BOOT-PIDS-TIME.NAME` or
+/// `BOOT.NAME`. It is the same in all namespaces of a node until the next boot, and never 0. A boot
+/// id is written without hyphens.
+pub fn boot_of(node: &str) -> u64 {
+    let boot = node.split(['-', '.']).next().unwrap_or_default();
+    xxh3_64(boot.as_bytes()).max(1)
+}
+
+/// A truncation of the file to `size` bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    pub order: Order,
+    pub size: u64,
+    pub time: Time,
+}
+
+/// How much of the data logs of other mounts' open writers a truncation covers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Covers {
+    /// The number of the truncation, that is, `writer` of its order.
+    pub cut: u64,
+    /// The covered bytes of each writer's data log, for at most [`COVERS_MAX`] writers.
+    pub logs: Vec<(u64, u64)>,
+}
+
+/// The largest number of writers in one `covers` name, such that the name fits for all values.
+pub const COVERS_MAX: usize = 6;
+
+/// A name in `meta`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetaName {
+    Open(Running),
+    Closed(Closed),
+    Cut(Cut),
+    Covers(Covers),
+    /// The modification time was set.
+    Time(Order, Time),
+    /// A sync of this writer's data log failed, and the log has not been rewritten and synced
+    /// since.
+    Failed(u64),
+}
+
+impl MetaName {
+    pub fn encode(&self) -> String {
+        let time = |time: &Time| format!("{:x}-{:x}", time.seconds as u64, time.nanoseconds);
+        match self {
+            MetaName::Open(Running { writer, first_epoch, holder: Holder { pid, start, node }, told }) => {
+                let node = node_text(node);
+                let told = match told {
+                    Some(Told { last_epoch, end, data_bytes, time: at }) => {
+                        format!("{last_epoch:x}-{end:x}-{data_bytes:x}-{}", time(at))
+                    }
+                    None => "0-0-0-0-0".to_owned(),
+                };
+                format!("open-{writer:016x}-{first_epoch:x}-{told}-{pid:x}-{start:x}-{node}")
+            }
+            MetaName::Closed(closed) => {
+                let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, boot, .. } = closed;
+                let (when, synced) = (time(&closed.time), u8::from(*is_synced));
+                let boot = if *boot == 0 { String::new() } else { format!("-{boot:x}") };
+                format!(
+                    "closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}-{synced}{boot}"
+                )
+            }
+            MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
+                format!("cut-{epoch:x}-{sequence:x}-{writer:016x}-{size:x}-{}", time(at))
+            }
+            MetaName::Covers(Covers { cut, logs }) => {
+                let logs: String =
+                    logs.iter().map(|(writer, bytes)| format!("-{writer:016x}-{bytes:x}")).collect();
+                format!("covers-{cut:016x}{logs}")
+            }
+            MetaName::Time(Order { epoch, sequence, writer }, at) => {
+                format!("time-{epoch:x}-{sequence:x}-{writer:016x}-{}", time(at))
+            }
+            MetaName::Failed(writer) => format!("failed-{writer:016x}"),
+        }
+    }
+
+    /// Parses a name. Returns `None` if it is not a name that `encode` produces.
+    pub fn decode(name: &[u8]) -> Option<MetaName> {
+        let name = std::str::from_utf8(name).ok()?;
+        let (kind, rest) = name.split_once('-')?;
+        let parsed = match kind {
+            "open" => {
+                // The node name comes last, because it may contain hyphens.
+                let (rest, node) = rest.match_indices('-').nth(8).map(|(at, _)| rest.split_at(at))?;
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, pid, start] = numbers(rest)?;
+                let told = Told { last_epoch, end, data_bytes, time: time(s, n)? };
+                let holder = Holder { pid: u32::try_from(pid).ok()?, start, node: node[1..].to_owned() };
+                // Epochs begin at 1.
+                let told = Some(told).filter(|told| told.last_epoch > 0);
+                MetaName::Open(Running { writer, first_epoch, holder, told })
+            }
+            "closed" => {
+                // The boot is absent if it is unknown.
+                let known = rest.matches('-').count() == 8;
+                let rest = if known { rest.to_owned() } else { format!("{rest}-0") };
+                let [writer, first_epoch, last_epoch, end, data_bytes, s, n, synced, boot] = numbers(&rest)?;
+                let (time, is_synced) = (time(s, n)?, synced == 1);
+                MetaName::Closed(Closed {
+                    writer,
+                    first_epoch,
+                    last_epoch,
+                    end,
+                    data_bytes,
+                    time,
+                    is_synced,
+                    boot,
+                })
+            }
+            "cut" => {
+                let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
+                MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: time(s, n)? })
+            }
+            "covers" => {
+                let numbers: Vec<u64> = rest.split('-').map(hex).collect::<Option<_>>()?;
+                let (cut, logs) = numbers.split_first()?;
+                let (logs, rest) = logs.as_chunks::<2>();
+                if logs.is_empty() || logs.len() > COVERS_MAX || !rest.is_empty() {
+                    return None;
+                }
+                let logs = logs.iter().map(|[writer, bytes]| (*writer, *bytes)).collect();
+                MetaName::Covers(Covers { cut: *cut, logs })
+            }
+            "time" => {
+                let [epoch, sequence, writer, s, n] = numbers(rest)?;
+                MetaName::Time(Order { epoch, sequence, writer }, time(s, n)?)
+            }
+            "failed" => {
+                let [writer] = numbers(rest)?;
+                MetaName::Failed(writer)
+            }
+            _ => return None,
+        };
+        // Only one spelling is accepted, so that the name can be reconstructed from its fields.
+        (parsed.encode() == name).then_some(parsed)
+    }
+}
+
+fn hex(field: &str) -> Option<u64> {
+    u64::from_str_radix(field, 16).ok()
+}
+
+fn numbers<const N: usize>(fields: &str) -> Option<[u64; N]> {
+    let numbers: Vec<u64> = fields.split('-').map(hex).collect::<Option<_>>()?;
+    numbers.try_into().ok()
+}
+
+fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
+    let nanoseconds = u32::try_from(nanoseconds).ok().filter(|n| *n < 1_000_000_000)?;
+    Some(Time { seconds: seconds as i64, nanoseconds })
+}
+
+/// All truncations of a file, and how much of each data log they cover.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Truncations {
+    /// Sorted by order.
+    cuts: Vec<Cut>,
+    covers: Vec<Covers>,
+    /// For each writer that was open in another mount during a truncation: the order of the
+    /// truncation and the covered bytes of the writer's data log. Sorted by order.
+    partial: HashMap<u64, Vec<(Order, u64)>>,
+}
+
+impl Truncations {
+    fn new(mut cuts: Vec<Cut>, mut covers: Vec<Covers>) -> Truncations {
+        cuts.sort_by_key(|cut| (cut.order, cut.size, cut.time));
+        cuts.dedup();
+        covers.sort_unstable_by(|a, b| (a.cut, &a.logs).cmp(&(b.cut, &b.logs)));
+        covers.dedup();
+        let mut partial: HashMap<u64, Vec<(Order, u64)>> = HashMap::new();
+        for cut in &cuts {
+            for (writer, bytes) in covers_of(&covers, cut.order.writer).iter().flat_map(|covers| &covers.logs)
+            {
+                partial.entry(*writer).or_default().push((cut.order, *bytes));
+            }
+        }
+        Truncations { cuts, covers, partial }
+    }
+
+    /// Returns the truncations, sorted by order.
+    pub fn cuts(&self) -> &[Cut] {
+        &self.cuts
+    }
+
+    pub fn last(&self) -> Option<&Cut> {
+        self.cuts.last()
+    }
+
+    /// Returns the order of a frame relative to truncations. A frame whose payload begins at or
+    /// after the covered bytes of a truncation was written after it and after all earlier
+    /// truncations, whatever the frame's epoch.
+    fn order_of(&self, order: Order, payload_place: u64) -> Order {
+        let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
+        let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_place);
+        before.map_or(order, |(cut, _)| order.max(*cut))
+    }
+
+    /// Returns the file offset at which truncations cut off a frame, or `u64::MAX`.
+    pub fn limit(&self, order: Order, payload_place: u64) -> u64 {
+        if self.cuts.is_empty() {
+            return u64::MAX;
+        }
+        let order = self.order_of(order, payload_place);
+        self.cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the end of data that ended at `end`, after the truncations that are not in `known`.
+    /// They must cover all of this data.
+    pub fn end_after(&self, end: u64, known: &[u64]) -> u64 {
+        self.cuts
+            .iter()
+            .filter(|cut| !known.contains(&cut.order.writer))
+            .fold(end, |end, cut| end.min(cut.size))
+    }
+
+    /// Returns the truncations that are not in `known`, each with the writers whose logs it covers
+    /// in part.
+    pub fn other_than(
+        &self,
+        known: &[u64],
+    ) -> impl Iterator<Item = (&Cut, impl Iterator<Item = &(u64, u64)>)> {
+        let others = self.cuts.iter().filter(|cut| !known.contains(&cut.order.writer));
+        others.map(|cut| {
+            (cut, covers_of(&self.covers, cut.order.writer).iter().flat_map(|covers| &covers.logs))
+        })
+    }
+
+    /// Returns the numbers of all truncations.
+    pub fn numbers(&self) -> Vec<u64> {
+        self.cuts.iter().map(|cut| cut.order.writer).collect()
+    }
+
+    /// Returns true if the last truncation covers less than the first `bytes` of a writer's data
+    /// log.
+    fn leaves_some(&self, writer: u64, bytes: u64) -> bool {
+        let last = self.partial.get(&writer).and_then(|partial| partial.last());
+        last.is_some_and(|(cut, covered)| {
+            *covered < bytes && self.last().is_some_and(|last| last.order == *cut)
+        })
+    }
+
+    /// Returns true if a truncation to size 0 covers everything that an ended writer wrote.
+    fn empties(&self, closed: &Closed) -> bool {
+        let partial = self.partial.get(&closed.writer).map_or(&[][..], |partial| partial);
+        self.cuts.iter().any(|cut| {
+            cut.size == 0
+                && closed.last_epoch < cut.order.epoch
+                && partial.iter().all(|(order, bytes)| *order < cut.order || *bytes >= closed.data_bytes)
+        })
+    }
+
+    /// Returns true if the last truncation covers everything that an ended writer wrote.
+    pub fn last_covers(&self, closed: &Closed) -> bool {
+        self.last().is_some_and(|last| closed.last_epoch < last.order.epoch)
+            && !self.leaves_some(closed.writer, closed.data_bytes)
+    }
+}
+
+/// Returns the entries of one truncation in a sorted list.
+fn covers_of(covers: &[Covers], cut: u64) -> &[Covers] {
+    let from = covers.partition_point(|covers| covers.cut < cut);
+    let to = covers.partition_point(|covers| covers.cut <= cut);
+    &covers[from..to]
+}
+
+/// The information in all names of a container.
+#[derive(Debug, Clone, Default)]
+pub struct Summary {
+    /// Writers that have not ended.
+    pub open: Vec<Running>,
+    pub closed: Vec<Closed>,
+    pub cuts: Truncations,
+    set_time: Option<(Order, Time)>,
+    /// All modification times that were set, by order.
+    set_times: Vec<(Order, Time)>,
+    /// Writers whose data log had a failed sync, sorted.
+    failed: Vec<u64>,
+}
+
+impl Summary {
+    /// Summarizes the names. Invalid names are ignored, because `quell log fsck` reports them. A
+    /// name may be given twice.
+    pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
+        let mut summary = Summary::default();
+        let (mut cuts, mut covers) = (Vec::new(), Vec::new());
+        for name in names {
+            match MetaName::decode(&name) {
+                Some(MetaName::Open(running)) => summary.open.push(running),
+                Some(MetaName::Closed(closed)) => summary.closed.push(closed),
+                Some(MetaName::Cut(cut)) => cuts.push(cut),
+                Some(MetaName::Covers(covered)) => covers.push(covered),
+                Some(MetaName::Time(order, time)) => {
+                    summary.set_time = summary.set_time.max(Some((order, time)));
+                    summary.set_times.push((order, time));
+                }
+                Some(MetaName::Failed(writer)) => summary.failed.push(writer),
+                None => {}
+            }
+        }
+        // If a name was changed while the directory was read, both the old and the new name may be
+        // present. The new one gives more bytes, or is synced.
+        summary.cuts = Truncations::new(cuts, covers);
+        let Summary { open, closed, set_times, .. } = &mut summary;
+        open.sort_by_key(|running| {
+            (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
+        });
+        open.dedup_by_key(|running| running.writer);
+        closed.sort_by_key(|ended| (ended.writer, !ended.is_synced));
+        closed.dedup_by_key(|ended| ended.writer);
+        open.retain(|running| closed.binary_search_by_key(&running.writer, |ended| ended.writer).is_err());
+        set_times.sort_unstable();
+        set_times.dedup();
+        summary.failed.sort_unstable();
+        summary.failed.dedup();
+        summary
+    }
+
+    /// Returns true if a sync of `writer`'s data log failed, and the log has not been rewritten and
+    /// synced since.
+    pub fn has_failed(&self, writer: u64) -> bool {
+        self.failed.binary_search(&writer).is_ok()
+    }
+
+    /// Returns true if the file was truncated to size 0 after all writes of an ended writer: its
+    /// logs hold no data of the file.
+    pub fn is_dead(&self, closed: &Closed) -> bool {
+        self.cuts.empties(closed)
+    }
+
+    /// Restricts the summary to the writers in share `number` of `shares`. Truncations and times
+    /// are kept.
+    pub fn part(mut self, number: usize, shares: usize) -> Summary {
+        let closed = self.closed.iter().map(|closed| closed.writer);
+        let mut writers: Vec<u64> = closed.chain(self.open.iter().map(|open| open.writer)).collect();
+        writers.sort_unstable();
+        let part = &writers[part(writers.len(), number, shares)];
+        self.closed.retain(|closed| part.binary_search(&closed.writer).is_ok());
+        self.open.retain(|open| part.binary_search(&open.writer).is_ok());
+        self
+    }
+
+    pub fn last_cut(&self) -> Option<&Cut> {
+        self.cuts.last()
+    }
+
+    /// Returns the size according to the names, and the writers whose index logs must be read to
+    /// determine it.
+    pub fn size(&self) -> (u64, Vec<u64>) {
+        let mut ask = Vec::new();
+        let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
+        let mut size = self.last_cut().map_or(0, |cut| cut.size);
+        let closed = self.closed.iter().map(|closed| {
+            let Closed { writer, first_epoch, last_epoch, end, data_bytes, .. } = *closed;
+            (writer, first_epoch, last_epoch, end, data_bytes)
+        });
+        let open = self.open.iter().filter_map(|running| {
+            let Running { writer, first_epoch, told, .. } = *running;
+            told.map(|told| (writer, first_epoch, told.last_epoch, told.end, told.data_bytes))
+        });
+        for (writer, first_epoch, last_epoch, end, data_bytes) in closed.chain(open) {
+            if first_epoch > cut_epoch {
+                size = size.max(end);
+            } else if last_epoch >= cut_epoch || self.cuts.leaves_some(writer, data_bytes) {
+                ask.push(writer);
+            }
+        }
+        (size, ask)
+    }
+
+    /// Returns the modification time according to the names: the time that was set, unless a later
+    /// epoch has written.
+    pub fn modified(&self) -> Option<Time> {
+        self.written().or(self.set_time.map(|(_, time)| time))
+    }
+
+    /// Returns the time of the last write in an epoch later than that of the last time that was
+    /// set.
+    pub fn written(&self) -> Option<Time> {
+        let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
+        let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
+        let told = self.open.iter().filter_map(|running| running.told);
+        let told = told.filter(|told| told.last_epoch > set_epoch);
+        let cuts = self.cuts.cuts().iter().filter(|cut| cut.order.epoch > set_epoch);
+        let written = closed.map(|closed| closed.time).chain(told.map(|told| told.time));
+        written.chain(cuts.map(|cut| cut.time)).max()
+    }
+
+    /// Returns the names that have no effect any more once `new` exists.
+    ///
+    /// Of the times that were set, only the latest has an effect. An earlier truncation to at least
+    /// the size of `new` removes only data that `new` removes, too: a frame that is earlier than it
+    /// is also earlier than `new`, and `limit` is the smallest of the sizes that apply. It does not
+    /// affect the file's size, which depends on the last truncation, or the time of the last write,
+    /// because `new` is later. A truncation with `covers` names stays as long as there is an
+    /// earlier truncation, because data that it does not cover is later than the earlier one, too.
+    pub fn superseded(&self, new: &MetaName) -> Vec<MetaName> {
+        match new {
+            MetaName::Time(order, _) => {
+                let earlier = self.set_times.iter().filter(|(earlier, _)| earlier < order);
+                earlier.map(|(order, time)| MetaName::Time(*order, *time)).collect()
+            }
+            MetaName::Cut(new) => {
+                let (mut names, mut is_any_left) = (Vec::new(), false);
+                for cut in self.cuts.cuts().iter().filter(|cut| cut.order < new.order) {
+                    let covers = covers_of(&self.cuts.covers, cut.order.writer);
+                    if cut.size < new.size || is_any_left && !covers.is_empty() {
+                        is_any_left = true;
+                        continue;
+                    }
+                    // The `cut` name comes first: without its `covers` names it would remove more
+                    // than intended.
+                    names.push(MetaName::Cut(*cut));
+                    names.extend(covers.iter().cloned().map(MetaName::Covers));
+                }
+                names
+            }
+            MetaName::Open(_) | MetaName::Closed(_) | MetaName::Covers(_) | MetaName::Failed(_) => Vec::new(),
+        }
+    }
+
+    /// Returns true if a writer is open that is not known to be dead.
+    pub fn is_being_written(&self, is_gone: impl Fn(&Holder) -> bool) -> bool {
+        self.open.iter().any(|running| !is_gone(&running.holder))
+    }
+
+    pub fn has_set_time(&self) -> bool {
+        self.set_time.is_some()
+    }
+
+    /// Returns true if a modification time was set that takes precedence over writes in `epoch`.
+    pub fn set_after(&self, epoch: u64) -> bool {
+        self.set_time.is_some_and(|(order, _)| order.epoch >= epoch)
+    }
+
+    /// Returns the size of the data logs of all ended writers.
+    pub fn data_bytes(&self) -> u64 {
+        self.closed.iter().fold(0, |sum, closed| sum.saturating_add(closed.data_bytes))
+    }
+
+    /// Returns the largest epoch in the names.
+    pub fn epoch(&self) -> u64 {
+        self.epoch_of(&|_| true)
+    }
+
+    /// Returns the largest epoch of the writers for which `counts` is true, and of truncations and
+    /// times.
+    pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
+        let open = self.open.iter().filter(|running| counts(running.writer));
+        let open = open.map(|running| running.told.map_or(running.first_epoch, |told| told.last_epoch));
+        let closed =
+            self.closed.iter().filter(|closed| counts(closed.writer)).map(|closed| closed.last_epoch);
+        let cuts = self.cuts.cuts().iter().map(|cut| cut.order.epoch);
+        let set = self.set_time.iter().map(|(order, _)| order.epoch);
+        open.chain(closed).chain(cuts).chain(set).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIME: Time = Time { seconds: -5, nanoseconds: 999_999_999 };
+
+    fn order(epoch: u64, sequence: u64) -> Order {
+        Order { epoch, sequence, writer: 7 }
+    }
+
+    fn closed(writer: u64, first_epoch: u64, last_epoch: u64, end: u64, seconds: i64) -> MetaName {
+        let time = Time { seconds, nanoseconds: 0 };
+        MetaName::Closed(Closed { first_epoch, last_epoch, time, ..closed_of(writer, end) })
+    }
+
+    fn closed_of(writer: u64, end: u64) -> Closed {
+        let (first_epoch, last_epoch, time) = (1, 1, TIME);
+        let is_synced = writer.is_multiple_of(2);
+        let boot = if writer > 2 { u64::MAX } else { 0 };
+        Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced, boot }
+    }
+
+    #[test]
+    fn the_boot_of_a_node_does_not_depend_on_namespaces() {
+        let boot = boot_of("0123456789abcdef0123456789abcdef-f0000001-0.node-1");
+        for same in ["-f0000002-7.node-1", ".node-1", "-0-0.other.net", ""] {
+            assert_eq!(boot_of(&format!("0123456789abcdef0123456789abcdef{same}")), boot, "{same}");
+        }
+        assert_ne!(boot_of("1123456789abcdef0123456789abcdef-f0000001-0.node-1"), boot);
+    }
+
+    fn summary(names: &[MetaName]) -> Summary {
+        Summary::of(names.iter().map(|name| name.encode().into_bytes()))
+    }
+
+    #[test]
+    fn names_come_back() {
+        let node = "b0-_.oot-node-7".to_owned();
+        let holder = Holder { pid: 4321, start: 99, node };
+        let told = Told { last_epoch: u64::MAX, end: u64::MAX, data_bytes: u64::MAX, time: TIME };
+        let running = Running { writer: u64::MAX, first_epoch: 3, holder, told: None };
+        let long = Holder { pid: u32::MAX, start: u64::MAX, node: "n".repeat(NODE_BYTES_MAX) };
+        for name in [
+            MetaName::Open(Running {
+                first_epoch: u64::MAX,
+                holder: long,
+                told: Some(told),
+                ..running.clone()
+            }),
+            MetaName::Open(running),
+            closed(17, 1, 2, u64::MAX, 12),
+            closed(2, 1, 2, u64::MAX, 12),
+            MetaName::Failed(u64::MAX),
+            MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
+            MetaName::Covers(Covers { cut: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
+            MetaName::Covers(Covers { cut: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
+            MetaName::Time(order(1, 2), TIME),
+        ] {
+            let encoded = name.encode();
+            assert!(encoded.len() <= 255, "{}", encoded.len());
+            assert_eq!(MetaName::decode(encoded.as_bytes()), Some(name), "{encoded}");
+        }
+    }
+
+    #[test]
+    fn other_names_say_nothing() {
+        for bad in [
+            "",
+            "open",
+            "cut-1-2",
+            "time-1-2-0000000000000007-0-3b9aca00",
+            "time-01-2-0000000000000007-0-0",
+            "time-+1-2-0000000000000007-0-0",
+            "cut-1-2-7-0-0-0",
+            "covers-0000000000000007",
+            "covers-0000000000000007-0000000000000001",
+            "covers-7-0000000000000001-40",
+            "open-0000000000000007-1-0-5-0-0-0-1-1-node",
+            "open-0000000000000007-1-1-5-0-0-0-1-1",
+            "closed-0000000000000007-1-1-5-0-0-0",
+            "closed-0000000000000007-1-1-5-0-0-0-1-0",
+            "closed-0000000000000007-1-1-5-0-0-0-1-5-5",
+            "failed-7",
+        ] {
+            assert_eq!(MetaName::decode(bad.as_bytes()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_size_is_that_of_the_last_cut_and_of_what_came_later() {
+        let cut = |epoch, size| MetaName::Cut(Cut { order: order(epoch, 0), size, time: TIME });
+        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), closed(2, 1, 1, 70, 0)]).size(), (70, vec![]));
+        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), cut(2, 10)]).size(), (10, vec![]));
+        assert_eq!(
+            summary(&[closed(1, 1, 1, 50, 0), cut(2, 10), closed(2, 3, 3, 20, 0)]).size(),
+            (20, vec![])
+        );
+        // The name does not tell whether the write came before or after the truncation.
+        assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
+        assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
+    }
+
+    #[test]
+    fn what_a_writer_of_another_mount_wrote_after_a_cut_is_left_by_it_and_by_earlier_ones() {
+        let cut = |epoch, writer, size| {
+            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+        };
+        let covers = |cut, writer, bytes| MetaName::Covers(Covers { cut, logs: vec![(writer, bytes)] });
+        // The first truncation read the log's size later than the second did: data written in
+        // between is later than both.
+        let names = [cut(10, 1, 0), covers(1, 7, 900), cut(12, 2, 50), covers(2, 7, 500), covers(3, 7, 0)];
+        let cuts = summary(&names).cuts;
+        let frame = |epoch, place| cuts.limit(order(epoch, 0), place);
+        assert_eq!((frame(3, 100), frame(3, 499)), (0, 0));
+        assert_eq!((frame(3, 500), frame(3, 950)), (u64::MAX, u64::MAX));
+        assert_eq!((frame(11, 100), frame(13, 100)), (50, u64::MAX));
+        let of_another = Order { writer: 8, ..order(3, 0) };
+        assert_eq!(cuts.limit(of_another, 950), 0);
+        // Without its own `covers` names a truncation has the same effect, as long as the later one
+        // exists.
+        let lost = summary(&[cut(10, 1, 0), cut(12, 2, 50), covers(2, 7, 500)]).cuts;
+        assert_eq!((lost.limit(order(3, 0), 499), lost.limit(order(3, 0), 500)), (0, u64::MAX));
+    }
+
+    #[test]
+    fn a_writer_that_wrote_after_a_cut_is_asked_for_the_size_and_not_dead() {
+        let cut =
+            MetaName::Cut(Cut { order: Order { epoch: 9, sequence: 0, writer: 1 }, size: 0, time: TIME });
+        let covers = |bytes| MetaName::Covers(Covers { cut: 1, logs: vec![(4, bytes)] });
+        let ended = Closed { data_bytes: 500, ..closed_of(4, 70) };
+        for (bytes, ask) in [(499, vec![4]), (500, vec![])] {
+            let all = summary(&[MetaName::Closed(ended), cut.clone(), covers(bytes)]);
+            assert_eq!(all.cuts.last_covers(&ended), ask.is_empty());
+            assert_eq!(all.size(), (0, ask));
+        }
+    }
+
+    #[test]
+    fn a_cut_that_covers_logs_in_part_goes_with_its_names_and_not_before_an_earlier_one() {
+        let cut = |epoch, writer, size| {
+            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+        };
+        let covers = |cut| MetaName::Covers(Covers { cut, logs: vec![(7, 100)] });
+        let all = [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15), cut(8, 4, 0)];
+        let gone = |new: usize| summary(&all[..=new]).superseded(&all[new]);
+        assert_eq!(gone(5), [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15)]);
+        assert_eq!(gone(4), []);
+    }
+
+    #[test]
+    fn a_writer_counts_once_as_it_is_now() {
+        let holder = Holder { pid: 1, start: 1, node: "node".to_owned() };
+        let begun = Running { writer: 3, first_epoch: 1, holder, told: None };
+        let told = |end| Some(Told { last_epoch: 1, end, data_bytes: end, time: TIME });
+        let open = |told| MetaName::Open(Running { told, ..begun.clone() });
+        let names = [open(told(70)), open(None), open(told(90)), open(told(90))];
+        let all = summary(&names);
+        assert_eq!((all.open.len(), all.size()), (1, (90, vec![])));
+        let unsynced = Closed { is_synced: false, ..closed_of(2, 50) };
+        let ended = [unsynced, closed_of(2, 50), closed_of(3, 95)].map(MetaName::Closed);
+        let all = summary(&[&names[..], &ended].concat());
+        assert_eq!(
+            (all.open.len(), all.closed.len(), all.size(), all.data_bytes()),
+            (0, 2, (95, vec![]), 20)
+        );
+        assert!(all.closed[0].is_synced);
+    }
+
+    #[test]
+    fn a_time_that_was_set_counts_until_somebody_writes() {
+        let set = MetaName::Time(order(2, 0), TIME);
+        assert_eq!(summary(&[closed(1, 1, 1, 1, 50)]).modified().unwrap().seconds, 50);
+        assert_eq!(summary(&[closed(1, 1, 2, 1, 50), set.clone()]).modified(), Some(TIME));
+        assert_eq!(summary(&[closed(1, 1, 3, 1, 50), set]).modified().unwrap().seconds, 50);
+        assert_eq!(summary(&[]).modified(), None);
+    }
+
+    #[test]
+    fn names_that_are_superseded_are_missed_by_nobody() {
+        let mut random = quell_testkit::Random::new(19);
+        for _ in 0..300 {
+            let mut names = Vec::new();
+            let mut sequence = random.below(997) as u64;
+            let mut order = || {
+                sequence = (sequence + 389) % 997; // a permutation: no value occurs twice
+                order(1 + random.below(6) as u64, sequence)
+            };
+            for _ in 0..6 {
+                names.push(MetaName::Time(order(), TIME));
+                let at = order();
+                names.push(MetaName::Cut(Cut { order: at, size: at.sequence % 5, time: TIME }));
+            }
+            let all = summary(&names);
+            for new in names.clone() {
+                let gone = all.superseded(&new);
+                assert!(!gone.contains(&new));
+                names.retain(|name| !gone.contains(name));
+            }
+            let left = summary(&names);
+            assert_eq!(left.set_times.len(), 1);
+            assert!(left.cuts.cuts().is_sorted_by(|a, b| a.size < b.size));
+            assert_eq!((left.size(), left.epoch()), (all.size(), all.epoch()));
+            assert_eq!((left.modified(), left.written()), (all.modified(), all.written()));
+            for epoch in 0..8 {
+                for sequence in (0..1000).step_by(7) {
+                    let at = Order { epoch, sequence, writer: 7 };
+                    assert_eq!(left.cuts.limit(at, 0), all.cuts.limit(at, 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_earlier_than_a_cut_ends_there() {
+        let cut = |epoch, size| Cut { order: order(epoch, 0), size, time: TIME };
+        let cuts = Truncations::new(vec![cut(2, 10), cut(4, 100)], Vec::new());
+        assert_eq!(cuts.limit(order(1, 0), 0), 10);
+        assert_eq!(cuts.limit(order(3, 0), 0), 100);
+        assert_eq!(cuts.limit(order(5, 0), 0), u64::MAX);
+    }
+}

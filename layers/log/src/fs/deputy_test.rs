@@ -1,0 +1,266 @@
+//! Root's mount and root's tools on a store of a user who exchanges names at any moment must never
+//! change a file of a third user. The store belongs to user 1234 and lies on a real file system;
+//! the tests need root.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use quell_posix::{PosixDir, WritableDir};
+use quell_vfs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
+
+use crate::container::container_dir::remove_shallow;
+use crate::fs::file_system::LogFs;
+use crate::session::log_file::Choices;
+use crate::stores::store_set::{Host, Root, Stores};
+use crate::test_stores::host;
+use crate::tools::check::{Checking, Outcome, check};
+use crate::tools::crew::Tally;
+
+const USER: u32 = 1234;
+const OTHER: u32 = 4321;
+const SECRET: &[u8] = b"of root alone, and longer than the head of a log, which has 64 bytes";
+
+struct Scene {
+    _temp: tempfile::TempDir,
+    store: PathBuf,
+    secret: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Option<Scene> {
+        if !quell_posix::has_root_power() {
+            println!("SKIPPED: only root can be two users");
+            return None;
+        }
+        let temp = tempfile::tempdir().unwrap();
+        fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (store, secret) = (temp.path().join("store"), temp.path().join("secret"));
+        fs::create_dir(&store).unwrap();
+        chown(&store, Some(USER), Some(USER)).unwrap();
+        fs::write(&secret, SECRET).unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        Some(Scene { _temp: temp, store, secret })
+    }
+
+    /// Mounts the store. `made` is called with each number of a writer, file or container before
+    /// the number is used.
+    fn mount(&self, made: impl Fn(u64) + Send + Sync + 'static) -> LogFs {
+        let before = host(7, 1);
+        let random = before.random;
+        let random = Box::new(move || {
+            let number = random();
+            made(number);
+            number
+        });
+        let host = Host { uid: 0, gid: 0, random, ..host(7, 1) };
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&self.store).unwrap());
+        LogFs::new(Stores::open(vec![root], host, 4).unwrap(), Choices::default())
+    }
+
+    fn container(&self) -> PathBuf {
+        self.store.join("f.container")
+    }
+
+    #[track_caller]
+    fn expect_secret(&self) {
+        assert_eq!(fs::read(&self.secret).unwrap(), SECRET);
+        assert_eq!(owner_and_mode(&self.secret), (0, 0o600));
+    }
+}
+
+fn owner_and_mode(path: &Path) -> (u32, u32) {
+    let found = fs::symlink_metadata(path).unwrap();
+    (found.uid(), found.mode() & 0o7777)
+}
+
+fn user(uid: u32) -> Caller {
+    Caller { uid, gid: uid, groups: Vec::new() }
+}
+
+/// Writes a file as the user through root's mount, and returns its node.
+fn write_as_user(fs: &LogFs, permissions: u32) -> NodeId {
+    let (made, file) = {
+        let _caller = fs.act_for(user(USER)).unwrap();
+        let new = New { permissions, uid: USER, gid: USER };
+        fs.create(fs.root(), b"f", new, Open { process: 1, ..Open::READ_WRITE }).unwrap()
+    };
+    file.write_at(b"bytes", 0).unwrap();
+    file.publish().unwrap();
+    made.node
+}
+
+fn modes(permissions: u32) -> Change {
+    Change { permissions: Some(permissions), ..Change::default() }
+}
+
+fn owners(uid: u32) -> Change {
+    Change { uid: Some(uid), gid: Some(uid), ..Change::default() }
+}
+
+#[test]
+fn what_is_made_for_a_user_is_that_users_and_the_user_needs_the_right_to_make_it() {
+    let Some(scene) = Scene::new() else { return };
+    let fs = scene.mount(|_| {});
+    write_as_user(&fs, 0o640);
+    crate::test_stores::walk(&scene.store, &mut |path| {
+        assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
+    });
+    let _caller = fs.act_for(user(OTHER)).unwrap();
+    let new = New { permissions: 0o600, uid: OTHER, gid: OTHER };
+    assert!(fs.create(fs.root(), b"g", new, Open::WRITE).is_err());
+    assert!(fs.make_dir(fs.root(), b"d", new).is_err());
+    assert!(fs.remove(fs.root(), b"f").is_err());
+}
+
+#[test]
+fn whatever_the_user_puts_in_the_place_of_access_no_foreign_file_is_changed() {
+    let Some(scene) = Scene::new() else { return };
+    let (access, kept) = (scene.container().join("access"), scene.container().join("kept"));
+    type Swap = fn(&Path, &Path);
+    let swaps: [(&str, Swap); 3] = [
+        ("hard link", |secret, access| fs::hard_link(secret, access).unwrap()),
+        ("symbolic link", |secret, access| symlink(secret, access).unwrap()),
+        ("root's file", |_, access| fs::write(access, b"root's").unwrap()),
+    ];
+    for caller in [None, Some(user(USER))] {
+        let fs = scene.mount(|_| {});
+        let node = write_as_user(&fs, 0o640);
+        for (what, swap) in swaps {
+            fs::rename(&access, &kept).unwrap();
+            swap(&scene.secret, &access);
+            let before = owner_and_mode(&access);
+            for change in [modes(0o666), modes(0o4755)] {
+                let acting = caller.clone().map(|caller| fs.act_for(caller).unwrap());
+                // The result for the file does not matter.
+                let _ = fs.change(node, &change);
+                drop(acting);
+                scene.expect_secret();
+                assert_eq!(owner_and_mode(&access), before, "{what}");
+            }
+            fs::remove_file(&access).unwrap();
+            fs::rename(&kept, &access).unwrap();
+        }
+        fs.remove(fs.root(), b"f").unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_the_user_has_open_becomes_no_program_of_the_new_owner() {
+    let Some(scene) = Scene::new() else { return };
+    let fs = scene.mount(|_| {});
+    let node = write_as_user(&fs, 0o640);
+    let access = scene.container().join("access");
+    let (evil, also) = (scene.store.join("evil"), scene.store.join("also"));
+    fs::write(&evil, b"#!/bin/sh").unwrap();
+    chown(&evil, Some(USER), Some(USER)).unwrap();
+    fs::hard_link(&evil, &also).unwrap();
+    fs::rename(&evil, &access).unwrap();
+    fs::remove_file(&also).unwrap();
+    let inode = fs::metadata(&access).unwrap().ino();
+    let kept = fs::File::open(&access).unwrap();
+    fs.change(node, &owners(0)).unwrap();
+    fs.change(node, &modes(0o4755)).unwrap();
+    assert_eq!(owner_and_mode(&access), (0, 0o4755));
+    let now = fs::metadata(&access).unwrap();
+    assert!(now.ino() != inode && now.len() == 0, "it is a new file");
+    let evil = kept.metadata().unwrap();
+    assert_eq!((evil.uid(), evil.mode() & 0o6000), (USER, 0));
+    assert_eq!(fs.attributes(node).unwrap().uid, 0);
+}
+
+#[test]
+fn a_foreign_file_in_the_place_of_a_log_that_is_to_be_made_is_left_alone() {
+    for way in [
+        |from: &Path, to: &Path| drop(fs::hard_link(from, to)),
+        |from: &Path, to: &Path| drop(symlink(from, to)),
+    ] {
+        let Some(scene) = Scene::new() else { return };
+        let (container, secret) = (scene.container(), scene.secret.clone());
+        let linked = Arc::new(Mutex::new(0));
+        let count = Arc::clone(&linked);
+        let fs = scene.mount(move |number| {
+            let logs = container.join(format!("logs-{:x}", number % 4));
+            if container.exists() {
+                let _ = fs::DirBuilder::new().mode(0o755).create(&logs);
+                let _ = chown(&logs, Some(USER), Some(USER));
+                way(&secret, &logs.join(format!("{number:016x}.data")));
+                way(&secret, &logs.join(format!("{number:016x}.index")));
+                *count.lock().unwrap() += 1;
+            }
+        });
+        let new = New { permissions: 0o666, uid: USER, gid: USER };
+        let how = |process| Open { process, ..Open::READ_WRITE };
+        let (made, first) = fs.create(fs.root(), b"f", new, how(1)).unwrap();
+        let writers = [first, fs.open_as(made.node, how(2)).unwrap()];
+        let mut refused = 0;
+        for writer in &writers {
+            let written = writer.write_at(b"bytes of the file", 0).and_then(|()| writer.sync());
+            refused += u32::from(written.is_err());
+            scene.expect_secret();
+        }
+        assert!(*linked.lock().unwrap() > 0 && refused > 0, "the links were made, and in the way");
+        drop(writers);
+        scene.expect_secret();
+    }
+}
+
+#[test]
+fn a_directory_of_a_third_user_that_was_moved_to_the_trash_keeps_what_it_has() {
+    let Some(scene) = Scene::new() else { return };
+    let fs = scene.mount(|_| {});
+    write_as_user(&fs, 0o640);
+    fs::DirBuilder::new().mode(0o777).create(scene.container().join("logs-9")).unwrap();
+    let theirs = scene.container().join("logs-9/their work");
+    fs::write(&theirs, b"x").unwrap();
+    for path in [theirs.parent().unwrap(), &theirs] {
+        chown(path, Some(OTHER), Some(OTHER)).unwrap();
+    }
+    fs.remove(fs.root(), b"f").unwrap();
+    drop(fs);
+    let mut left = Vec::new();
+    crate::test_stores::walk(&scene.store.join(".quell/trash"), &mut |path| left.push(path.to_owned()));
+    assert!(left.iter().any(|path| path.ends_with("logs-9/their work")), "{left:?}");
+}
+
+#[test]
+fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_for_itself() {
+    let Some(scene) = Scene::new() else { return };
+    drop(scene.mount(|_| {}));
+    for area in ["new", "trash"] {
+        let theirs = scene.store.join(".quell").join(area).join("0123456789abcdef0123456789abcdef");
+        fs::DirBuilder::new().mode(0o1777).create(&theirs).unwrap();
+        let names = ["thesis", "d41d8cd98f00b204e9800998ecf8427e"].map(|name| theirs.join(name));
+        names.iter().for_each(|name| fs::write(name, b"x").unwrap());
+        for path in names.iter().chain([&theirs]) {
+            chown(path, Some(OTHER), Some(OTHER)).unwrap();
+        }
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(0o1777)).unwrap();
+        let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open_shared(&scene.store).unwrap());
+        {
+            let _user = quell_posix::assume(Some(Arc::new(user(OTHER)))).unwrap();
+            let own = root.open_writable_dir(b".quell").unwrap();
+            let area = own.open_writable_dir(area.as_bytes()).unwrap();
+            assert!(remove_shallow(&*area, theirs.file_name().unwrap().as_encoded_bytes()).is_err());
+        }
+        let roots = vec![Root { dir: root, path: b"store".to_vec() }];
+        let host = Host { uid: 0, gid: 0, ..host(7, 1) };
+        let stores = Arc::new(Stores::look(roots, host, 4).unwrap());
+        let now = Time { seconds: i64::from(u32::MAX), nanoseconds: 0 };
+        let how = Checking {
+            threads: 1,
+            repair: true,
+            dead: &[],
+            ended: &[],
+            now,
+            old_seconds: 0,
+            is_used: &|_, _| false,
+        };
+        let checked = check(&stores, b"", &how, &Tally::default()).unwrap();
+        let outcomes: Vec<_> = checked.findings.iter().map(|finding| &finding.outcome).collect();
+        assert!(matches!(outcomes[..], [Outcome::Failed(_)]), "{outcomes:?}");
+        names.iter().for_each(|name| assert!(name.exists(), "{}", name.display()));
+        fs::remove_dir_all(theirs).unwrap();
+    }
+}

@@ -1,0 +1,346 @@
+//! Files that belong to other users than the process that uses them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use quell_posix::{PosixDir, WritableDir};
+use quell_testkit::MemoryStore;
+use quell_vfs::errno::{EACCES, EIO, EPERM};
+use quell_vfs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
+
+use crate::container::container_dir::{dir_permissions, remove_tree};
+use crate::fs::file_system::LogFs;
+use crate::session::log_file::Choices;
+use crate::stores::store_set::Stores;
+use crate::test_stores::{again, container, content, host, make, mount};
+
+#[test]
+fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(b"written by its owner", 0).unwrap();
+    file.publish().unwrap();
+    // Another user's process.
+    store.fail(|operation| {
+        let is_theirs = operation.path.ends_with(b"/container") || operation.path.ends_with(b"/access");
+        (operation.verb == "open for writing" && is_theirs).then_some(EACCES)
+    });
+    container(stores, "f").sync().unwrap();
+    fs.sync_dir(fs.root()).unwrap();
+    for seed in 0..40 {
+        let after = [store.crash(seed)];
+        let found = content(&after, "f");
+        assert!(!format!("{found:?}").contains("record"), "{seed}: {found:?}");
+    }
+    drop(file);
+    assert!(again(&fs, "f", 1).sync().is_ok());
+}
+
+#[test]
+fn names_in_meta_do_not_pile_up() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 1000], 0).unwrap();
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    for i in 1..100 {
+        let modified = Some(Time { seconds: i, nanoseconds: 0 });
+        fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+        let size_bytes = Some(1000 - i as u64);
+        fs.change(node, &Change { size_bytes, ..Change::default() }).unwrap();
+    }
+    let names = container(stores, "f").meta().unwrap().names().unwrap().len();
+    assert!(names < 40, "{names}");
+    drop(file);
+    assert_eq!(content(stores, "f").unwrap(), [1; 901]);
+}
+
+#[test]
+fn what_cannot_be_given_to_who_makes_it_is_not_left_behind() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    for refusing in 0..2 {
+        let fs = mount(&stores, 1, 1);
+        // A mount of an unprivileged user.
+        stores[refusing].fail(|operation| (operation.verb == "change").then_some(EPERM));
+        let new = New { permissions: 0o755, uid: 1001, gid: 100 };
+        assert_eq!(fs.make_dir(fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
+        if refusing == 0 {
+            assert_eq!(fs.make_symlink(fs.root(), b"link", b"to", new).unwrap_err().errno(), EPERM);
+        }
+        for name in 0..8 {
+            let _ = fs.create(fs.root(), format!("{refusing}-{name}").as_bytes(), new, Open::WRITE);
+        }
+        stores[refusing].fail_nothing();
+        let root = stores[refusing].root();
+        assert_eq!(root.names().unwrap(), [b".quell"]);
+        assert_eq!(root.open_dir(b".quell").unwrap().open_dir(b"new").unwrap().names().unwrap(), [b""; 0]);
+        for name in [&b"dir"[..], b"link"] {
+            assert!(fs.lookup(fs.root(), name).unwrap().is_none());
+            assert!(stores.iter().all(|store| store.root().stat(name).is_err()));
+        }
+        (0..8).for_each(|name| drop(fs.remove(fs.root(), format!("{refusing}-{name}").as_bytes())));
+    }
+}
+
+#[test]
+fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
+    let store = MemoryStore::new();
+    let fs = mount(std::slice::from_ref(&store), 1, 1);
+    drop(make(&fs, "f", 1));
+    store.fail(|operation| {
+        operation.path.ends_with(b"/access").then_some(EIO).filter(|_| operation.verb == "remove")
+    });
+    let fs = mount(std::slice::from_ref(&store), 2, 1);
+    fs.remove(fs.root(), b"f").unwrap();
+    assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+    drop(make(&fs, "f", 1));
+}
+
+/// Creates a file whose eight writers have logs in both of two stores. Returns the stores and the
+/// index of the container's store.
+fn in_two_stores() -> ([MemoryStore; 2], usize) {
+    (1..)
+        .find_map(|seed| {
+            let stores = [MemoryStore::new(), MemoryStore::new()];
+            let fs = mount(&stores, seed, 1);
+            for process in 1..=8 {
+                let file = if process == 1 { make(&fs, "victim", 1) } else { again(&fs, "victim", process) };
+                file.write_at(b"precious", u64::from(process - 1) * 8).unwrap();
+                file.sync().unwrap();
+            }
+            let home = usize::from(stores[0].root().stat(b"victim.container").is_err());
+            (!parts(&stores[1 - home]).is_empty()).then_some((stores, home))
+        })
+        .unwrap()
+}
+
+fn parts(store: &MemoryStore) -> Vec<Vec<u8>> {
+    store.root().open_dir(b".quell").unwrap().open_dir(b"parts").unwrap().names().unwrap()
+}
+
+fn own(dir: &dyn WritableDir, name: &[u8], uid: u32) {
+    dir.change(name, &Change { uid: Some(uid), ..Change::default() }).unwrap();
+}
+
+fn mode(permissions: u32) -> Change {
+    Change { permissions: Some(permissions), ..Change::default() }
+}
+
+#[test]
+fn a_container_with_the_number_of_anothers_reaches_nothing_of_it() {
+    let (stores, home) = in_two_stores();
+    let expected = b"precious".repeat(8);
+    let root = stores[home].root();
+    let mut record = [0; 64];
+    let victim = root.open_dir(b"victim.container").unwrap();
+    victim.open_file(b"container").unwrap().read_at(&mut record, 0).unwrap();
+    root.make_dir(b"forged.container", 0o755).unwrap();
+    let forged = root.open_writable_dir(b"forged.container").unwrap();
+    forged.create_file(b"container", 0o644).unwrap().write_at(&record, 0).unwrap();
+    forged.create_file(b"access", 0o666).unwrap();
+    forged.make_dir(b"meta", 0o755).unwrap();
+    for name in [&b"container"[..], b"access", b"meta", b""] {
+        own(&*forged, name, 1666);
+    }
+    let there = container(&stores, "forged");
+    for number in 0..4 {
+        let found = there.stores().find_logs(&there, number);
+        assert!(found.is_err() || found.is_ok_and(|found| found.is_none()), "{number}");
+    }
+    assert!(there.stores().parts_of(&there).unwrap().is_empty());
+    let fs = mount(&stores, 2, 1);
+    fs.remove(fs.root(), b"forged").unwrap();
+    assert_eq!(content(&stores, "victim").unwrap(), expected);
+    let fs = mount(&stores, 3, 1);
+    fs.remove(fs.root(), b"victim").unwrap();
+    drop(fs);
+    assert!(stores.iter().all(|store| parts(store).is_empty()));
+}
+
+#[test]
+fn what_another_user_made_first_in_another_store_belongs_to_the_file() {
+    let (stores, home) = in_two_stores();
+    let expected = b"precious".repeat(8);
+    let away = stores[1 - home].root().open_writable_dir(b".quell").unwrap();
+    own(&*away.open_writable_dir(b"parts").unwrap(), &parts(&stores[1 - home])[0], 1001);
+    assert!(content(&stores, "victim").is_err());
+    let container = container(&stores, "victim");
+    for name in container.dir().names().unwrap() {
+        let stat = container.dir().stat(&name).unwrap();
+        if name.starts_with(b"logs-") && stat.kind() == Some(Kind::File) {
+            own(container.dir(), &name, 1001);
+        }
+    }
+    assert_eq!(content(&stores, "victim").unwrap(), expected);
+}
+
+#[test]
+fn rights_are_taken_at_the_gates_first_and_given_there_last() {
+    let (stores, home) = in_two_stores();
+    let fs = mount(&stores, 4, 1);
+    let node = fs.lookup(fs.root(), b"victim").unwrap().unwrap().node;
+    let gates = || {
+        let gate = stores[home].root().stat(b"victim.container").unwrap();
+        let away = stores[1 - home].root().open_dir(b".quell").unwrap().open_dir(b"parts").unwrap();
+        let part = away.stat(&parts(&stores[1 - home])[0]).unwrap();
+        [gate.mode & 0o7777, part.mode & 0o7777]
+    };
+    for (from, to) in [(0o666, 0o600), (0o600, 0o666), (0o640, 0o604)] {
+        fs.change(node, &mode(from)).unwrap();
+        for store in &stores {
+            store.fail(|op| (op.verb == "change" && op.path.ends_with(b"/meta")).then_some(EIO));
+        }
+        assert!(fs.change(node, &mode(to)).is_err());
+        let allowed = dir_permissions(from) & dir_permissions(to) & 0o777;
+        assert!(gates().iter().all(|gate| gate & 0o777 == allowed), "{from:o} {:?}", gates());
+        stores.iter().for_each(MemoryStore::fail_nothing);
+        fs.change(node, &mode(to)).unwrap();
+        assert_eq!(gates(), [dir_permissions(to); 2]);
+    }
+    // A log directory that another user created is skipped.
+    for store in &stores {
+        let is_logs = |path: &[u8]| path.windows(6).any(|part| part == b"/logs-");
+        store.fail(move |op| (op.verb == "change" && is_logs(&op.path)).then_some(EPERM));
+    }
+    fs.change(node, &mode(0o640)).unwrap();
+    assert_eq!(gates(), [0o2750; 2]);
+}
+
+#[test]
+fn what_root_makes_for_others_is_theirs() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    let mut host = host(5, 1);
+    (host.uid, host.gid) = (0, 0);
+    let roots = stores.iter().map(|store| store.root() as Arc<dyn WritableDir>).collect();
+    let fs = LogFs::new(Stores::open(roots, host, 4).unwrap(), Choices::default());
+    for process in 1..=8 {
+        let file = if process == 1 { make(&fs, "f", 1) } else { again(&fs, "f", process) };
+        file.write_at(b"theirs", 0).unwrap();
+        file.sync().unwrap();
+    }
+    let container = container(&stores, "f");
+    let owner = |dir: &dyn WritableDir, name: &[u8]| dir.stat(name).map(|stat| (stat.uid, stat.gid)).unwrap();
+    let mut count = 0;
+    for number in 0..4 {
+        if let Some((dir, name)) = container.stores().find_logs(&container, number).unwrap() {
+            assert_eq!(owner(&*dir, &name), (1000, 100));
+            count += 1;
+        }
+    }
+    assert!(count > 1);
+    let parts = container.stores().parts_of(&container).unwrap();
+    assert!(!parts.is_empty());
+    assert!(parts.iter().all(|(parts, name)| owner(&**parts, name) == (1000, 100)));
+}
+
+#[test]
+fn directories_of_logs_are_open_in_bounded_number() {
+    let store = MemoryStore::new();
+    let stores = Stores::open(vec![store.root()], host(6, 1), 300).unwrap();
+    let fs = LogFs::new(stores, Choices::default());
+    let before = store.open_handles();
+    drop(make(&fs, "f", 0));
+    for process in 1..400 {
+        again(&fs, "f", process).write_at(b"x", process.into()).unwrap();
+    }
+    let mut bytes = [0; 400];
+    assert_eq!(again(&fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 400);
+    assert_eq!(bytes[1..], [b'x'; 399]);
+    fs.remove(fs.root(), b"f").unwrap();
+    drop(make(&fs, "g", 0));
+    let open = store.open_handles() - before;
+    // In addition, the data logs that were read last, and a few files of the container itself.
+    assert!(open < 256 + 128 + 20, "{open}");
+    fs.remove(fs.root(), b"g").unwrap();
+}
+
+#[test]
+fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
+    let store = MemoryStore::new();
+    let root = store.root();
+    let mut at = Arc::clone(&root);
+    for _ in 0..6 {
+        at.create_file(b"access", 0o644).unwrap();
+        at.make_dir(b"meta", 0o755).unwrap();
+        at = at.open_writable_dir(b"meta").unwrap();
+    }
+    assert!(remove_tree(&*root, b"meta").is_err());
+    assert_eq!(root.open_dir(b"meta").unwrap().names().unwrap(), [b"meta"]);
+}
+
+/// Checks the operations of a second user with write permission to the first user's file. Needs
+/// root to change users.
+#[test]
+fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIPPED: not root");
+    }
+    let temp = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(temp.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    // Every mount has its own random numbers.
+    let mounts = std::sync::atomic::AtomicU64::new(1000);
+    // Changing the user drops the capabilities; both affect this thread only.
+    let as_user = |uid: u32, work: &(dyn Fn(&LogFs) + Sync)| {
+        std::thread::scope(|scope| {
+            let user = scope.spawn(|| {
+                let (id, group) = (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(100));
+                rustix::thread::set_thread_groups(&[]).unwrap();
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(id, id, id).unwrap();
+                let seed = mounts.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let mut host = host(seed, uid);
+                (host.uid, host.gid) = (uid, 100);
+                let root: Arc<dyn WritableDir> = Arc::new(PosixDir::open(temp.path()).unwrap());
+                let choices = Choices { flatten_bytes: 1 << 20, ..Choices::default() };
+                work(&LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices));
+            });
+            user.join().unwrap();
+        });
+    };
+    let new = |uid| New { permissions: 0o666, uid, gid: 100 };
+    as_user(1000, &|fs| {
+        let (_, file) =
+            fs.create(fs.root(), b"f", new(1000), Open { process: 1, ..Open::READ_WRITE }).unwrap();
+        file.write_at(b"first, and more of it", 0).unwrap();
+    });
+    for (uid, text) in [(1001, b"second"), (1000, b"fourth"), (1001, b"sixth.")] {
+        as_user(uid, &|fs| {
+            let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+            for size in [20, 10] {
+                fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+            }
+            let modified = Some(Time { seconds: 5, nanoseconds: 0 });
+            fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+            let file = again(fs, "f", 1);
+            file.write_at(text, 2).unwrap();
+            file.sync().unwrap();
+            drop(file);
+            let file = again(fs, "f", 2);
+            let mut bytes = [0; 30];
+            assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 10);
+            assert_eq!(&bytes[2..8], text);
+            file.sync().unwrap();
+        });
+    }
+    as_user(1001, &|fs| {
+        let dir = PosixDir::open(temp.path()).unwrap().open_writable_dir(b"f.container").unwrap();
+        assert_eq!(dir.remove(b"access").unwrap_err().errno(), EPERM);
+        assert_eq!(dir.rename(b"access", &*dir, b"mine", Rename::Keep).unwrap_err().errno(), EPERM);
+        let how = Open { process: 1, truncate: true, ..Open::READ_WRITE };
+        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+        drop(fs.open_as(node, how).unwrap());
+        assert_eq!(fs.attributes(node).unwrap().size_bytes, 0);
+        let file = again(fs, "f", 3);
+        file.append(b"anew").unwrap();
+        file.sync().unwrap();
+    });
+    as_user(1000, &|fs| {
+        let mut bytes = [0; 30];
+        assert_eq!(again(fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 4);
+        fs.remove(fs.root(), b"f").unwrap();
+        assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+    });
+}

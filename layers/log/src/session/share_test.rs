@@ -1,0 +1,293 @@
+//! Files whose index is read in shares or does not fit into memory have the same content as with an
+//! index of all logs.
+
+use super::*;
+
+use quell_testkit::{MemoryStore, Random};
+use quell_vfs::{Change, FileSystem, NodeId, Open, Writable};
+
+use crate::format::extents::Piece;
+use crate::format::meta::Summary;
+use crate::fs::file_system::LogFs;
+use crate::session::view::{Torn, View};
+use crate::test_stores::{
+    GONE, again, container, container_with, content, make, mount, mount_later, pattern,
+};
+
+/// Returns everything that a view contains: the size of the file, the source of each byte, and the
+/// known part of each log.
+fn said(view: &View) -> (u64, Vec<[u64; 4]>, Vec<FlatLog>) {
+    let mut pieces: Vec<[u64; 4]> = Vec::new();
+    view.pieces(0, view.size(), &mut |piece| {
+        let Piece::Data(extent) = piece else { return };
+        let writer = view.logs()[extent.log as usize].writer;
+        let (start, end, position) = (extent.start, extent.end(), extent.position);
+        match pieces.last_mut() {
+            Some([from, to, whose, at])
+                if (*to, *whose, *at + (*to - *from)) == (start, writer, position) =>
+            {
+                *to = end;
+            }
+            _ => pieces.push([start, end, writer, position]),
+        }
+    })
+    .unwrap();
+    let mut logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
+    logs.sort_by_key(|log| log.writer);
+    (view.size(), pieces, logs)
+}
+
+fn read_all(container: &Container, shares: usize) -> Vec<Vec<u8>> {
+    (0..shares).map(|number| read(container, number, shares, 2).unwrap()).collect()
+}
+
+fn decode(container: &Container, shares: Vec<Vec<u8>>) -> Vec<Share> {
+    shares.into_iter().map(|bytes| Share::decode(bytes, container.head()).unwrap()).collect()
+}
+
+fn merged(container: &Container, summary: &Summary, shares: &[Share]) -> View {
+    View::merge(container, summary, &|_| None, 2, shares).unwrap()
+}
+
+fn built(container: &Container, summary: &Summary) -> View {
+    View::build(container, summary, &|_| None, 1, Torn::new()).unwrap()
+}
+
+fn resize(fs: &LogFs, node: NodeId, size: u64) {
+    fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+}
+
+/// Creates a file that processes of three nodes have written. One of them died, and some still have
+/// it open.
+fn history(seed: u64, check: impl Fn(&MemoryStore, &mut Random)) {
+    let mut random = Random::new(seed);
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let nodes: Vec<_> =
+        [1, 2, GONE].into_iter().map(|pid| mount(stores, seed * 3 + u64::from(pid), pid)).collect();
+    make(&nodes[0], "f", 1).sync().unwrap();
+    let mut open = Vec::new();
+    for step in 0..20 + random.below(60) {
+        let fs = random.pick(&nodes);
+        match random.below(12) {
+            0 => drop(open.pop()),
+            1..=3 => open.push(again(fs, "f", step as u32)),
+            4 => {
+                let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                resize(fs, node, random.below(80_000) as u64);
+            }
+            _ if open.is_empty() => {}
+            5 => random.pick(&open).sync().unwrap(),
+            6 | 7 => random.pick(&open).publish().unwrap(),
+            _ => {
+                let length = *random.pick(&[1, 100, 5000, 60_000]);
+                let bytes = pattern(1 + random.below(length), step as u64);
+                random.pick(&open).write_at(&bytes, random.below(100_000) as u64).unwrap();
+            }
+        }
+    }
+    check(&store, &mut random);
+}
+
+#[test]
+fn parts_are_all_logs_and_as_equal_as_can_be() {
+    for count in [0, 1, 2, 5, 1024] {
+        for shares in [1, 2, 3, 7, 2000] {
+            let parts: Vec<_> = (0..shares).map(|number| part(count, number, shares)).collect();
+            assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!((parts[0].start, parts[shares - 1].end), (0, count));
+            let (least, most) = (count / shares, count.div_ceil(shares));
+            assert!(parts.iter().all(|part| (least..=most).contains(&part.len())));
+        }
+    }
+}
+
+#[test]
+fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
+    for seed in 0..60 {
+        history(seed, |store, random| {
+            // Checked after a power failure, too, with logs that are torn, missing or without
+            // batches.
+            let crashed = store.crash(seed);
+            for store in [store, &crashed] {
+                let container = container(std::slice::from_ref(store), "f");
+                let summary = container.summary().unwrap();
+                let expected = said(&built(&container, &summary));
+                for ranks in [1, 2, 3, 1 + random.below(20)] {
+                    let mut shares = decode(&container, read_all(&container, ranks));
+                    let by = random.below(ranks);
+                    shares.rotate_left(by);
+                    assert_eq!(
+                        said(&merged(&container, &summary, &shares)),
+                        expected,
+                        "{seed}, {ranks} ranks"
+                    );
+                    shares.pop();
+                    assert_eq!(said(&merged(&container, &summary, &shares)), expected, "without one");
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn an_index_that_does_not_fit_into_memory_says_the_same() {
+    for seed in 200..260 {
+        history(seed, |store, random| {
+            let crashed = store.crash(seed);
+            for store in [store, &crashed] {
+                let stores = std::slice::from_ref(store);
+                let whole = container(stores, "f");
+                let summary = whole.summary().unwrap();
+                let expected = said(&built(&whole, &summary));
+                for extents_max in [1, 2, 7, 1 + random.below(100)] {
+                    let small = container_with(stores, "f", extents_max);
+                    for threads in [1, 3] {
+                        let view = View::build(&small, &summary, &|_| None, threads, Torn::new()).unwrap();
+                        assert_eq!(said(&view), expected, "{seed}, {extents_max} extents");
+                    }
+                    let shares = decode(&small, read_all(&small, 3));
+                    assert_eq!(said(&merged(&small, &summary, &shares)), expected, "{seed}, shares");
+                    let flattened = flatten::flatten(&small, 2).unwrap();
+                    assert_eq!(flattened.logs, expected.2.len() as u64);
+                    let flat = View::open(&small, &summary, &|_| None, 2).unwrap();
+                    assert_eq!(said(&flat), expected, "{seed}, flattened");
+                    small.remove_flats().unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_view_that_grows_beyond_what_fits_into_memory_follows_as_any_other() {
+    for seed in 0..60 {
+        let store = MemoryStore::new();
+        let stores = std::slice::from_ref(&store);
+        let mut random = Random::new(seed);
+        let nodes = [mount(stores, 2 * seed + 1, 1), mount(stores, 2 * seed + 2, 2)];
+        make(&nodes[0], "f", 1).sync().unwrap();
+        let small = container_with(stores, "f", 1 + random.below(20));
+        let mut view = built(&small, &small.summary().unwrap());
+        let mut open = [again(&nodes[0], "f", 1), again(&nodes[1], "f", 2)];
+        for step in 0..60 {
+            let place = random.below(2);
+            match random.below(10) {
+                0 => open[place] = again(&nodes[place], "f", step + 3),
+                1 => {
+                    let node = nodes[place].lookup(nodes[place].root(), b"f").unwrap().unwrap().node;
+                    resize(&nodes[place], node, random.below(20_000) as u64);
+                }
+                2 => open[place].sync().unwrap(),
+                3 | 4 => {
+                    let summary = small.summary().unwrap();
+                    view.follow(&small, &summary, &|_| None).unwrap();
+                    let whole = container(stores, "f");
+                    let (followed, expected) = (said(&view), said(&built(&whole, &summary)));
+                    assert_eq!((followed.0, followed.1), (expected.0, expected.1), "{seed}, step {step}");
+                }
+                _ => {
+                    let bytes = pattern(1 + random.below(3000), step.into());
+                    open[place].write_at(&bytes, random.below(20_000) as u64).unwrap();
+                    open[place].publish().unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_saw_other_names_or_less_of_them_read_the_same_file() {
+    for seed in 0..20 {
+        let store = MemoryStore::new();
+        let stores = std::slice::from_ref(&store);
+        let mut random = Random::new(seed);
+        let fs = mount(stores, 1, 1);
+        let mut files = vec![make(&fs, "f", 0)];
+        let mut shares = Vec::new();
+        for rank in 0..4 {
+            files.push(again(&fs, "f", 1 + rank as u32));
+            for file in &files {
+                let bytes = pattern(1 + random.below(5000), seed + rank as u64);
+                file.write_at(&bytes, random.below(20_000) as u64).unwrap();
+                file.publish().unwrap();
+            }
+            if random.one_in(3) {
+                let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                resize(&fs, node, random.below(20_000) as u64);
+            }
+            // Each reader sees other writers than the one before, so that logs are in several
+            // shares or in none.
+            let container = container(stores, "f");
+            shares.extend(decode(&container, vec![read(&container, rank, 4, 1).unwrap()]));
+        }
+        let container = container(stores, "f");
+        let summary = container.summary().unwrap();
+        assert_eq!(said(&merged(&container, &summary, &shares)), said(&built(&container, &summary)));
+    }
+}
+
+#[test]
+fn bytes_that_a_share_hides_are_no_hole_for_who_has_not_seen_the_writers_name() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    make(&fs, "f", 1).write_at(&[1; 100], 0).unwrap();
+    let container = container(stores, "f");
+    let before = container.summary().unwrap();
+    again(&fs, "f", 2).write_at(&[2; 10], 50).unwrap();
+    let shares = decode(&container, read_all(&container, 1));
+    let expected = said(&built(&container, &container.summary().unwrap()));
+    assert_eq!(said(&merged(&container, &before, &shares)), expected);
+}
+
+#[test]
+fn a_file_that_is_opened_with_shares_reads_as_any_other_and_follows_its_writers() {
+    for seed in 100..130 {
+        history(seed, |store, _| {
+            let stores = [store.crash(seed)];
+            let Ok(expected) = content(&stores, "f") else { return };
+            let fs = mount_later(&stores, 5);
+            let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+            let shares = (0..3).map(|rank| fs.read_share(node, rank, 3).unwrap()).collect();
+            let file = fs.open_with_shares(node, Open::READ, shares).unwrap();
+            let mut bytes = vec![0; expected.len() + 1];
+            assert_eq!(file.read_at(&mut bytes, 0).unwrap(), expected.len());
+            assert_eq!(bytes[..expected.len()], expected);
+            again(&mount_later(&stores, 6), "f", 9).write_at(b"later", 7).unwrap();
+            drop(again(&fs, "f", 3));
+            again(&fs, "f", 1).read_at(&mut bytes[..5], 7).unwrap();
+            assert_eq!(&bytes[..5], b"later");
+        });
+    }
+}
+
+#[test]
+fn bytes_that_are_no_share_of_the_file_are_refused() {
+    let store = MemoryStore::new();
+    let stores = std::slice::from_ref(&store);
+    let fs = mount(stores, 1, 1);
+    let first = make(&fs, "f", 1);
+    for i in 0..50u64 {
+        first.write_at(&[i as u8; 30], i * 997 % 1000).unwrap();
+        again(&fs, "f", 2).write_at(&[i as u8; 10], i * 20).unwrap();
+    }
+    drop(first);
+    drop(make(&fs, "other", 1));
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let refuses = |bytes: Vec<u8>| {
+        let error = fs.open_with_shares(node, Open::READ, vec![bytes]).err().expect("it is no share");
+        assert_eq!(error.kind, ErrorKind::Damaged);
+    };
+    let share = fs.read_share(node, 1, 2).unwrap();
+    for at in 0..share.len() {
+        let mut wrong = share.clone();
+        wrong[at] ^= 4;
+        refuses(wrong);
+        refuses(share[..at].to_vec());
+    }
+    let other = fs.lookup(fs.root(), b"other").unwrap().unwrap().node;
+    refuses(fs.read_share(other, 0, 1).unwrap());
+    assert_eq!(fs.read_share(node, 2, 2).unwrap_err().kind, ErrorKind::InvalidInput);
+    fs.open_with_shares(node, Open::READ, vec![share]).unwrap();
+}

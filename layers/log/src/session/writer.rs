@@ -1,0 +1,462 @@
+//! One writer: collects the data that a process writes to one file into frames, and appends them to
+//! its pair of logs. It does not know other writers; `log_file` decides who may write where, and
+//! when a frame ends.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quell_posix::{Acting, WritableFile, assume, assumed};
+use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
+
+use crate::container::container_dir::{Container, data_name};
+use crate::format::data_log;
+use crate::format::frames::{Frames, Order, PAYLOAD_BYTES_MAX, stored_bytes};
+use crate::format::heads::HEAD_BYTES;
+use crate::format::index_log;
+use crate::format::meta::{Closed, MetaName, Running, Told, boot_of};
+use crate::format::runs::{Run, Runs};
+use crate::session::buffer::Buffer;
+
+/// Number of runs at which a frame ends, whatever its size, because overlaps are searched in the
+/// runs.
+const FRAME_RUNS_MAX: usize = 4096;
+/// Number of runs at which a batch is appended to the index log.
+const BATCH_RUNS_MAX: usize = 1 << 18;
+
+/// A frame that was written, for the view in memory.
+#[derive(Debug)]
+pub struct Written<'a> {
+    pub order: Order,
+    pub head_bytes: u64,
+    pub position: u64,
+    /// Data log offset of the end of the frame.
+    pub data_bytes: u64,
+    pub runs: &'a [Run],
+}
+
+/// The writer of one process. Its logs are created at the first write.
+pub struct Writer {
+    pub id: u64,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// The state of a writer. Holding its lock is the right to write.
+pub struct State {
+    /// The credentials with which the logs are created and written: those of the process's user, if
+    /// root serves several users.
+    credentials: Option<Arc<Caller>>,
+    /// A data log that was created, but whose header could not be written for lack of space.
+    begun: Option<Box<dyn WritableFile>>,
+    /// Created with the first frame.
+    logs: Option<Logs>,
+    buffer: Buffer,
+    buffer_bytes: usize,
+    /// The runs of the frame in `buffer`.
+    runs: Runs,
+    position: u64,
+    place: u64,
+    first_epoch: u64,
+    /// The order of the last frame.
+    last: Order,
+    /// The end of the written data in the file, after truncations of this node, and the same
+    /// ignoring truncations.
+    end: u64,
+    end_ever: u64,
+}
+
+struct Logs {
+    data: Box<dyn WritableFile>,
+    index: Option<Box<dyn WritableFile>>,
+    /// An index log that was created, but whose header could not be written.
+    index_begun: Option<Box<dyn WritableFile>>,
+    index_place: u64,
+    /// The frames and runs of the next batch.
+    frames: Frames,
+    runs: Runs,
+    /// The content of the writer's `open` name.
+    running: Running,
+    /// The `open` name survives a power failure.
+    is_named: bool,
+    names_synced: bool,
+    /// Payload offset up to which the index log records that the data is synced.
+    synced: u64,
+    /// Data log offset and payload offset of the end of the data log at the last successful sync.
+    synced_to: (u64, u64),
+    /// A write or a sync of the data log has failed since then. The kernel reports a failed
+    /// writeback once and then marks the pages clean: data after `synced_to` may be lost even if
+    /// the next sync succeeds.
+    is_doubtful: bool,
+    /// The failed operation was a sync.
+    has_failed: bool,
+    /// The `failed` name is in `meta`.
+    is_marked: bool,
+}
+
+impl Writer {
+    /// Creates a writer with the current credentials of this thread.
+    pub fn new(id: u64, buffer_bytes: usize) -> Writer {
+        let place = HEAD_BYTES as u64;
+        let state = State {
+            credentials: assumed(),
+            begun: None,
+            logs: None,
+            buffer: Buffer::default(),
+            buffer_bytes,
+            runs: Runs::default(),
+            position: 0,
+            place,
+            first_epoch: 0,
+            last: Order::default(),
+            end: 0,
+            end_ever: 0,
+        };
+        Writer { id, state: Mutex::new(state) }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The parts of a file that its writers use.
+pub trait Site {
+    fn container(&self) -> &Container;
+    /// Takes an epoch for a writer that has its name in `meta` and no frame yet. Every truncation
+    /// with a later epoch than the writer's frames has found that name.
+    fn begin(&self) -> Result<()>;
+    /// Returns the order of a frame that is written now.
+    fn next_order(&self, writer: u64) -> Order;
+    /// Records that a frame could not be written, and may have made the data log longer than the
+    /// writer's count. A truncation by another mount may cover that length, so the next frame,
+    /// which begins at the same offset, needs an epoch later than the truncation.
+    fn frame_failed(&self);
+    /// Records that a frame is in the data log.
+    fn written(&self, writer: u64, written: Written<'_>);
+}
+
+impl State {
+    /// Assumes the writer's credentials. A thread that serves another process may write this
+    /// writer's data to its logs.
+    fn act(&self) -> Result<Acting> {
+        assume(self.credentials.clone())
+    }
+
+    /// Returns true if bytes of `start..end` are collected and not yet in the log.
+    pub fn holds(&self, start: u64, end: u64) -> bool {
+        self.runs.overlaps(start, end)
+    }
+
+    /// Returns the end of the data written since the last truncation.
+    pub fn end(&self) -> u64 {
+        self.end.max(self.runs.end())
+    }
+
+    /// Returns the end of the collected data.
+    pub fn collected_end(&self) -> u64 {
+        self.runs.end()
+    }
+
+    /// Returns the epochs of the first and the last frame, if there are frames.
+    pub fn epochs(&self) -> Option<(u64, u64)> {
+        self.logs.as_ref().map(|_| (self.first_epoch, self.last.epoch))
+    }
+
+    /// Returns the size of the data log, with the collected data.
+    pub fn data_bytes(&self) -> u64 {
+        self.place + self.buffer.len() as u64
+    }
+
+    /// Writes the collected frame if `bytes` more do not fit into it.
+    pub fn make_room(&mut self, site: &dyn Site, id: u64, bytes: usize) -> Result<()> {
+        if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
+            self.flush(site, id)?;
+        }
+        Ok(())
+    }
+
+    /// Takes `from` for the file offset `offset`. After an error, nothing or only the front of it
+    /// was taken.
+    pub fn put(&mut self, site: &dyn Site, id: u64, from: &[u8], offset: u64) -> Result<()> {
+        if from.len() < self.buffer_bytes {
+            self.buffer.push(from, self.buffer_bytes)?;
+            self.runs.push(offset, from.len() as u64);
+            return Ok(());
+        }
+        // Large enough for frames of its own: written without copying.
+        let mut at = offset;
+        for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
+            let mut runs = Runs::default();
+            runs.push(at, part.len() as u64);
+            self.write_frame(site, id, part, runs.finish())?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes the collected frame, if there is one. After an error the data is kept for another
+    /// attempt.
+    pub fn flush(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let runs = self.runs.finish().to_vec();
+        let written = self.write_frame(site, id, buffer.bytes(), &runs);
+        self.buffer = buffer;
+        if written.is_ok() {
+            self.buffer.clear();
+            self.runs.clear();
+        }
+        written
+    }
+
+    fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
+        let _acting = self.act()?;
+        let container = site.container();
+        let block_bytes = container.head().block_bytes.into();
+        let is_first = self.logs.is_none();
+        if is_first {
+            self.logs = Some(Logs::create(site, id, &mut self.begun)?);
+        }
+        let order = site.next_order(id);
+        if is_first {
+            // Both are set even if the frame cannot be written, because a name in `meta` with only
+            // one of them would be invalid.
+            (self.first_epoch, self.last) = (order.epoch, order);
+        }
+        let logs = self.logs.as_mut().expect("they were made");
+        let bytes = payload.len() as u64;
+        let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
+        data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)
+            .inspect_err(|_| {
+                // Some file systems report a failed writeback at a later write.
+                logs.is_doubtful = true;
+                site.frame_failed();
+            })?;
+        let head_bytes = head.len() as u64;
+        let data_bytes = self.place + head_bytes + stored_bytes(bytes, block_bytes);
+        site.written(id, Written { order, head_bytes, position: self.position, data_bytes, runs });
+        logs.frames.push(head_bytes, bytes, order.epoch, order.sequence);
+        for run in runs {
+            (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
+            self.end = self.end.max(run.end());
+        }
+        self.end_ever = self.end_ever.max(self.end);
+        logs.runs.cut();
+        self.position += bytes;
+        self.place = logs.frames.place();
+        self.last = order;
+        if logs.runs.len() >= BATCH_RUNS_MAX {
+            logs.append_batch(container, id, self.position, false)?;
+        }
+        Ok(())
+    }
+
+    /// Makes all written data visible to other mounts.
+    pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        let _acting = self.act()?;
+        self.index(site, id)?;
+        self.tell(site)
+    }
+
+    /// Writes all data to the logs, and frees the memory of the buffer, because a writer often
+    /// pauses after this.
+    fn index(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        self.flush(site, id)?;
+        self.buffer.release_if_empty();
+        match &mut self.logs {
+            Some(logs) => logs.append_batch(site.container(), id, self.position, false),
+            None => Ok(()),
+        }
+    }
+
+    /// Publishes, and makes the data survive a power failure. Synced are the data log, which
+    /// contains everything that the index log records, and the `open` name, which gives the
+    /// published size. Returns true if the container has names of this writer that were never
+    /// synced.
+    pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
+        let _acting = self.act()?;
+        // The name first, because a file system with a journal then syncs it together with the
+        // data.
+        self.publish(site, id)?;
+        let Some(logs) = &mut self.logs else { return Ok(false) };
+        logs.sync_data(site.container(), id, (self.place, self.position))?;
+        let are_new = !logs.names_synced;
+        if are_new {
+            site.container().sync_logs(id)?;
+            logs.names_synced = true;
+        }
+        logs.append_batch(site.container(), id, self.position, true)?;
+        if !logs.is_named {
+            site.container().meta()?.sync()?;
+            logs.is_named = true;
+        }
+        Ok(are_new)
+    }
+
+    /// Updates the `open` name, which gives the published size of the logs.
+    fn tell(&mut self, site: &dyn Site) -> Result<()> {
+        let time = self.modified()?.unwrap_or_default();
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        let told = Told { last_epoch: self.last.epoch, end: self.end_ever, data_bytes: self.place, time };
+        if logs.running.told == Some(told) {
+            return Ok(());
+        }
+        let running = Running { first_epoch: self.first_epoch, told: Some(told), ..logs.running.clone() };
+        site.container()
+            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))
+            .map_err(|error| unless_ended(site.container(), running.writer, error))?;
+        (logs.running, logs.is_named) = (running, false);
+        Ok(())
+    }
+
+    /// Returns the time of the last frame, by the clock of the file system below.
+    pub fn modified(&self) -> Result<Option<Time>> {
+        self.logs.as_ref().map(|logs| Ok(logs.data.stat()?.modified)).transpose()
+    }
+
+    /// Returns true if a frame was written after `order`.
+    pub fn is_later(&self, order: Order) -> bool {
+        self.last > order
+    }
+
+    /// Truncates the data written before `order` to `size`. Returns the end of the data written
+    /// later.
+    pub fn cut(&mut self, size: u64, order: Order) -> u64 {
+        if self.last < order {
+            self.end = self.end.min(size);
+        }
+        self.end()
+    }
+
+    /// Publishes, and ends the writer.
+    pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+        let _acting = self.act()?;
+        self.index(site, id)?;
+        let time = self.modified()?.unwrap_or_default();
+        let Some(logs) = &mut self.logs else { return Ok(()) };
+        logs.mark(site.container(), id)?;
+        let closed = Closed {
+            writer: id,
+            first_epoch: self.first_epoch,
+            last_epoch: self.last.epoch,
+            end: self.end_ever,
+            data_bytes: self.place,
+            time,
+            is_synced: logs.synced == self.position,
+            boot: boot_of(&logs.running.holder.node),
+        };
+        site.container()
+            .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Closed(closed))
+            .map_err(|error| unless_ended(site.container(), id, error))?;
+        self.logs = None;
+        Ok(())
+    }
+}
+
+/// A writer whose name is missing, although the file exists, was ended by a repair: its later data
+/// is not part of the file.
+fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
+    if error.kind != ErrorKind::NotFound || !container.is_gone().is_ok_and(|gone| !gone) {
+        return error;
+    }
+    let reason = format!(
+        "a repair (`quell log fsck --repair`) has ended writer {id:016x}, which this process is: what it has written since is \
+         no part of the file; open the file again and write it once more"
+    );
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EIO), "publish", data_name(id)) }
+}
+
+impl Logs {
+    fn create(site: &dyn Site, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
+        let container = site.container();
+        let holder = container.host().holder.clone();
+        // The name must exist before the epoch is read.
+        let running = Running { writer: id, first_epoch: 0, holder, told: None };
+        match container.add_meta(&MetaName::Open(running.clone())) {
+            // From an earlier attempt that failed for lack of space.
+            Err(error) if error.kind == ErrorKind::Exists => {}
+            added => added?,
+        }
+        site.begin()?;
+        let data = container.create_data(id, begun)?;
+        let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
+        let runs = Runs::default();
+        Ok(Logs {
+            data,
+            index: None,
+            index_begun: None,
+            index_place: 0,
+            frames,
+            runs,
+            running,
+            is_named: false,
+            names_synced: false,
+            synced: 0,
+            synced_to: (HEAD_BYTES as u64, 0),
+            is_doubtful: false,
+            has_failed: false,
+            is_marked: false,
+        })
+    }
+
+    /// Syncs the data log up to `end`, a log offset and a payload offset. After a failed write or
+    /// sync, the part that is not known to be synced is rewritten first and verified afterwards,
+    /// because the kernel would report success for pages that it has dropped.
+    fn sync_data(&mut self, container: &Container, id: u64, end: (u64, u64)) -> Result<()> {
+        let synced = match self.is_doubtful {
+            true => container.write_data_again(&*self.data, id, self.synced_to, end.0),
+            false => self.data.sync(),
+        };
+        if let Err(error) = synced {
+            (self.is_doubtful, self.has_failed) = (true, true);
+            // Readers need the name after this process has ended. If it cannot be created now, this
+            // is tried again, at the latest when the writer ends.
+            let _ = self.mark(container, id);
+            return Err(error);
+        }
+        (self.synced_to, self.is_doubtful, self.has_failed) = (end, false, false);
+        if self.is_marked {
+            container.clear_failed(id)?;
+            self.is_marked = false;
+        }
+        Ok(())
+    }
+
+    /// Creates the `failed` name if a sync failed.
+    fn mark(&mut self, container: &Container, id: u64) -> Result<()> {
+        if self.has_failed && !self.is_marked {
+            container.mark_failed(id)?;
+            self.is_marked = true;
+        }
+        Ok(())
+    }
+
+    /// Appends a batch with the frames that are not in the index log. Without such frames, appends
+    /// a batch if it has to record that all data is synced.
+    fn append_batch(&mut self, container: &Container, id: u64, position: u64, is_synced: bool) -> Result<()> {
+        if self.frames.groups().is_empty() && !(is_synced && self.synced < position) {
+            return Ok(());
+        }
+        let first = position - self.frames.position();
+        let place = self.frames.first_place();
+        let batch = index_log::encode(&self.frames, self.runs.finish(), first, place, is_synced);
+        if self.index.is_none() {
+            self.index = Some(container.create_index(id, &mut self.index_begun)?);
+            self.index_place = HEAD_BYTES as u64;
+        }
+        self.index.as_ref().expect("it was made").write_at(&batch, self.index_place)?;
+        self.index_place += batch.len() as u64;
+        self.frames = Frames::new(container.head().block_bytes.into(), self.frames.place());
+        self.runs.clear();
+        if is_synced {
+            self.synced = position;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,410 @@
+//! Stores that are added while a mount is running.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use quell_posix::WritableDir;
+use quell_testkit::MemoryStore;
+use quell_vfs::{Change, Cursor, FileSystem, New, NodeId, Open, Rename, Writable};
+
+use super::*;
+use crate::container::missing::missing;
+use crate::fs::file_system::LogFs;
+use crate::session::log_file::Choices;
+use crate::stores::store_set::{Role, Stores};
+use crate::test_stores::{again, host, make, pattern};
+use crate::tools::crew::Tally;
+use crate::tools::rebalance::{Rebalanced, rebalance};
+
+const FILES: u64 = 30;
+const KEEP: Role = Role::Keep;
+
+fn memory(count: usize) -> Vec<MemoryStore> {
+    (0..count).map(|_| MemoryStore::new()).collect()
+}
+
+fn seed() -> u64 {
+    static SEED: AtomicU64 = AtomicU64::new(1000);
+    SEED.fetch_add(1, Ordering::Relaxed)
+}
+
+fn root(stores: &[MemoryStore], place: usize) -> Root {
+    Root { dir: stores[place].root(), path: format!("/s{place}").into_bytes() }
+}
+
+/// Opens every store by its path in maps, or fails while `is_away` is set.
+fn opener(stores: &[MemoryStore], is_away: &Arc<AtomicBool>) -> Opener {
+    let (stores, is_away) = (stores.to_vec(), Arc::clone(is_away));
+    Box::new(move |path| {
+        let place = std::str::from_utf8(path).unwrap().strip_prefix("/s").unwrap();
+        match is_away.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::NotFound, "open", path)),
+            false => Ok(stores[place.parse::<usize>().unwrap()].root() as Arc<dyn WritableDir>),
+        }
+    })
+}
+
+fn opened(stores: &[MemoryStore], known: &[usize]) -> Stores {
+    let roots = known.iter().map(|place| root(stores, *place)).collect();
+    let opened = Stores::open_named(roots, host(seed(), 1), 4).unwrap();
+    opened.reaching(opener(stores, &Arc::default()))
+}
+
+fn mount_of(stores: Stores) -> LogFs {
+    LogFs::new(
+        stores,
+        Choices { buffer_bytes: 40_000, index_threads: 1, flatten_bytes: 0, flattens_later: false },
+    )
+}
+
+fn mount(stores: &[MemoryStore], known: &[usize]) -> LogFs {
+    mount_of(opened(stores, known))
+}
+
+fn changed(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Stores {
+    let roots = roles.iter().map(|(place, role)| (root(stores, *place), *role)).collect();
+    Stores::change(roots, host(seed(), 1), 4).unwrap()
+}
+
+#[track_caller]
+fn rebalanced(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Rebalanced {
+    let told = rebalance(&Arc::new(changed(stores, roles)), 1, &Tally::default()).unwrap();
+    assert!(told.is_complete, "{told:?}");
+    told
+}
+
+fn name(file: u64) -> String {
+    format!("rank-{file}")
+}
+
+const NEW: New = New { permissions: 0o750, uid: 1000, gid: 100 };
+
+/// Creates files of five processes each, half of them in a directory.
+fn fill(fs: &LogFs) -> NodeId {
+    let dir = fs.make_dir(fs.root(), b"deep", NEW).unwrap().node;
+    fs.make_symlink(dir, b"up", b"../rank-1", NEW).unwrap();
+    for file in 0..FILES {
+        let name = name(file);
+        let first = make(fs, &name, 1);
+        let others: Vec<_> = (2..6).map(|process| again(fs, &name, process)).collect();
+        for (part, handle) in std::iter::once(&first).chain(&others).enumerate() {
+            handle.write_at(&pattern(5000, file)[part * 1000..][..1000], part as u64 * 1000).unwrap();
+        }
+        drop((first, others));
+        if file % 2 == 1 {
+            fs.rename(fs.root(), name.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
+        }
+    }
+    dir
+}
+
+fn place(fs: &LogFs, file: u64) -> NodeId {
+    if file.is_multiple_of(2) { fs.root() } else { fs.lookup(fs.root(), b"deep").unwrap().unwrap().node }
+}
+
+fn content(fs: &LogFs, dir: NodeId, name: &str) -> Result<Option<Vec<u8>>> {
+    let Some(found) = fs.lookup(dir, name.as_bytes())? else { return Ok(None) };
+    let mut bytes = vec![0; found.size_bytes as usize];
+    let length = fs.open(found.node)?.read_at(&mut bytes, 0)?;
+    bytes.truncate(length);
+    Ok(Some(bytes))
+}
+
+#[track_caller]
+fn is_all_there(fs: &LogFs) {
+    for file in 0..FILES {
+        let found = content(fs, place(fs, file), &name(file)).unwrap();
+        assert!(found.as_deref() == Some(&pattern(5000, file)[..]), "{file}: {:?}", found.map(|f| f.len()));
+    }
+}
+
+fn listed(fs: &LogFs, dir: NodeId) -> Result<BTreeSet<Vec<u8>>> {
+    let mut names = BTreeSet::new();
+    fs.list(dir, Cursor::START, &mut |entry| {
+        assert!(names.insert(entry.name.to_vec()));
+        true
+    })?;
+    Ok(names)
+}
+
+/// Returns the number of containers with each name, in the root and in `deep` of all stores.
+fn containers(stores: &[MemoryStore]) -> BTreeMap<Vec<u8>, usize> {
+    let mut found = BTreeMap::new();
+    for store in stores {
+        let dirs = [Some(store.root()), missing(store.root().open_writable_dir(b"deep")).unwrap()];
+        for name in dirs.iter().flatten().flat_map(|dir| dir.names().unwrap()) {
+            if name.ends_with(b".container") {
+                *found.entry(name).or_default() += 1;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn a_mount_that_began_before_does_everything_with_what_was_moved() {
+    for before in [1, 2] {
+        let stores = memory(before + 1);
+        let known: Vec<_> = (0..before).collect();
+        let all: Vec<_> = (0..=before).collect();
+        let fs = mount(&stores, &known);
+        let deep = fill(&fs);
+        is_all_there(&fs);
+        let mut roles: Vec<_> = known.iter().map(|place| (*place, KEEP)).collect();
+        roles.push((before, Role::Add));
+        let told = rebalanced(&stores, &roles);
+        assert!(told.moved > 0 && told.parts > 0, "{told:?}");
+        assert_eq!(listed(&fs, deep).unwrap().len() as u64, FILES / 2 + 1);
+        assert_eq!(listed(&fs, fs.root()).unwrap().len() as u64, FILES / 2 + 1);
+        is_all_there(&fs);
+        is_all_there(&mount(&stores, &all));
+        for file in 0..FILES {
+            let (dir, name, how) = (place(&fs, file), name(file), Open::READ_WRITE);
+            let made = fs.create(dir, name.as_bytes(), NEW, how);
+            assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
+            let other = format!("new-{file}");
+            drop(fs.create(dir, other.as_bytes(), NEW, how).unwrap());
+            let fresh = mount(&stores, &all);
+            assert!(fresh.lookup(place(&fresh, file), other.as_bytes()).unwrap().is_some());
+            fs.rename(dir, other.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
+            assert_eq!(content(&fs, dir, &name).unwrap().unwrap(), b"");
+            fs.remove(dir, name.as_bytes()).unwrap();
+            assert!(fs.lookup(dir, name.as_bytes()).unwrap().is_none());
+        }
+        fs.remove(deep, b"up").unwrap();
+        fs.remove_dir(fs.root(), b"deep").unwrap();
+        assert_eq!(listed(&fs, fs.root()).unwrap().len(), 0);
+        drop(fs);
+        for store in &stores {
+            assert_eq!(store.root().names().unwrap(), [b".quell"]);
+            let own = store.root().open_writable_dir(b".quell").unwrap();
+            for area in [&b"new"[..], b"trash", b"parts"] {
+                assert_eq!(own.open_writable_dir(area).unwrap().names().unwrap().len(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_is_asked_first_finds_what_was_moved() {
+    type Asking = fn(&LogFs, NodeId);
+    let asked: [Asking; 7] = [
+        |fs, deep| (1..FILES).step_by(2).for_each(|file| fs.remove(deep, name(file).as_bytes()).unwrap()),
+        |fs, deep| assert_eq!(listed(fs, deep).unwrap().len() as u64, FILES / 2 + 1),
+        |fs, deep| {
+            for file in (1..FILES).step_by(2) {
+                let made = fs.create(deep, name(file).as_bytes(), NEW, Open::READ_WRITE);
+                assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
+            }
+        },
+        |fs, deep| {
+            for file in (1..FILES).step_by(2) {
+                let name = name(file);
+                fs.rename(deep, name.as_bytes(), fs.root(), name.as_bytes(), Rename::Replace).unwrap();
+            }
+        },
+        |fs, _| {
+            fs.rename(fs.root(), b"deep", fs.root(), b"other", Rename::Replace).unwrap();
+            let other = fs.lookup(fs.root(), b"other").unwrap().unwrap().node;
+            assert_eq!(listed(fs, other).unwrap().len() as u64, FILES / 2 + 1);
+            assert_eq!(content(fs, other, &name(7)).unwrap().unwrap(), pattern(5000, 7));
+        },
+        |fs, _| {
+            let refused = fs.remove_dir(fs.root(), b"deep");
+            assert!(refused.is_err_and(|error| error.kind == ErrorKind::NotEmpty));
+        },
+        |fs, deep| {
+            let made = fs.make_dir(deep, name(1).as_bytes(), NEW);
+            assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
+        },
+    ];
+    for ask in asked {
+        let stores = memory(2);
+        let fs = mount(&stores, &[0]);
+        let deep = fill(&fs);
+        rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
+        ask(&fs, deep);
+        assert!(containers(&stores).values().all(|count| *count == 1));
+    }
+}
+
+#[test]
+fn nodes_that_are_known_lead_to_what_was_moved() {
+    let stores = memory(2);
+    let fs = mount(&stores, &[0]);
+    fill(&fs);
+    let node = |file| fs.lookup(place(&fs, file), name(file).as_bytes()).unwrap().unwrap().node;
+    let nodes: Vec<_> = (0..FILES).map(node).collect();
+    rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
+    for (file, node) in (0..).zip(nodes) {
+        assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000);
+        let mut bytes = vec![0; 5000];
+        let handle = fs.open_as(node, Open::READ_WRITE).unwrap();
+        handle.write_at(b"more", 5000).unwrap();
+        assert_eq!(handle.read_at(&mut bytes, 0).unwrap(), 5000);
+        assert_eq!(bytes, pattern(5000, file));
+    }
+    let fresh = mount(&stores, &[0, 1]);
+    for file in 0..FILES {
+        let bytes = content(&fresh, place(&fresh, file), &name(file)).unwrap().unwrap();
+        assert_eq!(&bytes[5000..], b"more");
+    }
+}
+
+#[test]
+fn while_files_are_moved_none_is_told_to_be_missing_and_none_is_made_twice() {
+    for _ in 0..4 {
+        let stores = memory(3);
+        let fs = mount(&stores, &[0]);
+        let deep = fill(&fs);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let looking = scope.spawn(|| {
+                let mut rounds = 0;
+                while !is_over.load(Ordering::Relaxed) || rounds < 2 {
+                    for file in 0..FILES {
+                        let (dir, name) = (place(&fs, file), name(file));
+                        let found = fs.lookup(dir, name.as_bytes()).unwrap().expect("it is there");
+                        assert_eq!(found.size_bytes, 5000, "{name}");
+                        fs.forget(found.node, 1);
+                        let made = fs.create(dir, name.as_bytes(), NEW, Open::READ_WRITE);
+                        assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists), "{name}");
+                    }
+                    assert_eq!(listed(&fs, deep).unwrap().len() as u64, FILES / 2 + 1);
+                    rounds += 1;
+                }
+            });
+            rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
+            rebalanced(&stores, &[(0, KEEP), (1, KEEP), (2, Role::Add)]);
+            rebalanced(&stores, &[(0, KEEP), (1, Role::Drain), (2, KEEP)]);
+            is_over.store(true, Ordering::Relaxed);
+            looking.join().unwrap();
+        });
+        is_all_there(&fs);
+        is_all_there(&mount(&stores, &[0, 2]));
+    }
+}
+
+#[test]
+fn a_mount_that_slept_wakes_up_among_the_stores_of_today() {
+    let stores = memory(4);
+    let (fs, second) = (mount(&stores, &[0]), mount(&stores, &[0]));
+    fill(&fs);
+    rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
+    rebalanced(&stores, &[(0, KEEP), (1, KEEP), (2, Role::Add)]);
+    rebalanced(&stores, &[(0, KEEP), (1, Role::Drain), (2, KEEP)]);
+    is_all_there(&fs);
+    // At this point no store that the second mount knows is in use.
+    rebalanced(&stores, &[(0, KEEP), (2, KEEP), (3, Role::Add)]);
+    rebalanced(&stores, &[(0, Role::Drain), (2, KEEP), (3, KEEP)]);
+    for fs in [&second, &fs] {
+        is_all_there(fs);
+        for file in 0..10 {
+            drop(fs.create(fs.root(), format!("later-{file}").as_bytes(), NEW, Open::READ_WRITE).unwrap());
+            fs.remove(fs.root(), format!("later-{file}").as_bytes()).unwrap();
+        }
+    }
+    is_all_there(&mount(&stores, &[2, 3]));
+    assert!(containers(&stores[..2]).is_empty());
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_an_error_and_nothing_is_told_to_be_missing() {
+    let stores = memory(2);
+    let is_away = Arc::new(AtomicBool::new(true));
+    let known = Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap();
+    let fs = mount_of(known.reaching(opener(&stores, &is_away)));
+    let deaf = mount_of(Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap());
+    let deep = fill(&fs);
+    let _ = place(&deaf, 1);
+    rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
+    #[track_caller]
+    fn refused<T>(asked: Result<T>) {
+        let Err(error) = asked else { panic!("it was answered") };
+        let text = error.to_string();
+        assert!(error.errno() == errno::ENXIO && text.contains("/s1") && text.contains("name all"), "{text}");
+    }
+    for (fs, deep) in [(&fs, deep), (&deaf, place(&deaf, 1))] {
+        let mut found = 0;
+        for file in 0..FILES {
+            match content(fs, place(fs, file), &name(file)) {
+                Ok(bytes) => {
+                    assert_eq!(bytes.unwrap(), pattern(5000, file));
+                    found += 1;
+                }
+                refusal => refused(refusal),
+            }
+        }
+        assert!(found < FILES);
+        refused(fs.lookup(fs.root(), b"nothing"));
+        refused(fs.create(fs.root(), b"new", NEW, Open::READ_WRITE));
+        refused(fs.make_dir(deep, b"new", NEW));
+        refused(listed(fs, deep));
+        refused(fs.rename(fs.root(), b"deep", fs.root(), b"other", Rename::Replace));
+    }
+    assert!(containers(&stores).values().all(|count| *count == 1));
+    is_away.store(false, Ordering::Relaxed);
+    is_all_there(&fs);
+    assert!(fs.lookup(fs.root(), b"nothing").unwrap().is_none());
+}
+
+#[test]
+fn a_map_counts_when_every_store_that_it_adds_has_it() {
+    let stores = memory(2);
+    let known = opened(&stores, &[0]);
+    drop(changed(&stores, &[(0, KEEP), (1, Role::Add)]));
+    let own = stores[1].root().open_writable_dir(b".quell").unwrap();
+    own.rename(b"map-1", &*own, b"aside", Rename::Replace).unwrap();
+    assert!(!known.refresh().unwrap());
+    assert_eq!(known.count(), 1);
+    own.rename(b"aside", &*own, b"map-1", Rename::Replace).unwrap();
+    assert!(known.refresh().unwrap() && !known.refresh().unwrap());
+    assert_eq!(known.count(), 2);
+}
+
+#[test]
+fn a_store_is_taken_from_who_could_have_put_the_same_files_into_the_others() {
+    let given = |stores: &[MemoryStore], place: usize, name: &[u8], uid| {
+        let owner = Change { uid: Some(uid), ..Change::default() };
+        stores[place].root().change(name, &owner).unwrap();
+    };
+    // The owners of `.quell` in the known store, of `.quell` in the added store, and of the added
+    // directory. The mount belongs to user 1000.
+    for (first, added, dir, is_taken) in [
+        (7, 7, 7, true),
+        (1000, 1000, 0, true),
+        (0, 0, 0, true),
+        (0, 0, 9, true),
+        (7, 0, 0, true),
+        (7, 7, 0, false),
+        (7, 8, 8, false),
+        (7, 1000, 1000, false),
+        (0, 7, 7, false),
+    ] {
+        let stores = memory(2);
+        let known = opened(&stores, &[0]);
+        drop(changed(&stores, &[(0, KEEP), (1, Role::Add)]));
+        given(&stores, 0, b".quell", first);
+        given(&stores, 1, b".quell", added);
+        given(&stores, 1, b"", dir);
+        let taken = known.refresh();
+        let what = format!("{first} {added} {dir}: {taken:?}");
+        match is_taken {
+            true => assert!(taken.unwrap(), "{what}"),
+            false => assert!(taken.unwrap_err().to_string().contains("another user"), "{what}"),
+        }
+    }
+}
+
+#[test]
+fn another_store_in_the_place_of_the_one_that_was_added_is_refused() {
+    let stores = memory(3);
+    let known = opened(&stores, &[0]);
+    let others = [stores[0].clone(), stores[2].clone()];
+    drop(opened(&stores, &[2]));
+    let elsewhere = Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap();
+    let elsewhere = elsewhere.reaching(opener(&others, &Arc::default()));
+    drop(changed(&stores, &[(0, KEEP), (1, Role::Add)]));
+    assert!(elsewhere.refresh().unwrap_err().to_string().contains("another store"));
+    assert!(known.refresh().unwrap());
+}

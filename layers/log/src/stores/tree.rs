@@ -1,0 +1,285 @@
+//! Reads the tree in the stores without a mount: directories, symbolic links and containers under
+//! their names in the mount, and entries that a mount does not show. Symbolic links are not
+//! followed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use quell_posix::{Stat, WritableDir, assume};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Result};
+
+use crate::container::container_dir::Container;
+use crate::container::missing::missing;
+use crate::format::naming::{OWN, Stored, container_name, is_own, other_name, shown};
+use crate::stores::store_set::{Host, StoreNumber, Stores};
+
+/// An entry with a name in the mount.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub name: Vec<u8>,
+    /// A file, a directory or a symbolic link.
+    pub kind: Kind,
+    /// The store that holds it. A directory is in every store.
+    pub store: StoreNumber,
+}
+
+/// The reason why a name in a store is not as the log layer creates it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Oddity {
+    /// Quell did not create it; a mount does not show it.
+    Foreign,
+    /// Another store has a container of the same file, and a mount shows that one.
+    SeveralStores,
+    /// A directory or symbolic link that is hidden by a file with the same name.
+    FileAndOther,
+    /// A directory or symbolic link that is missing in the first store; a mount does not show it.
+    NotInFirst,
+    /// A directory that is missing in this store; files in it cannot be placed in this store.
+    Missing,
+}
+
+/// A name that is not as the log layer creates it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Odd {
+    pub store: StoreNumber,
+    /// The name in the store.
+    pub stored: Vec<u8>,
+    pub why: Oddity,
+}
+
+/// All names in a directory.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// Sorted by name.
+    pub entries: Vec<Entry>,
+    pub odd: Vec<Odd>,
+}
+
+/// A directory, open in every store that has it.
+pub struct StoredDir {
+    stores: Arc<Stores>,
+    dirs: Vec<Option<Arc<dyn WritableDir>>>,
+    is_root: bool,
+}
+
+impl std::fmt::Debug for StoredDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StoredDir").field("is_root", &self.is_root).finish_non_exhaustive()
+    }
+}
+
+/// Returns true if this directory is a store.
+pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
+    Ok(missing(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
+}
+
+/// Opens the directory `stored` in `dirs`, which are one directory in every store. Creates it with
+/// the first store's attributes in stores that lack it.
+pub(crate) fn enter_all(
+    dirs: &[Arc<dyn WritableDir>],
+    stored: &[u8],
+    host: &Host,
+) -> Result<Vec<Arc<dyn WritableDir>>> {
+    // The directory is created with the rights of this process, because all users that it serves
+    // need it, and with the attributes that it has in the first store.
+    let _process = assume(None)?;
+    let mut entered: Vec<Arc<dyn WritableDir>> = Vec::with_capacity(dirs.len());
+    for dir in dirs {
+        let opened = match (dir.open_writable_dir(stored), entered.first()) {
+            (Err(error), Some(first)) if error.kind == ErrorKind::NotFound => {
+                let like = first.stat_self()?;
+                match dir.make_dir(stored, like.mode & 0o7777) {
+                    // Another mount has created it meanwhile.
+                    Err(error) if error.kind == ErrorKind::Exists => {}
+                    made => {
+                        made?;
+                        if host.uid == 0 || host.gid != like.gid {
+                            let uid = (host.uid == 0).then_some(like.uid);
+                            let change = Change { uid, gid: Some(like.gid), ..Change::default() };
+                            // An unprivileged process cannot set a group that it does not belong
+                            // to; the directory is usable without it.
+                            match dir.change(stored, &change) {
+                                Err(error) if host.uid == 0 => return Err(error),
+                                _ => {}
+                            }
+                        }
+                    }
+                }
+                dir.open_writable_dir(stored)?
+            }
+            (opened, _) => opened?,
+        };
+        entered.push(opened);
+    }
+    Ok(entered)
+}
+
+/// The result of resolving a path.
+#[derive(Debug)]
+pub enum Found {
+    Dir(StoredDir),
+    /// A file or a symbolic link, and its directory.
+    Entry(StoredDir, Entry),
+}
+
+/// Resolves `path`, which consists of names as the mount shows them.
+///
+/// # Errors
+///
+/// `NotFound`, or `NotADirectory`.
+pub fn find(stores: &Arc<Stores>, path: &[u8]) -> Result<Found> {
+    let mut dir = StoredDir::root(stores);
+    let mut names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")).peekable();
+    while let Some(name) = names.next() {
+        let entry = dir.lookup(name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "find", path))?;
+        match (entry.kind, names.peek()) {
+            (Kind::Dir, _) => dir = dir.enter(name)?,
+            (_, None) => return Ok(Found::Entry(dir, entry)),
+            (..) => return Err(Error::new(ErrorKind::NotADirectory, "find", path)),
+        }
+    }
+    Ok(Found::Dir(dir))
+}
+
+impl StoredDir {
+    pub fn root(stores: &Arc<Stores>) -> StoredDir {
+        let dirs = stores.roots().iter().map(|root| Some(Arc::clone(root))).collect();
+        StoredDir { stores: Arc::clone(stores), dirs, is_root: true }
+    }
+
+    pub fn stores(&self) -> &Arc<Stores> {
+        &self.stores
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.is_root
+    }
+
+    /// Returns the directory in one store, if it exists there.
+    pub(crate) fn in_store(&self, store: StoreNumber) -> Option<&dyn WritableDir> {
+        self.dirs[store].as_deref()
+    }
+
+    /// Returns the directory in the first store, which holds its attributes.
+    fn first(&self) -> &dyn WritableDir {
+        self.dirs[0].as_deref().expect("the first store has every directory")
+    }
+
+    pub fn stat(&self) -> Result<Stat> {
+        self.first().stat_self()
+    }
+
+    /// Returns the entry with this name. The search order is that of a mount.
+    pub fn lookup(&self, name: &[u8]) -> Result<Option<Entry>> {
+        if self.is_root && is_own(name) {
+            return Ok(None);
+        }
+        let file = |store| Entry { name: name.to_vec(), kind: Kind::File, store };
+        let (stored, home) = (container_name(name).ok(), self.stores.home(name));
+        if let Some(stored) = &stored {
+            for store in std::iter::once(home).chain((0..self.dirs.len()).filter(|store| *store != home)) {
+                if self.kind(store, stored)? == Some(Kind::Dir) {
+                    return Ok(Some(file(store)));
+                }
+            }
+        }
+        let kind = self.kind(0, &other_name(name)?)?;
+        if let Some(kind) = kind.filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink)) {
+            return Ok(Some(Entry { name: name.to_vec(), kind, store: 0 }));
+        }
+        // Fails if a store was added that this program cannot open, since the name may be there. A
+        // file that is being moved has its name in its home before the old name is removed.
+        self.stores.refresh()?;
+        match &stored {
+            Some(stored) if self.kind(home, stored)? == Some(Kind::Dir) => Ok(Some(file(home))),
+            _ => Ok(None),
+        }
+    }
+
+    fn kind(&self, store: StoreNumber, stored: &[u8]) -> Result<Option<Kind>> {
+        let Some(Some(dir)) = self.dirs.get(store) else { return Ok(None) };
+        Ok(missing(dir.stat(stored))?.and_then(|stat| stat.kind()))
+    }
+
+    /// Opens the directory `name` in this one.
+    pub fn enter(&self, name: &[u8]) -> Result<StoredDir> {
+        let stored = other_name(name)?;
+        let open = |(store, dir): (usize, &Option<Arc<dyn WritableDir>>)| match dir {
+            Some(dir) => match dir.open_writable_dir(&stored) {
+                // Missing, or not a directory. `quell log fsck` reports it.
+                Err(_) if store > 0 => Ok(None),
+                opened => opened.map(Some),
+            },
+            None => Ok(None),
+        };
+        let dirs = self.dirs.iter().enumerate().map(open).collect::<Result<Vec<_>>>()?;
+        Ok(StoredDir { stores: Arc::clone(&self.stores), dirs, is_root: false })
+    }
+
+    /// Opens the container of a file in this directory.
+    pub fn open(&self, file: &Entry) -> Result<Container> {
+        let stored = container_name(&file.name)?;
+        let dir = self.in_store(file.store);
+        let dir = dir.ok_or_else(|| Error::new(ErrorKind::NotFound, "open", &file.name))?;
+        Container::open(&self.stores, file.store, dir, &stored)
+    }
+
+    /// Returns the target and the attributes of a symbolic link in this directory.
+    pub fn link(&self, entry: &Entry) -> Result<(Vec<u8>, Stat)> {
+        let stored = other_name(&entry.name)?;
+        Ok((self.first().read_link(&stored)?, self.first().stat(&stored)?))
+    }
+
+    /// Returns every name, sorted.
+    pub fn list(&self) -> Result<Listing> {
+        let mut files: BTreeMap<Vec<u8>, StoreNumber> = BTreeMap::new();
+        let mut others: BTreeMap<Vec<u8>, Kind> = BTreeMap::new();
+        let mut odd = Vec::new();
+        for (store, dir) in self.dirs.iter().enumerate() {
+            let Some(dir) = dir else { continue };
+            for stored in dir.names()? {
+                if self.is_root && is_own(&stored) {
+                    continue;
+                }
+                let mut strange = |why| odd.push(Odd { store, stored: stored.clone(), why });
+                match (shown(&stored), self.kind(store, &stored)?) {
+                    (_, None) => {} // it was removed meanwhile
+                    (Some(Stored::Container(name)), Some(Kind::Dir)) => match files.get_mut(name) {
+                        None => drop(files.insert(name.to_vec(), store)),
+                        Some(_) if self.stores.home(name) != store => strange(Oddity::SeveralStores),
+                        Some(other) => {
+                            let other = std::mem::replace(other, store);
+                            odd.push(Odd { store: other, stored, why: Oddity::SeveralStores });
+                        }
+                    },
+                    (Some(Stored::Other(name)), Some(kind @ (Kind::Dir | Kind::Symlink))) => match store {
+                        0 => drop(others.insert(name.to_vec(), kind)),
+                        _ if kind == Kind::Dir && others.get(name) == Some(&Kind::Dir) => {}
+                        _ => strange(Oddity::NotInFirst),
+                    },
+                    _ => strange(Oddity::Foreign),
+                }
+            }
+        }
+        for (name, kind) in &others {
+            let stored = other_name(name)?;
+            if files.contains_key(name) {
+                odd.push(Odd { store: 0, stored, why: Oddity::FileAndOther });
+            } else if *kind == Kind::Dir {
+                for store in 1..self.dirs.len() {
+                    if self.kind(store, &stored)? != Some(Kind::Dir) {
+                        odd.push(Odd { store, stored: stored.clone(), why: Oddity::Missing });
+                    }
+                }
+            }
+        }
+        // Fails if a store was added that this program cannot open: the list would lack its files.
+        self.stores.refresh()?;
+        others.retain(|name, _| !files.contains_key(name));
+        let files = files.into_iter().map(|(name, store)| Entry { name, kind: Kind::File, store });
+        let others = others.into_iter().map(|(name, kind)| Entry { name, kind, store: 0 });
+        let mut entries: Vec<Entry> = files.chain(others).collect();
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(Listing { entries, odd })
+    }
+}

@@ -1,0 +1,500 @@
+//! Tests that each kind of damage is reported as such, that a repair loses nothing, and that a
+//! second repair finds nothing.
+
+use quell_posix::WritableFile;
+use quell_testkit::MemoryStore;
+use quell_vfs::{Change, FileSystem, Writable};
+
+use super::*;
+use crate::format::meta::Running;
+use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
+
+const DAY: i64 = 86_400;
+
+fn asked<'a>(repair: bool, now: i64, dead: &'a [String]) -> Checking<'a> {
+    let now = Time { seconds: now, nanoseconds: 0 };
+    Checking { threads: 2, repair, dead, ended: &[], now, old_seconds: DAY, is_used: &|_, _| false }
+}
+
+fn checked(stores: &[MemoryStore], how: &Checking<'_>) -> Checked {
+    let opened = Arc::new(opened(stores, 41));
+    check(&opened, b"", how, &Tally::default()).unwrap()
+}
+
+fn names(checked: &Checked) -> Vec<&'static str> {
+    checked.findings.iter().map(|finding| finding.trouble.name()).collect()
+}
+
+/// Returns the problems before and after a repair.
+fn found_and_left(stores: &[MemoryStore]) -> (Vec<&'static str>, Vec<&'static str>) {
+    let before = checked(stores, &asked(false, 0, &[]));
+    assert!(before.findings.iter().all(|finding| finding.outcome == Outcome::Found));
+    let repaired = checked(stores, &asked(true, 0, &[]));
+    assert_eq!(names(&before), names(&repaired), "{repaired:?}");
+    for finding in &repaired.findings {
+        assert!(!matches!(finding.outcome, Outcome::Failed(_)), "{finding:?}");
+    }
+    let left = names(&checked(stores, &asked(true, 0, &[])));
+    let still: Vec<_> = (repaired.findings.iter())
+        .filter(|finding| finding.outcome == Outcome::Found)
+        .map(|finding| finding.trouble.name())
+        .collect();
+    assert_eq!(still, left, "{repaired:?}");
+    (names(&before), left)
+}
+
+/// Creates a file that two processes have written, with several frames each.
+fn written() -> [MemoryStore; 2] {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let (one, other) = (make(&fs, "f", 1), again(&fs, "f", 2));
+    for i in 0..8u64 {
+        one.write_at(&pattern(30_000, i), i * 100_000).unwrap();
+        other.write_at(&pattern(30_000, 100 + i), i * 100_000 + 50_000).unwrap();
+        other.publish().unwrap();
+    }
+    one.sync().unwrap();
+    other.sync().unwrap();
+    drop((one, other));
+    stores
+}
+
+fn writer(stores: &[MemoryStore]) -> u64 {
+    let summary = container(stores, "f").summary().unwrap();
+    summary.closed.iter().map(|closed| closed.writer).min().unwrap()
+}
+
+fn log(stores: &[MemoryStore], name: &[u8]) -> Box<dyn WritableFile> {
+    let writer = writer(stores);
+    container(stores, "f").logs_of(writer, false).unwrap().open_writable_file(name).unwrap()
+}
+
+fn flip(file: &dyn WritableFile, at: u64) {
+    let mut byte = [0];
+    file.read_at(&mut byte, at).unwrap();
+    file.write_at(&[byte[0] ^ 0x55], at).unwrap();
+}
+
+#[test]
+fn what_is_sound_is_clean_and_nothing_is_written() {
+    let stores = written();
+    let fs = mount(&stores, 6, 1);
+    let file = make(&fs, "open", 1);
+    file.write_at(b"not published", 0).unwrap();
+    file.publish().unwrap();
+    stores.iter().for_each(|store| store.set_read_only(true));
+    let checked = checked(&stores, &asked(false, 0, &[]));
+    assert_eq!((checked.files, checked.open, &checked.findings[..]), (2, 1, &[][..]));
+    assert!(checked.bytes >= 480_000);
+}
+
+#[test]
+fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
+    let lengths = {
+        let stores = written();
+        log(&stores, &index_name(writer(&stores))).stat().unwrap().size_bytes
+    };
+    for damage in 0..5 {
+        let stores = written();
+        let whole = content(&stores, "f").unwrap();
+        let writer = writer(&stores);
+        let index = index_name(writer);
+        let dir = container(&stores, "f").logs_of(writer, false).unwrap();
+        match damage {
+            0 => dir.remove(&index).unwrap(),
+            1 => log(&stores, &index).set_size(lengths - 3).unwrap(),
+            2 => flip(&*log(&stores, &index), HEAD_BYTES as u64 + 70),
+            3 => flip(&*log(&stores, &index), 20),
+            _ => log(&stores, &index).set_size(HEAD_BYTES as u64).unwrap(),
+        }
+        assert_eq!(content(&stores, "f").unwrap(), whole);
+        assert_eq!(found_and_left(&stores), (vec!["index"], vec![]), "{damage}");
+        assert_eq!(content(&stores, "f").unwrap(), whole);
+        // The rebuilt index log is complete.
+        let end = scan::batches(&container(&stores, "f"), writer, &mut |_, _| Ok(true)).unwrap();
+        assert_eq!((end.position, end.damage), (240_000, None));
+    }
+}
+
+#[test]
+fn an_index_that_says_something_else_is_made_anew() {
+    let stores = written();
+    let whole = content(&stores, "f").unwrap();
+    let writer = writer(&stores);
+    // A valid batch with the runs of other frames.
+    let mut frames = Frames::new(16_384, HEAD_BYTES as u64);
+    let mut runs = Runs::default();
+    let container = container(&stores, "f");
+    scan::batches(&container, writer, &mut |batch, _| {
+        frames.append(batch.frames);
+        Ok(true)
+    })
+    .unwrap();
+    runs.push(7, frames.position());
+    let bytes = index_log::encode(&frames, runs.finish(), 0, HEAD_BYTES as u64, true);
+    let index = log(&stores, &index_name(writer));
+    index.set_size(HEAD_BYTES as u64).unwrap();
+    index.write_at(&bytes, HEAD_BYTES as u64).unwrap();
+    assert_eq!(found_and_left(&stores), (vec!["index"], vec![]));
+    assert_eq!(content(&stores, "f").unwrap(), whole);
+}
+
+#[test]
+fn damaged_bytes_are_told_with_their_place_in_the_file_and_left() {
+    let stores = written();
+    let data = log(&stores, &data_name(writer(&stores)));
+    // In the second block of the first frame.
+    let place = HEAD_BYTES as u64 + 200 + 16_384;
+    flip(&*data, place);
+    let before = checked(&stores, &asked(true, 0, &[]));
+    let [finding] = &before.findings[..] else { panic!("{before:?}") };
+    let Trouble::Damaged(_, ranges) = &finding.trouble else { panic!("{finding:?}") };
+    let [(start, end)] = ranges[..] else { panic!("{ranges:?}") };
+    assert_eq!(((start % 50_000), end - start), (16_384, 30_000 - 16_384));
+    assert_eq!((finding.path.as_slice(), &finding.outcome), (&b"f"[..], &Outcome::Found));
+    // Reading the damaged bytes is an error; all other bytes are readable.
+    assert!(content(&stores, "f").is_err());
+    // After an overwrite the damaged bytes are not needed.
+    let fs = mount(&stores, 8, 1);
+    again(&fs, "f", 3).write_at(&vec![1; 30_000], start / 50_000 * 50_000).unwrap();
+    assert_eq!(names(&checked(&stores, &asked(false, 0, &[]))), ["damaged-unused"]);
+    content(&stores, "f").unwrap();
+}
+
+#[test]
+fn what_was_lost_before_it_was_synced_is_told_and_left() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&pattern(30_000, 1), 0).unwrap();
+    file.publish().unwrap();
+    drop(file);
+    let data = log(&stores, &data_name(writer(&stores)));
+    let (head, _) = crate::format::data_log::read_head(&*data, HEAD_BYTES as u64, 0).unwrap().unwrap();
+    // The end of its first block did not reach the disk.
+    data.write_at(&[0; 500], HEAD_BYTES as u64 + head.bytes() + 16_384 + 8 - 500).unwrap();
+    assert_eq!(found_and_left(&stores), (vec!["lost-unsynced"], vec!["lost-unsynced"]));
+    let whole = content(&stores, "f").unwrap();
+    assert_eq!((&whole[..16_384], &whole[16_384..]), (&[0; 16_384][..], &pattern(30_000, 1)[16_384..]));
+}
+
+#[test]
+fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, GONE);
+    let file = make(&fs, "f", 1);
+    file.write_at(&pattern(20_000, 1), 0).unwrap();
+    file.sync().unwrap();
+    file.write_at(&pattern(20_000, 2), 20_000).unwrap();
+    file.publish().unwrap();
+    let stores = [stores[0].kill()];
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
+    let data = container(&stores, "f").logs_of(writer, false).unwrap();
+    let data = data.open_writable_file(&data_name(writer)).unwrap();
+    data.set_size(data.stat().unwrap().size_bytes - 5_000).unwrap();
+    let before = content(&stores, "f").unwrap();
+    assert_eq!(before[..20_000], pattern(20_000, 1));
+    let found = names(&checked(&stores, &asked(true, 0, &[])));
+    assert_eq!(found, ["lost-unsynced", "torn", "index", "writer-gone"]);
+    // The lost bytes are not reported again.
+    assert_eq!(found_and_left(&stores), (vec![], vec![]));
+    let after = content(&stores, "f").unwrap();
+    assert_eq!((after.len(), &after[..20_000]), (40_000, &before[..20_000]));
+}
+
+#[test]
+fn a_damaged_head_of_a_frame_is_told_and_the_index_has_what_it_said() {
+    let stores = written();
+    let whole = content(&stores, "f").unwrap();
+    flip(&*log(&stores, &data_name(writer(&stores))), HEAD_BYTES as u64 + 9);
+    assert_eq!(found_and_left(&stores), (vec!["frame-head"], vec!["frame-head"]));
+    assert_eq!(content(&stores, "f").unwrap(), whole);
+    // Without the index log the content of the frame is unknown: the log is not truncated, and no
+    // data is invented.
+    let index = index_name(writer(&stores));
+    container(&stores, "f").logs_of(writer(&stores), false).unwrap().remove(&index).unwrap();
+    let (found, left) = found_and_left(&stores);
+    assert!(found.contains(&"unreadable") && left == found, "{found:?} {left:?}");
+}
+
+#[test]
+fn a_log_that_lost_its_end_is_told_and_left() {
+    let stores = written();
+    let data = log(&stores, &data_name(writer(&stores)));
+    let size = data.stat().unwrap().size_bytes;
+    data.set_size(size - 100).unwrap();
+    let (found, left) = found_and_left(&stores);
+    assert!(found.contains(&"damaged") && found.contains(&"short") && left == found, "{found:?} {left:?}");
+    assert_eq!(data.stat().unwrap().size_bytes, size - 100);
+    let writer = writer(&stores);
+    let head = Container::head(&container(&stores, "f")).of(HeadKind::Index, writer);
+    data.write_at(&head.encode(), 0).unwrap();
+    assert!(found_and_left(&stores).1.contains(&"data-head"));
+}
+
+/// Creates a file whose writer was killed: two frames are published, one is in the data log only.
+fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, GONE);
+    let file = make(&fs, "f", 1);
+    for i in 0..2u64 {
+        file.write_at(&pattern(20_000, i), i * 20_000).unwrap();
+        file.publish().unwrap();
+    }
+    // Larger than a frame: written to the data log immediately.
+    file.write_at(&pattern(50_000, 3), 40_000).unwrap();
+    // The process is killed before it closes the file.
+    let stores = [stores[0].kill()];
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
+    let data = container(&stores, "f").logs_of(writer, false).unwrap();
+    let data = data.open_writable_file(&data_name(writer)).unwrap();
+    data.write_at(tail, data.stat().unwrap().size_bytes).unwrap();
+    let whole = [pattern(20_000, 0), pattern(20_000, 1), pattern(50_000, 3)].concat();
+    (stores, whole)
+}
+
+#[test]
+fn a_writer_that_is_gone_is_ended_and_its_torn_end_is_cut() {
+    for (tail, found) in [
+        (&b""[..], vec!["index", "writer-gone"]),
+        (b"FRAM and what else was begun", vec!["torn", "index", "writer-gone"]),
+        (&[0; 40_000], vec!["torn", "index", "writer-gone"]),
+    ] {
+        let (stores, whole) = killed(tail);
+        assert_eq!(content(&stores, "f").unwrap(), whole);
+        assert_eq!(found_and_left(&stores), (found, vec![]));
+        let summary = container(&stores, "f").summary().unwrap();
+        let ([], [closed]) = (&summary.open[..], &summary.closed[..]) else { panic!("{summary:?}") };
+        assert_eq!((closed.end, closed.first_epoch), (90_000, 1));
+        assert_eq!(summary.size(), (90_000, vec![]));
+        assert_eq!(content(&stores, "f").unwrap(), whole);
+        let container = container(&stores, "f");
+        let end = scan::batches(&container, closed.writer, &mut |_, _| Ok(true)).unwrap();
+        assert_eq!((end.position, end.data_place), (90_000, closed.data_bytes));
+    }
+}
+
+#[test]
+fn a_writer_that_died_before_it_wrote_leaves_nothing() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, GONE);
+    drop(make(&fs, "f", 1));
+    let container = container(&stores, "f");
+    let holder = Holder { pid: GONE, start: 1, node: "boot.node1".to_owned() };
+    let begun =
+        |writer| MetaName::Open(Running { writer, first_epoch: 1, holder: holder.clone(), told: None });
+    container.add_meta(&begun(77)).unwrap();
+    assert_eq!(found_and_left(&stores), (vec!["writer-gone"], vec![]));
+    container.add_meta(&begun(78)).unwrap();
+    container.create_data(78, &mut None).unwrap().set_size(30).unwrap();
+    assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
+    assert!(container.summary().unwrap().open.is_empty());
+}
+
+#[test]
+fn who_may_live_is_left_alone_until_the_user_says_that_the_node_is_dead() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&pattern(50_000, 3), 0).unwrap();
+    let stores = [stores[0].kill()];
+    assert_eq!(found_and_left(&stores), (vec![], vec![]));
+    let dead = ["elsewhere".to_owned()];
+    assert_eq!(names(&checked(&stores, &asked(true, 0, &dead))), Vec::<&str>::new());
+    for dead in [["node1".to_owned()], ["boot.node1".to_owned()]] {
+        assert_eq!(names(&checked(&stores, &asked(false, 0, &dead))), ["index", "writer-gone"]);
+    }
+    assert_eq!(names(&checked(&stores, &asked(true, 0, &["node1".to_owned()]))), ["index", "writer-gone"]);
+    assert_eq!(found_and_left(&stores), (vec![], vec![]));
+    assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3));
+}
+
+#[test]
+fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    let file = make(&fs, "f", 1);
+    file.write_at(&[1; 100], 0).unwrap();
+    file.sync().unwrap();
+    let writer = container(&stores, "f").summary().unwrap().open[0].writer;
+    assert_eq!(names(&checked(&stores, &asked(true, 0, &[]))), [""; 0], "it may live");
+    let another = [writer ^ 1];
+    let how = Checking { ended: &another, ..asked(true, 0, &[]) };
+    assert_eq!(names(&checked(&stores, &how)), [""; 0], "another was named");
+    let ended = [writer];
+    let done = checked(&stores, &Checking { ended: &ended, ..asked(true, 0, &[]) });
+    assert_eq!((names(&done), &done.findings[0].outcome), (vec!["writer-gone"], &Outcome::Repaired));
+    file.write_at(&[2; 100], 100).unwrap();
+    for _ in 0..2 {
+        let error = file.sync().unwrap_err();
+        assert_eq!(error.errno(), quell_vfs::errno::EIO, "{error}");
+        assert!(error.to_string().contains("has ended writer"), "{error}");
+    }
+    assert_eq!(file.publish().unwrap_err().errno(), quell_vfs::errno::EIO);
+    drop((file, fs));
+    assert_eq!(content(&stores, "f").unwrap(), [1; 100]);
+}
+
+#[test]
+fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
+    for damage in 0..3 {
+        let stores = written();
+        let whole = content(&stores, "f").unwrap();
+        let container = container(&stores, "f");
+        crate::session::flatten::flatten(&container, 1).unwrap();
+        assert_eq!(found_and_left(&stores), (vec![], vec![]));
+        // Later data does not contradict the flat index.
+        let fs = mount(&stores, 8, 1);
+        again(&fs, "f", 3).write_at(b"later", 10).unwrap();
+        assert_eq!(found_and_left(&stores), (vec![], vec![]));
+        let name = container.flats().unwrap().remove(0);
+        let flat = container.dir().open_writable_file(&name).unwrap();
+        match damage {
+            0 => flip(&*flat, HEAD_BYTES as u64 + 3),
+            1 => flat.set_size(100).unwrap(),
+            _ => {
+                // A flat index of another file's logs.
+                let other = make(&fs, "other", 1);
+                other.write_at(&whole[..1000], 0).unwrap();
+                drop(other);
+                let put = |pieces: &[&[u8]], place| flat.write_pieces_at(pieces, place);
+                let mut builder = crate::format::flat::Builder::new(put, container.head()).unwrap();
+                let summary = container.summary().unwrap();
+                let view = report::view_of(&container, &summary, 1).unwrap();
+                let first = crate::format::extents::Extent { start: 5, position: 0, length: 1000, log: 0 };
+                builder.push(first).unwrap();
+                let logs: Vec<_> = view.logs().iter().map(|log| log.to_flat()).collect();
+                let bytes = builder.finish(&logs, &[], 800_000).unwrap();
+                flat.set_size(bytes).unwrap();
+            }
+        }
+        assert_eq!(found_and_left(&stores), (vec!["flat-index"], vec![]), "{damage}");
+        assert!(container.flats().unwrap().is_empty());
+        let now = content(&stores, "f").unwrap();
+        assert_eq!((&now[..10], &now[10..15], &now[15..]), (&whole[..10], &b"later"[..], &whole[15..]));
+    }
+}
+
+#[test]
+fn an_epoch_that_was_used_is_marked_as_taken() {
+    let stores = written();
+    let fs = mount(&stores, 8, 1);
+    again(&fs, "f", 3).write_at(b"later", 0).unwrap();
+    let container = container(&stores, "f");
+    let (epochs, _) = container.epochs_and_flats().unwrap();
+    assert!(*epochs.last().unwrap() > 1);
+    for epoch in epochs {
+        container.dir().remove(format!("epoch-{epoch:x}").as_bytes()).unwrap();
+    }
+    assert_eq!(found_and_left(&stores), (vec!["epoch"], vec![]));
+}
+
+#[test]
+fn what_is_not_ours_is_told_and_left() {
+    let stores = written();
+    let (first, second) = (stores[0].root(), stores[1].root());
+    first.create_file(b"plain", 0o644).unwrap();
+    first.create_file(b"x.container", 0o644).unwrap();
+    first.make_dir(b"y.container", 0o755).unwrap();
+    first.make_dir(b"lonely", 0o755).unwrap();
+    first.make_dir(b"f", 0o755).unwrap();
+    second.make_dir(b"f", 0o755).unwrap();
+    second.make_symlink(b"link", b"/etc").unwrap();
+    let container = container(&stores, "f");
+    container.meta().unwrap().create_file(b"open-nonsense", 0o644).unwrap();
+    container.dir().make_dir(b"logs-9999", 0o755).unwrap();
+    container.create_data(5, &mut None).unwrap();
+    let (mut found, left) = found_and_left(&stores);
+    assert_eq!(found, left);
+    found.sort_unstable();
+    let mut expected = vec!["directory-missing", "file-and-other", "foreign", "foreign", "logs-of-nobody"];
+    expected.extend(["name", "name", "no-container", "not-in-first-store"]);
+    assert_eq!(found, expected);
+    assert!(first.stat(b"plain").is_ok() && first.stat(b"y.container").is_ok());
+}
+
+#[test]
+fn a_file_in_two_stores_and_a_damaged_record_are_told() {
+    let stores = [MemoryStore::new(), MemoryStore::new()];
+    for (alone, seed) in stores.iter().zip(5..) {
+        drop(make(&mount(std::slice::from_ref(alone), seed, 1), "f", 1));
+    }
+    // Each store was mounted separately and created a file of this name.
+    join(&stores);
+    assert_eq!(found_and_left(&stores).0, ["several-stores"]);
+    let stores = written();
+    let (_, found) = stores.iter().enumerate().find(|(_, s)| s.root().stat(b"f.container").is_ok()).unwrap();
+    let dir = found.root().open_writable_dir(b"f.container").unwrap();
+    flip(&*dir.open_writable_file(b"container").unwrap(), 30);
+    assert!(names(&checked(&stores, &asked(true, 0, &[]))).contains(&"container"));
+}
+
+#[test]
+fn leftovers_are_removed_when_they_are_old_and_nobody_uses_them() {
+    let stores = written();
+    let opened = Arc::new(opened(&stores, 41));
+    let summary = container(&stores, "f").summary().unwrap();
+    let home = (0..2).find(|s| stores[*s].root().stat(b"f.container").is_ok()).unwrap();
+    // A file that was removed while a process had it open, and the process was killed.
+    let trash = opened.trash(home).unwrap();
+    stores[home].root().rename(b"f.container", &*trash, b"0123", Rename::Replace).unwrap();
+    opened.making(1).unwrap().make_dir(b"4567", 0o700).unwrap();
+    opened.making(1).unwrap().make_symlink(b"89", b"/etc").unwrap();
+    stores[0].root().make_dir(b".quell-00000000000000000000000000000000", 0o755).unwrap();
+    let now = trash.stat(b"0123").unwrap().changed.seconds;
+    assert!(names(&checked(&stores, &asked(true, now, &[]))).is_empty());
+    let late = now + 2 * DAY;
+    let used = Checking { is_used: &|_, names| names[0] == b"trash", ..asked(true, late, &[]) };
+    let seen = checked(&stores, &used);
+    assert_eq!(seen.findings.len(), 3, "{seen:?}");
+    assert!(seen.findings.iter().all(|finding| finding.outcome == Outcome::Repaired), "{seen:?}");
+    assert!(trash.stat(b"0123").is_ok());
+    assert_eq!(names(&checked(&stores, &asked(false, late, &[]))), ["leftover"]);
+    assert_eq!(names(&checked(&stores, &asked(true, late, &[]))), ["leftover"]);
+    assert_eq!(names(&checked(&stores, &asked(true, late, &[]))), Vec::<&str>::new());
+    assert!(!summary.closed.is_empty());
+}
+
+#[test]
+fn parts_of_nobody_are_told_and_left() {
+    let stores = written();
+    let own = stores[1].root().open_writable_dir(b".quell").unwrap();
+    own.open_writable_dir(b"parts").unwrap().make_dir(&number_name(5), 0o755).unwrap();
+    assert_eq!(found_and_left(&stores), (vec!["parts-of-nobody"], vec!["parts-of-nobody"]));
+}
+
+#[test]
+fn a_repair_that_fails_says_so_and_the_next_one_goes_on() {
+    let (stores, whole) = killed(b"torn");
+    stores[0].fail_one_in(1, 1, &["rename"], quell_vfs::errno::EIO);
+    let failed = checked(&stores, &asked(true, 0, &[]));
+    assert!(failed.findings.iter().any(|f| matches!(f.outcome, Outcome::Failed(_))), "{failed:?}");
+    stores[0].fail_nothing();
+    assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
+    assert_eq!(content(&stores, "f").unwrap(), whole);
+}
+
+#[test]
+fn a_check_that_is_stopped_repairs_nothing() {
+    let (stores, _) = killed(b"torn");
+    let opened = Arc::new(opened(&stores, 41));
+    let tally = Tally::default();
+    tally.stop();
+    let checked = check(&opened, b"f", &asked(true, 0, &[]), &tally).unwrap();
+    assert!(checked.findings.is_empty());
+    assert_eq!(container(&stores, "f").summary().unwrap().open.len(), 1);
+}
+
+#[test]
+fn the_size_after_a_cut_is_kept_when_its_writer_is_ended() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, GONE);
+    let file = make(&fs, "f", 1);
+    file.write_at(&pattern(50_000, 3), 0).unwrap();
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    fs.change(node, &Change { size_bytes: Some(1000), ..Change::default() }).unwrap();
+    let stores = [stores[0].kill()];
+    assert_eq!(content(&stores, "f").unwrap().len(), 1000);
+    assert_eq!(found_and_left(&stores), (vec!["index", "writer-gone"], vec![]));
+    assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3)[..1000]);
+}

@@ -1,0 +1,188 @@
+//! Tests that an export has the content of the stores and an import that of the source, and that no
+//! incomplete file gets a name.
+
+use quell_posix::WritableDir;
+use quell_testkit::MemoryStore;
+use quell_vfs::Change;
+
+use super::*;
+use crate::stores::tree::{Found, find};
+use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
+
+const HOW: How = How { threads: 3, resume: false, verify: true, owners: true };
+
+fn plain(store: &MemoryStore, name: &[u8]) -> Vec<u8> {
+    let file = store.root().open_file(name).unwrap();
+    let mut bytes = vec![0; file.stat().unwrap().size_bytes as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// Creates a plain directory with entries of all kinds.
+fn plain_tree() -> MemoryStore {
+    let store = MemoryStore::new();
+    let root = store.root();
+    root.create_file(b"a", 0o640).unwrap().write_at(&pattern(100_000, 1), 0).unwrap();
+    root.create_file(b"empty", 0o600).unwrap();
+    root.create_file(b"x.container", 0o600).unwrap().write_at(b"x", 0).unwrap();
+    let sparse = root.create_file(b"sparse", 0o444).unwrap();
+    sparse.write_at(b"far", 1_000_000).unwrap();
+    sparse.set_size(3_000_000).unwrap();
+    root.make_symlink(b"link", b"../a").unwrap();
+    root.make_dir(b"d", 0o750).unwrap();
+    let dir = root.open_writable_dir(b"d").unwrap();
+    dir.create_file(b"b", 0o644).unwrap().write_at(b"b", 0).unwrap();
+    let time = Some(Time { seconds: 1_000_000, nanoseconds: 7 });
+    for (dir, name) in [(&dir, &b"b"[..]), (&dir, b""), (&root, b"a"), (&root, b"link")] {
+        dir.change(name, &Change { modified: time, ..Change::default() }).unwrap();
+    }
+    store
+}
+
+/// Collects names, kinds, permissions, times and bytes.
+fn look(dir: &dyn WritableDir, path: &str, found: &mut Vec<String>) {
+    let mut names = dir.names().unwrap();
+    names.sort();
+    for name in names {
+        let stat = dir.stat(&name).unwrap();
+        let shown = format!("{path}/{}", String::from_utf8_lossy(&name));
+        found.push(format!("{shown} {:o} {:?}", stat.mode, stat.modified));
+        match stat.kind().unwrap() {
+            Kind::Dir => look(&*dir.open_writable_dir(&name).unwrap(), &shown, found),
+            Kind::Symlink => found.push(format!("-> {:?}", dir.read_link(&name).unwrap())),
+            _ => {
+                let mut bytes = vec![0; stat.size_bytes as usize];
+                dir.open_file(&name).unwrap().read_at(&mut bytes, 0).unwrap();
+                found.push(format!("{} {:x}", bytes.len(), xxhash_rust::xxh3::xxh3_64(&bytes)));
+            }
+        }
+    }
+}
+
+fn export_all(stores: &[MemoryStore], to: &MemoryStore, how: How) -> Moved {
+    let opened = Arc::new(opened(stores, 31));
+    export(Wanted::Dir(StoredDir::root(&opened)), to.root(), how, &Tally::default()).unwrap()
+}
+
+fn bring_in(source: &MemoryStore, offered: Offered, stores: &[MemoryStore], how: How) -> Result<Moved> {
+    let (fs, stores) = (mount(stores, 3, 1), opened(stores, 4));
+    import(source.root(), offered, &fs, &stores, b"", how, &Tally::default())
+}
+
+#[test]
+fn a_tree_goes_in_and_comes_out_as_it_was() {
+    for stores in [vec![MemoryStore::new()], vec![MemoryStore::new(), MemoryStore::new()]] {
+        let (source, out) = (plain_tree(), MemoryStore::new());
+        // Attributes of a symbolic link are set only in a directory of root's, where no other user
+        // can exchange the link.
+        out.root().change(b"", &Change { uid: Some(0), ..Change::default() }).unwrap();
+        let moved = bring_in(&source, Offered::All, &stores, HOW).unwrap();
+        assert_eq!((moved.files, moved.dirs, moved.links, moved.failed.len()), (5, 1, 1, 0), "{moved:?}");
+        let moved = export_all(&stores, &out, HOW);
+        assert_eq!((moved.files, moved.dirs, moved.links, moved.failed.len()), (5, 1, 1, 0), "{moved:?}");
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        look(&*source.root(), "", &mut before);
+        look(&*out.root(), "", &mut after);
+        assert_eq!(before, after);
+        // On a second run every entry already exists.
+        let again = How { resume: true, ..HOW };
+        let moved = export_all(&stores, &out, again);
+        assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
+        let moved = bring_in(&source, Offered::All, &stores, again).unwrap();
+        assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
+        // Without `resume` no existing entry is replaced.
+        let moved = export_all(&stores, &out, HOW);
+        assert_eq!((moved.files, moved.failed.len()), (0, 6));
+    }
+}
+
+#[test]
+fn holes_stay_holes() {
+    let stores = [MemoryStore::new()];
+    let source = plain_tree();
+    bring_in(&source, Offered::All, &stores, HOW).unwrap();
+    let snapshot = Snapshot::take(container(&stores, "sparse"), 1).unwrap();
+    assert_eq!(snapshot.size_bytes(), 3_000_000);
+    let written: u64 = snapshot.stretches(0, u64::MAX).unwrap().iter().map(|(start, end)| end - start).sum();
+    assert!(written <= 2 * HOLE_BYTES as u64, "{written}");
+}
+
+#[test]
+fn a_damaged_file_is_told_and_leaves_no_name() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    for name in ["good", "bad"] {
+        let file = make(&fs, name, 1);
+        file.write_at(&pattern(50_000, 8), 0).unwrap();
+        file.sync().unwrap();
+    }
+    drop(fs);
+    let container = container(&stores, "bad");
+    let writer = container.summary().unwrap().closed[0].writer;
+    let dir = container.logs_of(writer, false).unwrap();
+    let name = crate::container::container_dir::data_name(writer);
+    dir.open_writable_file(&name).unwrap().write_at(b"!", 20_000).unwrap();
+    let out = MemoryStore::new();
+    let moved = export_all(&stores, &out, HOW);
+    assert_eq!((moved.files, moved.failed.len()), (1, 1), "{moved:?}");
+    assert_eq!(out.root().names().unwrap(), [b"good".to_vec()]);
+    // A log that is shorter than its synced size has lost unknown data: no file is created from it.
+    dir.open_writable_file(&name).unwrap().set_size(64).unwrap();
+    let index = crate::container::container_dir::index_name(writer);
+    dir.remove(&index).unwrap();
+    let moved = export_all(&stores, &MemoryStore::new(), HOW);
+    assert_eq!((moved.files, moved.failed.len()), (1, 1), "{moved:?}");
+}
+
+#[test]
+fn what_cannot_be_written_leaves_nothing_and_what_is_stopped_neither() {
+    let stores = [MemoryStore::new()];
+    let fs = mount(&stores, 5, 1);
+    make(&fs, "f", 1).write_at(&pattern(50_000, 8), 0).unwrap();
+    let out = MemoryStore::new();
+    out.fail_one_in(1, 1, &["write"], quell_vfs::errno::EIO);
+    let moved = export_all(&stores, &out, HOW);
+    out.fail_nothing();
+    assert_eq!((moved.files, moved.failed.len(), out.root().names().unwrap().len()), (0, 1, 0), "{moved:?}");
+    let tally = Tally::default();
+    tally.stop();
+    let opened = Arc::new(opened(&stores, 31));
+    export(Wanted::Dir(StoredDir::root(&opened)), out.root(), HOW, &tally).unwrap();
+    assert!(out.root().names().unwrap().is_empty());
+}
+
+#[test]
+fn what_others_write_meanwhile_is_brought_out_and_named() {
+    let stores = [MemoryStore::new()];
+    let (alive, gone) = (mount(&stores, 5, 1), mount(&stores, 6, GONE));
+    let files = [make(&alive, "alive", 1), make(&gone, "gone", 1)];
+    for file in &files {
+        file.write_at(b"so far", 0).unwrap();
+        file.publish().unwrap();
+    }
+    let out = MemoryStore::new();
+    for store in &stores {
+        store.set_read_only(true);
+    }
+    let moved = export_all(&stores, &out, HOW);
+    assert_eq!((moved.files, &moved.written[..]), (2, &[b"alive".to_vec()][..]), "{moved:?}");
+    assert_eq!((plain(&out, b"alive"), plain(&out, b"gone")), (b"so far".to_vec(), b"so far".to_vec()));
+}
+
+#[test]
+fn one_file_gets_the_name_that_it_is_given() {
+    let stores = [MemoryStore::new(), MemoryStore::new(), MemoryStore::new()];
+    let (source, out) = (plain_tree(), MemoryStore::new());
+    let offered = Offered::Entry(b"a".to_vec(), b"new".to_vec());
+    bring_in(&source, offered, &stores, HOW).unwrap();
+    assert_eq!(content(&stores, "new").unwrap(), pattern(100_000, 1));
+    let opened = Arc::new(opened(&stores, 3));
+    let Found::Entry(dir, entry) = find(&opened, b"/new").unwrap() else { panic!("it is a file") };
+    assert_eq!(entry.store, opened.home(b"new"));
+    let wanted = Wanted::Entry(dir, entry, b"out".to_vec());
+    export(wanted, out.root(), HOW, &Tally::default()).unwrap();
+    assert_eq!(plain(&out, b"out"), pattern(100_000, 1));
+    let fs = mount(&stores, 8, 1);
+    assert!(fs.lookup(fs.root(), b"a").unwrap().is_none());
+    assert!(fs.space().is_ok());
+}
