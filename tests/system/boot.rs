@@ -14,7 +14,7 @@ const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
 
 /// A tree with small files, a large file of which a start reads a small part, and a file that no
 /// start reads.
-pub struct Scene {
+pub struct Fixture {
     pub stage: Stage,
     pub tree: PathBuf,
     pub index: PathBuf,
@@ -23,8 +23,8 @@ pub struct Scene {
 
 pub const START: &str = r#"cat "$0/small" "$0/sub/other" && dd if="$0/large" bs=4096 skip=100 count=3 status=none | cksum && test -r "$0/empty" && cat "$0/empty""#;
 
-impl Scene {
-    pub fn new() -> Scene {
+impl Fixture {
+    pub fn new() -> Fixture {
         let stage = Stage::new();
         let tree = stage.dir("tree");
         fs::create_dir(tree.join("sub")).unwrap();
@@ -35,7 +35,7 @@ impl Scene {
         fs::write(tree.join("empty"), "").unwrap();
         let index = stage.index(&tree);
         let image = stage.path("app.boot");
-        Scene { stage, tree, index, image }
+        Fixture { stage, tree, index, image }
     }
 
     pub fn record(&self, options: &[&str], script: &str) -> crate::stage::Ended {
@@ -66,25 +66,25 @@ pub fn files_of(ended: &crate::stage::Ended) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn what_a_start_reads_is_recorded_to_the_block() {
-    let scene = Scene::new();
-    let expected = scene.direct(START);
-    assert_eq!(scene.record(&["-q"], START).expect(0).out, expected);
-    let shown = scene.boot(&["show", "--files", "--json"]).expect(0);
+fn the_blocks_that_a_start_reads_are_recorded() {
+    let fixture = Fixture::new();
+    let expected = fixture.direct(START);
+    assert_eq!(fixture.record(&["-q"], START).expect(0).out, expected);
+    let shown = fixture.boot(&["show", "--files", "--json"]).expect(0);
     // The first block of an opened file is always recorded; of the large file it is one more block
     // than the program reads.
     assert_eq!(files_of(&shown), [("large".into(), 4), ("small".into(), 1), ("sub/other".into(), 4)]);
-    scene.boot(&["verify", "-i", scene.index.to_str().unwrap()]).expect(0);
+    fixture.boot(&["verify", "-i", fixture.index.to_str().unwrap()]).expect(0);
 }
 
 #[test]
 fn a_start_from_the_image_reads_nothing_of_the_source() {
-    let scene = Scene::new();
-    let expected = scene.direct(START);
-    scene.record(&["-q"], START).expect(0);
+    let fixture = Fixture::new();
+    let expected = fixture.direct(START);
+    fixture.record(&["-q"], START).expect(0);
     // The same names and times, but other bytes: a read of the source gives a wrong result.
     for name in ["small", "sub/other", "large"] {
-        let path = scene.tree.join(name);
+        let path = fixture.tree.join(name);
         let (length, modified) =
             (fs::metadata(&path).unwrap().len(), fs::metadata(&path).unwrap().modified().unwrap());
         fs::write(&path, vec![b'x'; length as usize]).unwrap();
@@ -92,30 +92,30 @@ fn a_start_from_the_image_reads_nothing_of_the_source() {
     }
     for view in VIEWS {
         let options = ["-q", "--strict", "--view", view, "--check", "none", "--recheck", "0"];
-        assert_eq!(scene.run(&options, START).expect(0).out, expected, "{view}");
+        assert_eq!(fixture.run(&options, START).expect(0).out, expected, "{view}");
     }
 }
 
 #[test]
-fn what_is_hot_outlives_the_source_and_the_rest_is_an_error() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let expected = scene.direct(START);
-    let spare = scene.stage.path("spare");
-    assert!(Command::new("cp").args(["-a"]).arg(&scene.tree).arg(&spare).status().unwrap().success());
+fn recorded_blocks_outlive_the_source_and_others_are_errors() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let expected = fixture.direct(START);
+    let spare = fixture.stage.path("spare");
+    assert!(Command::new("cp").args(["-a"]).arg(&fixture.tree).arg(&spare).status().unwrap().success());
     for view in VIEWS {
         let script = format!(
             r#"echo ready; while ! test -e "$1"; do sleep 0.05; done; {START}
                head -c 30000 "$0/large" >/dev/null || echo large; cat "$0/cold" >/dev/null || echo cold"#
         );
-        let gone = scene.stage.path("gone");
-        let mut command = scene.stage.quell();
+        let gone = fixture.stage.path("gone");
+        let mut command = fixture.stage.quell();
         let options = ["run", "-q", "--strict", "--view", view, "--check", "none", "--recheck", "0", "-i"];
-        command.args(options).arg(&scene.index).arg("-b").arg(&scene.image);
+        command.args(options).arg(&fixture.index).arg("-b").arg(&fixture.image);
         let mut running =
-            scene.stage.start(command.args(["--", "sh", "-c", &script]).arg(&scene.tree).arg(&gone));
+            fixture.stage.start(command.args(["--", "sh", "-c", &script]).arg(&fixture.tree).arg(&gone));
         running.wait_for_output("ready");
-        for entry in fs::read_dir(&scene.tree).unwrap() {
+        for entry in fs::read_dir(&fixture.tree).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() { fs::remove_dir_all(path).unwrap() } else { fs::remove_file(path).unwrap() }
         }
@@ -124,113 +124,113 @@ fn what_is_hot_outlives_the_source_and_the_rest_is_an_error() {
         let expected = [b"ready\n", &expected[..], b"large\ncold\n"].concat();
         assert_eq!(ended.out, expected, "{view}: {}", ended.err);
         fs::remove_file(&gone).unwrap();
-        let refilled = Command::new("cp").args(["-aT"]).arg(&spare).arg(&scene.tree).status().unwrap();
+        let refilled = Command::new("cp").args(["-aT"]).arg(&spare).arg(&fixture.tree).status().unwrap();
         assert!(refilled.success());
     }
 }
 
 #[test]
-fn a_holder_that_is_killed_takes_only_what_is_nowhere_else() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let expected = scene.direct(START);
-    let dead = scene.stage.path("dead");
+fn a_killed_holder_loses_only_blocks_held_in_its_memory() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let expected = fixture.direct(START);
+    let dead = fixture.stage.path("dead");
     let script = format!(
         r#"echo ready; while ! test -e "$1"; do sleep 0.05; done; {START}
            cksum <"$0/cold"; tail -c 5000 "$0/large" >/dev/null 2>&1 || echo large"#
     );
-    let mut command = scene.stage.quell();
+    let mut command = fixture.stage.quell();
     let options = ["run", "-q", "--strict", "--view", "overlay", "-i"];
-    command.args(options).arg(&scene.index).arg("-b").arg(&scene.image);
+    command.args(options).arg(&fixture.index).arg("-b").arg(&fixture.image);
     let mut running =
-        scene.stage.start(command.args(["--", "sh", "-c", &script]).arg(&scene.tree).arg(&dead));
+        fixture.stage.start(command.args(["--", "sh", "-c", &script]).arg(&fixture.tree).arg(&dead));
     running.wait_for_output("ready");
-    crate::stage::send(scene.stage.holder(), rustix::process::Signal::KILL);
-    assert!(crate::stage::eventually(|| scene.stage.holders().is_empty()));
+    crate::stage::send(fixture.stage.holder(), rustix::process::Signal::KILL);
+    assert!(crate::stage::eventually(|| fixture.stage.holders().is_empty()));
     fs::write(&dead, "").unwrap();
     let ended = running.wait().expect(0);
-    let cold = scene.direct(r#"cksum <"$0/cold""#);
+    let cold = fixture.direct(r#"cksum <"$0/cold""#);
     assert_eq!(ended.out, [b"ready\n", &expected[..], &cold[..], b"large\n"].concat(), "{}", ended.err);
 }
 
 #[test]
-fn what_was_not_recorded_comes_from_the_source() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
+fn blocks_that_were_not_recorded_come_from_the_source() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
     let everything = r#"cd "$0" && find . -type f | sort | xargs cksum"#;
-    assert_eq!(scene.run(&["-q", "--strict"], everything).expect(0).out, scene.direct(everything));
+    assert_eq!(fixture.run(&["-q", "--strict"], everything).expect(0).out, fixture.direct(everything));
 }
 
 #[test]
 fn recordings_join_as_sets() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
-    scene.record(&["-q", "--merge"], r#"cat "$0/small" "$0/cold""#).expect(0);
-    let both = scene.boot(&["show", "--files", "--json"]).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    fixture.record(&["-q", "--merge"], r#"cat "$0/small" "$0/cold""#).expect(0);
+    let both = fixture.boot(&["show", "--files", "--json"]).expect(0);
     assert_eq!(both.json()["recordings"], 2);
     assert_eq!(files_of(&both), [("cold".into(), 5), ("small".into(), 1)]);
-    scene.record(&["-q", "--merge", "--min-runs", "3"], r#"cat "$0/small""#).expect(0);
-    let hottest = scene.boot(&["show", "--files", "--json"]).expect(0);
+    fixture.record(&["-q", "--merge", "--min-runs", "3"], r#"cat "$0/small""#).expect(0);
+    let hottest = fixture.boot(&["show", "--files", "--json"]).expect(0);
     assert_eq!(files_of(&hottest), [("small".into(), 1)]);
 }
 
 #[test]
 fn images_are_merged_and_taken_out_of() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
-    let first = scene.stage.path("first.boot");
-    fs::rename(&scene.image, &first).unwrap();
-    scene.record(&["-q"], START).expect(0);
-    let merged = scene.stage.path("merged.boot");
-    let mut command = scene.stage.quell();
-    command.args(["boot", "merge"]).arg(&first).arg(&scene.image).arg("-o").arg(&merged);
-    scene.stage.run(&mut command).expect(0);
-    let out = scene.stage.path("hot");
-    scene.stage.run(scene.stage.quell().args(["boot", "extract"]).arg(&merged).arg(&out)).expect(0);
-    let same = |name: &str| fs::read(out.join(name)).unwrap() == fs::read(scene.tree.join(name)).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    let first = fixture.stage.path("first.boot");
+    fs::rename(&fixture.image, &first).unwrap();
+    fixture.record(&["-q"], START).expect(0);
+    let merged = fixture.stage.path("merged.boot");
+    let mut command = fixture.stage.quell();
+    command.args(["boot", "merge"]).arg(&first).arg(&fixture.image).arg("-o").arg(&merged);
+    fixture.stage.run(&mut command).expect(0);
+    let out = fixture.stage.path("hot");
+    fixture.stage.run(fixture.stage.quell().args(["boot", "extract"]).arg(&merged).arg(&out)).expect(0);
+    let same = |name: &str| fs::read(out.join(name)).unwrap() == fs::read(fixture.tree.join(name)).unwrap();
     assert!(same("small") && same("sub/other") && !same("large"));
-    let (hot, tree) = (fs::read(out.join("large")).unwrap(), fs::read(scene.tree.join("large")).unwrap());
+    let (hot, tree) = (fs::read(out.join("large")).unwrap(), fs::read(fixture.tree.join("large")).unwrap());
     assert_eq!(hot[100 * BLOCK..103 * BLOCK], tree[100 * BLOCK..103 * BLOCK]);
     assert_eq!(hot.len(), tree.len());
 }
 
 #[test]
 fn the_exit_code_is_the_programs_and_the_image_is_made_all_the_same() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cat "$0/small"; exit 7"#).expect(7);
-    scene.boot(&["verify"]).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cat "$0/small"; exit 7"#).expect(7);
+    fixture.boot(&["verify"]).expect(0);
 }
 
 #[test]
 fn a_program_that_never_ends_is_ended() {
-    let scene = Scene::new();
-    let ended = scene.record(&["-q", "--until", "1"], r#"cat "$0/small"; exec sleep 600"#);
+    let fixture = Fixture::new();
+    let ended = fixture.record(&["-q", "--until", "1"], r#"cat "$0/small"; exec sleep 600"#);
     assert_eq!(ended.code(), Some(143));
-    assert_eq!(files_of(&scene.boot(&["show", "--files", "--json"]).expect(0)), [("small".into(), 1)]);
+    assert_eq!(files_of(&fixture.boot(&["show", "--files", "--json"]).expect(0)), [("small".into(), 1)]);
 }
 
 #[test]
 fn an_image_of_another_state_of_the_tree_is_not_served() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    fs::write(scene.tree.join("small"), "other bytes\n").unwrap();
-    scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
-    let ended = scene.run(&[], r#"cat "$0/small""#).expect(0).says("record it again");
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    fs::write(fixture.tree.join("small"), "other bytes\n").unwrap();
+    fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
+    let ended = fixture.run(&[], r#"cat "$0/small""#).expect(0).says("record it again");
     assert_eq!(ended.text(), "other bytes\n");
-    scene.run(&["--strict"], "true").expect(2).says("record it again");
-    scene.boot(&["verify", "-i", scene.index.to_str().unwrap()]).expect(1);
+    fixture.run(&["--strict"], "true").expect(2).says("record it again");
+    fixture.boot(&["verify", "-i", fixture.index.to_str().unwrap()]).expect(1);
 }
 
 #[test]
-fn a_damaged_image_is_refused_with_its_place_and_the_program_runs() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let whole = fs::read(&scene.image).unwrap();
-    let expected = scene.direct(START);
+fn a_damaged_image_is_refused_with_the_offset_and_the_program_runs() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let whole = fs::read(&fixture.image).unwrap();
+    let expected = fixture.direct(START);
     let damage = |bytes: &[u8], words: &str| {
-        fs::write(&scene.image, bytes).unwrap();
-        assert_eq!(scene.run(&[], START).expect(0).says(words).out, expected);
-        scene.boot(&["verify"]).expect(2).says(words);
+        fs::write(&fixture.image, bytes).unwrap();
+        assert_eq!(fixture.run(&[], START).expect(0).says(words).out, expected);
+        fixture.boot(&["verify"]).expect(2).says(words);
     };
     damage(&whole[..whole.len() - 1], "header at 16");
     damage(&whole[..50], "the file ends here");
@@ -246,49 +246,50 @@ fn a_damaged_image_is_refused_with_its_place_and_the_program_runs() {
 
 #[test]
 fn less_memory_than_it_takes_means_none() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cat "$0/large""#).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cat "$0/large""#).expect(0);
     let script = r#"cksum "$0/large""#;
-    let ended = scene
+    let ended = fixture
         .run(&["--budget", "3"], script)
         .expect(0)
         .says("takes 4 MiB of memory, and 3 are left (of those that --budget allows)");
-    assert_eq!(ended.out, scene.direct(script));
+    assert_eq!(ended.out, fixture.direct(script));
 }
 
 #[test]
 fn a_recorder_that_is_killed_leaves_the_old_image() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cat "$0/small""#).expect(0);
-    let before = fs::read(&scene.image).unwrap();
-    let mut command = scene.stage.quell();
-    command.args(["record", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cat "$0/small""#).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
+    let mut command = fixture.stage.quell();
+    command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(&fixture.image);
     command
         .args(["--", "sh", "-c", r#"cat "$0/cold" >/dev/null; echo read; exec sleep 600"#])
-        .arg(&scene.tree);
-    let mut running = scene.stage.start(&mut command);
+        .arg(&fixture.tree);
+    let mut running = fixture.stage.start(&mut command);
     running.wait_for_output("read");
-    let holder = scene.stage.holder();
+    let holder = fixture.stage.holder();
     crate::stage::send(holder, rustix::process::Signal::KILL);
     running.signal(rustix::process::Signal::TERM);
     let ended = running.wait();
     assert_eq!(ended.code(), Some(3), "{}", ended.err);
     assert!(ended.err.contains("without a result"), "{}", ended.err);
-    assert_eq!(fs::read(&scene.image).unwrap(), before);
+    assert_eq!(fs::read(&fixture.image).unwrap(), before);
 }
 
 #[test]
 fn a_mount_serves_from_memory_too_and_counts() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let point = scene.stage.dir("point");
-    let mut command = scene.stage.quell();
-    command.args(["mount", "-q", "-b"]).arg(&scene.image).arg(&scene.index).arg(&point);
-    scene.stage.run(&mut command).expect(0);
-    let start = || scene.stage.run(scene.stage.command("sh").args(["-c", START]).arg(&point)).expect(0).out;
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let point = fixture.stage.dir("point");
+    let mut command = fixture.stage.quell();
+    command.args(["mount", "-q", "-b"]).arg(&fixture.image).arg(&fixture.index).arg(&point);
+    fixture.stage.run(&mut command).expect(0);
+    let start =
+        || fixture.stage.run(fixture.stage.command("sh").args(["-c", START]).arg(&point)).expect(0).out;
     let counters = || {
-        let mut command = scene.stage.quell();
-        let stats = scene.stage.run(command.args(["stats", "--json"]).arg(&point)).expect(0).json();
+        let mut command = fixture.stage.quell();
+        let stats = fixture.stage.run(command.args(["stats", "--json"]).arg(&point)).expect(0).json();
         let names = ["files_whole", "blocks_cached", "blocks_from_memory", "blocks_from_source"];
         names.map(|name| stats[0]["trees"][0]["counters"][name].as_u64().unwrap())
     };
@@ -306,24 +307,24 @@ fn a_mount_serves_from_memory_too_and_counts() {
     let second = start();
     let after = counters();
     drop(large);
-    scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
-    assert_eq!((&first, &second), (&scene.direct(START), &first));
+    fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
+    assert_eq!((&first, &second), (&fixture.direct(START), &first));
     assert!(after[2] >= 3, "{after:?}");
 }
 
 #[test]
 fn two_recorders_on_one_file_leave_one_whole_image() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let start = |script: &str| {
-        let mut command = scene.stage.quell();
-        command.args(["record", "-q", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
-        scene.stage.start(command.args(["--", "sh", "-c", script]).arg(&scene.tree))
+        let mut command = fixture.stage.quell();
+        command.args(["record", "-q", "-i"]).arg(&fixture.index).arg("-o").arg(&fixture.image);
+        fixture.stage.start(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
     };
     let (one, two) =
         (start(r#"cat "$0/small" >/dev/null; sleep 1"#), start(r#"cat "$0/cold" >/dev/null; sleep 1"#));
     one.wait().expect(0);
     two.wait().expect(0);
-    let files = files_of(&scene.boot(&["show", "--files", "--json"]).expect(0));
+    let files = files_of(&fixture.boot(&["show", "--files", "--json"]).expect(0));
     assert!(files == [("small".to_owned(), 1)] || files == [("cold".to_owned(), 5)], "{files:?}");
 }
 
@@ -332,8 +333,8 @@ fn an_image_that_another_user_may_not_read_stays_so() {
     if !is_root() {
         crate::skip!("an image of files that others may not read: needs root to make such files");
     }
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
     let mode = |path: &Path| std::os::unix::fs::MetadataExt::mode(&fs::metadata(path).unwrap()) & 0o777;
-    assert_eq!(mode(&scene.image), 0o600, "it holds bytes of files, whatever modes they have");
+    assert_eq!(mode(&fixture.image), 0o600, "it holds bytes of files, whatever modes they have");
 }

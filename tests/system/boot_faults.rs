@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 
-use crate::boot::{BLOCK, START, Scene, files_of};
+use crate::boot::{BLOCK, Fixture, START, files_of};
 use crate::group::Group;
 use crate::skip;
 use crate::stage::{Running, eventually, is_root, quell, send};
@@ -25,7 +25,7 @@ fn beside(image: &Path) -> Vec<String> {
     names.filter(|found| found.trim_start_matches('.').starts_with(name)).collect()
 }
 
-impl Scene {
+impl Fixture {
     pub fn start_recording(&self, options: &[&str], script: &str) -> Running {
         let mut command = self.stage.quell();
         command.arg("record").args(options).arg("-i").arg(&self.index).arg("-o").arg(&self.image);
@@ -59,51 +59,54 @@ impl Scene {
 
 #[test]
 fn a_killed_record_command_loses_nothing_of_the_recording() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let before = fs::read(&scene.image).unwrap();
-    let mut running = scene.start_recording(
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
+    let mut running = fixture.start_recording(
         &["-q"],
         r#"cat "$0/cold" >/dev/null; echo read; while ! test -e "$0.go"; do sleep 0.05; done"#,
     );
     running.wait_for_output("read");
     running.signal(Signal::KILL);
     running.wait();
-    assert!(fs::read(&scene.image).unwrap() == before, "the old image stays while the program runs");
-    fs::write(scene.stage.path("tree.go"), "").unwrap();
-    assert!(eventually(|| scene.stage.processes().is_empty()));
-    assert_eq!((scene.names(), beside(&scene.image)), (vec!["cold".to_owned()], vec!["app.boot".to_owned()]));
-    scene.stage.expect_nothing_left();
+    assert!(fs::read(&fixture.image).unwrap() == before, "the old image stays while the program runs");
+    fs::write(fixture.stage.path("tree.go"), "").unwrap();
+    assert!(eventually(|| fixture.stage.processes().is_empty()));
+    assert_eq!(
+        (fixture.names(), beside(&fixture.image)),
+        (vec!["cold".to_owned()], vec!["app.boot".to_owned()])
+    );
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let before = fs::read(&scene.image).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
     // The recorder is killed while it waits for the lock.
-    let claimed = scene.claimed();
-    let mut running = scene.start_recording(&["-q"], r#"cat "$0/cold"; echo read"#);
+    let claimed = fixture.claimed();
+    let mut running = fixture.start_recording(&["-q"], r#"cat "$0/cold"; echo read"#);
     running.wait_for_output("read");
-    assert!(eventually(|| scene
+    assert!(eventually(|| fixture
         .stage
         .processes()
         .iter()
         .all(|pid| *pid == running.pid() || is_holder(*pid))));
     assert!(running.is_running(), "{}", running.err());
-    send(scene.stage.holder(), Signal::KILL);
+    send(fixture.stage.holder(), Signal::KILL);
     running.wait().expect(3).says("has ended without a result; no boot image was written");
-    assert!(fs::read(&scene.image).unwrap() == before);
+    assert!(fs::read(&fixture.image).unwrap() == before);
     drop(claimed);
     // The remains of a recorder that was killed shortly after that are removed by a much later one.
-    let left = scene.image.with_file_name(".app.boot.aB34z6.aside");
+    let left = fixture.image.with_file_name(".app.boot.aB34z6.aside");
     fs::write(&left, &before[..100]).unwrap();
     let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
     fs::File::options().write(true).open(&left).unwrap().set_modified(long_ago).unwrap();
-    scene.record(&["-q", "--merge"], r#"cat "$0/cold""#).expect(0);
-    assert_eq!((scene.names(), scene.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
-    assert_eq!(beside(&scene.image), ["app.boot"]);
-    scene.stage.expect_nothing_left();
+    fixture.record(&["-q", "--merge"], r#"cat "$0/cold""#).expect(0);
+    assert_eq!((fixture.names(), fixture.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
+    assert_eq!(beside(&fixture.image), ["app.boot"]);
+    fixture.stage.expect_nothing_left();
 }
 
 fn is_holder(pid: i32) -> bool {
@@ -112,116 +115,117 @@ fn is_holder(pid: i32) -> bool {
 }
 
 #[test]
-fn the_pipe_of_a_killed_record_command_goes_with_the_next() {
-    let scene = Scene::new();
+fn the_pipe_of_a_killed_record_command_is_removed_by_the_next() {
+    let fixture = Fixture::new();
     // The pipe of a command that was killed before the pipe was opened. Process ids are smaller
     // than this number.
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let pipe = scene.stage.runtime().join("record-4194305");
-    scene.stage.run(scene.stage.command("mkfifo").arg(&pipe)).expect(0);
-    scene.record(&["-q"], READ_SMALL).expect(0);
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let pipe = fixture.stage.runtime().join("record-4194305");
+    fixture.stage.run(fixture.stage.command("mkfifo").arg(&pipe)).expect(0);
+    fixture.record(&["-q"], READ_SMALL).expect(0);
     assert!(!pipe.exists());
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
-fn recordings_that_are_joined_at_once_are_all_there() {
-    let scene = Scene::new();
+fn recordings_merged_at_the_same_time_are_all_kept() {
+    let fixture = Fixture::new();
     let all = 6;
     let script = r#"cat "$0/small" >/dev/null; while ! test -e "$0.go"; do sleep 0.01; done"#;
-    let running: Vec<Running> = (0..all).map(|_| scene.start_recording(&["-q", "--merge"], script)).collect();
-    assert!(eventually(|| scene.stage.holders().len() == all));
-    fs::write(scene.stage.path("tree.go"), "").unwrap();
+    let running: Vec<Running> =
+        (0..all).map(|_| fixture.start_recording(&["-q", "--merge"], script)).collect();
+    assert!(eventually(|| fixture.stage.holders().len() == all));
+    fs::write(fixture.stage.path("tree.go"), "").unwrap();
     for one in running {
         one.wait().expect(0);
     }
-    assert_eq!((scene.recordings(), scene.names()), (all as u64, vec!["small".to_owned()]));
-    assert_eq!(beside(&scene.image), ["app.boot"]);
+    assert_eq!((fixture.recordings(), fixture.names()), (all as u64, vec!["small".to_owned()]));
+    assert_eq!(beside(&fixture.image), ["app.boot"]);
 }
 
 #[test]
-fn a_recording_waits_for_who_writes_there_and_joins_what_was_written() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let (ours, aside) = (scene.image.clone(), scene.stage.path("aside.boot"));
+fn a_recording_waits_for_another_writer_and_merges_its_result() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let (ours, aside) = (fixture.image.clone(), fixture.stage.path("aside.boot"));
     fs::rename(&ours, &aside).unwrap();
-    let claimed = scene.claimed();
-    let mut running = scene.start_recording(&["-q", "--merge"], r#"cat "$0/cold" >/dev/null; echo read"#);
+    let claimed = fixture.claimed();
+    let mut running = fixture.start_recording(&["-q", "--merge"], r#"cat "$0/cold" >/dev/null; echo read"#);
     running.wait_for_output("read");
     assert!(running.is_running());
     fs::rename(&aside, &ours).unwrap();
-    fs::remove_file(scene.lock()).unwrap();
+    fs::remove_file(fixture.lock()).unwrap();
     drop(claimed);
     running.wait().expect(0);
-    assert_eq!((scene.names(), scene.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
+    assert_eq!((fixture.names(), fixture.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
 }
 
 #[test]
 fn an_image_of_an_older_index_is_not_joined_and_stays() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let before = fs::read(&scene.image).unwrap();
-    fs::write(scene.tree.join("small"), "other bytes\n").unwrap();
-    scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
-    let ended = scene.record(&["-q", "--merge"], READ_SMALL).expect(2).says("--merge cannot join it");
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
+    fs::write(fixture.tree.join("small"), "other bytes\n").unwrap();
+    fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
+    let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("--merge cannot join it");
     assert_eq!(ended.text(), "", "it ran for nothing");
-    assert!(fs::read(&scene.image).unwrap() == before);
-    assert_eq!(beside(&scene.image), ["app.boot"]);
+    assert!(fs::read(&fixture.image).unwrap() == before);
+    assert_eq!(beside(&fixture.image), ["app.boot"]);
 }
 
 #[test]
 fn a_start_that_reads_nothing_leaves_the_old_image() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let before = fs::read(&scene.image).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
     let words = "nothing was recorded: no file of the tree was opened";
     for options in [&["-q"][..], &["-q", "--merge"]] {
-        scene.record(options, "exit 0").expect(3).says(words);
-        scene.record(options, "exit 5").expect(5).says(words);
+        fixture.record(options, "exit 0").expect(3).says(words);
+        fixture.record(options, "exit 5").expect(5).says(words);
     }
-    let mut command = scene.stage.quell();
-    command.args(["record", "-i"]).arg(&scene.index).arg("-o").arg(&scene.image);
-    scene.stage.run(command.args(["--", "no-such-program"])).expect(127).says(words);
-    scene.record(&["-q"], r#"cat "$0/empty""#).expect(3).says("nothing was recorded: no block");
-    assert!(fs::read(&scene.image).unwrap() == before);
+    let mut command = fixture.stage.quell();
+    command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(&fixture.image);
+    fixture.stage.run(command.args(["--", "no-such-program"])).expect(127).says(words);
+    fixture.record(&["-q"], r#"cat "$0/empty""#).expect(3).says("nothing was recorded: no block");
+    assert!(fs::read(&fixture.image).unwrap() == before);
 }
 
 #[test]
 fn a_lock_that_leads_elsewhere_is_refused_before_anything_runs() {
-    let scene = Scene::new();
-    let elsewhere = scene.stage.path("elsewhere");
-    std::os::unix::fs::symlink(&elsewhere, scene.lock()).unwrap();
-    let ended = scene.record(&["-q"], READ_SMALL).expect(2).says("no plain file");
+    let fixture = Fixture::new();
+    let elsewhere = fixture.stage.path("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, fixture.lock()).unwrap();
+    let ended = fixture.record(&["-q"], READ_SMALL).expect(2).says("no plain file");
     assert_eq!(ended.text(), "", "it ran for nothing");
     assert!(!elsewhere.exists(), "a link was followed");
 }
 
 #[test]
 fn a_damaged_image_is_not_joined_and_stays() {
-    let scene = Scene::new();
-    fs::write(&scene.image, "QUELLBOO, but not really").unwrap();
-    let ended = scene.record(&["-q", "--merge"], READ_SMALL).expect(2).says("the file ends here");
+    let fixture = Fixture::new();
+    fs::write(&fixture.image, "QUELLBOO, but not really").unwrap();
+    let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("the file ends here");
     assert_eq!(ended.text(), "", "it ran for nothing");
-    assert_eq!(fs::read(&scene.image).unwrap(), b"QUELLBOO, but not really");
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    assert_eq!(scene.names(), ["small"]);
+    assert_eq!(fs::read(&fixture.image).unwrap(), b"QUELLBOO, but not really");
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    assert_eq!(fixture.names(), ["small"]);
 }
 
 #[test]
 fn where_nothing_can_be_written_nothing_is_run() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script = r#"dir=$1; mount -t tmpfs -o ro none "$dir" || exit 77
         exec "$2" record -i "$3" -o "$dir/app.boot" -- echo run"#;
-    let place = scene.stage.dir("read-only");
+    let place = fixture.stage.dir("read-only");
     let ended = if is_root() {
-        let mut command = scene.stage.command("unshare");
-        command.args(["-m", "sh", "-c", script, "sh"]).arg(&place).arg(quell()).arg(&scene.index);
-        scene.stage.run(&mut command)
+        let mut command = fixture.stage.command("unshare");
+        command.args(["-m", "sh", "-c", script, "sh"]).arg(&place).arg(quell()).arg(&fixture.index);
+        fixture.stage.run(&mut command)
     } else {
         fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
-        let mut command = scene.stage.quell();
-        command.args(["record", "-i"]).arg(&scene.index).arg("-o").arg(place.join("app.boot"));
-        scene.stage.run(command.args(["--", "echo", "run"]))
+        let mut command = fixture.stage.quell();
+        command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(place.join("app.boot"));
+        fixture.stage.run(command.args(["--", "echo", "run"]))
     };
     let ended = ended.expect(3).says("cannot be written to, where the image is to lie");
     assert_eq!(ended.text(), "", "it ran all the same");
@@ -232,151 +236,155 @@ fn a_full_disk_leaves_the_old_image() {
     if !is_root() {
         skip!("a small file system to fill needs root to mount it");
     }
-    let scene = Scene::new();
-    let place = scene.stage.dir("small disk");
+    let fixture = Fixture::new();
+    let place = fixture.stage.dir("small disk");
     // In a mount namespace of its own, so that no mount remains.
     let script = r#"mount -t tmpfs -o size=256k none "$1" || exit 77
         "$2" record -q -i "$3" -o "$1/app.boot" -- cat "$4/small" || exit 78
         cp "$1/app.boot" "$1/copy"
         "$2" record -i "$3" -o "$1/app.boot" -- cksum "$4/large"
         echo "code $?"; cmp "$1/app.boot" "$1/copy" && ls -A "$1""#;
-    let mut command = scene.stage.command("unshare");
+    let mut command = fixture.stage.command("unshare");
     command
         .args(["-m", "sh", "-c", script, "sh"])
         .arg(&place)
         .arg(quell())
-        .arg(&scene.index)
-        .arg(&scene.tree);
-    let ended =
-        scene.stage.run(&mut command).expect(0).says("nothing was recorded").says("No space left on device");
+        .arg(&fixture.index)
+        .arg(&fixture.tree);
+    let ended = fixture
+        .stage
+        .run(&mut command)
+        .expect(0)
+        .says("nothing was recorded")
+        .says("No space left on device");
     assert!(ended.text().ends_with("code 3\napp.boot\ncopy\n"), "{}", ended.text());
 }
 
 #[test]
 fn a_file_larger_than_allowed_leaves_the_old_image() {
-    let scene = Scene::new();
-    scene.record(&["-q"], READ_SMALL).expect(0);
-    let before = fs::read(&scene.image).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], READ_SMALL).expect(0);
+    let before = fs::read(&fixture.image).unwrap();
     // In blocks of 512 bytes.
     let script = r#"ulimit -f 64; exec "$1" record -i "$2" -o "$3" -- cksum "$4/large""#;
-    let paths: [&Path; 4] = [&quell(), &scene.index, &scene.image, &scene.tree];
-    scene.stage.sh(script, &paths).expect(3).says("nothing was recorded").says("File too large");
-    assert!(fs::read(&scene.image).unwrap() == before);
-    assert_eq!(beside(&scene.image), ["app.boot"]);
+    let paths: [&Path; 4] = [&quell(), &fixture.index, &fixture.image, &fixture.tree];
+    fixture.stage.sh(script, &paths).expect(3).says("nothing was recorded").says("File too large");
+    assert!(fs::read(&fixture.image).unwrap() == before);
+    assert_eq!(beside(&fixture.image), ["app.boot"]);
 }
 
 // --- serving -----------------------------------------------------------------------------------
 
 #[test]
 fn an_image_of_another_tree_is_refused() {
-    let scene = Scene::new();
-    let other = Scene::new();
+    let fixture = Fixture::new();
+    let other = Fixture::new();
     fs::write(other.tree.join("small"), "of another tree\n").unwrap();
     other.stage.run(other.stage.quell().args(["index", "-q", "--update"]).arg(&other.index)).expect(0);
     other.record(&["-q"], READ_SMALL).expect(0);
-    fs::copy(&other.image, &scene.image).unwrap();
-    assert_eq!(scene.run(&[], READ_SMALL).expect(0).says("belongs to another index").text(), "small\n");
-    scene.run(&["--strict"], READ_SMALL).expect(2).says("belongs to another index");
+    fs::copy(&other.image, &fixture.image).unwrap();
+    assert_eq!(fixture.run(&[], READ_SMALL).expect(0).says("belongs to another index").text(), "small\n");
+    fixture.run(&["--strict"], READ_SMALL).expect(2).says("belongs to another index");
 }
 
 #[test]
 fn an_image_that_is_cut_anywhere_is_refused() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let whole = fs::read(&scene.image).unwrap();
-    let expected = scene.direct(START);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let whole = fs::read(&fixture.image).unwrap();
+    let expected = fixture.direct(START);
     for part in 0..16 {
-        fs::write(&scene.image, &whole[..whole.len() * part / 16]).unwrap();
-        scene.boot(&["verify"]).expect(2);
-        let ended = scene.run(&[], START).expect(0).says("nothing of it is served from memory");
+        fs::write(&fixture.image, &whole[..whole.len() * part / 16]).unwrap();
+        fixture.boot(&["verify"]).expect(2);
+        let ended = fixture.run(&[], START).expect(0).says("nothing of it is served from memory");
         assert!(ended.out == expected, "{part} of 16");
-        scene.run(&["--strict"], START).expect(2);
+        fixture.run(&["--strict"], START).expect(2);
     }
 }
 
 #[test]
 fn a_flipped_bit_anywhere_is_found_and_nothing_of_it_is_served() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let whole = fs::read(&scene.image).unwrap();
-    let expected = scene.direct(START);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let whole = fs::read(&fixture.image).unwrap();
+    let expected = fixture.direct(START);
     for part in 0..16 {
         let mut flipped = whole.clone();
         flipped[(whole.len() - 1) * part / 15] ^= 0x10;
-        fs::write(&scene.image, flipped).unwrap();
-        scene.boot(&["verify"]).expect(2);
-        let ended = scene.run(&[], START).expect(0).says("nothing of it is served from memory");
+        fs::write(&fixture.image, flipped).unwrap();
+        fixture.boot(&["verify"]).expect(2);
+        let ended = fixture.run(&[], START).expect(0).says("nothing of it is served from memory");
         assert!(ended.out == expected, "{part} of 15");
     }
 }
 
 #[test]
 fn an_image_that_is_replaced_while_it_is_served_changes_nothing() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let mut command = scene.stage.quell();
-    command.args(["run", "-q", "--strict", "-i"]).arg(&scene.index).arg("-b").arg(&scene.image);
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let mut command = fixture.stage.quell();
+    command.args(["run", "-q", "--strict", "-i"]).arg(&fixture.index).arg("-b").arg(&fixture.image);
     let script = format!(r#"echo ready; while ! test -e "$0.go"; do sleep 0.05; done; {START}"#);
-    let mut running = scene.stage.start(command.args(["--", "sh", "-c", &script]).arg(&scene.tree));
+    let mut running = fixture.stage.start(command.args(["--", "sh", "-c", &script]).arg(&fixture.tree));
     running.wait_for_output("ready");
     // Overwritten in place, and then replaced by another file.
-    fs::write(&scene.image, "garbage").unwrap();
-    fs::remove_file(&scene.image).unwrap();
-    fs::write(&scene.image, "garbage").unwrap();
-    fs::write(scene.stage.path("tree.go"), "").unwrap();
-    let expected = [b"ready\n", &scene.direct(START)[..]].concat();
+    fs::write(&fixture.image, "garbage").unwrap();
+    fs::remove_file(&fixture.image).unwrap();
+    fs::write(&fixture.image, "garbage").unwrap();
+    fs::write(fixture.stage.path("tree.go"), "").unwrap();
+    let expected = [b"ready\n", &fixture.direct(START)[..]].concat();
     assert!(running.wait().expect(0).out == expected);
-    scene.run(&[], START).expect(0).says("this is not a boot image");
+    fixture.run(&[], START).expect(0).says("this is not a boot image");
 }
 
 #[test]
 fn a_source_that_changed_is_served_as_it_is_and_said() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    fs::write(scene.tree.join("small"), "changed after it was recorded\n").unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    fs::write(fixture.tree.join("small"), "changed after it was recorded\n").unwrap();
     let everything = r#"cat "$0/small""#;
     // The index is stale: nothing is covered, and nothing is served from memory.
     let ended =
-        scene.run(&["--check", "full"], everything).expect(0).says("~ small").says("original directory");
+        fixture.run(&["--check", "full"], everything).expect(0).says("~ small").says("original directory");
     assert_eq!(ended.text(), "changed after it was recorded\n");
-    scene.run(&["--check", "full", "--strict"], everything).expect(3).says("~ small");
+    fixture.run(&["--check", "full", "--strict"], everything).expect(3).says("~ small");
     // The index is current, and the image is stale.
-    scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
-    let ended = scene.run(&["--check", "full"], everything).expect(0).says("record it again");
+    fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
+    let ended = fixture.run(&["--check", "full"], everything).expect(0).says("record it again");
     assert_eq!(ended.text(), "changed after it was recorded\n");
 }
 
 #[test]
-fn a_file_is_never_half_of_memory_and_half_of_what_it_is_now() {
-    let scene = Scene::new();
-    scene.record(&["-q"], START).expect(0);
-    let before = fs::read(scene.tree.join("large")).unwrap();
-    fs::write(scene.tree.join("large"), trees::noise(400 * BLOCK, 9)).unwrap();
+fn a_file_never_mixes_recorded_and_changed_content() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], START).expect(0);
+    let before = fs::read(fixture.tree.join("large")).unwrap();
+    fs::write(fixture.tree.join("large"), trees::noise(400 * BLOCK, 9)).unwrap();
     // Blocks 0 and 100 to 102 are in memory, and the file was replaced: the first miss reports it,
     // in any order of reads.
     let unchecked = ["-q", "--strict", "--check", "none", "--recheck", "0"];
-    let ended = scene.run(&unchecked, r#"cat "$0/large""#).expect(1).says("Stale file handle");
+    let ended = fixture.run(&unchecked, r#"cat "$0/large""#).expect(1).says("Stale file handle");
     assert!(before.starts_with(&ended.out), "bytes of now behind those in memory");
     let blocks = |skip: usize, count: usize| {
-        scene.run(&unchecked, &format!(r#"dd if="$0/large" bs=4096 skip={skip} count={count} status=none"#))
+        fixture.run(&unchecked, &format!(r#"dd if="$0/large" bs=4096 skip={skip} count={count} status=none"#))
     };
     assert!(blocks(100, 3).expect(0).out == before[100 * BLOCK..103 * BLOCK]);
     assert!(blocks(99, 2).expect(1).says("Stale file handle").out.is_empty());
     for other in ["serve", "ignore"] {
-        scene.run(&["--on-change", other], "true").expect(2).says("goes with --on-change refuse alone");
+        fixture.run(&["--on-change", other], "true").expect(2).says("goes with --on-change refuse alone");
     }
 }
 
 // --- memory ------------------------------------------------------------------------------------
 
 /// Creates a tree with 40 MiB of incompressible data that is recorded.
-fn large_scene() -> (Scene, &'static str) {
-    let scene = Scene::new();
-    fs::write(scene.tree.join("huge"), trees::noise(40 << 20, 5)).unwrap();
-    scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
+fn large_scene() -> (Fixture, &'static str) {
+    let fixture = Fixture::new();
+    fs::write(fixture.tree.join("huge"), trees::noise(40 << 20, 5)).unwrap();
+    fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
     let script = r#"cksum <"$0/huge""#;
-    scene.record(&["-q"], script).expect(0);
-    (scene, script)
+    fixture.record(&["-q"], script).expect(0);
+    (fixture, script)
 }
 
 #[test]
@@ -385,13 +393,13 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         Ok(group) => group,
         Err(why) => skip!("{why}"),
     };
-    let (scene, script) = large_scene();
-    let expected = scene.direct(script);
+    let (fixture, script) = large_scene();
+    let expected = fixture.direct(script);
     let run = |options: &[&str]| {
-        let mut command = scene.stage.command("sh");
+        let mut command = fixture.stage.command("sh");
         command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
-        command.arg("run").args(options).arg("-i").arg(&scene.index).arg("-b").arg(&scene.image);
-        scene.stage.run(command.args(["--", "sh", "-c", script]).arg(&scene.tree))
+        command.arg("run").args(options).arg("-i").arg(&fixture.index).arg("-b").arg(&fixture.image);
+        fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
     };
     let place = format!("in the control group {}", group.path.display());
     let ended = run(&[])
@@ -415,34 +423,34 @@ fn in_a_control_group_with_enough_memory_the_image_is_served() {
         Ok(group) => group,
         Err(why) => skip!("{why}"),
     };
-    let (scene, script) = large_scene();
-    let expected = scene.direct(script);
+    let (fixture, script) = large_scene();
+    let expected = fixture.direct(script);
     // A read of the source gives a wrong result.
-    let path = scene.tree.join("huge");
+    let path = fixture.tree.join("huge");
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, vec![b'x'; 40 << 20]).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
-    let mut command = scene.stage.command("sh");
+    let mut command = fixture.stage.command("sh");
     command.args(["-c", r#"echo $$ >"$0/cgroup.procs"; exec "$@""#]).arg(&group.path).arg(quell());
     command
         .args(["run", "-q", "--strict", "--check", "none", "-i"])
-        .arg(&scene.index)
+        .arg(&fixture.index)
         .arg("-b")
-        .arg(&scene.image);
-    let ended = scene.stage.run(command.args(["--", "sh", "-c", script]).arg(&scene.tree)).expect(0);
+        .arg(&fixture.image);
+    let ended = fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree)).expect(0);
     assert!(ended.out == expected);
     assert_eq!(group.killed(), 0);
 }
 
 #[test]
-fn with_too_small_a_budget_a_strict_run_fails_and_another_goes_without() {
-    let scene = Scene::new();
-    scene.record(&["-q"], r#"cksum "$0/large""#).expect(0);
+fn with_too_small_a_budget_a_strict_run_fails_and_others_run_without_the_image() {
+    let fixture = Fixture::new();
+    fixture.record(&["-q"], r#"cksum "$0/large""#).expect(0);
     let words = "takes at least 2 MiB of memory, and 1 are left (of those that --budget allows)";
-    scene.run(&["--budget", "1", "--strict"], "true").expect(3).says(words);
-    scene.run(&["--budget", "1"], "true").expect(0).says(words).says("nothing of it is served from memory");
-    scene.run(&["--budget", "0"], "true").expect(2);
-    let mut command = scene.stage.quell();
-    command.args(["run", "-q", "--strict", "--budget", "4", "-i"]).arg(&scene.index);
-    scene.stage.run(command.arg("-b").arg(&scene.image).args(["--", "true"])).expect(0);
+    fixture.run(&["--budget", "1", "--strict"], "true").expect(3).says(words);
+    fixture.run(&["--budget", "1"], "true").expect(0).says(words).says("nothing of it is served from memory");
+    fixture.run(&["--budget", "0"], "true").expect(2);
+    let mut command = fixture.stage.quell();
+    command.args(["run", "-q", "--strict", "--budget", "4", "-i"]).arg(&fixture.index);
+    fixture.stage.run(command.arg("-b").arg(&fixture.image).args(["--", "true"])).expect(0);
 }

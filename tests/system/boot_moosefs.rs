@@ -35,7 +35,7 @@ fn make_tree(at: &Path) {
 }
 
 #[test]
-fn nodes_record_at_once_into_one_image_that_spares_a_cold_node_the_servers() {
+fn nodes_record_concurrently_into_one_image_that_a_cold_node_uses() {
     if !is_root() || !has("mfsmaster") {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }

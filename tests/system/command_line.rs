@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::stage::{Stage, Way, has, is_root, quell, views, ways};
+use crate::stage::{Launch, Stage, has, is_root, launches, quell, views};
 use crate::trees;
 
 const COMMANDS: [&str; 10] =
@@ -56,9 +56,9 @@ fn doctor_names_the_view_that_is_then_taken() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
-    let told = stage.run(stage.quell().args(["doctor", "--json"]).arg(&tree)).expect(0).json();
-    let view = told["view"].as_str().unwrap();
-    assert!(views().contains(&view), "{told}");
+    let printed = stage.run(stage.quell().args(["doctor", "--json"]).arg(&tree)).expect(0).json();
+    let view = printed["view"].as_str().unwrap();
+    assert!(views().contains(&view), "{printed}");
     let mut command = stage.quell_run(&index, "auto");
     stage.run(command.args(["--strict", "-v", "--", "true"])).expect(0).says(&format!("covered by {view} "));
     let text = stage.run(stage.quell().arg("doctor").arg(&tree)).expect(0).text();
@@ -88,8 +88,8 @@ fn success_prints_nothing_unless_verbose() {
         );
     }
     let point = stage.dir("point");
-    for way in ways() {
-        let Way::Mount(view) = way else { continue };
+    for launch in launches() {
+        let Launch::Mount(view) = launch else { continue };
         let ended =
             stage.run(stage.quell().args(["mount", "--view", view]).arg(&index).arg(&point)).expect(0);
         assert_eq!((ended.text().as_str(), ended.err.as_str()), ("", ""), "{view}");
@@ -100,7 +100,7 @@ fn success_prints_nothing_unless_verbose() {
 }
 
 #[test]
-fn quiet_says_nothing_but_errors() {
+fn quiet_prints_only_errors() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);

@@ -7,12 +7,12 @@ use std::process::{Command, Stdio};
 
 use crate::probe::{Snapshot, differences};
 use crate::skip;
-use crate::stage::{Stage, Way, eventually, has, is_mounted, is_root, views, ways};
+use crate::stage::{Launch, Stage, eventually, has, is_mounted, is_root, launches, views};
 use crate::trees::{self, set_mode};
 
 const NOBODY: &str = "65534";
 
-fn scene() -> (Stage, PathBuf, PathBuf) {
+fn fixture() -> (Stage, PathBuf, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
@@ -21,12 +21,12 @@ fn scene() -> (Stage, PathBuf, PathBuf) {
 
 /// Returns the views that `quell mount` supports for this user.
 fn mount_views() -> Vec<&'static str> {
-    ways().into_iter().filter(|way| matches!(way, Way::Mount(_))).map(Way::view).collect()
+    launches().into_iter().filter(|launch| matches!(launch, Launch::Mount(_))).map(Launch::view).collect()
 }
 
 #[test]
 fn a_mount_is_there_for_every_process_until_umount() {
-    let (stage, _, index) = scene();
+    let (stage, _, index) = fixture();
     for view in mount_views() {
         let mounted = stage.mount(&index, view, &[]);
         // This process is neither a child of the mount command nor in one of its namespaces.
@@ -45,7 +45,7 @@ fn a_mount_is_there_for_every_process_until_umount() {
 
 #[test]
 fn a_mount_point_must_be_a_directory() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let mount = |point: &Path| stage.run(stage.quell().arg("mount").arg(&index).arg(point));
     mount(&stage.path("none")).expect(2).says("none");
     mount(&tree.join("readme")).expect(2).says("readme");
@@ -54,7 +54,7 @@ fn a_mount_point_must_be_a_directory() {
 
 #[test]
 fn a_mount_that_is_taken_away_by_others_ends_its_process() {
-    let (stage, _, index) = scene();
+    let (stage, _, index) = fixture();
     for view in mount_views() {
         let mounted = stage.mount(&index, view, &[]);
         let script = "umount \"$1\" 2>/dev/null || fusermount3 -u \"$1\"";
@@ -65,7 +65,7 @@ fn a_mount_that_is_taken_away_by_others_ends_its_process() {
 
 #[test]
 fn umount_takes_only_mounts_of_quell() {
-    let (stage, tree, _) = scene();
+    let (stage, tree, _) = fixture();
     for place in [Path::new("/proc"), Path::new("/"), &tree, &stage.path("none")] {
         stage.run(stage.quell().arg("umount").arg(place)).expect(2).says("no mount of quell's");
     }
@@ -74,7 +74,7 @@ fn umount_takes_only_mounts_of_quell() {
 
 #[test]
 fn a_mount_in_use_stays_unless_forced() {
-    let (stage, _, index) = scene();
+    let (stage, _, index) = fixture();
     for view in mount_views() {
         let mounted = stage.mount(&index, view, &[]);
         let mut user = stage.command("sh");
@@ -97,7 +97,7 @@ fn a_mount_in_use_stays_unless_forced() {
 
 #[test]
 fn a_killed_mount_can_be_taken_away() {
-    let (stage, _, index) = scene();
+    let (stage, _, index) = fixture();
     for view in mount_views() {
         let mounted = stage.mount(&index, view, &[]);
         crate::stage::send(stage.holder(), rustix::process::Signal::KILL);
@@ -116,11 +116,11 @@ fn counters(stage: &Stage, path: &Path) -> serde_json::Value {
 }
 
 #[test]
-fn what_a_fuse_view_is_asked_is_counted() {
+fn requests_to_a_fuse_view_are_counted() {
     if !mount_views().contains(&"fuse") {
         skip!("no fuse mount");
     }
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let mounted = stage.mount(&index, "fuse", &["--recheck", "0"]);
     let before = counters(&stage, &mounted.point);
     for number in 0..7 {
@@ -161,7 +161,7 @@ fn what_a_fuse_view_is_asked_is_counted() {
 
 #[test]
 fn a_running_programs_view_has_its_numbers_too() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     for view in views() {
         let mut command = stage.quell_run(&index, view);
         command.args(["--strict", "--recheck", "100", "--", "sh", "-c", "cat \"$1/link\"; read line", "sh"]);
@@ -261,7 +261,7 @@ fn an_ordinary_user_lets_others_in_only_where_the_administrator_allows_it() {
     if configuration.lines().any(|line| line.trim() == "user_allow_other") {
         skip!("this machine allows it");
     }
-    let (stage, _, index) = scene();
+    let (stage, _, index) = fixture();
     let point = stage.dir("point");
     let mut command = stage.quell();
     command.args(["mount", "--allow-other"]).arg(&index).arg(&point);

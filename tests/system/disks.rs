@@ -25,7 +25,7 @@ macro_rules! need_qemu {
 }
 
 /// A raw disk image of 8 MiB, and a machine's own image on top of it.
-struct Scene {
+struct Fixture {
     stage: Stage,
     base: PathBuf,
     own: PathBuf,
@@ -42,13 +42,13 @@ fn io(own: &Path, options: &[&str], commands: &[&str]) -> Vec<String> {
     words
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let stage = Stage::new();
         let base = stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 1));
-        let scene = Scene { own: stage.path("own.qcow2"), image: stage.path("vm.boot"), base, stage };
-        scene.layer(&scene.own, &scene.base, "raw");
-        scene
+        let fixture = Fixture { own: stage.path("own.qcow2"), image: stage.path("vm.boot"), base, stage };
+        fixture.layer(&fixture.own, &fixture.base, "raw");
+        fixture
     }
 
     /// Creates a qcow2 image on top of another, whose name is stored as given.
@@ -124,30 +124,33 @@ impl Scene {
 const READS: [&str; 2] = ["read 1M 4k", "read 4M 16k"];
 
 /// Returns a command that reads the whole disk and checks the blocks of `READS`.
-fn checks(scene: &Scene) -> Vec<String> {
+fn checks(fixture: &Fixture) -> Vec<String> {
     let bytes = trees::noise(BLOCKS * BLOCK, 1);
     let mut script = String::from("set -e; qemu-img convert -U -f qcow2 -O raw \"$1\" \"$2\"\n");
     for (offset, length) in [(1usize << 20, 4096usize), (4 << 20, 16384)] {
-        let piece = scene.stage.file(&format!("piece-{offset}"), &bytes[offset..offset + length]);
+        let piece = fixture.stage.file(&format!("piece-{offset}"), &bytes[offset..offset + length]);
         script += &format!("cmp -n {length} -i {offset}:0 \"$2\" {}\n", piece.display());
     }
-    let (own, copy) = (scene.own.to_str().unwrap(), scene.stage.path("copy.raw"));
+    let (own, copy) = (fixture.own.to_str().unwrap(), fixture.stage.path("copy.raw"));
     ["sh", "-c", &script, "sh", own, copy.to_str().unwrap()].map(str::to_owned).into()
 }
 
 #[test]
-fn what_a_machine_reads_is_recorded_to_the_block() {
+fn the_blocks_that_a_machine_reads_are_recorded() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     // In addition, the first block, which is recorded of every opened file.
-    assert_eq!(scene.recorded(), [("0".to_owned(), 6)]);
-    let disk = scene.base.to_str().unwrap();
-    scene.boot(&["verify", "--image", disk]).expect(0);
-    assert!(scene.boot(&["show", "--files"]).expect(0).text().contains(&format!("0 {disk}")));
-    let out = scene.stage.path("hot");
-    scene.stage.run(scene.stage.quell().args(["boot", "extract"]).arg(&scene.image).arg(&out)).expect(0);
-    let (hot, whole) = (fs::read(out.join("0-base.raw")).unwrap(), fs::read(&scene.base).unwrap());
+    assert_eq!(fixture.recorded(), [("0".to_owned(), 6)]);
+    let disk = fixture.base.to_str().unwrap();
+    fixture.boot(&["verify", "--image", disk]).expect(0);
+    assert!(fixture.boot(&["show", "--files"]).expect(0).text().contains(&format!("0 {disk}")));
+    let out = fixture.stage.path("hot");
+    fixture
+        .stage
+        .run(fixture.stage.quell().args(["boot", "extract"]).arg(&fixture.image).arg(&out))
+        .expect(0);
+    let (hot, whole) = (fs::read(out.join("0-base.raw")).unwrap(), fs::read(&fixture.base).unwrap());
     assert_eq!(hot.len(), whole.len());
     assert_eq!(hot[4 << 20..(4 << 20) + 4 * BLOCK], whole[4 << 20..(4 << 20) + 4 * BLOCK]);
     assert!(hot[2 << 20..3 << 20].iter().all(|b| *b == 0));
@@ -156,40 +159,40 @@ fn what_a_machine_reads_is_recorded_to_the_block() {
 #[test]
 fn a_boot_from_memory_reads_nothing_of_the_disk() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    scene.forge(&scene.base, b'x');
-    scene.run(&scene.base, &["-q", "--strict"], &checks(&scene)).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    fixture.forge(&fixture.base, b'x');
+    fixture.run(&fixture.base, &["-q", "--strict"], &checks(&fixture)).expect(0);
     // Blocks that were not recorded come from the disk.
-    let cold = io(&scene.own, &[], &["read -P 0x78 2M 64k", "read -P 0x78 7M 1M"]);
-    scene.run(&scene.base, &["-q", "--strict"], &cold).expect(0);
-    scene.boot(&["verify", "--image", scene.base.to_str().unwrap()]).expect(1);
+    let cold = io(&fixture.own, &[], &["read -P 0x78 2M 64k", "read -P 0x78 7M 1M"]);
+    fixture.run(&fixture.base, &["-q", "--strict"], &cold).expect(0);
+    fixture.boot(&["verify", "--image", fixture.base.to_str().unwrap()]).expect(1);
 }
 
 #[test]
 fn a_directory_shows_the_disk_too_and_counts() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let mounted = scene.mount(&scene.base, &["-q"]);
-    let elsewhere = scene.stage.path("elsewhere.qcow2");
-    scene.layer(&elsewhere, &mounted.point.join("base.raw"), "raw");
-    scene
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let mounted = fixture.mount(&fixture.base, &["-q"]);
+    let elsewhere = fixture.stage.path("elsewhere.qcow2");
+    fixture.layer(&elsewhere, &mounted.point.join("base.raw"), "raw");
+    fixture
         .stage
-        .run(scene.stage.command("sh").args(["-c", "exec \"$@\"", "sh"]).args(io(&elsewhere, &[], &READS)))
+        .run(fixture.stage.command("sh").args(["-c", "exec \"$@\"", "sh"]).args(io(&elsewhere, &[], &READS)))
         .expect(0);
-    let (from_memory, from_source) = scene.stats(&mounted.point);
+    let (from_memory, from_source) = fixture.stats(&mounted.point);
     assert!(from_memory >= 5 && from_source == 0, "{from_memory}, {from_source}");
-    assert!(fs::read(mounted.point.join("base.raw")).unwrap() == fs::read(&scene.base).unwrap());
+    assert!(fs::read(mounted.point.join("base.raw")).unwrap() == fs::read(&fixture.base).unwrap());
     mounted.umount();
 }
 
 #[test]
-fn every_way_in_which_qemu_opens_files_reads_the_same() {
+fn all_modes_in_which_qemu_opens_files_read_the_same() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let expected = scene.stage.run(scene.stage.command("cksum").arg(&scene.base)).expect(0).out;
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let expected = fixture.stage.run(fixture.stage.command("cksum").arg(&fixture.base)).expect(0).out;
     let expected = String::from_utf8(expected).unwrap().split(' ').next().unwrap().to_owned();
     let mut script = String::from("disk=$1 copy=$2\n");
     for direct in ["off", "on"] {
@@ -206,9 +209,9 @@ fn every_way_in_which_qemu_opens_files_reads_the_same() {
             );
         }
     }
-    let copy = scene.stage.path("copy");
-    let words = ["sh", "-c", &script, "sh", scene.base.to_str().unwrap(), copy.to_str().unwrap()];
-    let ended = scene.run(&scene.base, &["-q", "--strict"], &words.map(str::to_owned)).expect(0);
+    let copy = fixture.stage.path("copy");
+    let words = ["sh", "-c", &script, "sh", fixture.base.to_str().unwrap(), copy.to_str().unwrap()];
+    let ended = fixture.run(&fixture.base, &["-q", "--strict"], &words.map(str::to_owned)).expect(0);
     // io_uring may be disabled by the kernel or a container.
     ended.text().lines().for_each(|line| println!("SKIPPED: {line}"));
 }
@@ -216,39 +219,41 @@ fn every_way_in_which_qemu_opens_files_reads_the_same() {
 #[test]
 fn the_disk_itself_is_never_written() {
     need_qemu!();
-    let scene = Scene::new();
-    let before = fs::read(&scene.base).unwrap();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &["write -P 7 1M 64k", "read 1M 4k"])).expect(0);
+    let fixture = Fixture::new();
+    let before = fs::read(&fixture.base).unwrap();
+    fixture
+        .record(&fixture.base, &[], &io(&fixture.own, &[], &["write -P 7 1M 64k", "read 1M 4k"]))
+        .expect(0);
     // The machine's writes go to its own image.
-    scene
+    fixture
         .run(
-            &scene.base,
+            &fixture.base,
             &["-q", "--strict"],
-            &io(&scene.own, &[], &["read -P 7 1M 64k", "write -P 8 4M 4k"]),
+            &io(&fixture.own, &[], &["read -P 7 1M 64k", "write -P 8 4M 4k"]),
         )
         .expect(0);
     let refused =
-        scene.run(&scene.base, &["-q", "--strict"], &io(&scene.base, &["-f", "raw"], &["write 0 4k"]));
+        fixture.run(&fixture.base, &["-q", "--strict"], &io(&fixture.base, &["-f", "raw"], &["write 0 4k"]));
     assert!(refused.err.contains("Read-only file system"), "{}", refused.err);
-    let mounted = scene.mount(&scene.base, &["-q"]);
+    let mounted = fixture.mount(&fixture.base, &["-q"]);
     let opened = fs::File::options().write(true).open(mounted.point.join("base.raw"));
     assert!(opened.is_err(), "a writable open");
     mounted.umount();
-    assert!(fs::read(&scene.base).unwrap() == before);
+    assert!(fs::read(&fixture.base).unwrap() == before);
 }
 
 /// Creates base.raw below mid.qcow2 below top.qcow2, by relative names. The machine's own image
 /// lies on top.qcow2.
-fn chain() -> (Scene, PathBuf) {
-    let mut scene = Scene::new();
-    let (mid, top) = (scene.stage.path("mid.qcow2"), scene.stage.path("top.qcow2"));
-    scene.layer(&mid, Path::new("base.raw"), "raw");
-    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 5 2M 64k"]).arg(&mid)).expect(0);
-    scene.layer(&top, Path::new("mid.qcow2"), "qcow2");
-    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 6 3M 64k"]).arg(&top)).expect(0);
-    scene.own = scene.stage.path("chained.qcow2");
-    scene.layer(&scene.own, &top, "qcow2");
-    (scene, top)
+fn chain() -> (Fixture, PathBuf) {
+    let mut fixture = Fixture::new();
+    let (mid, top) = (fixture.stage.path("mid.qcow2"), fixture.stage.path("top.qcow2"));
+    fixture.layer(&mid, Path::new("base.raw"), "raw");
+    fixture.stage.run(fixture.stage.command("qemu-io").args(["-c", "write -P 5 2M 64k"]).arg(&mid)).expect(0);
+    fixture.layer(&top, Path::new("mid.qcow2"), "qcow2");
+    fixture.stage.run(fixture.stage.command("qemu-io").args(["-c", "write -P 6 3M 64k"]).arg(&top)).expect(0);
+    fixture.own = fixture.stage.path("chained.qcow2");
+    fixture.layer(&fixture.own, &top, "qcow2");
+    (fixture, top)
 }
 
 const CHAIN_READS: [&str; 4] = ["read 1M 4k", "read -P 5 2M 8k", "read -P 6 3M 8k", "read 4M 4k"];
@@ -256,29 +261,29 @@ const CHAIN_READS: [&str; 4] = ["read 1M 4k", "read -P 5 2M 8k", "read -P 6 3M 8
 #[test]
 fn a_whole_chain_of_images_is_recorded_and_served() {
     need_qemu!();
-    let (scene, top) = chain();
-    scene.record(&top, &[], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
-    let recorded = scene.recorded();
+    let (fixture, top) = chain();
+    fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
+    let recorded = fixture.recorded();
     assert_eq!(recorded.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
     assert_eq!(recorded[2].1, 3, "the raw one has its first block and what was read of it");
     // The tables of qcow2 are recorded like other blocks, so a machine finds its data with the boot
     // image alone.
     for name in ["base.raw", "mid.qcow2", "top.qcow2"] {
-        scene.forge(&scene.stage.path(name), 0);
+        fixture.forge(&fixture.stage.path(name), 0);
     }
-    let chained = io(&scene.own, &[], &CHAIN_READS);
+    let chained = io(&fixture.own, &[], &CHAIN_READS);
     // The headers are overwritten, too: the backing chain cannot be read any more.
-    scene.run(&top, &["-q", "--strict"], &chained).expect(2).says("lies on no such file");
-    let (scene, top) = chain();
-    scene.record(&top, &[], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
-    scene.forge(&scene.base, 0);
-    scene.run(&top, &["-q", "--strict"], &io(&scene.own, &[], &CHAIN_READS)).expect(0);
-    let mounted = scene.mount(&top, &["-q", "--strict"]);
-    let elsewhere = scene.stage.path("elsewhere.qcow2");
-    scene.layer(&elsewhere, &mounted.point.join("top.qcow2"), "qcow2");
+    fixture.run(&top, &["-q", "--strict"], &chained).expect(2).says("lies on no such file");
+    let (fixture, top) = chain();
+    fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
+    fixture.forge(&fixture.base, 0);
+    fixture.run(&top, &["-q", "--strict"], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
+    let mounted = fixture.mount(&top, &["-q", "--strict"]);
+    let elsewhere = fixture.stage.path("elsewhere.qcow2");
+    fixture.layer(&elsewhere, &mounted.point.join("top.qcow2"), "qcow2");
     let words = io(&elsewhere, &[], &CHAIN_READS);
-    scene.stage.run(scene.stage.command(&words[0]).args(&words[1..])).expect(0);
-    let (from_memory, from_source) = scene.stats(&mounted.point);
+    fixture.stage.run(fixture.stage.command(&words[0]).args(&words[1..])).expect(0);
+    let (from_memory, from_source) = fixture.stats(&mounted.point);
     assert!(from_memory > 8 && from_source == 0, "{from_memory}, {from_source}");
     mounted.umount();
 }
@@ -286,18 +291,18 @@ fn a_whole_chain_of_images_is_recorded_and_served() {
 #[test]
 fn a_file_below_that_is_named_elsewhere_is_said_or_refused() {
     need_qemu!();
-    let scene = Scene::new();
-    let apart = scene.stage.dir("apart").join("top.qcow2");
-    for name in [scene.base.to_str().unwrap(), "../base.raw"] {
-        scene.layer(&apart, Path::new(name), "raw");
-        scene.record(&apart, &[], &io(&apart, &["-r"], &READS)).expect(0);
-        assert_eq!(scene.recorded().len(), 2);
-        scene.run(&apart, &["-q", "--strict"], &io(&apart, &["-r"], &READS)).expect(0);
-        let (refused, _) = scene.try_mount(&apart, &["--strict"]);
+    let fixture = Fixture::new();
+    let apart = fixture.stage.dir("apart").join("top.qcow2");
+    for name in [fixture.base.to_str().unwrap(), "../base.raw"] {
+        fixture.layer(&apart, Path::new(name), "raw");
+        fixture.record(&apart, &[], &io(&apart, &["-r"], &READS)).expect(0);
+        assert_eq!(fixture.recorded().len(), 2);
+        fixture.run(&apart, &["-q", "--strict"], &io(&apart, &["-r"], &READS)).expect(0);
+        let (refused, _) = fixture.try_mount(&apart, &["--strict"]);
         refused.expect(2).says("not below its directory");
-        let (ended, point) = scene.try_mount(&apart, &[]);
+        let (ended, point) = fixture.try_mount(&apart, &[]);
         ended.expect(0).says("nothing of it comes from memory");
-        let mounted = Mounted::at(&scene.stage, point);
+        let mounted = Mounted::at(&fixture.stage, point);
         let names: Vec<_> = fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["top.qcow2"]);
         mounted.umount();
@@ -305,60 +310,63 @@ fn a_file_below_that_is_named_elsewhere_is_said_or_refused() {
 }
 
 #[test]
-fn an_image_whose_data_is_in_a_file_of_its_own_is_covered_with_it() {
+fn an_image_with_an_external_data_file_is_covered_with_it() {
     need_qemu!();
-    let scene = Scene::new();
-    let (disk, data) = (scene.stage.path("apart.qcow2"), scene.stage.path("data.raw"));
+    let fixture = Fixture::new();
+    let (disk, data) = (fixture.stage.path("apart.qcow2"), fixture.stage.path("data.raw"));
     let create = |name: &str| {
         let options = format!("data_file={name}");
-        let mut command = scene.stage.command("qemu-img");
+        let mut command = fixture.stage.command("qemu-img");
         command
-            .current_dir(scene.stage.path(""))
+            .current_dir(fixture.stage.path(""))
             .args(["create", "-q", "-f", "qcow2", "-o", &options])
             .arg(&disk);
-        scene.stage.run(command.arg("8M")).expect(0);
+        fixture.stage.run(command.arg("8M")).expect(0);
     };
     create(data.to_str().unwrap());
-    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 9 1M 64k"]).arg(&disk)).expect(0);
-    let own = scene.stage.path("own-apart.qcow2");
-    scene.layer(&own, &disk, "qcow2");
+    fixture
+        .stage
+        .run(fixture.stage.command("qemu-io").args(["-c", "write -P 9 1M 64k"]).arg(&disk))
+        .expect(0);
+    let own = fixture.stage.path("own-apart.qcow2");
+    fixture.layer(&own, &disk, "qcow2");
     let reads = io(&own, &[], &["read -P 9 1M 8k"]);
-    scene.record(&disk, &[], &reads).expect(0);
-    assert_eq!(scene.recorded()[1].0, "1");
-    scene.forge(&data, b'x');
-    scene.run(&disk, &["-q", "--strict"], &reads).expect(0);
-    scene.try_mount(&disk, &[]).0.expect(2).says("has its data in");
-    scene
-        .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
+    fixture.record(&disk, &[], &reads).expect(0);
+    assert_eq!(fixture.recorded()[1].0, "1");
+    fixture.forge(&data, b'x');
+    fixture.run(&disk, &["-q", "--strict"], &reads).expect(0);
+    fixture.try_mount(&disk, &[]).0.expect(2).says("has its data in");
+    fixture
+        .boot(&["qcow2", "-o", fixture.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
         .says("file of its own");
     fs::remove_file(&data).unwrap();
     create("data.raw");
-    scene.run(&disk, &["--strict"], &["true".to_owned()]).expect(2).says("which is not an absolute path");
+    fixture.run(&disk, &["--strict"], &["true".to_owned()]).expect(2).says("which is not an absolute path");
 }
 
 #[test]
 fn chains_that_cannot_be_are_refused_with_the_reason() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let odd = scene.stage.path("odd.qcow2");
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let odd = fixture.stage.path("odd.qcow2");
     let refused = |words: &str| {
-        scene.run(&odd, &["--strict"], &["true".to_owned()]).expect(2).says(words);
-        let quell = &mut scene.stage.quell();
-        let quell = quell.args(["record", "--image"]).arg(&odd).arg("-o").arg(scene.stage.path("new.boot"));
-        scene.stage.run(quell.args(["--", "true"])).expect(2).says(words);
+        fixture.run(&odd, &["--strict"], &["true".to_owned()]).expect(2).says(words);
+        let quell = &mut fixture.stage.quell();
+        let quell = quell.args(["record", "--image"]).arg(&odd).arg("-o").arg(fixture.stage.path("new.boot"));
+        fixture.stage.run(quell.args(["--", "true"])).expect(2).says(words);
     };
     let rebase = |name: &str| {
-        scene.layer(&odd, &scene.base, "raw");
-        scene.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", name], &[&odd]).expect(0);
+        fixture.layer(&odd, &fixture.base, "raw");
+        fixture.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", name], &[&odd]).expect(0);
     };
     rebase("odd.qcow2");
     refused("it lies on itself");
-    let back = scene.stage.path("back.qcow2");
-    scene.layer(&back, &scene.base, "raw");
+    let back = fixture.stage.path("back.qcow2");
+    fixture.layer(&back, &fixture.base, "raw");
     rebase("back.qcow2");
-    scene.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "odd.qcow2"], &[&back]).expect(0);
+    fixture.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "odd.qcow2"], &[&back]).expect(0);
     refused("it lies on itself");
     rebase("missing.raw");
     refused("missing.raw");
@@ -370,48 +378,48 @@ fn chains_that_cannot_be_are_refused_with_the_reason() {
     refused("does not begin as one");
     fs::write(&odd, b"QFI\xfb").unwrap();
     refused("damaged qcow2");
-    let mut hostile = fs::read(&scene.own).unwrap();
+    let mut hostile = fs::read(&fixture.own).unwrap();
     hostile[16..20].copy_from_slice(&u32::MAX.to_be_bytes());
     fs::write(&odd, &hostile).unwrap();
     refused("damaged qcow2");
     // As a raw image it is valid.
-    let quell = &mut scene.stage.quell();
+    let quell = &mut fixture.stage.quell();
     let quell = quell.args(["record", "-q", "--image-format", "raw", "--image"]).arg(&odd).arg("-o");
-    scene.stage.run(quell.arg(scene.stage.path("new.boot")).args(["--", "cat"]).arg(&odd)).expect(0);
+    fixture.stage.run(quell.arg(fixture.stage.path("new.boot")).args(["--", "cat"]).arg(&odd)).expect(0);
 }
 
 #[test]
 fn two_machines_of_one_base_share_their_blocks() {
     need_qemu!();
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let parts = |own: &str, reads: &[&str]| {
-        let own = scene.stage.path(own);
-        scene.layer(&own, &scene.base, "raw");
-        scene.record(&scene.base, &[], &io(&own, &[], reads)).expect(0);
+        let own = fixture.stage.path(own);
+        fixture.layer(&own, &fixture.base, "raw");
+        fixture.record(&fixture.base, &[], &io(&own, &[], reads)).expect(0);
         let part = own.with_extension("boot");
-        fs::rename(&scene.image, &part).unwrap();
+        fs::rename(&fixture.image, &part).unwrap();
         part
     };
     let one = parts("one.qcow2", &["read 0 2M", "read 4M 256k"]);
     let two = parts("two.qcow2", &["read 0 2M", "read 6M 256k"]);
-    let mut quell = scene.stage.quell();
-    quell.args(["boot", "merge"]).arg(&one).arg(&two).arg("-o").arg(&scene.image);
-    scene.stage.run(&mut quell).expect(0);
+    let mut quell = fixture.stage.quell();
+    quell.args(["boot", "merge"]).arg(&one).arg(&two).arg("-o").arg(&fixture.image);
+    fixture.stage.run(&mut quell).expect(0);
     let bytes = |path: &Path| fs::metadata(path).unwrap().len();
-    let (both, sum) = (bytes(&scene.image), bytes(&one) + bytes(&two));
+    let (both, sum) = (bytes(&fixture.image), bytes(&one) + bytes(&two));
     assert!(both * 10 < sum * 6, "{both} of {sum}");
-    assert_eq!(scene.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
-    scene.forge(&scene.base, b'x');
-    scene.run(&scene.base, &["-q", "--strict"], &io(&scene.own, &[], &["read 0 4k"])).expect(0);
+    assert_eq!(fixture.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
+    fixture.forge(&fixture.base, b'x');
+    fixture.run(&fixture.base, &["-q", "--strict"], &io(&fixture.own, &[], &["read 0 4k"])).expect(0);
     // Another generation of the disk is treated as another disk.
-    scene.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
+    fixture.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
     let three = parts("three.qcow2", &["read 0 4k"]);
-    let mut quell = scene.stage.quell();
-    quell.args(["boot", "merge"]).arg(&one).arg(&three).arg("-o").arg(&scene.image);
-    scene.stage.run(&mut quell).expect(2).says("another state");
-    fs::rename(&one, &scene.image).unwrap();
-    scene
-        .record(&scene.base, &["--merge"], &io(&scene.own, &[], &READS))
+    let mut quell = fixture.stage.quell();
+    quell.args(["boot", "merge"]).arg(&one).arg(&three).arg("-o").arg(&fixture.image);
+    fixture.stage.run(&mut quell).expect(2).says("another state");
+    fs::rename(&one, &fixture.image).unwrap();
+    fixture
+        .record(&fixture.base, &["--merge"], &io(&fixture.own, &[], &READS))
         .expect(2)
         .says("--merge cannot join it");
 }
@@ -419,38 +427,38 @@ fn two_machines_of_one_base_share_their_blocks() {
 #[test]
 fn machines_that_are_started_one_by_one_share_one_process_and_its_memory() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     let mut machines: Vec<Running> = (0..3)
         .map(|number| {
-            let own = scene.stage.path(format!("own-{number}.qcow2"));
-            scene.layer(&own, &scene.base, "raw");
-            let mut quell = scene.stage.quell();
+            let own = fixture.stage.path(format!("own-{number}.qcow2"));
+            fixture.layer(&own, &fixture.base, "raw");
+            let mut quell = fixture.stage.quell();
             quell.arg("run").args((number > 0).then_some("-q")).args(["--strict", "--image"]);
-            quell.arg(&scene.base).arg("-b").arg(&scene.image);
+            quell.arg(&fixture.base).arg("-b").arg(&fixture.image);
             let script = "qemu-io -c 'read 1M 4k' -c 'read 4M 16k' \"$1\" && echo ready && exec sleep 600";
-            scene.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&own))
+            fixture.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&own))
         })
         .collect();
     machines.iter_mut().for_each(|machine| machine.wait_for_output("ready"));
-    assert_eq!(scene.stage.holders().len(), 1);
-    let (from_memory, from_source) = scene.stats(&scene.base);
+    assert_eq!(fixture.stage.holders().len(), 1);
+    let (from_memory, from_source) = fixture.stats(&fixture.base);
     assert!(from_memory >= 15 && from_source == 0, "{from_memory}, {from_source}");
     machines.iter().for_each(|machine| machine.signal(Signal::TERM));
     machines.into_iter().for_each(|machine| _ = machine.wait());
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 /// Returns a base image in each format.
-fn formats(scene: &Scene) -> Vec<(&'static str, PathBuf)> {
+fn formats(fixture: &Fixture) -> Vec<(&'static str, PathBuf)> {
     let converted = |name: &str, options: &[&str]| {
-        let path = scene.stage.path(name);
+        let path = fixture.stage.path(name);
         let words = [&["convert", "-f", "raw", "-O", "qcow2"], options].concat();
-        scene.img(&words, &[&scene.base, &path]).expect(0);
+        fixture.img(&words, &[&fixture.base, &path]).expect(0);
         path
     };
     vec![
-        ("raw", scene.base.clone()),
+        ("raw", fixture.base.clone()),
         ("qcow2", converted("plain.qcow2", &[])),
         ("qcow2", converted("old.qcow2", &["-o", "compat=0.10,cluster_size=4k"])),
         ("qcow2", converted("deflate.qcow2", &["-c"])),
@@ -461,32 +469,32 @@ fn formats(scene: &Scene) -> Vec<(&'static str, PathBuf)> {
 #[test]
 fn the_hot_blocks_are_an_image_for_qemu_alone() {
     need_qemu!();
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // Data that can be compressed, and zeros.
     let mut bytes = trees::noise(BLOCKS * BLOCK, 1);
     bytes.iter_mut().for_each(|b| *b &= 0x0f);
     bytes[4 << 20..(4 << 20) + 2 * BLOCK].fill(0);
-    scene.stage.file("base.raw", &bytes);
-    let (mid, top) = (scene.stage.path("mid.qcow2"), scene.stage.path("chain.qcow2"));
-    let mut bases = formats(&scene);
-    scene.layer(&mid, &scene.base, "raw");
-    scene.stage.run(scene.stage.command("qemu-io").args(["-c", "write -P 5 1M 4k"]).arg(&mid)).expect(0);
-    scene.layer(&top, &mid, "qcow2");
+    fixture.stage.file("base.raw", &bytes);
+    let (mid, top) = (fixture.stage.path("mid.qcow2"), fixture.stage.path("chain.qcow2"));
+    let mut bases = formats(&fixture);
+    fixture.layer(&mid, &fixture.base, "raw");
+    fixture.stage.run(fixture.stage.command("qemu-io").args(["-c", "write -P 5 1M 4k"]).arg(&mid)).expect(0);
+    fixture.layer(&top, &mid, "qcow2");
     bases.push(("qcow2", top));
     for (format, base) in bases {
-        let hot = scene.stage.path("hot.qcow2");
-        let own = scene.stage.path("mine.qcow2");
-        scene.layer(&own, &base, format);
-        scene.record(&base, &[], &io(&own, &[], &READS)).expect(0);
-        let mut quell = scene.stage.quell();
-        quell.args(["boot", "qcow2", "-q"]).arg(&scene.image).arg("-o").arg(&hot);
-        scene.stage.run(&mut quell).expect(0);
+        let hot = fixture.stage.path("hot.qcow2");
+        let own = fixture.stage.path("mine.qcow2");
+        fixture.layer(&own, &base, format);
+        fixture.record(&base, &[], &io(&own, &[], &READS)).expect(0);
+        let mut quell = fixture.stage.quell();
+        quell.args(["boot", "qcow2", "-q"]).arg(&fixture.image).arg("-o").arg(&hot);
+        fixture.stage.run(&mut quell).expect(0);
         let first = fs::read(&hot).unwrap();
-        scene.stage.run(&mut quell).expect(0);
+        fixture.stage.run(&mut quell).expect(0);
         assert!(fs::read(&hot).unwrap() == first, "the same bytes for the same recording");
-        scene.img(&["check", "-q", "-f", "qcow2"], &[&hot]).expect(0);
-        scene.img(&["compare", "-q", "-f", "qcow2", "-F", format], &[&hot, &base]).expect(0);
-        let map = scene.img(&["map", "--output=json", "-f", "qcow2"], &[&hot]).expect(0).json();
+        fixture.img(&["check", "-q", "-f", "qcow2"], &[&hot]).expect(0);
+        fixture.img(&["compare", "-q", "-f", "qcow2", "-F", format], &[&hot, &base]).expect(0);
+        let map = fixture.img(&["map", "--output=json", "-f", "qcow2"], &[&hot]).expect(0).json();
         let own_bytes: u64 = map
             .as_array()
             .unwrap()
@@ -508,44 +516,44 @@ fn the_hot_blocks_are_an_image_for_qemu_alone() {
             assert!(is_here(offset), "{name}: nothing at {offset}\n{map}");
         }
         // A machine finds its recorded blocks in the layer, even if the base is gone.
-        let mine = scene.stage.path("on-hot.qcow2");
-        scene.layer(&mine, &hot, "qcow2");
-        let info = scene.img(&["info", "--output=json"], &[&hot]).expect(0).json();
+        let mine = fixture.stage.path("on-hot.qcow2");
+        fixture.layer(&mine, &hot, "qcow2");
+        let info = fixture.img(&["info", "--output=json"], &[&hot]).expect(0).json();
         assert_eq!(info["full-backing-filename"], base.to_str().unwrap());
         assert_eq!(info["backing-filename-format"], format);
-        scene.stage.run(scene.stage.command("qemu-io").args(["-c", "read 0 8M"]).arg(&mine)).expect(0);
+        fixture.stage.run(fixture.stage.command("qemu-io").args(["-c", "read 0 8M"]).arg(&mine)).expect(0);
     }
     // No layer is created if the disk has changed.
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    fs::File::options().write(true).open(&scene.base).unwrap().write_all_at(b"x", 0).unwrap();
-    scene
-        .boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()])
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    fs::File::options().write(true).open(&fixture.base).unwrap().write_all_at(b"x", 0).unwrap();
+    fixture
+        .boot(&["qcow2", "-o", fixture.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
         .says("another size or time");
     // The layer must not replace the disk.
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let whole = fs::read(&scene.base).unwrap();
-    scene.boot(&["qcow2", "-o", scene.base.to_str().unwrap()]).expect(2).says("is the disk image itself");
-    assert!(fs::read(&scene.base).unwrap() == whole);
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let whole = fs::read(&fixture.base).unwrap();
+    fixture.boot(&["qcow2", "-o", fixture.base.to_str().unwrap()]).expect(2).says("is the disk image itself");
+    assert!(fs::read(&fixture.base).unwrap() == whole);
 }
 
 /// The blocks of such a disk's file are not the blocks of the disk.
 #[test]
 fn of_a_disk_in_another_format_no_layer_is_made() {
     need_qemu!();
-    let scene = Scene::new();
-    let out = scene.stage.path("no.qcow2");
+    let fixture = Fixture::new();
+    let out = fixture.stage.path("no.qcow2");
     for format in ["vmdk", "vdi", "vpc"] {
-        let other = scene.stage.path(format!("base.{format}"));
-        scene.img(&["convert", "-f", "raw", "-O", format], &[&scene.base, &other]).expect(0);
-        let own = scene.stage.path(format!("on-{format}.qcow2"));
-        scene.layer(&own, &other, format);
+        let other = fixture.stage.path(format!("base.{format}"));
+        fixture.img(&["convert", "-f", "raw", "-O", format], &[&fixture.base, &other]).expect(0);
+        let own = fixture.stage.path(format!("on-{format}.qcow2"));
+        fixture.layer(&own, &other, format);
         for disk in [&own, &other] {
             // Recording and serving work as with other formats.
             let reads = io(&own, &["-r"], &READS);
-            scene.record(disk, &[], &reads).expect(0);
-            scene.run(disk, &["-q", "--strict"], &reads).expect(0);
-            let ended = scene.boot(&["qcow2", "-o", out.to_str().unwrap()]).expect(2);
+            fixture.record(disk, &[], &reads).expect(0);
+            fixture.run(disk, &["-q", "--strict"], &reads).expect(0);
+            let ended = fixture.boot(&["qcow2", "-o", out.to_str().unwrap()]).expect(2);
             ended.says("neither raw nor qcow2").says(other.to_str().unwrap());
             assert!(!out.exists());
         }
@@ -555,27 +563,27 @@ fn of_a_disk_in_another_format_no_layer_is_made() {
 #[test]
 fn a_disk_that_is_raw_whatever_it_begins_with_is_said_to_be() {
     need_qemu!();
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // A machine wrote a qcow2 header without a backing file to its raw disk.
-    scene.layer(&scene.base, &scene.stage.file("below.raw", vec![0; BLOCKS * BLOCK]), "raw");
-    scene.img(&["rebase", "-u", "-b", ""], &[&scene.base]).expect(0);
-    let reads = io(&scene.base, &["-r", "-f", "raw"], &["read 0 4k"]);
-    scene.record(&scene.base, &["--image-format", "raw"], &reads).expect(0);
-    let hot = scene.stage.path("hot.qcow2");
-    scene.boot(&["qcow2", "-q", "--image-format", "raw", "-o", hot.to_str().unwrap()]).expect(0);
-    let info = scene.img(&["info", "--output=json"], &[&hot]).expect(0).json();
+    fixture.layer(&fixture.base, &fixture.stage.file("below.raw", vec![0; BLOCKS * BLOCK]), "raw");
+    fixture.img(&["rebase", "-u", "-b", ""], &[&fixture.base]).expect(0);
+    let reads = io(&fixture.base, &["-r", "-f", "raw"], &["read 0 4k"]);
+    fixture.record(&fixture.base, &["--image-format", "raw"], &reads).expect(0);
+    let hot = fixture.stage.path("hot.qcow2");
+    fixture.boot(&["qcow2", "-q", "--image-format", "raw", "-o", hot.to_str().unwrap()]).expect(0);
+    let info = fixture.img(&["info", "--output=json"], &[&hot]).expect(0).json();
     assert_eq!(info["backing-filename-format"], "raw");
 }
 
 #[test]
-fn a_layer_of_hot_blocks_hides_what_becomes_of_the_base() {
+fn a_layer_of_recorded_blocks_hides_changes_of_the_base() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let hot = scene.stage.path("hot.qcow2");
-    scene.boot(&["qcow2", "-q", "-o", hot.to_str().unwrap()]).expect(0);
-    scene.forge(&scene.base, b'x');
-    let moved = Scene { own: scene.stage.path("on-hot.qcow2"), ..scene };
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let hot = fixture.stage.path("hot.qcow2");
+    fixture.boot(&["qcow2", "-q", "-o", hot.to_str().unwrap()]).expect(0);
+    fixture.forge(&fixture.base, b'x');
+    let moved = Fixture { own: fixture.stage.path("on-hot.qcow2"), ..fixture };
     moved.layer(&moved.own, &hot, "qcow2");
     let words = checks(&moved);
     moved.stage.run(moved.stage.command(&words[0]).args(&words[1..])).expect(0);
@@ -586,34 +594,34 @@ fn a_layer_of_hot_blocks_hides_what_becomes_of_the_base() {
 #[test]
 fn a_disk_that_changed_is_served_as_it_is_and_reported() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    fs::write(&scene.base, vec![b'n'; BLOCKS * BLOCK]).unwrap();
-    let now = io(&scene.own, &[], &["read -P 0x6e 0 8M"]);
-    scene.run(&scene.base, &["-q"], &now).expect(0).says("has changed since").says("record it again");
-    scene.run(&scene.base, &["--strict"], &now).expect(2).says("has changed since");
-    let (refused, _) = scene.try_mount(&scene.base, &["--strict"]);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    fs::write(&fixture.base, vec![b'n'; BLOCKS * BLOCK]).unwrap();
+    let now = io(&fixture.own, &[], &["read -P 0x6e 0 8M"]);
+    fixture.run(&fixture.base, &["-q"], &now).expect(0).says("has changed since").says("record it again");
+    fixture.run(&fixture.base, &["--strict"], &now).expect(2).says("has changed since");
+    let (refused, _) = fixture.try_mount(&fixture.base, &["--strict"]);
     refused.expect(2).says("has changed since");
 }
 
 #[test]
 fn a_disk_that_changes_while_it_is_served_is_served_as_it_is_and_reported() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let mut quell = scene.stage.quell();
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let mut quell = fixture.stage.quell();
     quell
         .args(["run", "-q", "--strict", "--recheck", "100", "--image"])
-        .arg(&scene.base)
+        .arg(&fixture.base)
         .arg("-b")
-        .arg(&scene.image);
+        .arg(&fixture.image);
     let script = "qemu-io -c 'read 1M 4k' \"$1\" && echo ready && while ! test -e \"$2\"; do sleep 0.05; done; \
                   qemu-io -c 'read -P 0x6e 1M 4k' \"$1\"";
-    let go = scene.stage.path("go");
+    let go = fixture.stage.path("go");
     let mut running =
-        scene.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&scene.own).arg(&go));
+        fixture.stage.start(quell.args(["--", "sh", "-c", script, "sh"]).arg(&fixture.own).arg(&go));
     running.wait_for_output("ready");
-    let disk = fs::File::options().write(true).open(&scene.base).unwrap();
+    let disk = fs::File::options().write(true).open(&fixture.base).unwrap();
     disk.write_all_at(&vec![b'n'; BLOCKS * BLOCK], 0).unwrap();
     running.wait_for_error("has changed while it is served");
     fs::write(&go, "").unwrap();
@@ -623,10 +631,10 @@ fn a_disk_that_changes_while_it_is_served_is_served_as_it_is_and_reported() {
 #[test]
 fn a_disk_that_is_cut_short_is_an_error_and_never_zeros() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let mounted = scene.mount(&scene.base, &["-q", "--recheck", "0"]);
-    fs::File::options().write(true).open(&scene.base).unwrap().set_len(1 << 20).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let mounted = fixture.mount(&fixture.base, &["-q", "--recheck", "0"]);
+    fs::File::options().write(true).open(&fixture.base).unwrap().set_len(1 << 20).unwrap();
     let file = fs::File::open(mounted.point.join("base.raw")).unwrap();
     let mut block = [0; BLOCK];
     file.read_exact_at(&mut block, 4 << 20).unwrap();
@@ -639,25 +647,25 @@ fn a_disk_that_is_cut_short_is_an_error_and_never_zeros() {
 #[test]
 fn a_disk_that_changes_while_it_is_recorded_is_not_recorded() {
     need_qemu!();
-    let scene = Scene::new();
-    let own = io(&scene.own, &[], &READS).join("' '");
-    let hole = scene.stage.path("link");
-    fs::hard_link(&scene.base, &hole).unwrap();
+    let fixture = Fixture::new();
+    let own = io(&fixture.own, &[], &READS).join("' '");
+    let hole = fixture.stage.path("link");
+    fs::hard_link(&fixture.base, &hole).unwrap();
     // By its other name, which is not covered.
     let script = format!("'{own}' && printf x | dd of='{}' conv=notrunc status=none", hole.display());
-    let ended = scene.record(&scene.base, &[], &["sh".to_owned(), "-c".to_owned(), script]);
+    let ended = fixture.record(&fixture.base, &[], &["sh".to_owned(), "-c".to_owned(), script]);
     ended.expect(3).says("has changed meanwhile");
-    assert!(!scene.image.exists());
+    assert!(!fixture.image.exists());
 }
 
 #[test]
-fn a_disk_that_is_removed_goes_on_being_served() {
+fn a_removed_disk_is_still_served() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let whole = fs::read(&scene.base).unwrap();
-    let mounted = scene.mount(&scene.base, &["-q"]);
-    fs::remove_file(&scene.base).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let whole = fs::read(&fixture.base).unwrap();
+    let mounted = fixture.mount(&fixture.base, &["-q"]);
+    fs::remove_file(&fixture.base).unwrap();
     assert!(fs::read(mounted.point.join("base.raw")).unwrap() == whole);
     mounted.umount();
 }
@@ -666,21 +674,21 @@ fn a_disk_that_is_removed_goes_on_being_served() {
 #[test]
 fn without_the_disks_file_system_hot_blocks_are_served_and_others_are_errors() {
     need_qemu!();
-    let scene = Scene::new();
-    let tree = scene.stage.dir("tree");
-    fs::copy(&scene.base, tree.join("base.raw")).unwrap();
-    let index = scene.stage.index(&tree);
-    let below = scene.stage.mount(&index, "fuse", &["-q"]);
-    let failing = scene.stage.holder();
+    let fixture = Fixture::new();
+    let tree = fixture.stage.dir("tree");
+    fs::copy(&fixture.base, tree.join("base.raw")).unwrap();
+    let index = fixture.stage.index(&tree);
+    let below = fixture.stage.mount(&index, "fuse", &["-q"]);
+    let failing = fixture.stage.holder();
     let disk = below.point.join("base.raw");
-    let own = scene.stage.path("far.qcow2");
-    scene.layer(&own, &disk, "raw");
-    scene.record(&disk, &[], &io(&own, &[], &READS)).expect(0);
-    assert!(eventually(|| scene.stage.holders().len() == 1));
-    let mounted = scene.mount(&disk, &["-q"]);
+    let own = fixture.stage.path("far.qcow2");
+    fixture.layer(&own, &disk, "raw");
+    fixture.record(&disk, &[], &io(&own, &[], &READS)).expect(0);
+    assert!(eventually(|| fixture.stage.holders().len() == 1));
+    let mounted = fixture.mount(&disk, &["-q"]);
     let file = fs::File::open(mounted.point.join("base.raw")).unwrap();
     send(failing, Signal::KILL);
-    assert!(eventually(|| !scene.stage.holders().contains(&failing)));
+    assert!(eventually(|| !fixture.stage.holders().contains(&failing)));
     let mut blocks = vec![0; 4 * BLOCK];
     file.read_exact_at(&mut blocks, 4 << 20).unwrap();
     assert_eq!(blocks, trees::noise(BLOCKS * BLOCK, 1)[4 << 20..(4 << 20) + 4 * BLOCK]);
@@ -692,23 +700,32 @@ fn without_the_disks_file_system_hot_blocks_are_served_and_others_are_errors() {
 #[test]
 fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let whole = fs::read(&scene.image).unwrap();
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let whole = fs::read(&fixture.image).unwrap();
     let damage = |bytes: &[u8], words: &str| {
-        fs::write(&scene.image, bytes).unwrap();
+        fs::write(&fixture.image, bytes).unwrap();
         // The image's frames are read while the machine is already running.
-        let mut script = checks(&scene);
+        let mut script = checks(&fixture);
         script[2] += "read line || echo checked\n";
-        let mut quell = scene.stage.quell();
-        quell.args(["run", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image).arg("--").args(script);
-        let mut running = scene.stage.start(quell.stdin(std::process::Stdio::piped()));
+        let mut quell = fixture.stage.quell();
+        quell
+            .args(["run", "--image"])
+            .arg(&fixture.base)
+            .arg("-b")
+            .arg(&fixture.image)
+            .arg("--")
+            .args(script);
+        let mut running = fixture.stage.start(quell.stdin(std::process::Stdio::piped()));
         running.wait_for_error("served from memory");
         assert!(running.err().contains(words), "{}", running.err());
         drop(running.stdin());
         assert!(running.wait().expect(0).text().ends_with("checked\n"));
-        scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2).says(words);
-        scene.boot(&["qcow2", "-o", scene.stage.path("no.qcow2").to_str().unwrap()]).expect(2).says(words);
+        fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2).says(words);
+        fixture
+            .boot(&["qcow2", "-o", fixture.stage.path("no.qcow2").to_str().unwrap()])
+            .expect(2)
+            .says(words);
     };
     damage(&whole[..whole.len() - 1], "header at 16");
     damage(&whole[..50], "the file ends here");
@@ -718,38 +735,38 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     flipped = whole.clone();
     flipped[130] ^= 1;
     damage(&flipped, "the checksum of the tables is wrong");
-    fs::write(&scene.image, &whole).unwrap();
+    fs::write(&fixture.image, &whole).unwrap();
 
     // An image of another disk, and one of a chain with more files.
-    let other = scene.stage.file("other.raw", trees::noise(BLOCKS * BLOCK, 1));
-    let ended = scene.run(&other, &["-q"], &["true".to_owned()]).expect(0);
+    let other = fixture.stage.file("other.raw", trees::noise(BLOCKS * BLOCK, 1));
+    let ended = fixture.run(&other, &["-q"], &["true".to_owned()]).expect(0);
     ended.says("was recorded of").says("it is another disk image");
-    scene.record(&scene.own, &[], &io(&scene.own, &["-r"], &READS)).expect(0);
-    scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2);
+    fixture.record(&fixture.own, &[], &io(&fixture.own, &["-r"], &READS)).expect(0);
+    fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2);
 
     // An image of a tree for a disk, and the reverse.
-    let tree = scene.stage.dir("tree");
+    let tree = fixture.stage.dir("tree");
     fs::write(tree.join("file"), "text").unwrap();
-    let index = scene.stage.index(&tree);
-    let of_tree = scene.stage.path("tree.boot");
-    let mut quell = scene.stage.quell();
+    let index = fixture.stage.index(&tree);
+    let of_tree = fixture.stage.path("tree.boot");
+    let mut quell = fixture.stage.quell();
     quell.args(["record", "-q", "-i"]).arg(&index).arg("-o").arg(&of_tree);
-    scene.stage.run(quell.args(["--", "cat"]).arg(tree.join("file"))).expect(0);
-    let mut quell = scene.stage.quell();
-    quell.args(["run", "--strict", "-i"]).arg(&index).arg("-b").arg(&scene.image);
-    scene.stage.run(quell.args(["--", "true"])).expect(2).says("it goes with --image");
-    fs::rename(&of_tree, &scene.image).unwrap();
-    scene.run(&scene.base, &["--strict"], &["true".to_owned()]).expect(2).says("it goes with -i");
+    fixture.stage.run(quell.args(["--", "cat"]).arg(tree.join("file"))).expect(0);
+    let mut quell = fixture.stage.quell();
+    quell.args(["run", "--strict", "-i"]).arg(&index).arg("-b").arg(&fixture.image);
+    fixture.stage.run(quell.args(["--", "true"])).expect(2).says("it goes with --image");
+    fs::rename(&of_tree, &fixture.image).unwrap();
+    fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2).says("it goes with -i");
 }
 
 #[test]
 fn less_memory_than_the_image_takes_means_none() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &["read 0 2M"])).expect(0);
-    scene.run(&scene.base, &["--budget", "1"], &checks(&scene)).expect(0).says("takes 2 MiB of memory");
-    scene
-        .run(&scene.base, &["--budget", "1", "--strict"], &["true".to_owned()])
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &["read 0 2M"])).expect(0);
+    fixture.run(&fixture.base, &["--budget", "1"], &checks(&fixture)).expect(0).says("takes 2 MiB of memory");
+    fixture
+        .run(&fixture.base, &["--budget", "1", "--strict"], &["true".to_owned()])
         .expect(3)
         .says("takes 2 MiB");
 }
@@ -757,31 +774,32 @@ fn less_memory_than_the_image_takes_means_none() {
 #[test]
 fn options_that_are_for_trees_are_refused() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     for option in [&["--scratch"][..], &["--at", "/tmp"], &["--view", "overlay"], &["-i", "/tmp"]] {
-        let ended = scene.run(&scene.base, &[option, &["--strict"]].concat(), &["true".to_owned()]);
+        let ended = fixture.run(&fixture.base, &[option, &["--strict"]].concat(), &["true".to_owned()]);
         assert_eq!(ended.code(), Some(2), "{option:?}: {}", ended.err);
     }
-    let mut quell = scene.stage.quell();
-    quell.args(["run", "--strict", "--image"]).arg(&scene.base).args(["--", "true"]);
-    scene.stage.run(&mut quell).expect(2).says("--image goes with -b");
+    let mut quell = fixture.stage.quell();
+    quell.args(["run", "--strict", "--image"]).arg(&fixture.base).args(["--", "true"]);
+    fixture.stage.run(&mut quell).expect(2).says("--image goes with -b");
 }
 
 #[test]
 fn a_reader_whose_server_is_killed_gets_an_error_and_does_not_hang() {
     need_qemu!();
-    let scene = Scene::new();
-    scene.record(&scene.base, &[], &io(&scene.own, &[], &READS)).expect(0);
-    let (ended, point) = scene.try_mount(&scene.base, &["-q"]);
+    let fixture = Fixture::new();
+    fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
+    let (ended, point) = fixture.try_mount(&fixture.base, &["-q"]);
     ended.expect(0);
     let script = "exec 3<\"$1\"; while dd bs=4096 count=1 skip=0 <&3 >/dev/null 2>&1 && cat <\"$1\" >/dev/null; do echo read; done; echo over";
-    let mut running =
-        scene.stage.start(scene.stage.command("sh").args(["-c", script, "sh"]).arg(point.join("base.raw")));
+    let mut running = fixture
+        .stage
+        .start(fixture.stage.command("sh").args(["-c", script, "sh"]).arg(point.join("base.raw")));
     running.wait_for_output("read");
-    send(scene.stage.holder(), Signal::KILL);
+    send(fixture.stage.holder(), Signal::KILL);
     assert!(running.wait().expect(0).text().ends_with("over\n"));
-    scene.stage.run(scene.stage.quell().args(["umount", "--force"]).arg(&point)).expect(0);
+    fixture.stage.run(fixture.stage.quell().args(["umount", "--force"]).arg(&point)).expect(0);
 }
 
 /// A machine that reads its disk block by block, and writes `.` to its serial port for each block
@@ -828,43 +846,43 @@ fn a_machine_whose_server_is_killed_gets_errors_and_does_not_hang() {
     if !has("qemu-system-x86_64") {
         skip!("QEMU (qemu-system-x86) is not installed");
     }
-    let mut scene = Scene::new();
-    scene.base = scene.stage.path("large.raw");
-    let disk = fs::File::create(&scene.base).unwrap();
+    let mut fixture = Fixture::new();
+    fixture.base = fixture.stage.path("large.raw");
+    let disk = fs::File::create(&fixture.base).unwrap();
     disk.set_len(64 << 20).unwrap();
     disk.write_all_at(&BOOT_SECTOR, 0).unwrap();
     disk.write_all_at(&[0x55, 0xaa], 510).unwrap();
     drop(disk);
     let machine = |command: &mut std::process::Command, number: usize| {
-        let own = scene.stage.path(format!("machine-{number}.qcow2"));
-        scene.layer(&own, &scene.base, "raw");
-        let serial = scene.stage.path(format!("serial-{number}"));
+        let own = fixture.stage.path(format!("machine-{number}.qcow2"));
+        fixture.layer(&own, &fixture.base, "raw");
+        let serial = fixture.stage.path(format!("serial-{number}"));
         command.args(["--", "qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-display", "none"]);
         command
             .args(["-monitor", "none", "-net", "none", "-serial"])
             .arg(format!("file:{}", serial.display()));
         command.arg("-drive").arg(format!("file={},if=virtio,rerror=report", own.display()));
-        (scene.stage.start(command), serial)
+        (fixture.stage.start(command), serial)
     };
     let lines = |serial: &Path| fs::read_to_string(serial).unwrap_or_default();
-    let mut quell = scene.stage.quell();
-    quell.args(["record", "-q", "--image"]).arg(&scene.base).arg("-o").arg(&scene.image);
+    let mut quell = fixture.stage.quell();
+    quell.args(["record", "-q", "--image"]).arg(&fixture.base).arg("-o").arg(&fixture.image);
     let (recorder, serial) = machine(&mut quell, 0);
     assert!(eventually(|| lines(&serial).len() >= 20), "the machine does not start: {}", recorder.err());
     recorder.signal(Signal::TERM);
     recorder.wait();
-    let blocks = scene.recorded()[0].1;
+    let blocks = fixture.recorded()[0].1;
     assert!(blocks >= 20, "{blocks}");
     let running: Vec<(Running, PathBuf)> = (1..3)
         .map(|number| {
-            let mut quell = scene.stage.quell();
-            quell.args(["run", "-q", "--strict", "--image"]).arg(&scene.base).arg("-b").arg(&scene.image);
+            let mut quell = fixture.stage.quell();
+            quell.args(["run", "-q", "--strict", "--image"]).arg(&fixture.base).arg("-b").arg(&fixture.image);
             machine(&mut quell, number)
         })
         .collect();
     assert!(running.iter().all(|(_, serial)| eventually(|| lines(serial).len() >= 20)));
     assert!(running.iter().all(|(_, serial)| !lines(serial).contains('E')));
-    send(scene.stage.holder(), Signal::KILL);
+    send(fixture.stage.holder(), Signal::KILL);
     for (machine, serial) in running {
         assert!(eventually(|| lines(&serial).contains('E')), "no error came: {}", lines(&serial));
         machine.signal(Signal::TERM);

@@ -12,7 +12,7 @@ use crate::skip;
 use crate::stage::{Stage, is_root, quell, views};
 use crate::trees::{self, HUGE_BYTES, set_mode};
 
-fn scene() -> (Stage, PathBuf, PathBuf) {
+fn fixture() -> (Stage, PathBuf, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
@@ -39,7 +39,7 @@ const POWERLESS: &str = "setpriv --bounding-set=-all --inh-caps=-all --";
 
 #[test]
 fn without_user_namespaces_the_program_runs_on_the_original() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     if !can_unshare(&stage) {
         skip!("no user namespaces to deny");
     }
@@ -55,13 +55,13 @@ fn without_user_namespaces_the_program_runs_on_the_original() {
     let ended = stage.run(&mut unshared(&stage, &script, &index, &tree)).expect(3);
     assert_eq!(ended.text(), "");
     let script = format!("{deny}; {POWERLESS} \"$1\" doctor --json");
-    let told = stage.run(&mut unshared(&stage, &script, &index, &tree)).expect(3).json();
-    assert_eq!(told["view"], "none");
+    let printed = stage.run(&mut unshared(&stage, &script, &index, &tree)).expect(3).json();
+    assert_eq!(printed["view"], "none");
 }
 
 #[test]
 fn without_the_fuse_device_the_program_runs_on_the_original_or_under_overlay() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     if !can_unshare(&stage) || !views().contains(&"fuse") {
         skip!("no user namespaces, or no fuse to deny");
     }
@@ -83,8 +83,8 @@ fn an_index_that_is_broken_while_covered_changes_nothing() {
     let whole = Stage::new();
     drop(whole);
     for view in views() {
-        for how in ["truncate", "overwrite", "remove"] {
-            let (stage, tree, index) = scene();
+        for change in ["truncate", "overwrite", "remove"] {
+            let (stage, tree, index) = fixture();
             let script = "echo ready; read line; ls \"$1/lib/deep\"; cat \"$1/lib/deep/leaf\" \"$1/link\"; \
                           test -e \"$1/absent\" || wc -c <\"$1/lib/data\"";
             let mut command = stage.quell_run(&index, view);
@@ -92,7 +92,7 @@ fn an_index_that_is_broken_while_covered_changes_nothing() {
             let mut running = stage.start(command.stdin(Stdio::piped()));
             running.wait_for_output("ready");
             let bytes = fs::metadata(&index).unwrap().len() as usize;
-            match how {
+            match change {
                 // In place: the file from which the view was made.
                 "truncate" => fs::File::options().write(true).open(&index).unwrap().set_len(10).unwrap(),
                 "overwrite" => fs::write(&index, vec![0xff; bytes]).unwrap(),
@@ -100,14 +100,14 @@ fn an_index_that_is_broken_while_covered_changes_nothing() {
             }
             running.stdin().write_all(b"\n").unwrap();
             let ended = running.wait().expect(0);
-            assert_eq!(ended.text(), "ready\nleaf\nleaf\nleaf\n10000\n", "{view} {how}: {}", ended.err);
+            assert_eq!(ended.text(), "ready\nleaf\nleaf\nleaf\n10000\n", "{view} {change}: {}", ended.err);
         }
     }
 }
 
 #[test]
 fn a_tree_past_the_memory_budget_is_served_by_fuse() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let mut command = stage.quell_run(&index, "auto");
     command.args(["--strict", "-v", "--memory", "0", "--", "cat"]).arg(tree.join("readme"));
     let ended = stage.run(&mut command);
@@ -156,7 +156,7 @@ fn a_holder_without_memory_leaves_the_program_on_the_original() {
 
 #[test]
 fn a_runtime_directory_that_is_not_ones_own_is_not_used() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let run = |runtime: &Path, strict: bool| {
         let mut command = stage.quell_run(&index, "auto");
         command.env("QUELL_RUNTIME_DIR", runtime);
@@ -193,7 +193,7 @@ fn a_runtime_directory_that_is_not_ones_own_is_not_used() {
 
 #[test]
 fn a_mount_below_the_tree_that_the_user_may_not_look_under_leads_to_fuse() {
-    let (stage, tree, _) = scene();
+    let (stage, tree, _) = fixture();
     if !can_unshare(&stage) || !views().contains(&"fuse") {
         skip!("no user namespaces, or no fuse view");
     }
@@ -210,7 +210,7 @@ fn a_mount_below_the_tree_that_the_user_may_not_look_under_leads_to_fuse() {
 
 #[test]
 fn a_full_disk_leaves_the_old_index() {
-    let (stage, tree, _) = scene();
+    let (stage, tree, _) = fixture();
     if !can_unshare(&stage) {
         skip!("no user namespaces");
     }

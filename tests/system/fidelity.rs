@@ -9,7 +9,9 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use crate::probe::{Facts, differences};
 use crate::skip;
-use crate::stage::{Stage, Way, difference, has, is_root, views, ways, ways_of_private_tree, words};
+use crate::stage::{
+    Launch, Stage, difference, has, is_root, launches, launches_of_private_tree, views, words,
+};
 use crate::trees::{self, HUGE_BYTES, noise, set_mode};
 
 /// EOPNOTSUPP.
@@ -17,25 +19,25 @@ const NOT_SUPPORTED: &str = "error 95";
 
 /// Returns true if docs/semantics.md documents that a view differs from the original in this
 /// property.
-fn documented(way: Way, name: &str, original: &Facts, view: &Facts) -> bool {
+fn documented(launch: Launch, name: &str, original: &Facts, view: &Facts) -> bool {
     let is_dir = original["mode"].starts_with('4');
     match name {
         // Overlayfs takes the size of a directory and all status change times from the metadata
         // layer.
-        "size" => way.view() == "overlay" && is_dir,
-        "ctime" => way.view() == "overlay",
+        "size" => launch.view() == "overlay" && is_dir,
+        "ctime" => launch.view() == "overlay",
         // Before the first open, the kernel derives a file's blocks from its size; directories have
         // those of tmpfs.
-        "blocks" if way.is_overlay() && is_dir => true,
-        "blocks" if way.is_overlay() => view["blocks"] == size_in_blocks(original),
+        "blocks" if launch.is_overlay() && is_dir => true,
+        "blocks" if launch.is_overlay() => view["blocks"] == size_in_blocks(original),
         // A file that the user may not open keeps this value.
-        "blocks after opening" if way.is_overlay() => {
+        "blocks after opening" if launch.is_overlay() => {
             original["content"].starts_with("error") && view[name] == size_in_blocks(original)
         }
         // A FUSE view of a tree without extended attributes returns EOPNOTSUPP; the kernel
         // remembers this and sends no further requests.
-        "xattrs" => way.view() == "fuse" && original[name].is_empty() && view[name] == NOT_SUPPORTED,
-        "absent xattr" => way.view() == "fuse" && view["xattrs"] == NOT_SUPPORTED,
+        "xattrs" => launch.view() == "fuse" && original[name].is_empty() && view[name] == NOT_SUPPORTED,
+        "absent xattr" => launch.view() == "fuse" && view["xattrs"] == NOT_SUPPORTED,
         _ => false,
     }
 }
@@ -54,10 +56,10 @@ fn every_entry_is_seen_as_on_the_original() {
     assert!(original.len() > 100);
     assert_eq!(original["./contents/huge"]["size"], HUGE_BYTES.to_string());
     let mut lines = Vec::new();
-    for way in ways_of_private_tree() {
-        let view = stage.snapshot(way, &index, &tree);
-        let found = differences(&original, &view, |_, name, a, b| documented(way, name, a, b));
-        lines.extend(found.into_iter().map(|line| format!("{way:?} {line}")));
+    for launch in launches_of_private_tree() {
+        let view = stage.snapshot(launch, &index, &tree);
+        let found = differences(&original, &view, |_, name, a, b| documented(launch, name, a, b));
+        lines.extend(found.into_iter().map(|line| format!("{launch:?} {line}")));
     }
     assert!(lines.is_empty(), "{}", lines.join("\n"));
 }
@@ -82,10 +84,10 @@ fn with_a_boot_image_every_entry_is_seen_as_on_the_original() {
     for view in views() {
         let mut command = stage.quell_run(&index, view);
         command.args(["--strict", "--quiet", "-b"]).arg(&image);
-        let way = Way::Run(view);
+        let launch = Launch::Run(view);
         // A whole file has the number of blocks of its copy.
         let as_told = |name: &str, a: &Facts, b: &Facts| {
-            documented(way, name, a, b) || (way.is_overlay() && name.starts_with("blocks"))
+            documented(launch, name, a, b) || (launch.is_overlay() && name.starts_with("blocks"))
         };
         let found = differences(&original, &seen(command), |_, name, a, b| as_told(name, a, b));
         lines.extend(found.into_iter().map(|line| format!("{view} {line}")));
@@ -108,7 +110,7 @@ fn opens_without_a_round_trip_and_one_thread_show_the_same() {
     command.args(["--strict", "--quiet", "--on-change", "ignore", "--threads", "1", "--"]);
     stage.run(command.arg(probe.get_program()).args(probe.get_args())).expect(0);
     let view = serde_json::from_slice(&fs::read(output).unwrap()).unwrap();
-    let found = differences(&original, &view, |_, name, a, b| documented(Way::Run("fuse"), name, a, b));
+    let found = differences(&original, &view, |_, name, a, b| documented(Launch::Run("fuse"), name, a, b));
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
@@ -142,16 +144,17 @@ fn find_and_checksums_print_the_same() {
              find . -type f -size -100M -perm -400 -print0 | LC_ALL=C sort -z | xargs -0 sha256sum"
         )
     };
-    for way in ways_of_private_tree() {
-        let script = find(if way.view() == "overlay" { "" } else { "%s " });
+    for launch in launches_of_private_tree() {
+        let script = find(if launch.view() == "overlay" { "" } else { "%s " });
         let files = "cd \"$1\" && find . -not -type d -printf '%p %s\\n' | LC_ALL=C sort";
         for script in [&script, files] {
             let original = stage.sh(script, &[&tree]).expect(0);
-            let view =
-                stage.see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0);
+            let view = stage
+                .see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+                .expect(0);
             assert!(original.text().lines().count() > 80);
-            assert_eq!(difference(&original.text(), &view.text()), "", "{way:?}");
-            assert_eq!(original.out, view.out, "{way:?}: the order differs");
+            assert_eq!(difference(&original.text(), &view.text()), "", "{launch:?}");
+            assert_eq!(original.out, view.out, "{launch:?}: the order differs");
         }
     }
 }
@@ -169,15 +172,15 @@ fn a_hundred_thousand_entries_in_one_directory() {
     let script = "cd \"$1\" && ls -U | wc -l && ls -f | md5sum && ls -f | md5sum && \
                   ls -U | LC_ALL=C sort | md5sum && test -L entry-099999 && ! test -L entry-100000";
     let original = stage.sh(script, &[&tree]).expect(0).text();
-    for way in ways() {
+    for launch in launches() {
         let view = stage
-            .see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+            .see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
             .expect(0)
             .text();
         let lines: Vec<&str> = view.lines().collect();
-        assert_eq!(lines[0], "100000", "{way:?}");
-        assert_eq!(lines[1], lines[2], "{way:?}: the order is not stable");
-        assert_eq!(lines[3], original.lines().nth(3).unwrap(), "{way:?}");
+        assert_eq!(lines[0], "100000", "{launch:?}");
+        assert_eq!(lines[1], lines[2], "{launch:?}: the order is not stable");
+        assert_eq!(lines[3], original.lines().nth(3).unwrap(), "{launch:?}");
     }
 }
 
@@ -205,10 +208,10 @@ fn paths_longer_than_the_kernels_limit_are_reached_step_by_step() {
     if views().contains(&"overlay") {
         stage.run(stage.quell_run(&index, "overlay").args(["--strict", "--", "true"])).expect(3);
     }
-    for way in ways().into_iter().filter(|way| way.view() == "fuse") {
-        let view = stage.snapshot(way, &index, &tree);
-        let found = differences(&original, &view, |_, name, a, b| documented(way, name, a, b));
-        assert!(found.is_empty(), "{way:?}\n{}", found.join("\n"));
+    for launch in launches().into_iter().filter(|launch| launch.view() == "fuse") {
+        let view = stage.snapshot(launch, &index, &tree);
+        let found = differences(&original, &view, |_, name, a, b| documented(launch, name, a, b));
+        assert!(found.is_empty(), "{launch:?}\n{}", found.join("\n"));
     }
 }
 
@@ -221,14 +224,14 @@ fn files_can_be_mapped() {
     let index = stage.index(&tree);
     let original = stage.probe_original(&tree.join("mapped"), "map");
     assert!(original.starts_with("3000001 "));
-    for way in ways() {
+    for launch in launches() {
         let output = stage.path("out/mapped");
-        let ended = stage.see(way, &index, &tree, |root| {
+        let ended = stage.see(launch, &index, &tree, |root| {
             let command = stage.probe_command("map", &root.join("mapped"), &output);
             std::iter::once(command.get_program()).chain(command.get_args()).map(Into::into).collect()
         });
         ended.expect(0);
-        assert_eq!(fs::read_to_string(&output).unwrap(), original, "{way:?}");
+        assert_eq!(fs::read_to_string(&output).unwrap(), original, "{launch:?}");
     }
 }
 
@@ -237,9 +240,9 @@ fn scripts_and_programs_run_from_the_tree() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
-    for way in ways() {
-        let ended = stage.see(way, &index, &tree, |root| words(&[&root.join("bin/tool"), &"one", &"two"]));
-        assert_eq!(ended.expect(0).text(), "tool ran with one two\n", "{way:?}");
+    for launch in launches() {
+        let ended = stage.see(launch, &index, &tree, |root| words(&[&root.join("bin/tool"), &"one", &"two"]));
+        assert_eq!(ended.expect(0).text(), "tool ran with one two\n", "{launch:?}");
     }
 }
 
@@ -261,9 +264,9 @@ fn a_program_finds_its_library_beside_itself() {
                  cc -o \"$1/bin/ask\" \"$3\" -L\"$1/lib\" -lanswer -Wl,-rpath,'$ORIGIN/../lib'";
     stage.sh(build, &[&tree, &library, &program]).expect(0);
     let index = stage.index(&tree);
-    for way in ways() {
-        let ended = stage.see(way, &index, &tree, |root| words(&[&root.join("bin/ask")]));
-        assert_eq!(ended.expect(0).text(), "42\n", "{way:?}");
+    for launch in launches() {
+        let ended = stage.see(launch, &index, &tree, |root| words(&[&root.join("bin/ask")]));
+        assert_eq!(ended.expect(0).text(), "42\n", "{launch:?}");
     }
 }
 
@@ -280,12 +283,12 @@ fn a_directory_that_could_not_be_read_is_closed_not_empty() {
     set_mode(&closed, 0o000);
     let index = stage.path("partial.quell");
     stage.run(stage.quell().args(["index", "-o"]).arg(&index).arg(&tree)).expect(1).says("closed");
-    for way in ways() {
+    for launch in launches() {
         let script = "ls \"$1/closed\"; echo $?; cat \"$1/closed/hidden\"; echo $?; cat \"$1/readme\"";
         let ended =
-            stage.see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0);
-        assert_eq!(ended.text(), "2\n1\nhello\n", "{way:?}");
-        assert_eq!(ended.err.matches("Permission denied").count(), 2, "{way:?}: {}", ended.err);
+            stage.see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0);
+        assert_eq!(ended.text(), "2\n1\nhello\n", "{launch:?}");
+        assert_eq!(ended.err.matches("Permission denied").count(), 2, "{launch:?}: {}", ended.err);
     }
     set_mode(&closed, 0o755);
 }
@@ -305,19 +308,19 @@ fn files_of_others_belong_to_the_caller_in_a_kernel_view_and_to_the_overflow_use
     let original = stage.snapshot_original(tree);
     let me = rustix::process::geteuid().as_raw().to_string();
     let group = rustix::process::getegid().as_raw().to_string();
-    for way in ways() {
-        let view = stage.snapshot(way, &index, tree);
+    for launch in launches() {
+        let view = stage.snapshot(launch, &index, tree);
         let found = differences(&original, &view, |_, name, a, b| match name {
-            "uid" | "gid" if way == Way::Run("overlay") => {
+            "uid" | "gid" if launch == Launch::Run("overlay") => {
                 b[name] == if name == "uid" { me.as_str() } else { group.as_str() }
             }
-            "uid" | "gid" if way.maps_one_user() => b[name] == "65534",
-            _ => documented(way, name, a, b),
+            "uid" | "gid" if launch.maps_one_user() => b[name] == "65534",
+            _ => documented(launch, name, a, b),
         });
-        assert!(found.is_empty(), "{way:?}\n{}", found.join("\n"));
+        assert!(found.is_empty(), "{launch:?}\n{}", found.join("\n"));
         // Being shown as the owner gives no more permissions: the view is read-only and the modes
         // apply.
-        let ended = stage.see(way, &index, tree, |root| words(&[&"touch", &root.join("new")]));
+        let ended = stage.see(launch, &index, tree, |root| words(&[&"touch", &root.join("new")]));
         assert_ne!(ended.code(), Some(0));
     }
 }
@@ -331,10 +334,10 @@ fn a_private_tree_is_open_to_its_owner() {
     set_mode(&tree.join("readme"), 0o600);
     let index = stage.index(&tree);
     let original = stage.snapshot_original(&tree);
-    for way in ways_of_private_tree() {
-        let view = stage.snapshot(way, &index, &tree);
-        let found = differences(&original, &view, |_, name, a, b| documented(way, name, a, b));
-        assert!(found.is_empty(), "{way:?}\n{}", found.join("\n"));
+    for launch in launches_of_private_tree() {
+        let view = stage.snapshot(launch, &index, &tree);
+        let found = differences(&original, &view, |_, name, a, b| documented(launch, name, a, b));
+        assert!(found.is_empty(), "{launch:?}\n{}", found.join("\n"));
     }
 }
 
@@ -347,14 +350,15 @@ fn names_outside_the_tree_count_as_links() {
         fs::hard_link(tree.join("file"), stage.path(format!("outside{number}"))).unwrap();
     }
     let index = stage.index(&tree);
-    for way in ways() {
-        let ended = stage.see(way, &index, &tree, |root| words(&[&"stat", &"-c", &"%h", &root.join("file")]));
-        assert_eq!(ended.expect(0).text(), "6\n", "{way:?}");
+    for launch in launches() {
+        let ended =
+            stage.see(launch, &index, &tree, |root| words(&[&"stat", &"-c", &"%h", &root.join("file")]));
+        assert_eq!(ended.expect(0).text(), "6\n", "{launch:?}");
     }
 }
 
 #[test]
-fn a_tree_named_through_a_symbolic_link_is_covered_where_it_lies() {
+fn a_tree_named_through_a_symbolic_link_is_covered_at_its_real_path() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     symlink(&tree, stage.path("alias")).unwrap();

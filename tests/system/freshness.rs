@@ -11,7 +11,7 @@ use crate::stage::{Ended, Running, Stage, eventually, has, is_root, views};
 use crate::trees;
 
 /// Returns a stage, a small tree, and its index.
-fn scene() -> (Stage, PathBuf, PathBuf) {
+fn fixture() -> (Stage, PathBuf, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
@@ -71,7 +71,7 @@ fn a_tree_that_was_checked_just_now_is_looked_at_less() {
 
 #[test]
 fn a_stale_index_is_reported_and_the_original_is_used() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     fs::write(tree.join("added"), "").unwrap();
     for view in views() {
         let ended = stage.run(stage.quell_run(&index, view).args(["--", "ls"]).arg(&tree)).expect(0);
@@ -82,7 +82,7 @@ fn a_stale_index_is_reported_and_the_original_is_used() {
 
 #[test]
 fn strict_refuses_a_stale_index() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     fs::write(tree.join("added"), "").unwrap();
     for view in views() {
         let ended =
@@ -95,8 +95,8 @@ fn strict_refuses_a_stale_index() {
 }
 
 #[test]
-fn without_a_check_the_view_is_what_was_indexed() {
-    let (stage, tree, index) = scene();
+fn without_a_check_the_view_shows_the_index() {
+    let (stage, tree, index) = fixture();
     fs::write(tree.join("added"), "").unwrap();
     for view in views() {
         let mut command = stage.quell_run(&index, view);
@@ -106,7 +106,7 @@ fn without_a_check_the_view_is_what_was_indexed() {
 }
 
 #[test]
-fn a_sample_finds_what_was_installed_into_the_fullest_directory() {
+fn a_sample_finds_a_file_added_to_the_largest_directory() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     for number in 0..300 {
@@ -140,7 +140,7 @@ fn a_full_check_finds_every_change() {
 #[test]
 fn a_change_while_it_runs_is_reported() {
     for view in views() {
-        let (stage, tree, index) = scene();
+        let (stage, tree, index) = fixture();
         let mut command = stage.quell_run(&index, view);
         command.args(["--recheck", "200", "--", "sh", "-c", "echo ready; read line"]);
         let mut running = stage.start(command.stdin(Stdio::piped()));
@@ -154,7 +154,7 @@ fn a_change_while_it_runs_is_reported() {
 
 #[test]
 fn a_missing_tree_is_wrong_input_and_a_missing_index_too() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     fs::rename(&tree, stage.path("moved")).unwrap();
     stage.run(stage.quell().arg("verify").arg(&index)).expect(2).says("tree");
     stage
@@ -194,7 +194,7 @@ fn a_file_changed_in_place() {
         if !views().contains(&view) {
             continue;
         }
-        let (stage, tree, index) = scene();
+        let (stage, tree, index) = fixture();
         let mut running = start(&stage, &index, view, options, &tree, LOOK_LATER);
         fs::write(tree.join("readme"), "HELLO, there\n").unwrap();
         running.stdin().write_all(b"\n").unwrap();
@@ -215,7 +215,7 @@ fn a_file_that_was_replaced_or_removed() {
         if !views().contains(&view) {
             continue;
         }
-        let (stage, tree, index) = scene();
+        let (stage, tree, index) = fixture();
         let script = "exec 3<\"$1/lib/data\"; echo ready; read line; cat \"$1/readme\"; echo between >&2; \
                       cat \"$1/bin/tool\"; wc -c <&3; ls \"$1\" \"$1/bin\" >/dev/null";
         let mut running = start(&stage, &index, view, &[], &tree, script);
@@ -240,7 +240,7 @@ fn a_file_that_was_replaced_or_removed() {
 
 #[test]
 fn a_copy_with_other_owners_times_is_the_same_tree() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let copy = stage.path("copy");
     stage.sh("cp -a \"$1\" \"$2\"", &[&tree, &copy]).expect(0);
     stage.run(stage.quell().args(["verify", "--source"]).arg(&copy).arg(&index)).expect(0);
@@ -379,7 +379,7 @@ fn on_node(stage: &Stage, node: &str, step: &str, index: &Path, options: &[&str]
 }
 
 #[test]
-fn the_other_nodes_of_a_job_are_told_and_ended_if_they_are_strict() {
+fn other_nodes_of_a_job_report_a_difference_and_end_if_strict() {
     let Some(modules) = Modules::new() else { skip!("python3 is not installed") };
     let stage = &modules.stage;
     fs::write(modules.module(), "value = 200\n").unwrap();
@@ -466,8 +466,8 @@ fn a_tree_of_another_user_is_checked_beside_the_program_and_not_again_for_a_whil
 }
 
 #[test]
-fn ranks_of_a_job_say_once_that_an_index_is_out_of_date() {
-    let (stage, tree, index) = scene();
+fn ranks_of_a_job_report_an_outdated_index_once() {
+    let (stage, tree, index) = fixture();
     fs::write(tree.join("added"), "").unwrap();
     let rank = |job: Option<&str>, options: &[&str]| {
         let mut command = stage.quell_run(&index, "auto");

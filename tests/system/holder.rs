@@ -1,5 +1,5 @@
 //! The holder process of a view: the directory in which programs start, the files that it keeps
-//! open, the ways in which it ends, and the behaviour of others when it does not respond.
+//! open, the launches in which it ends, and the behaviour of others when it does not respond.
 
 use std::fs;
 use std::io::Read;
@@ -15,7 +15,8 @@ use rustix::process::Signal;
 use crate::log_scene;
 use crate::skip;
 use crate::stage::{
-    Mounted, PATIENCE, Stage, Way, eventually, has, is_mounted, is_root, mount_points, send, views, ways,
+    Launch, Mounted, PATIENCE, Stage, eventually, has, is_mounted, is_root, launches, mount_points, send,
+    views,
 };
 use crate::trees;
 
@@ -23,18 +24,18 @@ use crate::trees;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A small tree and its index.
-struct Scene {
+struct Fixture {
     stage: Stage,
     tree: PathBuf,
     index: PathBuf,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let stage = Stage::new();
         let tree = trees::small(&stage, "tree");
         let index = stage.index(&tree);
-        Scene { stage, tree, index }
+        Fixture { stage, tree, index }
     }
 
     /// Returns the `quell mount` command for a view and a mount point.
@@ -47,8 +48,8 @@ impl Scene {
 
 /// Returns the views that this user can mount.
 fn mountable() -> Vec<&'static str> {
-    let view = |way: Way| matches!(way, Way::Mount(_)).then(|| way.view());
-    ways().into_iter().filter_map(view).collect()
+    let view = |launch: Launch| matches!(launch, Launch::Mount(_)).then(|| launch.view());
+    launches().into_iter().filter_map(view).collect()
 }
 
 // --- working directories of programs -----------------------------------------------------------
@@ -64,26 +65,26 @@ fn identity(directory: &Path) -> String {
 }
 
 /// Returns a command that starts Quell in `directory`, after `prepare` has run there.
-fn start_in(scene: &Scene, view: &str, options: &[&str], directory: &Path, prepare: &str) -> Command {
-    let mut command = scene.stage.command("sh");
+fn start_in(fixture: &Fixture, view: &str, options: &[&str], directory: &Path, prepare: &str) -> Command {
+    let mut command = fixture.stage.command("sh");
     let script = format!("cd \"$1\" && shift && {prepare} exec \"$@\"");
     command.args(["-c", &script, "sh"]).arg(directory).arg(crate::stage::quell());
-    command.args(["run", "--check", "none", "--view", view, "-i"]).arg(&scene.index).args(options);
-    command.args(["--", "sh", "-c", WHERE, "sh"]).arg(&scene.tree);
+    command.args(["run", "--check", "none", "--view", view, "-i"]).arg(&fixture.index).args(options);
+    command.args(["--", "sh", "-c", WHERE, "sh"]).arg(&fixture.tree);
     command
 }
 
 /// Checks that the program runs on the original tree in its own working directory, and that it does
 /// not run with `--strict`.
 #[track_caller]
-fn expect_original(scene: &Scene, options: &[&str], directory: &Path, prepare: &str, says: &str) {
+fn expect_original(fixture: &Fixture, options: &[&str], directory: &Path, prepare: &str, says: &str) {
     let identity = identity(directory);
     let again = |directory: &Path| {
         // The script may have removed it.
         fs::create_dir_all(directory).unwrap();
     };
     for view in views() {
-        let ended = scene.stage.run(&mut start_in(scene, view, options, directory, prepare)).expect(0);
+        let ended = fixture.stage.run(&mut start_in(fixture, view, options, directory, prepare)).expect(0);
         let expected = format!("{identity}\noriginal\n");
         if prepare.is_empty() {
             assert_eq!(ended.text(), expected, "{view}, {}: {}", directory.display(), ended.err);
@@ -94,19 +95,19 @@ fn expect_original(scene: &Scene, options: &[&str], directory: &Path, prepare: &
         assert!(!ended.err.contains("starts in /"), "{}", ended.err);
         again(directory);
         let strict = [options, &["--strict"]].concat();
-        let ended = scene.stage.run(&mut start_in(scene, view, &strict, directory, prepare)).expect(3);
+        let ended = fixture.stage.run(&mut start_in(fixture, view, &strict, directory, prepare)).expect(3);
         assert_eq!(ended.says("working directory").says(says).text(), "", "{view}");
         again(directory);
     }
-    assert!(eventually(|| scene.stage.processes().is_empty()));
+    assert!(eventually(|| fixture.stage.processes().is_empty()));
 }
 
 /// Checks that the program runs in the view, in the directory with the same path.
 #[track_caller]
-fn expect_view(scene: &Scene, options: &[&str], directory: &Path) -> Vec<String> {
+fn expect_view(fixture: &Fixture, options: &[&str], directory: &Path) -> Vec<String> {
     let strict = [options, &["--strict"]].concat();
     let run = |view: &&str| {
-        let ended = scene.stage.run(&mut start_in(scene, view, &strict, directory, "")).expect(0);
+        let ended = fixture.stage.run(&mut start_in(fixture, view, &strict, directory, "")).expect(0);
         let text = ended.text();
         let (identity, rest) = text.split_once('\n').unwrap();
         assert_eq!(rest, "view\n", "{view}: {}", ended.err);
@@ -126,36 +127,36 @@ fn a_program_starts_in_its_working_directory_or_not_in_the_view() {
     let mut command = stage.quell();
     command.args(["index", "--quiet", "--exclude", "left out"]).arg(&tree).arg("-o").arg(&index);
     stage.run(&mut command).expect(0);
-    let scene = Scene { stage, tree, index };
-    fs::write(scene.tree.join("later"), "").unwrap();
-    let created = scene.tree.join("lib/created later");
+    let fixture = Fixture { stage, tree, index };
+    fs::write(fixture.tree.join("later"), "").unwrap();
+    let created = fixture.tree.join("lib/created later");
     fs::create_dir(&created).unwrap();
-    fs::remove_file(scene.tree.join("was a link")).unwrap();
-    fs::create_dir_all(scene.tree.join("was a link/deep")).unwrap();
-    symlink(&created, scene.stage.path("alias")).unwrap();
-    symlink(scene.tree.join("lib"), scene.stage.path("good alias")).unwrap();
-    let outside = scene.stage.dir("out side");
+    fs::remove_file(fixture.tree.join("was a link")).unwrap();
+    fs::create_dir_all(fixture.tree.join("was a link/deep")).unwrap();
+    symlink(&created, fixture.stage.path("alias")).unwrap();
+    symlink(fixture.tree.join("lib"), fixture.stage.path("good alias")).unwrap();
+    let outside = fixture.stage.dir("out side");
 
-    expect_original(&scene, &[], &created, "", "created later");
-    expect_original(&scene, &[], &scene.stage.path("alias"), "", "created later");
-    expect_original(&scene, &[], &scene.tree.join("left out"), "", "left out");
+    expect_original(&fixture, &[], &created, "", "created later");
+    expect_original(&fixture, &[], &fixture.stage.path("alias"), "", "created later");
+    expect_original(&fixture, &[], &fixture.tree.join("left out"), "", "left out");
     // In the view this name is a link to another directory.
-    expect_original(&scene, &[], &scene.tree.join("was a link"), "", "was a link");
-    expect_original(&scene, &[], &scene.tree.join("was a link/deep"), "", "was a link");
+    expect_original(&fixture, &[], &fixture.tree.join("was a link"), "", "was a link");
+    expect_original(&fixture, &[], &fixture.tree.join("was a link/deep"), "", "was a link");
     // The view still has the directory, but the path no longer exists.
-    let gone = scene.tree.join("gone");
-    expect_original(&scene, &[], &gone, "rmdir \"$PWD\" &&", "removed");
-    expect_original(&scene, &[], &outside, "rmdir \"$PWD\" &&", "removed");
+    let gone = fixture.tree.join("gone");
+    expect_original(&fixture, &[], &gone, "rmdir \"$PWD\" &&", "removed");
+    expect_original(&fixture, &[], &outside, "rmdir \"$PWD\" &&", "removed");
 
-    for directory in [scene.tree.join("lib/deep"), scene.stage.path("good alias"), scene.tree.clone()] {
-        expect_view(&scene, &[], &directory);
+    for directory in [fixture.tree.join("lib/deep"), fixture.stage.path("good alias"), fixture.tree.clone()] {
+        expect_view(&fixture, &[], &directory);
     }
     let outside_identity = identity(&outside);
-    for seen in expect_view(&scene, &[], &outside) {
+    for seen in expect_view(&fixture, &[], &outside) {
         assert_eq!(seen, outside_identity);
     }
-    expect_view(&scene, &[], Path::new("/"));
-    scene.stage.expect_nothing_left();
+    expect_view(&fixture, &[], Path::new("/"));
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
@@ -169,21 +170,21 @@ fn a_working_directory_below_a_mount_point_is_not_in_the_view() {
     fs::create_dir(&point).unwrap();
     stage.sh("mount -t tmpfs quell-test \"$1\" && mkdir \"$1/below\"", &[&point]).expect(0);
     let index = stage.index(&tree);
-    let scene = Scene { stage, tree, index };
-    fs::write(scene.tree.join("later"), "").unwrap();
-    expect_original(&scene, &[], &point, "", "mounted below");
-    expect_original(&scene, &[], &point.join("below"), "", "below");
+    let fixture = Fixture { stage, tree, index };
+    fs::write(fixture.tree.join("later"), "").unwrap();
+    expect_original(&fixture, &[], &point, "", "mounted below");
+    expect_original(&fixture, &[], &point.join("below"), "", "below");
     // A bind mount of the same file system that was mounted later was not indexed either.
-    let bound = scene.tree.join("bin");
-    scene.stage.sh("mount --bind \"$1\" \"$2\"", &[&scene.stage.dir("other"), &bound]).expect(0);
-    expect_original(&scene, &[], &bound, "", "mounted below");
-    scene.stage.sh("umount \"$1\" \"$2\"", &[&bound, &point]).expect(0);
+    let bound = fixture.tree.join("bin");
+    fixture.stage.sh("mount --bind \"$1\" \"$2\"", &[&fixture.stage.dir("other"), &bound]).expect(0);
+    expect_original(&fixture, &[], &bound, "", "mounted below");
+    fixture.stage.sh("umount \"$1\" \"$2\"", &[&bound, &point]).expect(0);
     // The tree itself may be a mount point.
-    scene.stage.sh("mount --bind \"$1\" \"$1\"", &[&scene.tree]).expect(0);
-    expect_view(&scene, &[], &scene.tree.join("lib"));
+    fixture.stage.sh("mount --bind \"$1\" \"$1\"", &[&fixture.tree]).expect(0);
+    expect_view(&fixture, &[], &fixture.tree.join("lib"));
     // The holder has the tree open until it ends. Its environment is gone before its files are closed.
-    assert!(eventually(|| scene.stage.processes().is_empty()));
-    assert!(eventually(|| scene.stage.sh("umount \"$1\"", &[&scene.tree]).code() == Some(0)));
+    assert!(eventually(|| fixture.stage.processes().is_empty()));
+    assert!(eventually(|| fixture.stage.sh("umount \"$1\"", &[&fixture.tree]).code() == Some(0)));
 }
 
 #[test]
@@ -195,23 +196,23 @@ fn a_working_directory_where_another_tree_is_shown_must_exist_in_that_tree() {
     fs::create_dir(tree.join("only here")).unwrap();
     fs::write(tree.join("later"), "").unwrap();
     let at = tree.to_str().unwrap().to_owned();
-    let scene = Scene { stage, tree, index };
-    expect_original(&scene, &["--at", &at], &scene.tree.join("only here"), "", "only here");
-    expect_view(&scene, &["--at", &at], &scene.tree.join("lib"));
+    let fixture = Fixture { stage, tree, index };
+    expect_original(&fixture, &["--at", &at], &fixture.tree.join("only here"), "", "only here");
+    expect_view(&fixture, &["--at", &at], &fixture.tree.join("lib"));
     // The original is not covered.
-    let seen = expect_view(&scene, &["--at", &at], &source.join("lib"));
+    let seen = expect_view(&fixture, &["--at", &at], &source.join("lib"));
     assert!(seen.iter().all(|seen| *seen == identity(&source.join("lib"))), "{seen:?}");
 }
 
 #[test]
 fn a_working_directory_that_cannot_be_searched_is_kept() {
-    let scene = Scene::new();
-    fs::write(scene.tree.join("later"), "").unwrap();
-    let closed = scene.stage.dir("closed");
+    let fixture = Fixture::new();
+    fs::write(fixture.tree.join("later"), "").unwrap();
+    let closed = fixture.stage.dir("closed");
     let expected = identity(&closed);
     for view in views() {
-        let mut command = start_in(&scene, view, &[], &closed, "chmod 0 . &&");
-        let text = scene.stage.run(&mut command).expect(0).text();
+        let mut command = start_in(&fixture, view, &[], &closed, "chmod 0 . &&");
+        let text = fixture.stage.run(&mut command).expect(0).text();
         trees::set_mode(&closed, 0o700);
         assert_eq!(text.lines().next(), Some(&*expected), "{view}: {text}");
     }
@@ -278,15 +279,15 @@ fn expect_apart(pid: i32, stage: &Stage) {
 
 #[test]
 fn a_mount_keeps_no_stream_and_no_lock_of_its_caller() {
-    let scene = Scene::new();
-    let point = scene.stage.dir("point");
-    let mounted = Mounted::at(&scene.stage, point.clone());
+    let fixture = Fixture::new();
+    let point = fixture.stage.dir("point");
+    let mounted = Mounted::at(&fixture.stage, point.clone());
     for view in mountable() {
-        expect_captured(&scene.stage, &|| scene.mount_command(view, &point), &mut || {
+        expect_captured(&fixture.stage, &|| fixture.mount_command(view, &point), &mut || {
             assert!(is_mounted(&point));
-            expect_apart(scene.stage.holder(), &scene.stage);
-            scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
-            scene.stage.expect_nothing_left();
+            expect_apart(fixture.stage.holder(), &fixture.stage);
+            fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
+            fixture.stage.expect_nothing_left();
         });
     }
     drop(mounted);
@@ -294,14 +295,14 @@ fn a_mount_keeps_no_stream_and_no_lock_of_its_caller() {
 
 #[test]
 fn a_log_mount_keeps_no_stream_and_no_lock_of_its_caller() {
-    let scene = log_scene!();
-    let point = scene.point();
-    let mounted = Mounted::at(&scene.stage, point.clone());
-    expect_captured(&scene.stage, &|| scene.command(&[&scene.store], &[], &point), &mut || {
+    let fixture = log_scene!();
+    let point = fixture.point();
+    let mounted = Mounted::at(&fixture.stage, point.clone());
+    expect_captured(&fixture.stage, &|| fixture.command(&[&fixture.store], &[], &point), &mut || {
         assert!(is_mounted(&point));
-        expect_apart(scene.stage.holder(), &scene.stage);
-        scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
-        scene.stage.expect_nothing_left();
+        expect_apart(fixture.stage.holder(), &fixture.stage);
+        fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
+        fixture.stage.expect_nothing_left();
     });
     drop(mounted);
 }
@@ -335,45 +336,49 @@ fn a_mount_of_a_disk_image_keeps_no_stream_and_no_lock_of_its_caller() {
 
 #[test]
 fn a_run_keeps_no_stream_and_no_lock_of_a_program_that_has_ended() {
-    let scene = Scene::new();
-    let pid_file = scene.stage.path("pid");
+    let fixture = Fixture::new();
+    let pid_file = fixture.stage.path("pid");
     // A process that stays in the view, and keeps the holder alive, has no file of the program
     // open.
     let program = "setsid sh -c 'echo $$ >\"$1.new\"; mv \"$1.new\" \"$1\"; exec sleep 600' sh \"$1\" </dev/null >/dev/null \
                    2>&1 3>&- 4>&- 5>&- 9>&- & while ! test -e \"$1\"; do sleep 0.01; done";
     for view in views() {
         let command = || {
-            let mut command = scene.stage.quell_run(&scene.index, view);
+            let mut command = fixture.stage.quell_run(&fixture.index, view);
             command.args(["--strict", "--", "sh", "-c", program, "sh"]).arg(&pid_file);
             command
         };
-        expect_captured(&scene.stage, &command, &mut || {
-            assert_eq!(scene.stage.holders().len(), 1, "{view}");
+        expect_captured(&fixture.stage, &command, &mut || {
+            assert_eq!(fixture.stage.holders().len(), 1, "{view}");
             let pid = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
             send(pid, Signal::KILL);
             fs::remove_file(&pid_file).unwrap();
-            scene.stage.expect_nothing_left();
+            fixture.stage.expect_nothing_left();
         });
     }
 }
 
 #[test]
 fn messages_of_a_mount_are_in_a_log_that_stats_names() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
-        let mounted = scene.stage.mount(&scene.index, view, &["--quiet", "--recheck", "100"]);
-        let stats = scene.stage.run(scene.stage.quell().arg("stats").arg(&mounted.point)).expect(0).text();
+        let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet", "--recheck", "100"]);
+        let stats =
+            fixture.stage.run(fixture.stage.quell().arg("stats").arg(&mounted.point)).expect(0).text();
         let line = stats.lines().find_map(|line| line.trim().strip_prefix("messages"));
         let log = PathBuf::from(line.expect(&stats).trim());
-        fs::write(scene.tree.join("readme"), format!("changed by {view}")).unwrap();
+        fs::write(fixture.tree.join("readme"), format!("changed by {view}")).unwrap();
         let said = || fs::read_to_string(&log).unwrap();
         assert!(eventually(|| said().contains("readme")), "{view}: {}", said());
         mounted.umount();
         // The log can be read until the next mount at the same mount point.
         assert!(said().contains("changed while it is covered"), "{view}");
         fs::remove_file(&log).unwrap();
-        fs::write(scene.tree.join("readme"), "hello\n").unwrap();
-        scene.stage.run(scene.stage.quell().args(["index", "-q", "--update"]).arg(&scene.index)).expect(0);
+        fs::write(fixture.tree.join("readme"), "hello\n").unwrap();
+        fixture
+            .stage
+            .run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index))
+            .expect(0);
     }
 }
 
@@ -390,10 +395,10 @@ fn sockets(stage: &Stage) -> usize {
 #[test]
 fn ranks_wait_together_for_a_holder_that_does_not_answer() {
     const RANKS: usize = 4;
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let view = views()[0];
     let rank = |options: &[&str]| {
-        let mut command = scene.stage.quell_run(&scene.index, view);
+        let mut command = fixture.stage.quell_run(&fixture.index, view);
         command.args(["--share", "x"]).args(options).args([
             "--",
             "sh",
@@ -404,16 +409,16 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         command
     };
     for options in [&[][..], &["--strict"]] {
-        let mut first = scene.stage.start(&mut rank(options));
+        let mut first = fixture.stage.start(&mut rank(options));
         first.wait_for_output("ready");
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         send(holder, Signal::STOP);
         let begun = Instant::now();
-        let mut ranks: Vec<_> = (0..RANKS).map(|_| scene.stage.start(&mut rank(options))).collect();
+        let mut ranks: Vec<_> = (0..RANKS).map(|_| fixture.stage.start(&mut rank(options))).collect();
         // One socket listens; the others are connections that wait for an answer.
         let (mut all_at_once, mut lasted) = (false, Vec::new());
         eventually(|| {
-            all_at_once |= sockets(&scene.stage) > RANKS;
+            all_at_once |= sockets(&fixture.stage) > RANKS;
             // Programs that run uncovered wait for a line; the others have ended.
             let is_over =
                 |rank: &mut crate::stage::Running| rank.out().contains("ready") || !rank.is_running();
@@ -424,7 +429,7 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         assert_eq!(lasted.len(), RANKS, "a rank waits still");
         // One after the other they would take four times the limit.
         assert!(all_at_once || lasted[RANKS - 1] < 2 * ANSWER_TIMEOUT, "{lasted:?}");
-        assert_eq!(scene.stage.holders(), [holder], "another holder was started");
+        assert_eq!(fixture.stage.holders(), [holder], "another holder was started");
         let is_strict = !options.is_empty();
         let mut said = 0;
         for mut rank in ranks {
@@ -438,80 +443,80 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         assert_eq!(said, 1, "ranks of a job say it once");
         send(holder, Signal::CONT);
         // The holder was only stopped.
-        let mut later = scene.stage.start(&mut rank(options));
+        let mut later = fixture.stage.start(&mut rank(options));
         later.wait_for_output("ready");
-        assert_eq!(scene.stage.holders(), [holder]);
+        assert_eq!(fixture.stage.holders(), [holder]);
         for mut rank in [first, later] {
             std::io::Write::write_all(&mut rank.stdin(), b"\n").unwrap();
             rank.wait().expect(0);
         }
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
-fn a_rank_that_connects_and_says_nothing_delays_no_other() {
-    let scene = Scene::new();
+fn a_silent_connection_delays_no_other_rank() {
+    let fixture = Fixture::new();
     let view = views()[0];
     let rank = |script: &str| {
-        let mut command = scene.stage.quell_run(&scene.index, view);
+        let mut command = fixture.stage.quell_run(&fixture.index, view);
         command.args(["--strict", "--quiet", "--share", "x", "--", "sh", "-c", script]).stdin(Stdio::piped());
         command
     };
-    let mut first = scene.stage.start(&mut rank("echo ready; read line; exit 0"));
+    let mut first = fixture.stage.start(&mut rank("echo ready; read line; exit 0"));
     first.wait_for_output("ready");
     let is_socket = |path: &PathBuf| path.extension().is_some_and(|e| e == "sock");
-    let entries = fs::read_dir(scene.stage.runtime()).unwrap().map(|entry| entry.unwrap().path());
+    let entries = fs::read_dir(fixture.stage.runtime()).unwrap().map(|entry| entry.unwrap().path());
     let socket = entries.into_iter().find(is_socket).unwrap();
     // Enough connections that a holder that waited for each in turn would exceed the time limit.
     let silent: Vec<UnixStream> = (0..4).map(|_| UnixStream::connect(&socket).unwrap()).collect();
-    scene.stage.run(&mut rank("exit 7")).expect(7);
+    fixture.stage.run(&mut rank("exit 7")).expect(7);
     drop(silent);
     std::io::Write::write_all(&mut first.stdin(), b"\n").unwrap();
     first.wait().expect(0);
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 // --- the end of a holder -----------------------------------------------------------------------
 
 #[test]
 fn a_signal_takes_a_mounted_view_away() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
         for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-            let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+            let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet"]);
             // Not read by this process: a program that another test starts would inherit the
             // descriptor, and keep the view in use.
-            assert_eq!(scene.stage.sh("cat \"$1/readme\"", &[&mounted.point]).expect(0).text(), "hello\n");
-            send(scene.stage.holder(), signal);
-            assert!(eventually(|| scene.stage.processes().is_empty()), "{view}, {signal:?}");
+            assert_eq!(fixture.stage.sh("cat \"$1/readme\"", &[&mounted.point]).expect(0).text(), "hello\n");
+            send(fixture.stage.holder(), signal);
+            assert!(eventually(|| fixture.stage.processes().is_empty()), "{view}, {signal:?}");
             assert!(!is_mounted(&mounted.point), "{view}, {signal:?}");
-            scene.stage.expect_nothing_left();
+            fixture.stage.expect_nothing_left();
         }
     }
 }
 
 #[test]
 fn a_mounted_view_in_use_is_detached_by_a_signal_and_served_to_its_last_user() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
-        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+        let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet"]);
         let mut user = fs::File::open(mounted.point.join("lib/data")).unwrap();
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         send(holder, Signal::TERM);
         assert!(eventually(|| !is_mounted(&mounted.point)), "{view}");
         // Another view can be mounted at the mount point.
-        scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(0);
+        fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(0);
         assert_eq!(fs::read_to_string(mounted.point.join("readme")).unwrap(), "hello\n");
         let mut bytes = Vec::new();
         user.read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes, trees::noise(10_000, 7), "{view}");
-        let is_served = scene.stage.holders().contains(&holder);
+        let is_served = fixture.stage.holders().contains(&holder);
         assert_eq!(is_served, view != "overlay", "the kernel alone serves an overlay view");
         drop(user);
-        assert!(eventually(|| !scene.stage.holders().contains(&holder)), "{view}");
+        assert!(eventually(|| !fixture.stage.holders().contains(&holder)), "{view}");
         mounted.umount();
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
@@ -520,101 +525,101 @@ fn a_writable_view_in_use_keeps_its_lock_after_a_signal() {
     if !is_root() {
         skip!("an ordinary user's mount is read-only");
     }
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // Root's overlay views at a mount point are read-only.
     for view in mountable().into_iter().filter(|view| *view == "fuse") {
-        let layer = scene.stage.dir(&format!("layer-{view}"));
+        let layer = fixture.stage.dir(&format!("layer-{view}"));
         let layer = layer.to_str().unwrap();
-        let mounted = scene.stage.mount(&scene.index, view, &["--quiet", "--writable", layer]);
+        let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet", "--writable", layer]);
         let mut user = fs::File::create(mounted.point.join("new")).unwrap();
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         let log = fs::read_link(format!("/proc/{holder}/fd/2")).unwrap();
         send(holder, Signal::TERM);
         let said = || fs::read_to_string(&log).unwrap();
         assert!(eventually(|| said().contains("in use")), "{view}");
         assert!(is_mounted(&mounted.point), "{view}");
-        let mut other = scene.stage.quell_run(&scene.index, view);
+        let mut other = fixture.stage.quell_run(&fixture.index, view);
         other.args(["--strict", "--writable", layer, "--", "true"]);
-        scene.stage.run(&mut other).expect(3).says("in use by another view");
+        fixture.stage.run(&mut other).expect(3).says("in use by another view");
         std::io::Write::write_all(&mut user, b"kept").unwrap();
         drop(user);
         // The view is still unmounted when the last program has ended.
-        assert!(eventually(|| scene.stage.holders().is_empty()), "{view}");
+        assert!(eventually(|| fixture.stage.holders().is_empty()), "{view}");
         assert!(!is_mounted(&mounted.point), "{view}");
         assert_eq!(fs::read(Path::new(layer).join("upper/new")).unwrap(), b"kept", "{view}");
-        scene.stage.run(&mut other).expect(0);
+        fixture.stage.run(&mut other).expect(0);
         fs::remove_file(&log).unwrap();
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
 fn a_second_signal_ends_a_mounted_view_in_use() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
-        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
+        let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet"]);
         let user = fs::File::open(mounted.point.join("lib/data")).unwrap();
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         send(holder, Signal::TERM);
         assert!(eventually(|| !is_mounted(&mounted.point)), "{view}");
         send(holder, Signal::TERM);
-        assert!(eventually(|| scene.stage.processes().is_empty()), "{view}");
+        assert!(eventually(|| fixture.stage.processes().is_empty()), "{view}");
         drop(user);
         drop(mounted);
         // The view was in use, which the log reports.
-        let _ = fs::remove_dir_all(scene.stage.runtime());
+        let _ = fs::remove_dir_all(fixture.stage.runtime());
     }
 }
 
 #[test]
 fn a_signal_to_the_holder_of_a_run_leaves_its_programs_their_view() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         let script = "echo ready; read line; cat \"$1/lib/deep/leaf\"; ls \"$1\"";
-        let mut command = scene.stage.quell_run(&scene.index, view);
-        command.args(["--strict", "--quiet", "--", "sh", "-c", script, "sh"]).arg(&scene.tree);
-        let mut running = scene.stage.start(command.stdin(Stdio::piped()));
+        let mut command = fixture.stage.quell_run(&fixture.index, view);
+        command.args(["--strict", "--quiet", "--", "sh", "-c", script, "sh"]).arg(&fixture.tree);
+        let mut running = fixture.stage.start(command.stdin(Stdio::piped()));
         running.wait_for_output("ready");
-        send(scene.stage.holder(), Signal::TERM);
+        send(fixture.stage.holder(), Signal::TERM);
         std::io::Write::write_all(&mut running.stdin(), b"\n").unwrap();
         assert_eq!(running.wait().expect(0).text(), "ready\nleaf\nbin\nlib\nlink\nreadme\n", "{view}");
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
 fn a_mount_point_with_a_view_takes_no_second_one() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
-        let mounted = scene.stage.mount(&scene.index, view, &["--quiet"]);
-        let again = || scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(2);
+        let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet"]);
+        let again = || fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(2);
         let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
         again().says("has a view already").says("quell umount");
         // Also if the holder does not answer requests for its files.
-        send(scene.stage.holder(), Signal::STOP);
+        send(fixture.stage.holder(), Signal::STOP);
         again().says("has a view already").says("quell umount");
-        send(scene.stage.holder(), Signal::CONT);
+        send(fixture.stage.holder(), Signal::CONT);
         if is_root() {
-            let own = scene.stage.path(format!("nobody-{view}"));
+            let own = fixture.stage.path(format!("nobody-{view}"));
             fs::create_dir(&own).unwrap();
             std::os::unix::fs::chown(&own, Some(65534), Some(65534)).unwrap();
             trees::set_mode(&own, 0o700);
-            let mut other = scene.stage.command("setpriv");
+            let mut other = fixture.stage.command("setpriv");
             other.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
-            other.args(["mount", "--view", "fuse"]).arg(&scene.index).arg(&mounted.point);
-            let ended = scene.stage.run(other.env("QUELL_RUNTIME_DIR", &own)).expect(2);
+            other.args(["mount", "--view", "fuse"]).arg(&fixture.index).arg(&mounted.point);
+            let ended = fixture.stage.run(other.env("QUELL_RUNTIME_DIR", &own)).expect(2);
             ended.says("has a view already").says("quell umount");
         }
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         send(holder, Signal::KILL);
-        assert!(eventually(|| scene.stage.holders().is_empty()));
+        assert!(eventually(|| fixture.stage.holders().is_empty()));
         again().says("has a view already").says("quell umount");
         assert_eq!(count(), 1, "{view}");
-        scene.stage.run(scene.stage.quell().arg("umount").arg(&mounted.point)).expect(0);
-        scene.stage.run(&mut scene.mount_command(view, &mounted.point)).expect(0);
+        fixture.stage.run(fixture.stage.quell().arg("umount").arg(&mounted.point)).expect(0);
+        fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(0);
         assert_eq!(count(), 1, "{view}");
         mounted.umount();
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
@@ -646,18 +651,18 @@ fn expect_mounted_again(stage: &Stage, mount: &dyn Fn() -> Command, point: &Path
 
 #[test]
 fn a_view_is_mounted_again_right_after_it_was_unmounted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in mountable() {
-        let point = scene.stage.dir(&format!("point-{view}"));
-        expect_mounted_again(&scene.stage, &|| scene.mount_command(view, &point), &point);
+        let point = fixture.stage.dir(&format!("point-{view}"));
+        expect_mounted_again(&fixture.stage, &|| fixture.mount_command(view, &point), &point);
     }
 }
 
 #[test]
 fn a_log_is_mounted_again_right_after_it_was_unmounted() {
-    let scene = log_scene!();
-    let point = scene.point();
-    expect_mounted_again(&scene.stage, &|| scene.command(&[&scene.store], &[], &point), &point);
+    let fixture = log_scene!();
+    let point = fixture.point();
+    expect_mounted_again(&fixture.stage, &|| fixture.command(&[&fixture.store], &[], &point), &point);
 }
 
 /// Returns true if the process waits for a file lock.
@@ -674,21 +679,21 @@ fn state_of(pid: i32) -> Option<char> {
 }
 
 #[test]
-fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing() {
+fn a_mount_waits_for_the_remains_of_a_killed_mount_command() {
     if !has("strace") {
         skip!("strace is not installed");
     }
-    let scene = log_scene!();
-    let point = scene.point();
-    let mounted = Mounted::at(&scene.stage, point.clone());
-    let mount = scene.command(&[&scene.store], &["--quiet"], &point);
+    let fixture = log_scene!();
+    let point = fixture.point();
+    let mounted = Mounted::at(&fixture.stage, point.clone());
+    let mount = fixture.command(&[&fixture.store], &["--quiet"], &point);
     // Of the processes of `quell mount`, only the holder calls setsid(2), after it has received its
     // plan and the lock, and before it mounts. strace stops it there.
-    let mut traced = scene.stage.command("strace");
-    let trace = scene.stage.path("trace");
+    let mut traced = fixture.stage.command("strace");
+    let trace = fixture.stage.path("trace");
     traced.args(["-f", "-qq", "-o"]).arg(&trace);
     traced.args(["-e", "trace=setsid", "-e", "inject=setsid:signal=STOP"]);
-    let mut strace = scene.stage.start(traced.arg(mount.get_program()).args(mount.get_args()));
+    let mut strace = fixture.stage.start(traced.arg(mount.get_program()).args(mount.get_args()));
     let argument = |pid: i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         line.split(|b| *b == 0).nth(1).map(<[u8]>::to_owned).unwrap_or_default()
@@ -698,10 +703,10 @@ fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing(
     let is_stopped = || fs::read_to_string(&trace).is_ok_and(|text| text.contains("stopped by SIGSTOP"));
     assert!(eventually(|| is_stopped() || !strace.is_running()));
     assert!(is_stopped(), "{}", strace.err());
-    let holders = scene.stage.holders();
+    let holders = fixture.stage.holders();
     let [holder] = holders[..] else { panic!("{holders:?}") };
     let commands: Vec<i32> =
-        scene.stage.processes().into_iter().filter(|pid| argument(*pid) == b"mount").collect();
+        fixture.stage.processes().into_iter().filter(|pid| argument(*pid) == b"mount").collect();
     assert_eq!(commands.len(), 1, "{commands:?}");
     send(commands[0], Signal::KILL);
     strace.signal(Signal::KILL);
@@ -710,15 +715,15 @@ fn a_mount_waits_for_one_whose_command_was_killed_and_which_then_leaves_nothing(
     assert!(eventually(|| state_of(holder).is_none_or(|state| state == 'T')));
     assert_eq!(state_of(holder), Some('T'));
 
-    let mut second = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+    let mut second = fixture.stage.start(&mut fixture.command(&[&fixture.store], &["--quiet"], &point));
     let waits = eventually(|| waits_for_lock(second.pid()) || !second.is_running());
     assert!(waits && second.is_running(), "the second mount did not wait: {}", second.err());
     assert!(!is_mounted(&point));
     send(holder, Signal::CONT);
     let ended = second.wait();
     assert_eq!(ended.code(), Some(0), "{}", ended.err);
-    assert!(eventually(|| !scene.stage.holders().contains(&holder)));
+    assert!(eventually(|| !fixture.stage.holders().contains(&holder)));
     assert_eq!(mount_points().iter().filter(|other| **other == point).count(), 1);
     mounted.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }

@@ -12,7 +12,7 @@ use crate::skip;
 use crate::stage::{Ended, Stage, eventually, is_root, views};
 use crate::trees::{self, name, set_mode, set_mtime};
 
-fn scene() -> (Stage, PathBuf) {
+fn fixture() -> (Stage, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     (stage, tree)
@@ -50,8 +50,8 @@ fn hidden(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn the_index_lies_beside_the_directory_unless_told_otherwise() {
-    let (stage, tree) = scene();
+fn the_index_is_written_beside_the_directory_by_default() {
+    let (stage, tree) = fixture();
     stage.index_with(&[&tree]).expect(0);
     assert!(stage.path("tree.quell").is_file());
     fs::remove_file(stage.path("tree.quell")).unwrap();
@@ -69,18 +69,18 @@ fn the_index_lies_beside_the_directory_unless_told_otherwise() {
 
 #[test]
 fn an_index_inside_its_tree_is_refused() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     for place in [tree.join("in.quell"), tree.join("lib/deep/in.quell")] {
         stage.index_with(&[&tree, &"-o", &place]).expect(2).says("inside the tree");
         assert!(!place.exists());
     }
-    symlink(tree.join("lib"), stage.path("way-in")).unwrap();
-    stage.index_with(&[&tree, &"-o", &stage.path("way-in/in.quell")]).expect(2).says("inside the tree");
+    symlink(tree.join("lib"), stage.path("launch-in")).unwrap();
+    stage.index_with(&[&tree, &"-o", &stage.path("launch-in/in.quell")]).expect(2).says("inside the tree");
 }
 
 #[test]
-fn what_cannot_be_indexed_is_refused() {
-    let (stage, tree) = scene();
+fn a_path_that_cannot_be_indexed_is_refused() {
+    let (stage, tree) = fixture();
     stage.index_with(&[&stage.path("none")]).expect(2).says("none");
     stage.index_with(&[&tree.join("readme")]).expect(2).says("not a directory");
     stage.index_with(&[&tree, &"-o", &stage.dir("a-directory")]).expect(2).says("a-directory");
@@ -91,7 +91,7 @@ fn what_cannot_be_indexed_is_refused() {
 
 #[test]
 fn excluded_names_do_not_exist_in_the_view() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     fs::create_dir(tree.join("lib/__pycache__")).unwrap();
     fs::write(tree.join("lib/__pycache__/x.pyc"), "").unwrap();
     let index = stage.path("index");
@@ -127,7 +127,7 @@ fn can_unshare(stage: &Stage) -> bool {
 
 #[test]
 fn another_file_system_below_shows_as_an_empty_directory() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     if !can_unshare(&stage) {
         skip!("no user namespaces");
     }
@@ -151,7 +151,7 @@ fn another_file_system_below_shows_as_an_empty_directory() {
 
 #[test]
 fn a_root_that_is_itself_a_mount_point_is_covered() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     if !can_unshare(&stage) {
         skip!("no user namespaces");
     }
@@ -165,7 +165,7 @@ fn a_root_that_is_itself_a_mount_point_is_covered() {
 
 #[test]
 fn a_root_named_through_a_link_is_known_by_its_real_path() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     symlink(&tree, stage.path("alias")).unwrap();
     stage.index_with(&[&stage.path("alias")]).expect(0);
     // Next to the directory, not next to the link.
@@ -174,11 +174,11 @@ fn a_root_named_through_a_link_is_known_by_its_real_path() {
 }
 
 #[test]
-fn what_cannot_be_read_is_listed_and_strict_writes_nothing() {
+fn unreadable_paths_are_listed_and_with_strict_nothing_is_written() {
     if is_root() {
         skip!("root can read everything");
     }
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     set_mode(&tree.join("lib/deep"), 0o000);
     let index = stage.path("index");
     stage.index_with(&[&tree, &"-o", &index, &"--strict"]).expect(1).says("could not read lib/deep");
@@ -194,11 +194,11 @@ fn what_cannot_be_read_is_listed_and_strict_writes_nothing() {
 }
 
 #[test]
-fn a_file_whose_attributes_may_not_be_read_stays_and_is_listed() {
+fn a_file_with_unreadable_attributes_is_kept_and_listed() {
     if is_root() {
         skip!("root can read everything");
     }
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     if trees::set_xattr(&tree.join("readme"), "user.note", b"kept").is_err() {
         skip!("no extended attributes on {}", tree.display());
     }
@@ -209,14 +209,14 @@ fn a_file_whose_attributes_may_not_be_read_stays_and_is_listed() {
 }
 
 #[test]
-fn an_update_rewrites_only_what_differs() {
-    let (stage, tree) = scene();
+fn an_update_writes_the_file_only_after_a_difference() {
+    let (stage, tree) = fixture();
     let index = stage.index(&tree);
     let before = fs::metadata(&index).unwrap();
-    for how in ["--update", "--update=all", "--update=dirs"] {
-        assert!(stage.index_with(&[&how, &index]).expect(0).text().contains("unchanged"), "{how}");
+    for option in ["--update", "--update=all", "--update=dirs"] {
+        assert!(stage.index_with(&[&option, &index]).expect(0).text().contains("unchanged"), "{option}");
         let after = fs::metadata(&index).unwrap();
-        assert_eq!((before.ino(), before.mtime_nsec()), (after.ino(), after.mtime_nsec()), "{how}");
+        assert_eq!((before.ino(), before.mtime_nsec()), (after.ino(), after.mtime_nsec()), "{option}");
     }
     fs::write(tree.join("lib/deep/leaf"), "changed in place\n").unwrap();
     assert!(stage.index_with(&[&"--update", &index]).expect(0).text().contains("written"));
@@ -229,8 +229,8 @@ fn an_update_rewrites_only_what_differs() {
 }
 
 #[test]
-fn an_update_by_directories_sees_what_was_renamed_and_not_what_was_written_in_place() {
-    let (stage, tree) = scene();
+fn an_update_by_directories_finds_renamed_files_and_not_files_written_in_place() {
+    let (stage, tree) = fixture();
     let index = stage.index(&tree);
     // As if the index was created some time after the last change of the tree, because only then
     // unchanged directories are not read again.
@@ -301,7 +301,7 @@ fn an_interrupted_build_leaves_the_old_index_whole() {
 }
 
 #[test]
-fn two_builders_at_once_cannot_mix() {
+fn two_concurrent_builders_do_not_mix() {
     let stage = Stage::new();
     let tree = trees::varied(&stage);
     let index = stage.path("index");
@@ -340,7 +340,7 @@ fn the_same_tree_gives_the_same_bytes_whatever_the_number_of_threads() {
 
 #[test]
 fn a_tree_that_changes_while_it_is_read_gives_a_whole_index() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     let index = stage.path("index");
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -380,7 +380,7 @@ fn a_tree_that_changes_while_it_is_read_gives_a_whole_index() {
 
 #[test]
 fn an_index_is_no_more_readable_than_its_tree() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     let index = stage.path("index");
     if tree.ancestors().any(|above| fs::metadata(above).unwrap().mode() & 0o001 == 0) {
         skip!("the temporary directory is not open to others");
@@ -410,7 +410,7 @@ fn an_index_is_no_more_readable_than_its_tree() {
 
 #[test]
 fn a_file_that_is_no_index_is_refused_by_every_command() {
-    let (stage, tree) = scene();
+    let (stage, tree) = fixture();
     let whole = fs::read(stage.index(&tree)).unwrap();
     let point = stage.dir("point");
     let mut cases: Vec<(&str, Vec<u8>)> = vec![
@@ -466,8 +466,8 @@ fn a_file_that_is_no_index_is_refused_by_every_command() {
 }
 
 #[test]
-fn verify_tells_added_removed_and_changed() {
-    let (stage, tree) = scene();
+fn verify_prints_added_removed_and_changed_entries() {
+    let (stage, tree) = fixture();
     let index = stage.index(&tree);
     let ended = stage.run(stage.quell().arg("verify").arg(&index)).expect(0);
     assert!(ended.text().contains("9 entries, all as indexed"));
@@ -491,8 +491,8 @@ fn verify_tells_added_removed_and_changed() {
 }
 
 #[test]
-fn show_tells_what_an_index_holds() {
-    let (stage, tree) = scene();
+fn show_prints_the_contents_of_an_index() {
+    let (stage, tree) = fixture();
     let index = stage.index(&tree);
     let show = |words: &[&str]| stage.run(stage.quell().arg("show").arg(&index).args(words));
     let text = show(&[]).expect(0).text();
@@ -513,8 +513,8 @@ fn show_tells_what_an_index_holds() {
 }
 
 #[test]
-fn a_reader_that_goes_away_early_is_no_error_to_speak_of() {
-    let (stage, tree) = scene();
+fn a_closed_output_pipe_prints_no_error() {
+    let (stage, tree) = fixture();
     for number in 0..3000 {
         fs::write(tree.join(format!("file{number}")), "").unwrap();
     }

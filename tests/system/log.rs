@@ -14,22 +14,22 @@ use crate::stage::{Mounted, Stage, eventually, has, is_mounted, is_root};
 use crate::trees::{noise, set_mode};
 
 /// A store, and its mounts.
-pub struct Scene {
+pub struct Fixture {
     pub stage: Stage,
     pub store: PathBuf,
     number: AtomicU32,
 }
 
-impl Scene {
+impl Fixture {
     /// Returns `None`, and prints the reason, if this user cannot mount.
-    pub fn new() -> Option<Scene> {
+    pub fn new() -> Option<Fixture> {
         if !is_root() && !has("fusermount3") {
             println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
             return None;
         }
         let stage = Stage::new();
         let store = stage.dir("store");
-        Some(Scene { stage, store, number: AtomicU32::new(0) })
+        Some(Fixture { stage, store, number: AtomicU32::new(0) })
     }
 
     pub fn point(&self) -> PathBuf {
@@ -91,8 +91,8 @@ pub fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
 #[macro_export]
 macro_rules! log_scene {
     () => {
-        match $crate::log::Scene::new() {
-            Some(scene) => scene,
+        match $crate::log::Fixture::new() {
+            Some(fixture) => fixture,
             None => return,
         }
     };
@@ -102,54 +102,60 @@ macro_rules! log_scene {
 
 #[test]
 fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next() {
-    let scene = log_scene!();
-    let point = scene.point();
-    let ended = scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(0);
+    let fixture = log_scene!();
+    let point = fixture.point();
+    let ended = fixture.stage.run(&mut fixture.command(&[&fixture.store], &[], &point)).expect(0);
     ended.says("what is written to").says("store");
-    let mounted = Mounted::at(&scene.stage, point.clone());
+    let mounted = Mounted::at(&fixture.stage, point.clone());
     fs::write(point.join("file"), "text").unwrap();
     fs::create_dir(point.join("dir")).unwrap();
     symlink("file", point.join("link")).unwrap();
-    scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2).says("has a view already");
+    fixture
+        .stage
+        .run(&mut fixture.command(&[&fixture.store], &[], &point))
+        .expect(2)
+        .says("has a view already");
     mounted.umount();
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
-    assert_eq!(scene.stage.processes(), [0; 0]);
+    assert_eq!(fixture.stage.processes(), [0; 0]);
     let names: Vec<String> = ["file.container", "dir", "link", ".quell"].map(str::to_owned).into();
-    let mut found: Vec<String> =
-        fs::read_dir(&scene.store).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut found: Vec<String> = fs::read_dir(&fixture.store)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     found.sort();
     let mut expected = names.clone();
     expected.sort();
     assert_eq!(found, expected);
-    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
-    let again = scene.mount();
+    assert_eq!(fixture.open_records(), Vec::<PathBuf>::new());
+    let again = fixture.mount();
     assert_eq!(fs::read_to_string(again.point.join("link")).unwrap(), "text");
     assert_eq!(fs::read_dir(&again.point).unwrap().count(), 3);
     again.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
-fn stores_that_cannot_be_mounted_are_refused_with_what_to_do() {
-    let scene = log_scene!();
-    let (store, point) = (&*scene.store, scene.point());
+fn stores_that_cannot_be_mounted_are_refused_with_advice() {
+    let fixture = log_scene!();
+    let (store, point) = (&*fixture.store, fixture.point());
     let refused = |stores: &[&Path], point: &Path, code: i32, words: &str| {
-        scene.stage.run(&mut scene.command(stores, &[], point)).expect(code).says(words);
+        fixture.stage.run(&mut fixture.command(stores, &[], point)).expect(code).says(words);
     };
-    refused(&[&scene.stage.path("none")], &point, 2, "mkdir");
-    refused(&[store, &scene.stage.path("none")], &point, 2, "mkdir");
-    refused(&[&scene.stage.file("plain", "")], &point, 2, "not a directory");
-    refused(&[store], &scene.stage.path("nowhere"), 2, "nowhere");
+    refused(&[&fixture.stage.path("none")], &point, 2, "mkdir");
+    refused(&[store, &fixture.stage.path("none")], &point, 2, "mkdir");
+    refused(&[&fixture.stage.file("plain", "")], &point, 2, "not a directory");
+    refused(&[store], &fixture.stage.path("nowhere"), 2, "nowhere");
     refused(&[store], store, 2, "another directory to mount on");
-    refused(&[store], &scene.stage.dir("store/inside"), 2, "lies in the store");
-    refused(&[&scene.stage.dir("point0/inside")], &point, 2, "would hide it");
+    refused(&[store], &fixture.stage.dir("store/inside"), 2, "lies in the store");
+    refused(&[&fixture.stage.dir("point0/inside")], &point, 2, "would hide it");
     refused(&[store, store], &point, 2, "named twice");
-    refused(&[store, &scene.stage.dir("store/other")], &point, 2, "one lies in the other");
+    refused(&[store, &fixture.stage.dir("store/other")], &point, 2, "one lies in the other");
     // Through a symbolic link it is the same directory.
-    symlink(store, scene.stage.path("alias")).unwrap();
-    refused(&[store, &scene.stage.path("alias")], &point, 2, "named twice");
+    symlink(store, fixture.stage.path("alias")).unwrap();
+    refused(&[store, &fixture.stage.path("alias")], &point, 2, "named twice");
     if !is_root() {
-        let closed = scene.stage.dir("closed");
+        let closed = fixture.stage.dir("closed");
         set_mode(&closed, 0o555);
         refused(&[&closed], &point, 3, "may not write");
     }
@@ -163,32 +169,32 @@ fn stores_that_cannot_be_mounted_are_refused_with_what_to_do() {
         (&["--view", "fuse"], "cannot be used with"),
         (&["-b", "x.boot"], "cannot be used with"),
     ] {
-        scene.stage.run(&mut scene.command(&[store], options, &point)).expect(2).says(words);
+        fixture.stage.run(&mut fixture.command(&[store], options, &point)).expect(2).says(words);
     }
-    let mut both = scene.command(&[store], &[], &point);
-    scene.stage.run(both.arg(scene.stage.dir("second"))).expect(2).says("one mount point");
-    let index = scene.stage.file("x.quell", "");
-    let mut for_index = scene.stage.quell();
+    let mut both = fixture.command(&[store], &[], &point);
+    fixture.stage.run(both.arg(fixture.stage.dir("second"))).expect(2).says("one mount point");
+    let index = fixture.stage.file("x.quell", "");
+    let mut for_index = fixture.stage.quell();
     for_index.args(["mount", "--buffer", "1M"]).arg(index).arg(&point);
-    scene.stage.run(&mut for_index).expect(2).says("go with --log");
-    scene.stage.expect_nothing_left();
+    fixture.stage.run(&mut for_index).expect(2).says("go with --log");
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn a_store_that_is_damaged_is_refused_before_anything_is_mounted() {
-    let scene = log_scene!();
-    scene.mount().umount();
-    fs::write(scene.store.join(".quell/store"), "not a store").unwrap();
-    let point = scene.point();
-    let ended = scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2);
+    let fixture = log_scene!();
+    fixture.mount().umount();
+    fs::write(fixture.store.join(".quell/store"), "not a store").unwrap();
+    let point = fixture.point();
+    let ended = fixture.stage.run(&mut fixture.command(&[&fixture.store], &[], &point)).expect(2);
     assert!(ended.err.contains("store"), "{}", ended.err);
     assert!(!is_mounted(&point));
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn the_ways_to_write_and_read_give_the_same_files() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     let bytes = noise(3_000_000, 1);
     for (number, options) in [
         &["--index", "original", "--buffer", "4K"][..],
@@ -200,7 +206,7 @@ fn the_ways_to_write_and_read_give_the_same_files() {
     .iter()
     .enumerate()
     {
-        let mounted = scene.mount_with(&[&scene.store], options);
+        let mounted = fixture.mount_with(&[&fixture.store], options);
         for earlier in 0..number {
             assert!(fs::read(mounted.point.join(format!("{earlier}"))).unwrap() == bytes, "{options:?}");
         }
@@ -216,7 +222,7 @@ fn the_ways_to_write_and_read_give_the_same_files() {
 
 #[test]
 fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     let write = |path: &Path| {
         // Two processes, so that there is more than one index log.
         let mut child = Command::new("sh");
@@ -226,10 +232,10 @@ fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
         fs::File::options().append(true).open(path).unwrap().write_all(b"third").unwrap();
     };
     let is_flat = |name: &str| {
-        let names = fs::read_dir(scene.store.join(format!("{name}.container"))).unwrap();
+        let names = fs::read_dir(fixture.store.join(format!("{name}.container"))).unwrap();
         names.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("flat-"))
     };
-    let mounted = scene.mount_with(&[&scene.store], &["--index", "flatten-later"]);
+    let mounted = fixture.mount_with(&[&fixture.store], &["--index", "flatten-later"]);
     write(&mounted.point.join("here"));
     assert!(eventually(|| is_flat("here")));
     assert_eq!(fs::read_to_string(mounted.point.join("here")).unwrap(), "firstSECONDthird");
@@ -237,27 +243,28 @@ fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
     let names: Vec<String> = (0..20).map(|number| format!("file{number}")).collect();
     names.iter().for_each(|name| write(&mounted.point.join(name)));
     let point = mounted.point.clone();
-    let told = scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&point)).expect(0).json();
-    assert_eq!(told[0]["log"]["index"], "flatten-later");
+    let printed =
+        fixture.stage.run(fixture.stage.quell().args(["stats", "--json"]).arg(&point)).expect(0).json();
+    assert_eq!(printed[0]["log"]["index"], "flatten-later");
     mounted.umount();
     let flat = names.iter().filter(|name| is_flat(name)).count();
     assert_eq!(flat, names.len());
-    let mounted = scene.mount();
+    let mounted = fixture.mount();
     for name in &names {
         assert_eq!(fs::read_to_string(mounted.point.join(name)).unwrap(), "firstSECONDthird");
     }
     fs::remove_file(mounted.point.join("here")).unwrap();
     mounted.umount();
-    scene.stage.run(scene.stage.quell().args(["log", "fsck"]).arg(&scene.store)).expect(0);
-    scene.stage.expect_nothing_left();
+    fixture.stage.run(fixture.stage.quell().args(["log", "fsck"]).arg(&fixture.store)).expect(0);
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn several_stores_are_one_file_system_in_any_order() {
-    let scene = log_scene!();
-    let second = scene.stage.dir("second");
+    let fixture = log_scene!();
+    let second = fixture.stage.dir("second");
     let names: Vec<String> = (0..40).map(|number| format!("file{number}")).collect();
-    let mounted = scene.mount_with(&[&scene.store, &second], &[]);
+    let mounted = fixture.mount_with(&[&fixture.store, &second], &[]);
     fs::create_dir(mounted.point.join("dir")).unwrap();
     for name in &names {
         fs::write(mounted.point.join("dir").join(name), name).unwrap();
@@ -265,9 +272,9 @@ fn several_stores_are_one_file_system_in_any_order() {
     fs::rename(mounted.point.join("dir/file0"), mounted.point.join("renamed")).unwrap();
     mounted.umount();
     let in_store = |store: &Path| fs::read_dir(store.join("dir")).unwrap().count();
-    assert_eq!(in_store(&scene.store) + in_store(&second), 39);
-    assert!(in_store(&scene.store) > 0 && in_store(&second) > 0, "one of the stores has all files");
-    let mounted = scene.mount_with(&[&second, &scene.store], &[]);
+    assert_eq!(in_store(&fixture.store) + in_store(&second), 39);
+    assert!(in_store(&fixture.store) > 0 && in_store(&second) > 0, "one of the stores has all files");
+    let mounted = fixture.mount_with(&[&second, &fixture.store], &[]);
     for name in &names[1..] {
         assert_eq!(&fs::read_to_string(mounted.point.join("dir").join(name)).unwrap(), name);
     }
@@ -275,14 +282,14 @@ fn several_stores_are_one_file_system_in_any_order() {
     fs::remove_dir_all(mounted.point.join("dir")).unwrap();
     assert_eq!(fs::read_dir(&mounted.point).unwrap().count(), 1);
     mounted.umount();
-    assert!(!second.join("dir").exists() && !scene.store.join("dir").exists());
+    assert!(!second.join("dir").exists() && !fixture.store.join("dir").exists());
 }
 
 #[test]
 fn a_quell_toml_mounts_all_of_its_logs_or_none() {
-    let scene = log_scene!();
-    let (first, second) = (scene.point(), scene.point());
-    scene.stage.dir("other");
+    let fixture = log_scene!();
+    let (first, second) = (fixture.point(), fixture.point());
+    fixture.stage.dir("other");
     let config = |stores: &str| {
         let text = format!(
             "[[tree]]\npath = '/not/asked/for'\nindex = 'x'\n\
@@ -291,45 +298,45 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
             first.display(),
             second.display()
         );
-        scene.stage.file("quell.toml", text)
+        fixture.stage.file("quell.toml", text)
     };
     let mount = |file: &Path, options: &[&str]| {
-        let mut command = scene.stage.quell();
-        scene.stage.run(command.args(["mount", "--quiet", "--config"]).arg(file).args(options))
+        let mut command = fixture.stage.quell();
+        fixture.stage.run(command.args(["mount", "--quiet", "--config"]).arg(file).args(options))
     };
     mount(&config("['other']"), &["--buffer", "64K"]).expect(0);
-    let mounted = [Mounted::at(&scene.stage, first.clone()), Mounted::at(&scene.stage, second.clone())];
+    let mounted = [Mounted::at(&fixture.stage, first.clone()), Mounted::at(&fixture.stage, second.clone())];
     fs::write(first.join("a"), "first").unwrap();
     fs::write(second.join("a"), "second").unwrap();
     assert_eq!(fs::read_to_string(first.join("a")).unwrap(), "first");
     let reports =
-        scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
+        fixture.stage.run(fixture.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
     assert_eq!(reports[0]["log"]["buffer_bytes"], 65536);
     assert_eq!(reports[0]["log"]["index"], "flatten-later");
     mount(&config("['other']"), &[]).expect(2).says("has a view already");
     mounted.into_iter().for_each(Mounted::umount);
     // The second mount is refused because of its store, which only the holder reads.
-    scene.stage.file("other/.quell/store", "damaged");
+    fixture.stage.file("other/.quell/store", "damaged");
     mount(&config("['other']"), &[]).expect(2);
     assert!(!is_mounted(&first) && !is_mounted(&second));
     mount(&config("['none']"), &[]).expect(2).says("mkdir");
-    mount(&scene.stage.file("empty.toml", ""), &[]).expect(2).says("no [[log]]");
-    scene.stage.expect_nothing_left();
+    mount(&fixture.stage.file("empty.toml", ""), &[]).expect(2).says("no [[log]]");
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
-fn what_a_log_mount_did_is_counted() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn the_requests_of_a_log_mount_are_counted() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     fs::write(mounted.point.join("file"), vec![1; 10_000]).unwrap();
     assert_eq!(fs::read(mounted.point.join("file")).unwrap().len(), 10_000);
     let stats = |path: &Path, options: &[&str]| {
-        scene.stage.run(scene.stage.quell().arg("stats").args(options).arg(path))
+        fixture.stage.run(fixture.stage.quell().arg("stats").args(options).arg(path))
     };
-    for path in [&mounted.point, &scene.store] {
+    for path in [&mounted.point, &fixture.store] {
         let report = stats(path, &["--json"]).expect(0).json();
         let log = &report[0]["log"];
-        assert_eq!((&log["index"], &log["stores"][0]), (&"parallel".into(), &scene.store.to_str().into()));
+        assert_eq!((&log["index"], &log["stores"][0]), (&"parallel".into(), &fixture.store.to_str().into()));
         let counter = |name: &str| log["counters"][name].as_u64().unwrap();
         assert_eq!((counter("bytes_written"), counter("bytes_read")), (10_000, 10_000), "{report}");
         assert_eq!((counter("made"), counter("errors")), (1, 0), "{report}");
@@ -339,32 +346,32 @@ fn what_a_log_mount_did_is_counted() {
     let text = stats(&mounted.point, &["--prometheus", "-"]).expect(0).text();
     assert!(text.contains("quell_bytes_written_total{path=\"") && text.contains("view=\"log\""), "{text}");
     mounted.umount();
-    stats(&scene.store, &[]).expect(1);
+    stats(&fixture.store, &[]).expect(1);
 }
 
 #[test]
-fn who_asks_for_a_mount_and_goes_before_it_is_there_leaves_none() {
+fn a_mount_command_that_ends_early_leaves_no_mount() {
     use rustix::process::Signal;
-    let scene = log_scene!();
-    let point = scene.point();
+    let fixture = log_scene!();
+    let point = fixture.point();
     for delay_us in (0..40).map(|turn| turn * 400) {
-        let running = scene.stage.start(&mut scene.command(&[&scene.store], &["--quiet"], &point));
+        let running = fixture.stage.start(&mut fixture.command(&[&fixture.store], &["--quiet"], &point));
         std::thread::sleep(std::time::Duration::from_micros(delay_us));
         running.signal(Signal::INT);
         let ended = running.wait();
         if ended.code() == Some(0) {
             // It was already mounted.
-            scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
+            fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
         }
         // The holder is not a child of the terminal and may still be starting; it then unmounts by
         // itself. If it had already reported the mount to a command that has since been killed, the
         // mount exists and is unmounted here.
         let settled = eventually(|| {
-            if scene.stage.processes().is_empty() {
+            if fixture.stage.processes().is_empty() {
                 return true;
             }
             if is_mounted(&point) {
-                let _ = scene.stage.run(scene.stage.quell().arg("umount").arg(&point));
+                let _ = fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point));
             }
             false
         });
@@ -384,8 +391,8 @@ fn anonymous_kib(pid: i32) -> u64 {
 fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
     const WRITERS: usize = 200;
     const BOUND_KIB: u64 = 48 << 10;
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     for round in 0..2 {
         // Each file has less data than a buffer, so that nothing is written to the store before.
         let files: Vec<fs::File> = (0..WRITERS)
@@ -395,7 +402,7 @@ fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
                 file
             })
             .collect();
-        let holder = scene.stage.holder();
+        let holder = fixture.stage.holder();
         if round == 0 {
             files.iter().for_each(|file| file.sync_data().unwrap());
         } else {
@@ -410,22 +417,22 @@ fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
 #[test]
 fn a_signal_ends_a_log_mount_and_loses_nothing() {
     use rustix::process::Signal;
-    let scene = log_scene!();
+    let fixture = log_scene!();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let mounted = scene.mount();
+        let mounted = fixture.mount();
         let mut file = fs::File::create(mounted.point.join("file")).unwrap();
         file.write_all(b"written, not closed").unwrap();
-        crate::stage::send(scene.stage.holder(), signal);
-        assert!(eventually(|| scene.stage.processes().is_empty()), "{signal:?}");
+        crate::stage::send(fixture.stage.holder(), signal);
+        assert!(eventually(|| fixture.stage.processes().is_empty()), "{signal:?}");
         assert!(!is_mounted(&mounted.point), "{signal:?}");
         assert!(file.write_all(b"more").is_err());
         drop(file);
-        let again = scene.mount();
+        let again = fixture.mount();
         assert_eq!(fs::read_to_string(again.point.join("file")).unwrap(), "written, not closed");
         fs::remove_file(again.point.join("file")).unwrap();
         again.umount();
     }
-    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.leftovers(), Vec::<PathBuf>::new());
 }
 
 // --- programs ----------------------------------------------------------------------------------
@@ -433,27 +440,27 @@ fn a_signal_ends_a_log_mount_and_loses_nothing() {
 /// Runs the script in a log mount and in a plain directory, and returns both outputs, including
 /// error messages.
 #[track_caller]
-fn both(scene: &Scene, script: &str) -> (String, String) {
-    let plain = scene.stage.dir("plain");
-    let mounted = scene.mount();
+fn both(fixture: &Fixture, script: &str) -> (String, String) {
+    let plain = fixture.stage.dir("plain");
+    let mounted = fixture.mount();
     let run = |directory: &Path| {
         let script = format!("cd \"$1\" || exit 1; umask 022; exec 2>&1; export LC_ALL=C\n{script}");
-        let mut command = scene.stage.command("sh");
+        let mut command = fixture.stage.command("sh");
         command.args(["-c", &script, "sh"]).arg(directory).env("HOME", directory);
-        let ended = scene.stage.run(&mut command);
+        let ended = fixture.stage.run(&mut command);
         ended.text().replace(directory.to_str().unwrap(), "DIR")
     };
     let seen = (run(&mounted.point), run(&plain));
-    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.open_records(), Vec::<PathBuf>::new());
     mounted.umount();
-    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.leftovers(), Vec::<PathBuf>::new());
     seen
 }
 
 #[track_caller]
 fn same(script: &str) {
-    let scene = log_scene!();
-    let (log, plain) = both(&scene, script);
+    let fixture = log_scene!();
+    let (log, plain) = both(&fixture, script);
     assert_eq!(log, plain, "on a log mount (left) and in a plain directory");
 }
 
@@ -525,10 +532,10 @@ fn shells_and_archives_and_databases_work_as_elsewhere() {
 }
 
 #[test]
-fn what_a_log_mount_does_not_have_is_refused_with_a_clear_error() {
-    let scene = log_scene!();
+fn unsupported_operations_of_a_log_mount_fail_with_a_clear_error() {
+    let fixture = log_scene!();
     let (log, _) = both(
-        &scene,
+        &fixture,
         "touch a; ln a b; mkfifo f; python3 -c 'import os; os.setxattr(\"a\", \"user.x\", b\"1\")' 2>&1 | tail -n 1; ls",
     );
     let lines: Vec<&str> = log.lines().collect();
@@ -541,14 +548,14 @@ fn what_a_log_mount_does_not_have_is_refused_with_a_clear_error() {
 }
 
 #[test]
-fn df_tells_the_room_of_the_store() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn df_prints_the_space_of_the_store() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let space = |path: &Path| {
         let found = rustix::fs::statvfs(path).unwrap();
         (found.f_blocks * found.f_frsize, found.f_namemax)
     };
-    assert_eq!(space(&mounted.point).0, space(&scene.store).0);
+    assert_eq!(space(&mounted.point).0, space(&fixture.store).0);
     let longest = "n".repeat(245);
     fs::write(mounted.point.join(&longest), "x").unwrap();
     assert_eq!(fs::read_to_string(mounted.point.join(&longest)).unwrap(), "x");
@@ -558,12 +565,12 @@ fn df_tells_the_room_of_the_store() {
 }
 
 #[test]
-fn what_others_put_into_a_store_is_not_shown_and_not_touched() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn foreign_entries_in_a_store_are_neither_shown_nor_changed() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     fs::write(mounted.point.join("mine"), "x").unwrap();
-    fs::write(scene.store.join("plain"), "theirs").unwrap();
-    fs::create_dir(scene.store.join("fake.container")).unwrap();
+    fs::write(fixture.store.join("plain"), "theirs").unwrap();
+    fs::create_dir(fixture.store.join("fake.container")).unwrap();
     let names = || {
         let names =
             fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -574,13 +581,13 @@ fn what_others_put_into_a_store_is_not_shown_and_not_touched() {
     assert!(fs::metadata(mounted.point.join(".quell")).is_err());
     assert!(fs::create_dir(mounted.point.join(".quell")).is_err());
     mounted.umount();
-    assert_eq!(fs::read_to_string(scene.store.join("plain")).unwrap(), "theirs");
+    assert_eq!(fs::read_to_string(fixture.store.join("plain")).unwrap(), "theirs");
 }
 
 #[test]
 fn holes_read_as_zeros_and_take_no_room() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("sparse");
     let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     let far = 1 << 40;
@@ -598,9 +605,9 @@ fn holes_read_as_zeros_and_take_no_room() {
     drop(file);
     mounted.umount();
     let mut used = 0;
-    walk(&scene.store, &mut |path| used += fs::symlink_metadata(path).unwrap().len());
+    walk(&fixture.store, &mut |path| used += fs::symlink_metadata(path).unwrap().len());
     assert!(used < 1 << 20, "{used} bytes in the store");
-    let mounted = scene.mount();
+    let mounted = fixture.mount();
     let mut file = fs::File::open(mounted.point.join("sparse")).unwrap();
     assert_eq!(file.seek(SeekFrom::End(-3)).unwrap(), far);
     let mut text = String::new();
@@ -612,10 +619,10 @@ fn holes_read_as_zeros_and_take_no_room() {
 
 #[test]
 #[allow(unsafe_code)]
-fn one_file_can_be_read_written_and_mapped_at_once() {
+fn one_file_can_be_read_written_and_mapped_concurrently() {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("mapped");
     let bytes = noise(300_000, 7);
     fs::write(&path, &bytes).unwrap();

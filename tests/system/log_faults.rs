@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::log::{Scene, walk};
+use crate::log::{Fixture, walk};
 use crate::log_scene;
 use crate::log_sharing::{SMALL_BYTES, process, small_record};
 use crate::skip;
@@ -28,21 +28,23 @@ fn done(output: &str) -> u64 {
 
 /// Checks that each reported round of each writer is present, and that every other round is either
 /// complete or missing.
-fn check(path: &Path, told: &[u64], when: &str) {
+fn check(path: &Path, acknowledged: &[u64], when: &str) {
     let bytes = fs::read(path).unwrap();
-    let processes = told.len() as u64;
-    for (place, record) in bytes.chunks(SMALL_BYTES).enumerate() {
-        let place = place as u64;
-        if record != small_record(place) {
-            assert!(record.iter().all(|byte| *byte == 0), "{when}: record {place} is invented");
+    let processes = acknowledged.len() as u64;
+    for (number, record) in bytes.chunks(SMALL_BYTES).enumerate() {
+        let number = number as u64;
+        if record != small_record(number) {
+            assert!(record.iter().all(|byte| *byte == 0), "{when}: record {number} is invented");
             assert!(
-                place / processes >= told[(place % processes) as usize],
-                "{when}: record {place} is lost"
+                number / processes >= acknowledged[(number % processes) as usize],
+                "{when}: record {number} is lost"
             );
         }
     }
-    for (number, told) in told.iter().enumerate().filter(|(_, told)| **told > 0) {
-        let last = (told - 1) * processes + number as u64;
+    for (number, acknowledged) in
+        acknowledged.iter().enumerate().filter(|(_, acknowledged)| **acknowledged > 0)
+    {
+        let last = (acknowledged - 1) * processes + number as u64;
         assert!(bytes.len() as u64 >= (last + 1) * SMALL_BYTES as u64, "{when}: record {last} is lost");
     }
 }
@@ -58,20 +60,20 @@ fn start_all(stage: &Stage, what: &str, processes: u64, path: &Path) -> Vec<Runn
 }
 
 #[test]
-fn what_was_synced_is_there_after_the_mount_was_killed() {
-    let scene = log_scene!();
+fn synced_data_survives_a_killed_mount() {
+    let fixture = log_scene!();
     for round in 0..6u64 {
         let options: &[&str] = match round % 3 {
             0 => &[],
             1 => &["--buffer", "4K"],
             _ => &["--buffer", "32K", "--index", "flatten"],
         };
-        let mounted = scene.mount_with(&[&scene.store], options);
+        let mounted = fixture.mount_with(&[&fixture.store], options);
         let path = mounted.point.join(format!("file{round}"));
-        let writers = start_all(&scene.stage, "sync", 3, &path);
+        let writers = start_all(&fixture.stage, "sync", 3, &path);
         std::thread::sleep(Duration::from_millis(round * 37 % 100));
-        send(scene.stage.holders()[0], Signal::KILL);
-        let told: Vec<u64> = writers
+        send(fixture.stage.holders()[0], Signal::KILL);
+        let acknowledged: Vec<u64> = writers
             .into_iter()
             .map(|writer| {
                 let ended = writer.wait().expect(0).text();
@@ -80,11 +82,15 @@ fn what_was_synced_is_there_after_the_mount_was_killed() {
             })
             .collect();
         let point = mounted.point.clone();
-        scene.stage.run(&mut scene.command(&[&scene.store], &[], &point)).expect(2).says("quell umount");
+        fixture
+            .stage
+            .run(&mut fixture.command(&[&fixture.store], &[], &point))
+            .expect(2)
+            .says("quell umount");
         mounted.umount();
-        let again = scene.mount();
+        let again = fixture.mount();
         let path = again.point.join(format!("file{round}"));
-        check(&path, &told, &format!("round {round}"));
+        check(&path, &acknowledged, &format!("round {round}"));
         // The file can still be written.
         let mut file = File::options().append(true).open(&path).unwrap();
         let size = file.metadata().unwrap().len();
@@ -98,16 +104,17 @@ fn what_was_synced_is_there_after_the_mount_was_killed() {
 }
 
 #[test]
-fn another_mount_goes_on_when_one_is_killed() {
-    let scene = log_scene!();
-    let one = scene.mount();
-    let holder = scene.stage.holder();
-    let other = scene.mount();
-    let writers = start_all(&scene.stage, "sync", 2, &one.point.join("file"));
+fn other_mounts_keep_working_when_one_is_killed() {
+    let fixture = log_scene!();
+    let one = fixture.mount();
+    let holder = fixture.stage.holder();
+    let other = fixture.mount();
+    let writers = start_all(&fixture.stage, "sync", 2, &one.point.join("file"));
     let reader = File::options().read(true).write(true).open(other.point.join("file")).unwrap();
     send(holder, Signal::KILL);
-    let told: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().expect(0).text())).collect();
-    check(&other.point.join("file"), &told, "from another mount");
+    let acknowledged: Vec<u64> =
+        writers.into_iter().map(|writer| done(&writer.wait().expect(0).text())).collect();
+    check(&other.point.join("file"), &acknowledged, "from another mount");
     reader.sync_all().unwrap();
     reader.write_all_at(b"over", 0).unwrap();
     drop(reader);
@@ -115,52 +122,52 @@ fn another_mount_goes_on_when_one_is_killed() {
     fs::remove_file(other.point.join("file")).unwrap();
     one.umount();
     other.umount();
-    assert_eq!(scene.leftovers(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.leftovers(), Vec::<PathBuf>::new());
 }
 
 #[test]
-fn what_a_killed_program_wrote_is_there() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn data_of_a_killed_program_is_kept() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     for round in 0..4u64 {
         let path = mounted.point.join(format!("file{round}"));
-        let writers = start_all(&scene.stage, "write", 3, &path);
+        let writers = start_all(&fixture.stage, "write", 3, &path);
         std::thread::sleep(Duration::from_millis(round * 29 % 70));
         for writer in &writers {
             writer.signal(Signal::KILL);
         }
         // Neither synced nor closed by the writer, but its node is still running.
-        let told: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().text())).collect();
-        check(&path, &told, "on this mount");
-        assert!(eventually(|| scene.open_records().is_empty()), "{:?}", scene.open_records());
-        let other = scene.mount();
-        check(&other.point.join(format!("file{round}")), &told, "on another mount");
+        let acknowledged: Vec<u64> = writers.into_iter().map(|writer| done(&writer.wait().text())).collect();
+        check(&path, &acknowledged, "on this mount");
+        assert!(eventually(|| fixture.open_records().is_empty()), "{:?}", fixture.open_records());
+        let other = fixture.mount();
+        check(&other.point.join(format!("file{round}")), &acknowledged, "on another mount");
         other.umount();
     }
     mounted.umount();
 }
 
 #[test]
-fn a_mount_in_use_stays_unless_forced_and_then_keeps_what_was_written() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn a_mount_in_use_is_kept_unless_forced_and_keeps_written_data() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let mut file = File::create(mounted.point.join("file")).unwrap();
     file.write_all(b"written").unwrap();
     let removed = File::create(mounted.point.join("removed")).unwrap();
     removed.write_all_at(b"x", 0).unwrap();
     fs::remove_file(mounted.point.join("removed")).unwrap();
     let umount = |options: &[&str]| {
-        scene.stage.run(scene.stage.quell().arg("umount").args(options).arg(&mounted.point))
+        fixture.stage.run(fixture.stage.quell().arg("umount").args(options).arg(&mounted.point))
     };
     let refused = umount(&[]).expect(3);
     assert!(refused.err.contains("in use") || refused.err.contains("busy"), "{}", refused.err);
     file.write_all(b" and more").unwrap();
     umount(&["--force"]).expect(0);
-    assert!(!is_mounted(&mounted.point) && scene.stage.processes().is_empty());
+    assert!(!is_mounted(&mounted.point) && fixture.stage.processes().is_empty());
     assert!(file.write_all(b"lost").is_err());
     drop((file, removed));
-    assert_eq!((scene.open_records(), scene.leftovers()), (Vec::new(), Vec::new()));
-    let again = scene.mount();
+    assert_eq!((fixture.open_records(), fixture.leftovers()), (Vec::new(), Vec::new()));
+    let again = fixture.mount();
     assert_eq!(fs::read_to_string(again.point.join("file")).unwrap(), "written and more");
     assert_eq!(fs::read_dir(&again.point).unwrap().count(), 1);
     again.umount();
@@ -168,23 +175,23 @@ fn a_mount_in_use_stays_unless_forced_and_then_keeps_what_was_written() {
 
 #[test]
 fn a_store_that_is_removed_under_a_mount_gives_errors_and_no_more() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     fs::create_dir(mounted.point.join("dir")).unwrap();
     fs::write(mounted.point.join("dir/file"), noise(100_000, 3)).unwrap();
     let mut open = File::options().read(true).write(true).open(mounted.point.join("dir/file")).unwrap();
     open.write_all(b"written before").unwrap();
-    fs::remove_dir_all(&scene.store).unwrap();
+    fs::remove_dir_all(&fixture.store).unwrap();
     let script = "cd \"$1\"; cat dir/file; echo x >dir/file; echo x >new; mkdir sub; ls -la . dir; rm -rf dir; mv a b; stat .; df . ; true";
-    scene.stage.sh(script, &[&mounted.point]).expect(0);
+    fixture.stage.sh(script, &[&mounted.point]).expect(0);
     let _ = open.write_all(b"x").and_then(|()| open.sync_all());
     let _ = open.read(&mut [0; 10]);
     drop(open);
     // The same process still answers.
-    assert_eq!(scene.stage.holders().len(), 1);
-    scene.stage.run(scene.stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0);
+    assert_eq!(fixture.stage.holders().len(), 1);
+    fixture.stage.run(fixture.stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0);
     mounted.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 /// A small file system for stores, which is unmounted on drop.
@@ -216,15 +223,15 @@ impl Drop for Small {
 }
 
 #[test]
-fn a_full_store_is_an_error_that_goes_with_its_cause() {
-    let Some(scene) = Scene::new() else { return };
-    let Some(small) = Small::new(&scene.stage, "4m") else { return };
-    let mounted = scene.mount_with(&[&small.path], &[]);
+fn a_full_store_is_an_error_until_space_is_freed() {
+    let Some(fixture) = Fixture::new() else { return };
+    let Some(small) = Small::new(&fixture.stage, "4m") else { return };
+    let mounted = fixture.mount_with(&[&small.path], &[]);
     fs::write(mounted.point.join("kept"), noise(100_000, 5)).unwrap();
     // A program that writes more than fits gets an error at a write or at the close.
     let script = "dd if=/dev/urandom of=\"$1/big\" bs=64K count=200 conv=notrunc 2>&1; echo code $?";
-    let told = scene.stage.sh(script, &[&mounted.point]).text();
-    assert!(told.contains("No space left") && told.contains("code 1"), "{told}");
+    let printed = fixture.stage.sh(script, &[&mounted.point]).text();
+    assert!(printed.contains("No space left") && printed.contains("code 1"), "{printed}");
     assert!(fs::read(mounted.point.join("kept")).unwrap() == noise(100_000, 5));
     fs::remove_file(mounted.point.join("big")).unwrap();
     assert!(eventually(|| fs::write(mounted.point.join("again"), noise(1_000_000, 6)).is_ok()));
@@ -242,7 +249,7 @@ fn a_full_store_is_an_error_that_goes_with_its_cause() {
     file.sync_all().unwrap();
     drop(file);
     mounted.umount();
-    let mounted = scene.mount_with(&[&small.path], &[]);
+    let mounted = fixture.mount_with(&[&small.path], &[]);
     assert!(fs::read(mounted.point.join("waits")).unwrap() == noise(500_000, 7));
     assert!(fs::read(mounted.point.join("kept")).unwrap() == noise(100_000, 5));
     mounted.umount();
@@ -250,13 +257,13 @@ fn a_full_store_is_an_error_that_goes_with_its_cause() {
 
 #[test]
 fn a_store_that_becomes_read_only_can_still_be_read() {
-    let Some(scene) = Scene::new() else { return };
-    let Some(small) = Small::new(&scene.stage, "16m") else { return };
-    let mounted = scene.mount_with(&[&small.path], &[]);
+    let Some(fixture) = Fixture::new() else { return };
+    let Some(small) = Small::new(&fixture.stage, "16m") else { return };
+    let mounted = fixture.mount_with(&[&small.path], &[]);
     fs::write(mounted.point.join("file"), noise(100_000, 5)).unwrap();
-    let remount = |how: &str| {
+    let remount = |mode: &str| {
         eventually(|| {
-            scene.stage.sh("mount -o remount,$2 \"$1\"", &[&small.path, Path::new(how)]).code() == Some(0)
+            fixture.stage.sh("mount -o remount,$2 \"$1\"", &[&small.path, Path::new(mode)]).code() == Some(0)
         })
     };
     assert!(remount("ro"));
@@ -270,23 +277,23 @@ fn a_store_that_becomes_read_only_can_still_be_read() {
     assert_eq!(changed.map_err(number), Err(Some(30)));
     drop(file);
     mounted.umount();
-    let point = scene.point();
-    scene.stage.run(&mut scene.command(&[&small.path], &[], &point)).expect(3).says("mounted read-only");
+    let point = fixture.point();
+    fixture.stage.run(&mut fixture.command(&[&small.path], &[], &point)).expect(3).says("mounted read-only");
     assert!(remount("rw"));
-    let mounted = scene.mount_with(&[&small.path], &[]);
+    let mounted = fixture.mount_with(&[&small.path], &[]);
     assert!(fs::read(mounted.point.join("file")).unwrap() == noise(100_000, 5));
     mounted.umount();
 }
 
 #[test]
 fn the_file_system_of_a_store_stays_as_long_as_the_mount() {
-    let Some(scene) = Scene::new() else { return };
-    let Some(small) = Small::new(&scene.stage, "16m") else { return };
-    let mounted = scene.mount_with(&[&small.path], &[]);
+    let Some(fixture) = Fixture::new() else { return };
+    let Some(small) = Small::new(&fixture.stage, "16m") else { return };
+    let mounted = fixture.mount_with(&[&small.path], &[]);
     fs::write(mounted.point.join("file"), "x").unwrap();
-    let busy = scene.stage.sh("umount \"$1\"", &[&small.path]);
+    let busy = fixture.stage.sh("umount \"$1\"", &[&small.path]);
     assert_ne!(busy.code(), Some(0));
-    scene.stage.sh("umount -l \"$1\"", &[&small.path]).expect(0);
+    fixture.stage.sh("umount -l \"$1\"", &[&small.path]).expect(0);
     fs::write(mounted.point.join("more"), "y").unwrap();
     assert_eq!(fs::read_to_string(mounted.point.join("file")).unwrap(), "x");
     mounted.umount();
@@ -301,12 +308,12 @@ fn as_nobody(stage: &Stage, script: &str, paths: &[&Path]) -> String {
 }
 
 #[test]
-fn other_users_do_what_modes_and_owners_let_them_on_the_mount_and_in_the_store() {
+fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
     if !is_root() {
         skip!("only root can look as another user");
     }
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let at = |name: &str| mounted.point.join(name);
     for (name, mode) in [("private", 0o600), ("shared", 0o644), ("common", 0o666)] {
         fs::write(at(name), "secret words").unwrap();
@@ -318,28 +325,30 @@ fn other_users_do_what_modes_and_owners_let_them_on_the_mount_and_in_the_store()
     let script = "exec 2>&1; cd \"$1\"; for f in private shared common; do cat $f; echo; echo theirs >$f && echo wrote $f; done; \
                   rm private; touch new; chmod 777 shared; echo mine >open/mine && chmod 600 open/mine && cat open/mine; \
                   stat -c '%u %g %a' open/mine; rm open/mine; mkdir open/dir && stat -c %u open/dir; true";
-    let told = as_nobody(&scene.stage, script, &[&mounted.point]);
-    let denied = told.matches("ermission denied").count() + told.matches("not permitted").count();
-    assert!(denied >= 6, "{told}");
-    assert_eq!(told.matches("secret words").count(), 2, "{told}");
+    let printed = as_nobody(&fixture.stage, script, &[&mounted.point]);
+    let denied = printed.matches("ermission denied").count() + printed.matches("not permitted").count();
+    assert!(denied >= 6, "{printed}");
+    assert_eq!(printed.matches("secret words").count(), 2, "{printed}");
     for words in ["wrote common", "mine\n65534 65534 600\n", "\n65534\n"] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(printed.contains(words), "{words}: {printed}");
     }
-    assert!(!told.contains("wrote private") && !told.contains("wrote shared"), "{told}");
+    assert!(!printed.contains("wrote private") && !printed.contains("wrote shared"), "{printed}");
     assert_eq!(fs::read_to_string(at("common")).unwrap(), "theirs\n");
     // In the store, the same permissions apply to the files of the containers.
     let script = "find \"$1\" -name '*.data' 2>/dev/null | xargs cat; true";
-    let found = as_nobody(&scene.stage, script, &[&scene.store.join("private.container")]);
+    let found = as_nobody(&fixture.stage, script, &[&fixture.store.join("private.container")]);
     assert!(!found.contains("secret"), "{found}");
-    let found = as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]);
+    let found = as_nobody(&fixture.stage, script, &[&fixture.store.join("shared.container")]);
     assert!(found.contains("secret words"));
     // If read permission is removed later, data that was written before becomes unreadable, too.
     set_mode(&at("shared"), 0o600);
-    assert!(!as_nobody(&scene.stage, script, &[&scene.store.join("shared.container")]).contains("secret"));
+    assert!(
+        !as_nobody(&fixture.stage, script, &[&fixture.store.join("shared.container")]).contains("secret")
+    );
     mounted.umount();
     // Logs belong to their writers, for quotas.
     let mut owners = Vec::new();
-    walk(&scene.store, &mut |path| {
+    walk(&fixture.store, &mut |path| {
         if path.extension().is_some_and(|e| e == "data") {
             owners.push(std::os::unix::fs::MetadataExt::uid(&fs::metadata(path).unwrap()));
         }
@@ -354,32 +363,32 @@ fn an_ordinary_users_mount_is_closed_to_others() {
     if is_root() {
         skip!("root's mounts are for everybody");
     }
-    let scene = log_scene!();
+    let fixture = log_scene!();
     let allowed = fs::read_to_string("/etc/fuse.conf")
         .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"));
-    let point = scene.point();
-    let mut command = scene.command(&[&scene.store], &["--allow-other"], &point);
-    let ended = scene.stage.run(&mut command);
+    let point = fixture.point();
+    let mut command = fixture.command(&[&fixture.store], &["--allow-other"], &point);
+    let ended = fixture.stage.run(&mut command);
     if allowed {
         ended.expect(0);
-        Mounted::at(&scene.stage, point).umount();
+        Mounted::at(&fixture.stage, point).umount();
     } else {
         ended.expect(3).says("user_allow_other");
     }
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn a_program_that_waits_for_input_sees_the_mount_go() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     fs::write(mounted.point.join("file"), "text").unwrap();
-    let mut user = scene.stage.command("sh");
+    let mut user = fixture.stage.command("sh");
     user.args(["-c", "exec 3<file; echo ready; read line; cat <&3; cat file; echo went on; exit 4"]);
-    let mut user = scene.stage.start(user.current_dir(&mounted.point).stdin(Stdio::piped()));
+    let mut user = fixture.stage.start(user.current_dir(&mounted.point).stdin(Stdio::piped()));
     user.wait_for_output("ready");
-    send(scene.stage.holder(), Signal::KILL);
-    assert!(eventually(|| scene.stage.holders().is_empty()));
+    send(fixture.stage.holder(), Signal::KILL);
+    assert!(eventually(|| fixture.stage.holders().is_empty()));
     drop(user.stdin());
     let ended = user.wait().expect(4);
     assert!(ended.text().ends_with("went on\n"), "{}", ended.text());
@@ -441,17 +450,17 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     if File::options().read(true).write(true).open("/dev/loop-control").is_err() {
         skip!("no loop devices");
     }
-    let scene = log_scene!();
-    let device = FailingDevice::new(&scene.stage);
+    let fixture = log_scene!();
+    let device = FailingDevice::new(&fixture.stage);
     let store = device.point.join("store");
     fs::create_dir(&store).unwrap();
-    let mounted = scene.mount_with(&[&store], &[]);
+    let mounted = fixture.mount_with(&[&store], &[]);
     let path = mounted.point.join("file");
     let of_a = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     of_a.write_all_at(&[1; 100_000], 0).unwrap();
     of_a.sync_all().unwrap();
     // Another process opens the file, syncs it and closes it.
-    let sync = |code: i32| drop(scene.stage.sh("sync \"$1\"", &[&path]).expect(code));
+    let sync = |code: i32| drop(fixture.stage.sh("sync \"$1\"", &[&path]).expect(code));
     device.fail();
     let data = noise(1_200_000, 7);
     of_a.write_all_at(&data, 0).unwrap();
@@ -472,7 +481,7 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     // Remounted, so that the next read comes from the device.
     device.unmount();
     device.mount();
-    let again = scene.mount_with(&[&store], &[]);
+    let again = fixture.mount_with(&[&store], &[]);
     assert!(fs::read(again.point.join("file")).unwrap() == data, "synced data was lost");
     again.umount();
 }

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-use crate::log::{Scene, walk};
+use crate::log::{Fixture, walk};
 use crate::stage::{Stage, is_root};
 use crate::{log_scene, skip};
 
@@ -80,19 +80,19 @@ fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: 
 
 #[test]
 fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     if !is_root() {
         skip!("only root can be two users");
     }
-    // A user may rename entries of a directory of their own, whoever owns the entries.
-    let theirs = scene.stage.dir("theirs");
+    // A user may rename all entries of a directory of their own, also those of other owners.
+    let theirs = fixture.stage.dir("theirs");
     let secret = theirs.join("secret");
     fs::write(&secret, SECRET).unwrap();
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     chown(&theirs, Some(USER), Some(USER)).unwrap();
     let kept = File::open(&secret).unwrap();
-    chown(&scene.store, Some(USER), Some(USER)).unwrap();
-    let mounted = scene.mount();
+    chown(&fixture.store, Some(USER), Some(USER)).unwrap();
+    let mounted = fixture.mount();
     let path = mounted.point.join("f");
     as_user(USER, || fs::write(&path, "bytes")).unwrap();
     let (is_over, exchanged) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -106,7 +106,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             become_user(USER);
-            exchange_names(&scene.store, &secret, &is_over, &exchanged);
+            exchange_names(&fixture.store, &secret, &is_over, &exchanged);
         });
         let act = || {
             for round in 0..ROUNDS {
@@ -127,9 +127,9 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
                     6 => &["rebalance"],
                     _ => continue,
                 };
-                let mut command = scene.stage.quell();
-                command.arg("log").arg(tool[0]).arg(&scene.store).args(&tool[1..]);
-                drop(scene.stage.run(&mut command));
+                let mut command = fixture.stage.quell();
+                command.arg("log").arg(tool[0]).arg(&fixture.store).args(&tool[1..]);
+                drop(fixture.stage.run(&mut command));
                 expect_secret(tool[0]);
             }
         };
@@ -142,7 +142,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
     assert!(exchanged.load(Ordering::Relaxed) > 0);
     mounted.umount();
     expect_secret("the end");
-    walk(&scene.store, &mut |path| {
+    walk(&fixture.store, &mut |path| {
         let found = fs::symlink_metadata(path).unwrap();
         let is_program = found.is_file() && found.mode() & 0o4000 != 0;
         assert!(!(is_program && found.uid() == 0 && found.len() > 0), "{}", path.display());
@@ -151,11 +151,11 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
 
 #[test]
 fn roots_mount_gives_each_user_the_rights_of_that_user() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     if !is_root() {
         skip!("only root can be two users");
     }
-    let mounted = scene.mount();
+    let mounted = fixture.mount();
     let home = mounted.point.join("home");
     fs::create_dir(&home).unwrap();
     chown(&home, Some(USER), Some(USER)).unwrap();
@@ -175,7 +175,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
         fs::rename(&path, home.join("g")).unwrap();
         fs::rename(home.join("g"), &path).unwrap();
     });
-    walk(&scene.store.join("home"), &mut |path| {
+    walk(&fixture.store.join("home"), &mut |path| {
         assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
     });
     // Attributes can be read by everyone who can reach the name, but not the data.
@@ -199,11 +199,11 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
 
 #[test]
 fn a_group_is_inherited_and_supplementary_groups_count() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     if !is_root() {
         skip!("only root can be two users");
     }
-    let mounted = scene.mount();
+    let mounted = fixture.mount();
     let shared = mounted.point.join("shared");
     fs::create_dir(&shared).unwrap();
     chown(&shared, Some(OTHER), Some(777)).unwrap();
@@ -247,9 +247,9 @@ fn apart(stage: &Stage, options: &[&str]) -> Option<Command> {
     }
 }
 
-fn logs_of(scene: &Scene) -> Vec<(PathBuf, u64)> {
+fn logs_of(fixture: &Fixture) -> Vec<(PathBuf, u64)> {
     let mut found = Vec::new();
-    walk(&scene.store, &mut |path| {
+    walk(&fixture.store, &mut |path| {
         if path.extension().is_some_and(|kind| kind == "data") {
             found.push((path.to_owned(), fs::metadata(path).unwrap().len()));
         }
@@ -259,44 +259,45 @@ fn logs_of(scene: &Scene) -> Vec<(PathBuf, u64)> {
 
 #[test]
 fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("f");
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     file.write_all_at(&[1; 100_000], 0).unwrap();
     file.sync_all().unwrap();
-    let before = logs_of(&scene);
-    let record = scene.open_records().remove(0);
+    let before = logs_of(&fixture);
+    let record = fixture.open_records().remove(0);
     for options in [
         &["--mount-proc"][..],
         &[],
         &["--mount-proc", "--uts"],
         &["--mount-proc", "--time", "--boottime", "1000000"],
     ] {
-        let Some(mut command) = apart(&scene.stage, options) else {
+        let Some(mut command) = apart(&fixture.stage, options) else {
             println!("SKIPPED: no unshare --pid {}", options.join(" "));
             continue;
         };
-        let ended = scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store)).expect(0);
+        let ended =
+            fixture.stage.run(command.args(["log", "fsck", "--repair"]).arg(&fixture.store)).expect(0);
         assert!(ended.text().contains("1 writers at work"), "{}", ended.text());
-        assert_eq!(logs_of(&scene), before);
+        assert_eq!(logs_of(&fixture), before);
         assert!(record.exists());
     }
     file.write_all_at(&[2; 100_000], 100_000).unwrap();
     file.sync_all().unwrap();
     // `--retire` with a writer and `--force` are required together.
-    let name = scene.open_records().remove(0);
+    let name = fixture.open_records().remove(0);
     let writer = name.file_name().unwrap().to_str().unwrap()["open-".len()..][..16].to_owned();
     let fsck = |options: &[&str]| {
-        let mut command = scene.stage.quell();
-        scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store).args(options))
+        let mut command = fixture.stage.quell();
+        fixture.stage.run(command.args(["log", "fsck", "--repair"]).arg(&fixture.store).args(options))
     };
     fsck(&["--writer", &writer]).expect(2).says("--force");
     fsck(&["--force"]).expect(2).says("--writer");
     fsck(&["--force", "--writer", "00000000000000ff"]).expect(1).says("no file that was checked");
-    assert!(scene.open_records().len() == 1);
+    assert!(fixture.open_records().len() == 1);
     fsck(&["--force", "--writer", &writer]).expect(0);
-    assert!(scene.open_records().is_empty());
+    assert!(fixture.open_records().is_empty());
     file.write_all_at(&[3; 100_000], 200_000).unwrap();
     for _ in 0..2 {
         let error = file.sync_all().unwrap_err().raw_os_error();
@@ -304,7 +305,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
     }
     drop(file);
     mounted.umount();
-    let again = scene.mount();
+    let again = fixture.mount();
     let bytes = fs::read(again.point.join("f")).unwrap();
     assert!(bytes == [vec![1; 100_000], vec![2; 100_000]].concat(), "{} bytes", bytes.len());
     again.umount();
@@ -312,34 +313,37 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
 
 #[test]
 fn a_writer_that_names_no_namespace_counts_as_alive() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     fs::write(mounted.point.join("f"), "bytes").unwrap();
     mounted.umount();
     // A name of an earlier version, with this boot and node, and a process that no longer exists.
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().replace('-', "");
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let record = format!("open-00000000000000aa-1-0-0-0-0-0-3ffffff-1-{boot}.{name}");
-    fs::write(scene.store.join("f.container/meta").join(record), "").unwrap();
+    fs::write(fixture.store.join("f.container/meta").join(record), "").unwrap();
     let fsck = |options: &[&str]| {
-        let mut command = scene.stage.quell();
-        scene.stage.run(command.args(["log", "fsck", "--repair"]).arg(&scene.store).args(options)).expect(0)
+        let mut command = fixture.stage.quell();
+        fixture
+            .stage
+            .run(command.args(["log", "fsck", "--repair"]).arg(&fixture.store).args(options))
+            .expect(0)
     };
     assert!(fsck(&[]).text().contains("1 writers at work"));
-    assert_eq!(scene.open_records().len(), 1);
+    assert_eq!(fixture.open_records().len(), 1);
     fsck(&["--force", "--writer", "00000000000000aa"]);
-    assert_eq!(scene.open_records().len(), 0);
+    assert_eq!(fixture.open_records().len(), 0);
 }
 
 /// The set-id bits of a program must not survive a change of its content by a user who does not own
 /// it.
 #[test]
 fn a_write_truncation_or_change_of_owner_clears_set_id_bits() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     if !is_root() {
         skip!("only root can be two users");
     }
-    let mounted = scene.mount();
+    let mounted = fixture.mount();
     let path = mounted.point.join("program");
     let mode = || owner_and_mode(&path).1;
     let begin_with = |permissions: u32, owner: u32| {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::log::{Scene, walk};
+use crate::log::{Fixture, walk};
 use crate::log_scene;
 use crate::skip;
 use crate::stage::why_no_openmpi;
@@ -14,19 +14,19 @@ const RANKS: usize = 4;
 const FILE_BYTES: u64 = 8 * RANKS as u64 * 47_008;
 
 /// The two implementations of MPI-IO in OpenMPI.
-const WAYS: [&str; 2] = ["ompio", "romio321"];
+const DRIVERS: [&str; 2] = ["ompio", "romio321"];
 
 /// Returns the number of pairs of logs of a file, according to `quell log stat` and the
 /// directories.
-fn pairs(scene: &Scene, name: &str) -> usize {
-    let mut stat = scene.stage.quell();
-    stat.args(["log", "stat", "--json"]).arg(&scene.store).arg(name);
-    let report = scene.stage.run(&mut stat).expect(0).json();
+fn pairs(fixture: &Fixture, name: &str) -> usize {
+    let mut stat = fixture.stage.quell();
+    stat.args(["log", "stat", "--json"]).arg(&fixture.store).arg(name);
+    let report = fixture.stage.run(&mut stat).expect(0).json();
     assert_eq!((&report["size"], &report["held_bytes"]), (&FILE_BYTES.into(), &FILE_BYTES.into()), "{name}");
     let writers = report["writers"].as_array().unwrap();
     assert!(writers.iter().all(|writer| writer["open"].is_null()), "{name}: {report}");
     let mut found = [0; 2];
-    walk(&scene.store.join(format!("{name}.container")), &mut |path| {
+    walk(&fixture.store.join(format!("{name}.container")), &mut |path| {
         for (count, end) in found.iter_mut().zip(["data", "index"]) {
             *count += usize::from(path.extension().is_some_and(|extension| extension == end));
         }
@@ -36,44 +36,44 @@ fn pairs(scene: &Scene, name: &str) -> usize {
 }
 
 #[test]
-fn ranks_write_one_file_and_read_what_the_others_wrote() {
+fn ranks_write_one_file_and_read_the_data_of_other_ranks() {
     if let Some(reason) = why_no_openmpi() {
         skip!("{reason}");
     }
-    let scene = log_scene!();
-    let (source, program) = (scene.stage.file("log_ranks.c", PROGRAM), scene.stage.path("log_ranks"));
-    scene.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
-    let run = |way: &str, how: &str, paths: [&Path; 2]| {
-        let mut command = scene.stage.mpirun(RANKS);
-        command.args(["--mca", "io", way]).arg(&program).arg(how).args(paths);
+    let fixture = log_scene!();
+    let (source, program) = (fixture.stage.file("log_ranks.c", PROGRAM), fixture.stage.path("log_ranks"));
+    fixture.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let run = |driver: &str, pattern: &str, paths: [&Path; 2]| {
+        let mut command = fixture.stage.mpirun(RANKS);
+        command.args(["--mca", "io", driver]).arg(&program).arg(pattern).args(paths);
         // mpirun ends its ranks, too, before the test's own time limit.
         command.env("MPIEXEC_TIMEOUT", "60");
-        scene.stage.run(&mut command)
+        fixture.stage.run(&mut command)
     };
-    let plain = scene.stage.dir("plain").join("file");
-    for way in WAYS {
-        let direct = run(way, "collective", [&plain, &plain]);
+    let plain = fixture.stage.dir("plain").join("file");
+    for driver in DRIVERS {
+        let direct = run(driver, "collective", [&plain, &plain]);
         if direct.code() != Some(0) {
             skip!("MPI-IO does not work here without Quell either: {}", direct.err);
         }
     }
-    let (one, other) = (scene.mount(), scene.mount());
-    for way in WAYS {
-        for how in ["plain", "independent", "collective", "strided", "sizes", "truncated"] {
+    let (one, other) = (fixture.mount(), fixture.mount());
+    for driver in DRIVERS {
+        for pattern in ["plain", "independent", "collective", "strided", "sizes", "truncated"] {
             for (mounts, second) in [("one", &one), ("two", &other)] {
-                if how == "plain" && way != WAYS[0] {
+                if pattern == "plain" && driver != DRIVERS[0] {
                     continue; // it does not use MPI-IO
                 }
-                let name = format!("{way}-{how}-{mounts}");
+                let name = format!("{driver}-{pattern}-{mounts}");
                 let paths = [&*one.point.join(&name), &*second.point.join(&name)];
-                let ended = run(way, how, paths).expect(0);
+                let ended = run(driver, pattern, paths).expect(0);
                 assert!(
-                    ended.text().contains(&format!("{how}: {RANKS} ranks\n")),
+                    ended.text().contains(&format!("{pattern}: {RANKS} ranks\n")),
                     "{name}: {}",
                     ended.text()
                 );
-                let pairs = pairs(&scene, &name);
-                match how {
+                let pairs = pairs(&fixture, &name);
+                match pattern {
                     // MPI-IO chooses the ranks that write for all.
                     "collective" => assert!((1..=RANKS).contains(&pairs), "{name}: {pairs}"),
                     // Ranks that had the file open before set its size, and ended as writers then.
@@ -83,8 +83,8 @@ fn ranks_write_one_file_and_read_what_the_others_wrote() {
             }
         }
     }
-    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
+    assert_eq!(fixture.open_records(), Vec::<PathBuf>::new());
     one.umount();
     other.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }

@@ -6,24 +6,24 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::log::Scene;
+use crate::log::Fixture;
 use crate::log_scene;
 use crate::stage::{Ended, Mounted};
 use crate::trees::noise;
 
 const FILES: u64 = 20;
 
-/// Creates further stores next to `Scene::store`.
-fn stores(scene: &Scene, count: usize) -> Vec<PathBuf> {
-    (0..count).map(|number| scene.stage.dir(&format!("other{number}"))).collect()
+/// Creates further stores next to `Fixture::store`.
+fn stores(fixture: &Fixture, count: usize) -> Vec<PathBuf> {
+    (0..count).map(|number| fixture.stage.dir(&format!("other{number}"))).collect()
 }
 
 #[track_caller]
-fn rebalance(scene: &Scene, stores: &[&Path], words: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
+fn rebalance(fixture: &Fixture, stores: &[&Path], words: &[&dyn AsRef<std::ffi::OsStr>]) -> Ended {
     let named = stores.iter().map(|store| store.display().to_string()).collect::<Vec<_>>().join(",");
-    let mut command = scene.stage.quell();
+    let mut command = fixture.stage.quell();
     command.arg("log").arg("rebalance").arg(named).args(crate::stage::words(words));
-    scene.stage.run(&mut command)
+    fixture.stage.run(&mut command)
 }
 
 fn fill(point: &Path) {
@@ -58,44 +58,44 @@ fn containers(store: &Path) -> usize {
 
 #[test]
 fn stores_are_named_in_any_order_and_none_is_forgotten() {
-    let scene = log_scene!();
-    let others = stores(&scene, 2);
-    let mounted = scene.mount_with(&[&others[0], &scene.store], &[]);
+    let fixture = log_scene!();
+    let others = stores(&fixture, 2);
+    let mounted = fixture.mount_with(&[&others[0], &fixture.store], &[]);
     fill(&mounted.point);
     mounted.umount();
-    let again = scene.mount_with(&[&scene.store, &others[0]], &[]);
+    let again = fixture.mount_with(&[&fixture.store, &others[0]], &[]);
     check(&again.point);
     again.umount();
-    let point = scene.point();
+    let point = fixture.point();
     let named = others[0].display().to_string();
-    scene
+    fixture
         .stage
-        .run(&mut scene.command(&[&scene.store], &[], &point))
+        .run(&mut fixture.command(&[&fixture.store], &[], &point))
         .expect(2)
         .says(&named)
         .says("name them all");
-    let all: [&Path; 3] = [&scene.store, &others[0], &others[1]];
-    scene.stage.run(&mut scene.command(&all, &[], &point)).expect(2).says("--add");
+    let all: [&Path; 3] = [&fixture.store, &others[0], &others[1]];
+    fixture.stage.run(&mut fixture.command(&all, &[], &point)).expect(2).says("--add");
     assert_eq!(fs::read_dir(&others[1]).unwrap().count(), 0);
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
-    let scene = log_scene!();
-    let others = stores(&scene, 2);
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let others = stores(&fixture, 2);
+    let mounted = fixture.mount();
     fill(&mounted.point);
     mounted.umount();
-    let (a, b) = (&scene.store as &Path, &others[0] as &Path);
-    let told = rebalance(&scene, &[a], &[&"--add", &b, &"--dry-run", &"--json"]).expect(0).json();
-    assert!(told["moved"].as_u64().unwrap() > 0, "{told}");
+    let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
+    let printed = rebalance(&fixture, &[a], &[&"--add", &b, &"--dry-run", &"--json"]).expect(0).json();
+    assert!(printed["moved"].as_u64().unwrap() > 0, "{printed}");
     assert_eq!(fs::read_dir(b).unwrap().count(), 0);
-    let told = rebalance(&scene, &[a], &[&"--add", &b, &"--json", &"-j", &"3"]).expect(0).json();
-    let moved = told["moved"].as_u64().unwrap();
-    assert!(moved > 0 && moved < FILES && told["complete"] == true, "{told}");
+    let printed = rebalance(&fixture, &[a], &[&"--add", &b, &"--json", &"-j", &"3"]).expect(0).json();
+    let moved = printed["moved"].as_u64().unwrap();
+    assert!(moved > 0 && moved < FILES && printed["complete"] == true, "{printed}");
     assert_eq!((containers(a) + containers(b), containers(b)), (FILES as usize, moved as usize));
-    let running: Mounted<'_> = scene.mount_with(&[b, a], &[]);
+    let running: Mounted<'_> = fixture.mount_with(&[b, a], &[]);
     check(&running.point);
     // Files with an open writer stay until they are closed.
     let open = (0..FILES).map(|n| fs::File::options().write(true).open(path(&running.point, n)).unwrap());
@@ -104,11 +104,11 @@ fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
         file.write_all_at(&noise(10, number as u64), 0).unwrap();
         file.sync_all().unwrap();
     }
-    rebalance(&scene, &[a, b], &[&"--drain", &b]).expect(1).says("is being written");
+    rebalance(&fixture, &[a, b], &[&"--drain", &b]).expect(1).says("is being written");
     drop(written);
     check_with_head(&running.point);
-    let told = rebalance(&scene, &[a, b], &[&"--drain", &b, &"--json"]).expect(0).json();
-    assert_eq!(told["complete"], true);
+    let printed = rebalance(&fixture, &[a, b], &[&"--drain", &b, &"--json"]).expect(0).json();
+    assert_eq!(printed["complete"], true);
     assert_eq!(containers(b), 0);
     // The mount that was started before continues, and its new files are in the remaining store.
     check_with_head(&running.point);
@@ -120,11 +120,11 @@ fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
     assert_eq!(containers(b), 0);
     running.umount();
     fs::remove_dir_all(b).unwrap();
-    let alone = scene.mount();
+    let alone = fixture.mount();
     check_with_head(&alone.point);
     assert_eq!(fs::read_to_string(alone.point.join("dir/new7")).unwrap(), "new");
     alone.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 /// Checks the files as `check` does, after their first bytes were rewritten with the same content.
@@ -142,10 +142,10 @@ fn check_with_head(point: &Path) {
 
 #[test]
 fn a_mount_that_runs_uses_a_store_that_is_added() {
-    let scene = log_scene!();
-    let others = stores(&scene, 2);
-    let (a, b, c) = (&scene.store as &Path, &others[0] as &Path, &others[1] as &Path);
-    let running = scene.mount();
+    let fixture = log_scene!();
+    let others = stores(&fixture, 2);
+    let (a, b, c) = (&fixture.store as &Path, &others[0] as &Path, &others[1] as &Path);
+    let running = fixture.mount();
     fill(&running.point);
     let read = fs::File::open(path(&running.point, 1)).unwrap();
     // A reader looks all the time: no file is missing or present twice at any moment.
@@ -163,8 +163,8 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
             }
         });
         for (known, added) in [(&[a][..], b), (&[a, b], c)] {
-            let told = rebalance(&scene, known, &[&"--add", &added, &"--json"]).expect(0).json();
-            assert!(told["moved"].as_u64().unwrap() > 0 && told["complete"] == true, "{told}");
+            let printed = rebalance(&fixture, known, &[&"--add", &added, &"--json"]).expect(0).json();
+            assert!(printed["moved"].as_u64().unwrap() > 0 && printed["complete"] == true, "{printed}");
         }
         is_over.store(true, Ordering::Relaxed);
         looking.join().unwrap();
@@ -176,7 +176,7 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
     }
     assert!(containers(c) > 0 && containers(b) > 0);
     assert_eq!(containers(a) + containers(b) + containers(c), 2 * FILES as usize);
-    let fresh = scene.mount_with(&[c, a, b], &[]);
+    let fresh = fixture.mount_with(&[c, a, b], &[]);
     check(&fresh.point);
     for number in 0..FILES {
         assert!(fs::read(fresh.point.join(format!("d/e/new{number}"))).unwrap() == noise(100, number));
@@ -186,26 +186,26 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
     fs::remove_dir(fresh.point.join("e")).unwrap();
     fresh.umount();
     running.umount();
-    scene
+    fixture
         .stage
-        .run(scene.stage.quell().args(["log", "fsck"]).arg(format!(
+        .run(fixture.stage.quell().args(["log", "fsck"]).arg(format!(
             "{},{},{}",
             a.display(),
             b.display(),
             c.display()
         )))
         .expect(0);
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
-    let scene = log_scene!();
-    let others = stores(&scene, 1);
-    let (a, b) = (&scene.store as &Path, &others[0] as &Path);
-    let running = scene.mount();
+    let fixture = log_scene!();
+    let others = stores(&fixture, 1);
+    let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
+    let running = fixture.mount();
     fill(&running.point);
-    rebalance(&scene, &[a], &[&"--add", &b]).expect(0);
+    rebalance(&fixture, &[a], &[&"--add", &b]).expect(0);
     let away = b.with_extension("away");
     fs::rename(b, &away).unwrap();
     let (mut found, mut refused) = (0, 0);
@@ -228,26 +228,26 @@ fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
     assert_eq!(fs::metadata(running.point.join("nothing")).unwrap_err().raw_os_error(), Some(2));
     fs::write(running.point.join("new"), "new").unwrap();
     running.umount();
-    scene.stage.expect_nothing_left();
+    fixture.stage.expect_nothing_left();
 }
 
 #[test]
 fn the_first_store_may_go_as_well() {
-    let scene = log_scene!();
-    let others = stores(&scene, 1);
-    let (a, b) = (&scene.store as &Path, &others[0] as &Path);
-    let mounted = scene.mount_with(&[a, b], &[]);
+    let fixture = log_scene!();
+    let others = stores(&fixture, 1);
+    let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
+    let mounted = fixture.mount_with(&[a, b], &[]);
     fill(&mounted.point);
     mounted.umount();
-    let ended = rebalance(&scene, &[a, b], &[&"--drain", &a]).expect(0);
+    let ended = rebalance(&fixture, &[a, b], &[&"--drain", &a]).expect(0);
     assert!(ended.text().contains("none of the stores any more"), "{}", ended.text());
     assert_eq!(containers(a), 0);
-    rebalance(&scene, &[b], &[&"--drain", &b]).expect(2).says("no store would be left");
-    rebalance(&scene, &[b], &[&"--drain", &a]).expect(2).says("drained already");
+    rebalance(&fixture, &[b], &[&"--drain", &b]).expect(2).says("no store would be left");
+    rebalance(&fixture, &[b], &[&"--drain", &a]).expect(2).says("drained already");
     fs::remove_dir_all(a).unwrap();
-    let left = scene.mount_with(&[b], &[]);
+    let left = fixture.mount_with(&[b], &[]);
     check(&left.point);
     left.umount();
-    scene.stage.run(scene.stage.quell().args(["log", "fsck"]).arg(b)).expect(0);
-    scene.stage.expect_nothing_left();
+    fixture.stage.run(fixture.stage.quell().args(["log", "fsck"]).arg(b)).expect(0);
+    fixture.stage.expect_nothing_left();
 }

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::log::Scene;
+use crate::log::Fixture;
 use crate::log_scene;
 use crate::stage::{Mounted, Stage, eventually};
 use crate::trees::noise;
@@ -33,8 +33,8 @@ fn child() {
         "strided" => {
             let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
             for round in 0..ROUNDS {
-                let place = round * processes + number;
-                file.write_all_at(&record(place), place * RECORD_BYTES as u64).unwrap();
+                let record_number = round * processes + number;
+                file.write_all_at(&record(record_number), record_number * RECORD_BYTES as u64).unwrap();
             }
         }
         "read" => {
@@ -42,9 +42,9 @@ fn child() {
             let mut bytes = vec![0; RECORD_BYTES];
             for round in 0..ROUNDS {
                 // Each process reads the records of another one.
-                let place = round * processes + (number + 1) % processes;
-                file.read_exact_at(&mut bytes, place * RECORD_BYTES as u64).unwrap();
-                assert!(bytes == record(place), "record {place}");
+                let record_number = round * processes + (number + 1) % processes;
+                file.read_exact_at(&mut bytes, record_number * RECORD_BYTES as u64).unwrap();
+                assert!(bytes == record(record_number), "record {record_number}");
             }
         }
         "append" => {
@@ -57,8 +57,9 @@ fn child() {
         "sync" | "write" => {
             let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
             for round in 0.. {
-                let place = round * processes + number;
-                let mut written = file.write_all_at(&small_record(place), place * SMALL_BYTES as u64);
+                let record_number = round * processes + number;
+                let mut written =
+                    file.write_all_at(&small_record(record_number), record_number * SMALL_BYTES as u64);
                 if what == "sync" {
                     if round % 4 != 3 {
                         continue;
@@ -77,15 +78,15 @@ fn child() {
 
 pub const SMALL_BYTES: usize = 5000;
 
-pub fn small_record(place: u64) -> Vec<u8> {
-    noise(SMALL_BYTES, place + 1_000_000)
+pub fn small_record(record_number: u64) -> Vec<u8> {
+    noise(SMALL_BYTES, record_number + 1_000_000)
 }
 
 const ROUNDS: u64 = 20;
 const LINES: u64 = 200;
 
-fn record(place: u64) -> Vec<u8> {
-    noise(RECORD_BYTES, place + 1)
+fn record(record_number: u64) -> Vec<u8> {
+    noise(RECORD_BYTES, record_number + 1)
 }
 
 /// Returns a command that runs this program as a child process.
@@ -107,9 +108,9 @@ fn all(stage: &Stage, what: &str, paths: &[PathBuf]) {
 }
 
 /// Returns the number of data logs in the store.
-fn logs(scene: &Scene) -> usize {
+fn logs(fixture: &Fixture) -> usize {
     let mut logs = 0;
-    crate::log::walk(&scene.store, &mut |path| {
+    crate::log::walk(&fixture.store, &mut |path| {
         logs += usize::from(path.extension().is_some_and(|e| e == "data"))
     });
     logs
@@ -117,8 +118,8 @@ fn logs(scene: &Scene) -> usize {
 
 #[test]
 fn threads_that_write_one_file_are_one_writer_as_their_process_is() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("file");
     let all_have_it_open = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
@@ -128,62 +129,64 @@ fn threads_that_write_one_file_are_one_writer_as_their_process_is() {
                 let file = File::options().write(true).create(true).truncate(false).open(path).unwrap();
                 all_have_it_open.wait();
                 for round in 0..ROUNDS {
-                    let place = round * 3 + number;
-                    file.write_all_at(&record(place), place * RECORD_BYTES as u64).unwrap();
+                    let record_number = round * 3 + number;
+                    file.write_all_at(&record(record_number), record_number * RECORD_BYTES as u64).unwrap();
                 }
             });
         }
     });
     let bytes = fs::read(&path).unwrap();
     assert_eq!(bytes.len(), 3 * ROUNDS as usize * RECORD_BYTES);
-    assert!((0..).zip(bytes.chunks(RECORD_BYTES)).all(|(place, found)| found == record(place)));
-    assert_eq!(logs(&scene), 1, "one process wrote");
+    assert!(
+        (0..).zip(bytes.chunks(RECORD_BYTES)).all(|(record_number, found)| found == record(record_number))
+    );
+    assert_eq!(logs(&fixture), 1, "one process wrote");
     mounted.umount();
 }
 
 #[test]
-fn processes_that_write_one_file_strided_read_what_the_others_wrote() {
-    let scene = log_scene!();
+fn processes_that_write_one_file_strided_read_the_data_of_others() {
+    let fixture = log_scene!();
     for options in [&[][..], &["--buffer", "4K"], &["--buffer", "16M", "--index", "flatten"]] {
-        let mounted = scene.mount_with(&[&scene.store], options);
+        let mounted = fixture.mount_with(&[&fixture.store], options);
         let path = mounted.point.join("checkpoint");
         let paths = vec![path.clone(); 6];
-        all(&scene.stage, "strided", &paths);
-        assert_eq!(logs(&scene), 6, "each process writes a log of its own");
+        all(&fixture.stage, "strided", &paths);
+        assert_eq!(logs(&fixture), 6, "each process writes a log of its own");
         assert_eq!(fs::metadata(&path).unwrap().len(), 6 * ROUNDS * RECORD_BYTES as u64);
-        all(&scene.stage, "read", &paths);
+        all(&fixture.stage, "read", &paths);
         // Again, over the existing data.
-        all(&scene.stage, "strided", &paths);
+        all(&fixture.stage, "strided", &paths);
         mounted.umount();
-        let mounted = scene.mount();
+        let mounted = fixture.mount();
         let path = mounted.point.join("checkpoint");
-        all(&scene.stage, "read", &vec![path.clone(); 6]);
+        all(&fixture.stage, "read", &vec![path.clone(); 6]);
         fs::remove_file(&path).unwrap();
         mounted.umount();
-        assert_eq!((scene.leftovers().len(), scene.open_records().len(), logs(&scene)), (0, 0, 0));
+        assert_eq!((fixture.leftovers().len(), fixture.open_records().len(), logs(&fixture)), (0, 0, 0));
     }
 }
 
 #[test]
 fn processes_on_several_mounts_write_one_file_and_all_mounts_read_it() {
-    let scene = log_scene!();
-    let mounts = [scene.mount(), scene.mount(), scene.mount()];
+    let fixture = log_scene!();
+    let mounts = [fixture.mount(), fixture.mount(), fixture.mount()];
     let paths: Vec<PathBuf> =
         mounts.iter().cycle().take(6).map(|mounted| mounted.point.join("checkpoint")).collect();
-    all(&scene.stage, "strided", &paths);
-    all(&scene.stage, "read", &paths);
+    all(&fixture.stage, "strided", &paths);
+    all(&fixture.stage, "read", &paths);
     let sizes: Vec<u64> = paths.iter().map(|path| fs::metadata(path).unwrap().len()).collect();
     assert_eq!(sizes, [6 * ROUNDS * RECORD_BYTES as u64; 6]);
     mounts.into_iter().for_each(|mounted| mounted.umount());
-    assert_eq!(scene.open_records().len(), 0);
+    assert_eq!(fixture.open_records().len(), 0);
 }
 
 #[test]
 fn processes_that_append_to_one_file_lose_no_line() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("journal");
-    all(&scene.stage, "append", &vec![path.clone(); 5]);
+    all(&fixture.stage, "append", &vec![path.clone(); 5]);
     let text = fs::read_to_string(&path).unwrap();
     let mut next: BTreeMap<u64, u64> = BTreeMap::new();
     for line in text.lines() {
@@ -197,9 +200,9 @@ fn processes_that_append_to_one_file_lose_no_line() {
 }
 
 #[test]
-fn what_one_mount_closed_another_one_sees_at_its_next_open() {
-    let scene = log_scene!();
-    let (one, other) = (scene.mount(), scene.mount());
+fn data_is_visible_to_another_mount_at_open_after_close() {
+    let fixture = log_scene!();
+    let (one, other) = (fixture.mount(), fixture.mount());
     let (here, there) = (one.point.join("file"), other.point.join("file"));
     for round in 0..20u32 {
         let (from, to) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
@@ -224,9 +227,9 @@ fn what_one_mount_closed_another_one_sees_at_its_next_open() {
 }
 
 #[test]
-fn what_one_mount_synced_another_one_sees_while_both_have_the_file_open() {
-    let scene = log_scene!();
-    let (one, other) = (scene.mount(), scene.mount());
+fn synced_data_is_visible_to_another_mount_that_has_the_file_open() {
+    let fixture = log_scene!();
+    let (one, other) = (fixture.mount(), fixture.mount());
     let writer = File::create(one.point.join("file")).unwrap();
     let reader = File::options().read(true).write(true).open(other.point.join("file")).unwrap();
     for round in 0..50u64 {
@@ -257,9 +260,9 @@ fn what_one_mount_synced_another_one_sees_while_both_have_the_file_open() {
 }
 
 #[test]
-fn writers_of_one_node_see_each_other_at_once() {
-    let scene = log_scene!();
-    let mounted = scene.mount();
+fn writers_of_one_node_see_each_others_data_without_a_sync() {
+    let fixture = log_scene!();
+    let mounted = fixture.mount();
     let path = mounted.point.join("file");
     let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
     std::thread::scope(|scope| {
@@ -268,20 +271,20 @@ fn writers_of_one_node_see_each_other_at_once() {
         let file = open();
         scope.spawn(move || {
             let file = open();
-            for place in from {
+            for offset in from {
                 let mut bytes = [0; 8];
-                file.read_exact_at(&mut bytes, place).unwrap();
-                file.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), place).unwrap();
-                back.send(place).unwrap();
+                file.read_exact_at(&mut bytes, offset).unwrap();
+                file.write_all_at(&(u64::from_le_bytes(bytes) + 1).to_le_bytes(), offset).unwrap();
+                back.send(offset).unwrap();
             }
         });
         for round in 0..300u64 {
-            let place = round * 3;
-            file.write_all_at(&(round * 10).to_le_bytes(), place).unwrap();
-            to.send(place).unwrap();
-            assert_eq!(seen.recv().unwrap(), place);
+            let offset = round * 3;
+            file.write_all_at(&(round * 10).to_le_bytes(), offset).unwrap();
+            to.send(offset).unwrap();
+            assert_eq!(seen.recv().unwrap(), offset);
             let mut bytes = [0; 8];
-            file.read_exact_at(&mut bytes, place).unwrap();
+            file.read_exact_at(&mut bytes, offset).unwrap();
             assert_eq!(u64::from_le_bytes(bytes), round * 10 + 1);
         }
         drop(to);
@@ -290,9 +293,9 @@ fn writers_of_one_node_see_each_other_at_once() {
 }
 
 #[test]
-fn a_file_that_is_open_stays_when_its_name_goes() {
-    let scene = log_scene!();
-    let (one, other) = (scene.mount(), scene.mount());
+fn an_open_file_outlives_its_name() {
+    let fixture = log_scene!();
+    let (one, other) = (fixture.mount(), fixture.mount());
     let at = |name: &str| one.point.join(name);
     fs::write(at("a"), "a's bytes").unwrap();
     fs::write(at("b"), "b's bytes").unwrap();
@@ -320,17 +323,17 @@ fn a_file_that_is_open_stays_when_its_name_goes() {
     // A new file with the name is a different file.
     fs::write(at("b"), "new").unwrap();
     assert_eq!(fs::read_to_string(other.point.join("b")).unwrap(), "new");
-    assert_eq!(scene.leftovers().len(), 2);
+    assert_eq!(fixture.leftovers().len(), 2);
     drop((a, b));
     fs::remove_file(at("b")).unwrap();
     [one, other].into_iter().for_each(|mounted| mounted.umount());
-    assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0));
+    assert_eq!((fixture.leftovers().len(), fixture.open_records().len()), (0, 0));
 }
 
 #[test]
 fn one_of_many_that_make_a_file_exclusively_makes_it() {
-    let scene = log_scene!();
-    let mounts = [scene.mount(), scene.mount()];
+    let fixture = log_scene!();
+    let mounts = [fixture.mount(), fixture.mount()];
     for round in 0..10 {
         let made: usize = std::thread::scope(|scope| {
             let makers: Vec<_> = mounts
@@ -353,13 +356,13 @@ fn one_of_many_that_make_a_file_exclusively_makes_it() {
         assert_eq!(made, 1);
     }
     mounts.into_iter().for_each(|mounted| mounted.umount());
-    assert_eq!(scene.leftovers().len(), 0);
+    assert_eq!(fixture.leftovers().len(), 0);
 }
 
 #[test]
-fn what_is_written_after_a_truncation_stays_whichever_mount_truncates() {
-    let scene = log_scene!();
-    let mounts = [scene.mount(), scene.mount_with(&[&scene.store], &["--buffer", "4K"])];
+fn data_written_after_a_truncation_is_kept_with_any_truncating_mount() {
+    let fixture = log_scene!();
+    let mounts = [fixture.mount(), fixture.mount_with(&[&fixture.store], &["--buffer", "4K"])];
     let paths: Vec<PathBuf> = mounts.iter().map(|mounted| mounted.point.join("file")).collect();
     File::create(&paths[0]).unwrap();
     for round in 0..10usize {
@@ -390,15 +393,15 @@ fn what_is_written_after_a_truncation_stays_whichever_mount_truncates() {
     }
     fs::remove_file(&paths[0]).unwrap();
     mounts.into_iter().for_each(|mounted| mounted.umount());
-    assert_eq!((scene.leftovers().len(), scene.open_records().len()), (0, 0));
+    assert_eq!((fixture.leftovers().len(), fixture.open_records().len()), (0, 0));
 }
 
 #[test]
-fn of_mounts_that_make_the_same_directory_at_once_one_makes_it_and_it_stays() {
-    let scene = log_scene!();
-    let second = scene.stage.dir("second");
-    let stores = [&*scene.store, &*second];
-    let mounts = [scene.mount_with(&stores, &[]), scene.mount_with(&stores, &[])];
+fn of_mounts_that_create_one_directory_concurrently_exactly_one_succeeds() {
+    let fixture = log_scene!();
+    let second = fixture.stage.dir("second");
+    let stores = [&*fixture.store, &*second];
+    let mounts = [fixture.mount_with(&stores, &[]), fixture.mount_with(&stores, &[])];
     let barrier = std::sync::Barrier::new(mounts.len());
     let made: Vec<Vec<bool>> = std::thread::scope(|scope| {
         let makers: Vec<_> = (mounts.iter())
@@ -436,8 +439,8 @@ fn of_mounts_that_make_the_same_directory_at_once_one_makes_it_and_it_stays() {
 
 #[test]
 fn a_file_that_is_opened_to_be_made_while_another_mount_removes_it_is_made() {
-    let scene = log_scene!();
-    let mounts = [scene.mount(), scene.mount()];
+    let fixture = log_scene!();
+    let mounts = [fixture.mount(), fixture.mount()];
     let barrier = std::sync::Barrier::new(2);
     let name = |number: usize| format!("f{number}");
     std::thread::scope(|scope| {
@@ -459,11 +462,12 @@ fn a_file_that_is_opened_to_be_made_while_another_mount_removes_it_is_made() {
 
 #[test]
 fn a_file_that_another_mount_has_read_gives_its_room_back_when_it_is_removed() {
-    let scene = log_scene!();
-    let mounts = [scene.mount(), scene.mount()];
+    let fixture = log_scene!();
+    let mounts = [fixture.mount(), fixture.mount()];
     let holder = |mounted: &Mounted<'_>| {
-        let mut command = scene.stage.quell();
-        let report = scene.stage.run(command.args(["stats", "--json"]).arg(&mounted.point)).expect(0).text();
+        let mut command = fixture.stage.quell();
+        let report =
+            fixture.stage.run(command.args(["stats", "--json"]).arg(&mounted.point)).expect(0).text();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         report[0]["pid"].as_u64().unwrap()
     };
@@ -506,19 +510,19 @@ fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool
     (0..4).for_each(|_| _ = random.below(2));
     let pick = |random: &mut Random| root.join(NAMES[random.below(NAMES.len() as u64) as usize]);
     let error = |e: std::io::Error| format!("error {}", e.raw_os_error().unwrap_or(0));
-    let told = |result: std::io::Result<String>| result.unwrap_or_else(error);
+    let describe = |result: std::io::Result<String>| result.unwrap_or_else(error);
     let length = |random: &mut Random| [1, 7, 100, 4096, 5000, 70_000][random.below(6) as usize];
     let on_file = |random: &mut Random, file: &File| -> std::io::Result<String> {
-        let place = random.below(FILE_BYTES_MAX / 2);
+        let offset = random.below(FILE_BYTES_MAX / 2);
         let size = length(random);
         match random.below(10) {
-            0..=3 => file.write_all_at(&noise(size, random.0), place).map(|()| "written".into()),
+            0..=3 => file.write_all_at(&noise(size, random.0), offset).map(|()| "written".into()),
             4..=6 => {
                 let mut bytes = vec![0; size];
-                let n = file.read_at(&mut bytes, place)?;
+                let n = file.read_at(&mut bytes, offset)?;
                 Ok(format!("{n} {:x}", sum(&bytes[..n])))
             }
-            7 => file.set_len(place).map(|()| "cut".into()),
+            7 => file.set_len(offset).map(|()| "cut".into()),
             8 => (&mut &*file).write_all(&noise(size.min(5000), random.0)).map(|()| "appended".into()),
             _ => file.sync_data().map(|()| "synced".into()),
         }
@@ -533,12 +537,12 @@ fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool
                 .truncate(random.below(8) == 0)
                 .custom_flags(if random.below(3) == 0 { 0o2000 } else { 0 }) // O_APPEND
                 .open(path);
-            told(file.and_then(|file| {
-                let told = on_file(&mut random, &file);
+            describe(file.and_then(|file| {
+                let result = on_file(&mut random, &file);
                 if keeps_open {
                     open.insert(slot, file);
                 }
-                told
+                result
             }))
         }
         3 => {
@@ -546,28 +550,28 @@ fn step(seed: u64, root: &Path, open: &mut BTreeMap<u64, File>, keeps_open: bool
             "closed".into()
         }
         4..=9 => match open.get(&random.below(4)) {
-            Some(file) => told(on_file(&mut random, file)),
+            Some(file) => describe(on_file(&mut random, file)),
             None => "none".into(),
         },
         10 | 11 => {
             let (path, size) = (pick(&mut random), length(&mut random));
-            told(fs::write(path, noise(size, seed)).map(|()| "made".into()))
+            describe(fs::write(path, noise(size, seed)).map(|()| "made".into()))
         }
         12 | 13 => {
-            told(fs::read(pick(&mut random)).map(|bytes| format!("{} {:x}", bytes.len(), sum(&bytes))))
+            describe(fs::read(pick(&mut random)).map(|bytes| format!("{} {:x}", bytes.len(), sum(&bytes))))
         }
-        14 => told(fs::remove_file(pick(&mut random)).map(|()| "removed".into())),
+        14 => describe(fs::remove_file(pick(&mut random)).map(|()| "removed".into())),
         15 | 16 => {
             let (from, to) = (pick(&mut random), pick(&mut random));
-            told(fs::rename(from, to).map(|()| "renamed".into()))
+            describe(fs::rename(from, to).map(|()| "renamed".into()))
         }
-        17 => told(fs::metadata(pick(&mut random)).map(|found| format!("{} bytes", found.len()))),
+        17 => describe(fs::metadata(pick(&mut random)).map(|found| format!("{} bytes", found.len()))),
         18 => {
             let path = pick(&mut random);
             let file = File::options().append(true).create(true).open(path);
-            told(file.and_then(|mut file| file.write_all(&noise(300, seed))).map(|()| "appended".into()))
+            describe(file.and_then(|mut file| file.write_all(&noise(300, seed))).map(|()| "appended".into()))
         }
-        _ => told(state(root)),
+        _ => describe(state(root)),
     }
 }
 
@@ -604,15 +608,15 @@ const STEPS: u64 = 400;
 
 #[test]
 fn random_histories_with_open_files_are_those_of_a_plain_directory() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     for seed in seeds(8) {
         let options: &[&str] = match seed % 3 {
             0 => &[],
             1 => &["--buffer", "4K"],
             _ => &["--index", "flatten"],
         };
-        let mut mounted = scene.mount_with(&[&scene.store], options);
-        let plain = scene.stage.dir(&format!("plain{seed}"));
+        let mut mounted = fixture.mount_with(&[&fixture.store], options);
+        let plain = fixture.stage.dir(&format!("plain{seed}"));
         fs::create_dir(plain.join("dir")).unwrap();
         fs::create_dir(mounted.point.join("dir")).unwrap();
         let (mut ours, mut theirs) = (BTreeMap::new(), BTreeMap::new());
@@ -628,7 +632,7 @@ fn random_histories_with_open_files_are_those_of_a_plain_directory() {
                 ours.clear();
                 theirs.clear();
                 mounted.umount();
-                mounted = scene.mount_with(&[&scene.store], options);
+                mounted = fixture.mount_with(&[&fixture.store], options);
                 assert_eq!(state(&mounted.point).unwrap(), state(&plain).unwrap(), "in a new mount");
             }
         }
@@ -637,16 +641,16 @@ fn random_histories_with_open_files_are_those_of_a_plain_directory() {
             let _ = fs::remove_file(mounted.point.join(name));
         }
         mounted.umount();
-        assert_eq!((scene.leftovers(), scene.open_records()), (Vec::new(), Vec::new()), "seed {seed}");
+        assert_eq!((fixture.leftovers(), fixture.open_records()), (Vec::new(), Vec::new()), "seed {seed}");
     }
 }
 
 #[test]
 fn random_histories_of_two_mounts_that_take_turns_are_those_of_a_plain_directory() {
-    let scene = log_scene!();
+    let fixture = log_scene!();
     for seed in seeds(8) {
-        let mounts = [scene.mount(), scene.mount_with(&[&scene.store], &["--buffer", "4K"])];
-        let plain = scene.stage.dir(&format!("plain{seed}"));
+        let mounts = [fixture.mount(), fixture.mount_with(&[&fixture.store], &["--buffer", "4K"])];
+        let plain = fixture.stage.dir(&format!("plain{seed}"));
         fs::create_dir(plain.join("dir")).unwrap();
         fs::create_dir(mounts[0].point.join("dir")).unwrap();
         let mut random = Random(seed | 1);
@@ -668,6 +672,6 @@ fn random_histories_of_two_mounts_that_take_turns_are_those_of_a_plain_directory
             let _ = fs::remove_file(mounts[0].point.join(name));
         }
         mounts.into_iter().for_each(|mounted| mounted.umount());
-        assert_eq!((scene.leftovers(), scene.open_records()), (Vec::new(), Vec::new()), "seed {seed}");
+        assert_eq!((fixture.leftovers(), fixture.open_records()), (Vec::new(), Vec::new()), "seed {seed}");
     }
 }

@@ -69,7 +69,7 @@ fn looked(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_tree_goes_into_stores_and_comes_out_as_it_was() {
+fn an_imported_tree_is_exported_unchanged() {
     let stage = Stage::new();
     let tree = plain(&stage);
     for stores in [vec!["one"], vec!["two", "three", "four"]] {
@@ -78,16 +78,16 @@ fn a_tree_goes_into_stores_and_comes_out_as_it_was() {
         stage.log(&[&"import", &tree, &named, &"in/here"]).expect(2).says("in");
         stage.log(&[&"import", &tree, &named, &"here", &"--verify", &"-j", &"3"]).expect(0);
         let out = stage.path(format!("out-{}", stores[0]));
-        let told = stage.log(&[&"export", &named, &"here", &out, &"--verify", &"--json"]).expect(0).json();
-        assert_eq!((&told["files"], &told["links"]), (&5.into(), &1.into()), "{told}");
+        let printed = stage.log(&[&"export", &named, &"here", &out, &"--verify", &"--json"]).expect(0).json();
+        assert_eq!((&printed["files"], &printed["links"]), (&5.into(), &1.into()), "{printed}");
         assert_eq!(looked(&out), looked(&tree));
         assert!(fs::metadata(out.join("sparse")).unwrap().blocks() * 512 < 1_000_000);
         assert_eq!(fs::metadata(&out).unwrap().permissions(), fs::metadata(&tree).unwrap().permissions());
         // An existing file is neither replaced nor copied again.
         stage.log(&[&"export", &named, &"here", &out]).expect(2).says("--resume");
         fs::remove_file(out.join("d/small")).unwrap();
-        let told = stage.log(&[&"export", &named, &"here", &out, &"--resume", &"--json"]).expect(0).json();
-        assert_eq!((&told["files"], &told["skipped"]), (&1.into(), &5.into()), "{told}");
+        let printed = stage.log(&[&"export", &named, &"here", &out, &"--resume", &"--json"]).expect(0).json();
+        assert_eq!((&printed["files"], &printed["skipped"]), (&1.into(), &5.into()), "{printed}");
         assert_eq!(looked(&out), looked(&tree));
         stage.log(&[&"import", &tree, &named, &"here"]).expect(1).says("exists");
         // One file, by name and into a directory.
@@ -129,7 +129,7 @@ fn a_store_that_may_only_be_read_gives_its_files() {
 }
 
 #[test]
-fn lists_and_maps_tell_where_the_bytes_are() {
+fn ls_and_map_show_the_log_of_each_byte() {
     let stage = Stage::new();
     let (tree, store) = (plain(&stage), stage.dir("store"));
     stage.log(&[&"import", &tree, &store]).expect(0);
@@ -168,7 +168,7 @@ fn lists_and_maps_tell_where_the_bytes_are() {
 }
 
 #[test]
-fn what_is_no_store_stays_as_it_is() {
+fn a_directory_that_is_not_a_store_is_not_changed() {
     let stage = Stage::new();
     let tree = plain(&stage);
     let before = looked(&tree);
@@ -216,7 +216,7 @@ fn ending(stage: &Stage, dir: &Path, end: &str) -> PathBuf {
 }
 
 #[test]
-fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
+fn damage_is_reported_with_its_range_and_repaired_if_possible() {
     let stage = Stage::new();
     let (tree, store) = (stage.dir("tree"), stage.dir("store"));
     fs::write(tree.join("f"), noise(3_000_000, 1)).unwrap();
@@ -225,10 +225,10 @@ fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
     assert_eq!((&clean["files"], &clean["problems"]), (&1.into(), &0.into()), "{clean}");
     // A missing index log is rebuilt.
     fs::remove_file(ending(&stage, &store, ".index")).unwrap();
-    let told = stage.log(&[&"fsck", &store]).expect(1).text();
-    assert!(told.contains("f: the index log of writer") && told.contains("1 problems"), "{told}");
-    let told = stage.log(&[&"fsck", &store, &"--repair"]).expect(0).text();
-    assert!(told.contains("(repaired)") && told.contains("0 problems left, 1 repaired"), "{told}");
+    let printed = stage.log(&[&"fsck", &store]).expect(1).text();
+    assert!(printed.contains("f: the index log of writer") && printed.contains("1 problems"), "{printed}");
+    let printed = stage.log(&[&"fsck", &store, &"--repair"]).expect(0).text();
+    assert!(printed.contains("(repaired)") && printed.contains("0 problems left, 1 repaired"), "{printed}");
     let again = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(0).json();
     assert_eq!(again["findings"], serde_json::json!([]));
     stage.log(&[&"export", &store, &"/", &stage.path("whole")]).expect(0);
@@ -239,18 +239,18 @@ fn damage_is_told_with_its_place_and_what_can_be_repaired_is() {
     data.read_exact_at(&mut byte, 1_000_000).unwrap();
     data.write_all_at(&[!byte[0]], 1_000_000).unwrap();
     for _ in 0..2 {
-        let told = stage.log(&[&"fsck", &store, &"f", &"--repair", &"--json"]).expect(1).json();
-        let [finding] = &told["findings"].as_array().unwrap()[..] else { panic!("{told}") };
+        let printed = stage.log(&[&"fsck", &store, &"f", &"--repair", &"--json"]).expect(1).json();
+        let [finding] = &printed["findings"].as_array().unwrap()[..] else { panic!("{printed}") };
         let range = (finding["ranges"][0][0].as_u64().unwrap(), finding["ranges"][0][1].as_u64().unwrap());
-        assert!(finding["problem"] == "damaged" && range.1 - range.0 == 16_384, "{told}");
-        assert!((980_000..=1_000_000).contains(&range.0), "{told}");
+        assert!(finding["problem"] == "damaged" && range.1 - range.0 == 16_384, "{printed}");
+        assert!((980_000..=1_000_000).contains(&range.0), "{printed}");
     }
     stage.log(&[&"export", &store, &"f", &stage.path("damaged")]).expect(1).says("damaged");
     assert!(!stage.path("damaged").exists());
 }
 
 #[test]
-fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
+fn foreign_entries_are_reported_and_never_removed() {
     let stage = Stage::new();
     let (tree, store) = (plain(&stage), stage.dir("store"));
     stage.log(&[&"import", &tree, &store]).expect(0);
@@ -260,9 +260,9 @@ fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
     fs::write(ending(&stage, &store, "meta").join("what"), "").unwrap();
     let old = store.join(".quell/new/0123");
     fs::create_dir(&old).unwrap();
-    let told = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(1).json();
+    let printed = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(1).json();
     let mut names: Vec<_> =
-        told["findings"].as_array().unwrap().iter().map(|f| f["problem"].as_str().unwrap()).collect();
+        printed["findings"].as_array().unwrap().iter().map(|f| f["problem"].as_str().unwrap()).collect();
     names.sort_unstable();
     assert_eq!(names, ["foreign", "foreign", "name", "no-container"]);
     assert!(store.join("plain").exists() && store.join("none.container").exists());
@@ -280,17 +280,17 @@ fn what_nobody_of_ours_has_made_is_told_and_never_removed() {
 
 #[test]
 fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
-    let scene = log_scene!();
-    let (stage, store) = (&scene.stage, &scene.store);
-    let mounted = scene.mount();
+    let fixture = log_scene!();
+    let (stage, store) = (&fixture.stage, &fixture.store);
+    let mounted = fixture.mount();
     let bytes = noise(2_500_000, 5);
     let file = fs::File::create(mounted.point.join("file")).unwrap();
     file.write_all_at(&bytes, 0).unwrap();
     file.sync_all().unwrap();
     file.write_all_at(b"more", 2_500_000).unwrap();
     // A file that is being written has no problems.
-    let told = stage.log(&[&"fsck", store, &"--repair", &"--json"]).expect(0).json();
-    assert_eq!((&told["open"], &told["findings"]), (&1.into(), &serde_json::json!([])), "{told}");
+    let printed = stage.log(&[&"fsck", store, &"--repair", &"--json"]).expect(0).json();
+    assert_eq!((&printed["open"], &printed["findings"]), (&1.into(), &serde_json::json!([])), "{printed}");
     let facts = stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
     assert_eq!(facts["writers"][0]["open"]["gone"], false, "{facts}");
     let ended = stage.log(&[&"export", store, &"file", &stage.path("exported")]).expect(0);
@@ -304,13 +304,13 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     assert_eq!((&listed[0]["open"], &listed[0]["logs"]), (&1.into(), &1.into()), "{listed:?}");
     let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
     assert!(crate::stage::eventually(|| facts()["writers"][0]["open"]["gone"] == true), "{}", facts());
-    let told = stage.log(&[&"fsck", store]).expect(1).text();
-    assert!(told.contains("is gone and has not ended"), "{told}");
+    let printed = stage.log(&[&"fsck", store]).expect(1).text();
+    assert!(printed.contains("is gone and has not ended"), "{printed}");
     stage.log(&[&"fsck", store, &"--repair"]).expect(0);
-    let told = stage.log(&[&"fsck", store, &"--json"]).expect(0).json();
-    assert_eq!((&told["open"], &told["findings"]), (&0.into(), &serde_json::json!([])), "{told}");
-    assert_eq!(scene.open_records(), Vec::<PathBuf>::new());
-    let again = scene.mount();
+    let printed = stage.log(&[&"fsck", store, &"--json"]).expect(0).json();
+    assert_eq!((&printed["open"], &printed["findings"]), (&0.into(), &serde_json::json!([])), "{printed}");
+    assert_eq!(fixture.open_records(), Vec::<PathBuf>::new());
+    let again = fixture.mount();
     assert!(fs::read(again.point.join("file")).unwrap().starts_with(&bytes));
     again.umount();
     stage.log(&[&"export", store, &"/", &stage.path("all"), &"--verify"]).expect(0);

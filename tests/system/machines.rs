@@ -1,5 +1,5 @@
 //! A real Debian machine (testbed/debian-vm) in an unmodified QEMU, from its boot loader to the
-//! banner of its SSH server: recorded once, then booted from memory in each of the three ways. The
+//! banner of its SSH server: recorded once, then booted from memory in each of the three launches. The
 //! machine writes to an image of its own.
 //!
 //! Runs without KVM, which many test machines lack; nothing is timed.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, StatxFlags};
 
 use crate::probe::errno_name;
-use crate::stage::{Stage, Way, difference, ways_of_private_tree};
+use crate::stage::{Launch, Stage, difference, launches_of_private_tree};
 use crate::trees::{noise, set_mode, set_mtime, set_xattr};
 
 const CASES: u64 = 6;
@@ -107,22 +107,22 @@ fn random_operations_are_answered_as_on_the_original() {
         let index = stage.index(&tree);
         let original = stage.probe_original(&tree, "operations");
         assert!(original.lines().count() > OPERATIONS, "seed {seed}");
-        for way in ways_of_private_tree() {
-            let view = stage.probe(way, &index, &tree, "operations");
+        for launch in launches_of_private_tree() {
+            let view = stage.probe(launch, &index, &tree, "operations");
             assert_eq!(
-                difference(&masked(&original, way), &masked(&view, way)),
+                difference(&masked(&original, launch), &masked(&view, launch)),
                 "",
-                "QUELL_MODEL_SEED={seed} {way:?}"
+                "QUELL_MODEL_SEED={seed} {launch:?}"
             );
-            assert_eq!(original.lines().count(), view.lines().count(), "QUELL_MODEL_SEED={seed} {way:?}");
+            assert_eq!(original.lines().count(), view.lines().count(), "QUELL_MODEL_SEED={seed} {launch:?}");
         }
     }
 }
 
 /// Removes the sizes of directories, which differ in an overlay view.
-fn masked(text: &str, way: Way) -> String {
+fn masked(text: &str, launch: Launch) -> String {
     let mask = |line: &str| match line.split_once(" directory size ") {
-        Some((line, _)) if way.view() == "overlay" => format!("{line}\n"),
+        Some((line, _)) if launch.view() == "overlay" => format!("{line}\n"),
         _ => format!("{line}\n"),
     };
     text.lines().map(mask).collect()
@@ -241,9 +241,9 @@ fn read(random: &mut Random, path: &Path) -> String {
         let sum = |n: usize| {
             buffer[..n].iter().fold(7u64, |sum, b| sum.wrapping_mul(31).wrapping_add(u64::from(*b)))
         };
-        let told =
+        let printed =
             got.map_or_else(|e| format!("error {:?}", e.raw_os_error()), |n| format!("{n}/{:x}", sum(n)));
-        write!(answer, " {at}+{}={told}", buffer.len()).unwrap();
+        write!(answer, " {at}+{}={printed}", buffer.len()).unwrap();
     }
     let mut whole = Vec::new();
     match file.read_to_end(&mut whole) {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::stage::{Ended, Stage, is_root, quell, views, words};
 use crate::trees;
 
-fn scene() -> (Stage, PathBuf, PathBuf) {
+fn fixture() -> (Stage, PathBuf, PathBuf) {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
@@ -33,7 +33,7 @@ type CommandWith<'a> = dyn Fn(&Path, bool) -> Vec<OsString> + 'a;
 
 #[test]
 fn only_files_of_the_format_are_replaced() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let boot = stage.path("first.boot");
     let cat = tree.join("readme");
     run(&stage, words(&[&"record", &"-q", &"-i", &index, &"-o", &boot, &"--", &"cat", &cat])).expect(0);
@@ -87,7 +87,7 @@ fn forced(force: bool) -> Vec<OsString> {
 
 #[test]
 fn nothing_is_written_into_a_covered_tree_by_default() {
-    let (stage, tree, index) = scene();
+    let (stage, tree, index) = fixture();
     let before = names(&tree);
     let modified = fs::metadata(&tree).unwrap().mtime_nsec();
     let untouched = |what: &str| {
@@ -125,8 +125,8 @@ fn nothing_is_written_into_a_covered_tree_by_default() {
 }
 
 #[test]
-fn what_a_writable_layer_keeps_is_its_owners_alone() {
-    let (stage, _, index) = scene();
+fn a_writable_layer_is_accessible_to_its_owner_only() {
+    let (stage, _, index) = fixture();
     let layer = stage.path("layer");
     let mut command = stage.quell();
     command.args(["run", "-q", "--writable"]).arg(&layer).arg("-i").arg(&index);
@@ -160,8 +160,8 @@ fn code_where_output_fails(stage: &Stage, command: &mut Command, full: bool) -> 
 }
 
 #[test]
-fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
-    let (stage, tree, index) = scene();
+fn a_full_disk_and_a_closed_pipe_have_exit_codes() {
+    let (stage, tree, index) = fixture();
     let boot = stage.path("boot");
     run(&stage, words(&[&"record", &"-q", &"-i", &index, &"-o", &boot, &"--", &"cat", &tree.join("readme")]))
         .expect(0);
@@ -228,7 +228,7 @@ fn a_full_disk_and_a_reader_that_has_gone_are_exit_codes() {
 }
 
 #[test]
-fn names_do_not_reach_the_terminal_as_they_are() {
+fn control_characters_in_names_are_escaped() {
     let stage = Stage::new();
     let tree = stage.dir("tree\x1b]0;owned\x07");
     let odd = ["\x1b[31mred", "two\nlines", "\u{9b}2J", "\u{202e}gpj.exe", "\u{7f}", "back\\slash"];
@@ -268,15 +268,15 @@ fn names_do_not_reach_the_terminal_as_they_are() {
         harmless(&ended.out, &what);
         harmless(ended.err.as_bytes(), &what);
     }
-    let told = run(&stage, words(&[&"verify", &index])).expect(1);
-    let lines: Vec<_> = told.text().lines().map(str::to_owned).collect();
+    let printed = run(&stage, words(&[&"verify", &index])).expect(1);
+    let lines: Vec<_> = printed.text().lines().map(str::to_owned).collect();
     for line in ["- \\x1b[31mred", "- two\\nlines", "- \\u{9b}2J", "- \\u{202e}gpj.exe", "+ \\x1b[33mnew"] {
-        assert!(lines.iter().any(|told| told == line), "no {line} in {lines:?}");
+        assert!(lines.iter().any(|printed| printed == line), "no {line} in {lines:?}");
     }
     // JSON contains the original names.
-    let told = run(&stage, words(&[&"verify", &"--json", &index])).expect(1).json();
+    let printed = run(&stage, words(&[&"verify", &"--json", &index])).expect(1).json();
     let paths: Vec<&str> =
-        told["differences"].as_array().unwrap().iter().filter_map(|d| d["path"].as_str()).collect();
+        printed["differences"].as_array().unwrap().iter().filter_map(|d| d["path"].as_str()).collect();
     for name in odd {
         assert!(paths.contains(&name), "{name:?} in {paths:?}");
     }
@@ -301,7 +301,7 @@ fn an_index_with_private_attributes_is_private() {
 }
 
 #[test]
-fn a_runtime_directory_of_another_user_is_passed_over() {
+fn a_runtime_directory_of_another_user_is_not_used() {
     if !is_root() {
         // The unit test of the function covers this case without another user.
         println!("SKIPPED: a directory of another user is made by root alone");

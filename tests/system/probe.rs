@@ -16,7 +16,7 @@ use std::process::Command;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use crate::stage::{Stage, Way};
+use crate::stage::{Launch, Stage};
 
 const ORDER: &str = "QUELL_PROBE";
 const ROOT: &str = "QUELL_PROBE_ROOT";
@@ -67,9 +67,9 @@ fn probe_words(order: &str, root: &Path, output: &Path) -> Vec<OsString> {
 impl Stage {
     /// Runs `order` in the view and returns its output.
     #[track_caller]
-    pub fn probe(&self, way: Way, index: &Path, tree: &Path, order: &str) -> String {
+    pub fn probe(&self, launch: Launch, index: &Path, tree: &Path, order: &str) -> String {
         let output = self.path("out/probe");
-        self.see(way, index, tree, |root| probe_words(order, root, &output)).expect(0);
+        self.see(launch, index, tree, |root| probe_words(order, root, &output)).expect(0);
         fs::read_to_string(output).unwrap()
     }
 
@@ -91,8 +91,8 @@ impl Stage {
     }
 
     #[track_caller]
-    pub fn snapshot(&self, way: Way, index: &Path, tree: &Path) -> Snapshot {
-        serde_json::from_str(&self.probe(way, index, tree, "snapshot")).unwrap()
+    pub fn snapshot(&self, launch: Launch, index: &Path, tree: &Path) -> Snapshot {
+        serde_json::from_str(&self.probe(launch, index, tree, "snapshot")).unwrap()
     }
 
     #[track_caller]

@@ -125,7 +125,7 @@ fn people_get_a_curve_and_quiet_gets_none() {
 }
 
 #[test]
-fn where_nobody_can_be_asked_it_wants_yes_and_touches_nothing() {
+fn without_a_terminal_yes_is_required_and_nothing_is_created() {
     let stage = Stage::new();
     let directory = stage.dir("d");
     let before = fs::metadata(&directory).unwrap().modified().unwrap();
@@ -139,7 +139,7 @@ fn where_nobody_can_be_asked_it_wants_yes_and_touches_nothing() {
 }
 
 #[test]
-fn somebody_at_a_terminal_is_asked() {
+fn a_user_at_a_terminal_is_asked_for_confirmation() {
     if !has("script") {
         skip!("script(1) is not installed");
     }
@@ -203,7 +203,7 @@ fn traced_operations(trace: &str, directory: &Path) -> u64 {
 }
 
 #[test]
-fn the_cap_on_operations_holds_for_everything_it_asks() {
+fn the_limit_of_operations_includes_all_requests() {
     if !has("strace") {
         skip!("strace is not installed");
     }
@@ -245,7 +245,7 @@ fn the_cap_on_time_cuts_a_step_short() {
 }
 
 #[test]
-fn what_ends_it_early_leaves_nothing_behind() {
+fn an_early_end_leaves_no_directory() {
     if !has("strace") {
         skip!("strace is not installed");
     }
@@ -275,7 +275,7 @@ fn what_ends_it_early_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_killed_probe_leaves_its_directory_and_the_next_one_says_so() {
+fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
     if !has("strace") {
         skip!("strace is not installed");
     }
@@ -311,7 +311,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_says_so() {
 }
 
 #[test]
-fn a_directory_that_does_not_say_whose_it_is_counts_as_in_use_until_it_is_old() {
+fn a_directory_without_an_owner_record_counts_as_in_use_until_it_is_old() {
     let stage = Stage::new();
     let directory = stage.dir("d");
     let own = directory.join(".quell-probe-aaaaaa");
@@ -324,7 +324,7 @@ fn a_directory_that_does_not_say_whose_it_is_counts_as_in_use_until_it_is_old() 
 }
 
 #[test]
-fn what_others_have_there_is_left_alone() {
+fn entries_of_others_are_not_changed() {
     let stage = Stage::new();
     let (directory, elsewhere) = (stage.dir("d"), stage.dir("elsewhere"));
     fs::create_dir(elsewhere.join("d00")).unwrap();
@@ -382,7 +382,7 @@ fn a_full_file_system_is_refused() {
 }
 
 #[test]
-fn what_cannot_be_made_is_said_and_the_rest_removed() {
+fn a_failed_creation_is_reported_and_the_rest_removed() {
     if !has("strace") {
         skip!("strace is not installed");
     }
@@ -400,7 +400,7 @@ fn what_cannot_be_made_is_said_and_the_rest_removed() {
 }
 
 #[test]
-fn what_cannot_be_removed_is_named() {
+fn entries_that_cannot_be_removed_are_named() {
     if !has("strace") {
         skip!("strace is not installed");
     }
@@ -461,7 +461,7 @@ fn a_call_that_never_comes_back_is_given_up() {
 }
 
 #[test]
-fn on_moosefs_it_asks_what_it_says() {
+fn on_moosefs_the_probe_sends_the_requests_that_it_reports() {
     if !is_root() || !has("mfsmaster") {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }

@@ -15,18 +15,18 @@ use crate::stage::{Stage, eventually, has, send, views};
 use crate::trees;
 
 /// A small tree, its index, and commands to run in a view.
-struct Scene {
+struct Fixture {
     stage: Stage,
     tree: std::path::PathBuf,
     index: std::path::PathBuf,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let stage = Stage::new();
         let tree = trees::small(&stage, "tree");
         let index = stage.index(&tree);
-        Scene { stage, tree, index }
+        Fixture { stage, tree, index }
     }
 
     fn run(&self, view: &str) -> std::process::Command {
@@ -44,32 +44,32 @@ impl Scene {
 
 #[test]
 fn the_exit_code_is_the_programs() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         for code in [0, 1, 2, 3, 77, 255] {
-            scene.stage.run(&mut scene.sh(view, &format!("exit {code}"))).expect(code);
+            fixture.stage.run(&mut fixture.sh(view, &format!("exit {code}"))).expect(code);
         }
     }
 }
 
 #[test]
 fn a_program_that_is_not_there_is_127_and_one_that_cannot_start_126() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
-        scene.stage.run(scene.run(view).arg("/not/there")).expect(127).says("/not/there");
-        scene.stage.run(scene.run(view).arg("no-such-program-anywhere")).expect(127);
-        scene.stage.run(scene.run(view).arg(scene.tree.join("readme"))).expect(126).says("readme");
-        scene.stage.run(scene.run(view).arg(scene.tree.join("lib"))).expect(126);
+        fixture.stage.run(fixture.run(view).arg("/not/there")).expect(127).says("/not/there");
+        fixture.stage.run(fixture.run(view).arg("no-such-program-anywhere")).expect(127);
+        fixture.stage.run(fixture.run(view).arg(fixture.tree.join("readme"))).expect(126).says("readme");
+        fixture.stage.run(fixture.run(view).arg(fixture.tree.join("lib"))).expect(126);
     }
 }
 
 #[test]
 fn death_by_a_signal_is_seen_as_such() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         for signal in [Signal::KILL, Signal::TERM, Signal::SEGV] {
             let script = format!("kill -{} $$", signal.as_raw());
-            let ended = scene.stage.run(&mut scene.sh(view, &script));
+            let ended = fixture.stage.run(&mut fixture.sh(view, &script));
             assert_eq!(ended.status.signal(), Some(signal.as_raw()), "{view}");
         }
     }
@@ -77,12 +77,12 @@ fn death_by_a_signal_is_seen_as_such() {
 
 #[test]
 fn signals_to_the_process_reach_the_program() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         for (signal, name) in [(Signal::INT, "INT"), (Signal::TERM, "TERM"), (Signal::USR1, "USR1")] {
             let script =
                 format!("trap 'echo caught; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
-            let mut running = scene.stage.start(&mut scene.sh(view, &script));
+            let mut running = fixture.stage.start(&mut fixture.sh(view, &script));
             running.wait_for_output("ready");
             running.signal(signal);
             assert_eq!(running.wait().expect(9).text(), "ready\ncaught\n", "{view}");
@@ -95,18 +95,18 @@ fn the_terminal_is_the_programs() {
     if !has("script") {
         skip!("script(1) is not installed");
     }
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         let quell = crate::stage::quell();
         let line = format!(
             "'{}' run --view {view} --strict --quiet -i '{}' -- sh -c 'test -t 0 && test -t 1 && tty && \
              echo controlling > /dev/tty && ps -o tpgid= -o pgid= -p $$ | awk \"{{print (\\$1 == \\$2)}}\"'",
             quell.display(),
-            scene.index.display()
+            fixture.index.display()
         );
-        let mut command = scene.stage.command("script");
+        let mut command = fixture.stage.command("script");
         command.args(["-q", "-e", "-c", &line, "/dev/null"]);
-        let text = scene.stage.run(&mut command).expect(0).text().replace('\r', "");
+        let text = fixture.stage.run(&mut command).expect(0).text().replace('\r', "");
         assert!(text.starts_with("/dev/pts/"), "{view}: {text}");
         assert!(text.ends_with("controlling\n1\n"), "{view}: {text}");
     }
@@ -114,10 +114,10 @@ fn the_terminal_is_the_programs() {
 
 #[test]
 fn input_and_output_pass_through() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
-        let mut command = scene.sh(view, "cat; echo to stderr >&2");
-        let mut running = scene.stage.start(command.stdin(Stdio::piped()));
+        let mut command = fixture.sh(view, "cat; echo to stderr >&2");
+        let mut running = fixture.stage.start(command.stdin(Stdio::piped()));
         running.stdin().write_all(b"through\0and through").unwrap();
         let ended = running.wait().expect(0);
         assert_eq!((ended.out.as_slice(), ended.err.as_str()), (&b"through\0and through"[..], "to stderr\n"));
@@ -126,18 +126,18 @@ fn input_and_output_pass_through() {
 
 #[test]
 fn the_working_directory_is_kept_and_shows_the_view() {
-    let scene = Scene::new();
-    symlink(scene.tree.join("lib"), scene.stage.path("alias")).unwrap();
-    let elsewhere = scene.stage.dir("else where");
+    let fixture = Fixture::new();
+    symlink(fixture.tree.join("lib"), fixture.stage.path("alias")).unwrap();
+    let elsewhere = fixture.stage.dir("else where");
     for view in views() {
         let script = "pwd -P; touch new-file 2>/dev/null && rm new-file && echo writable; ls";
         for (directory, expected) in [
-            (scene.tree.clone(), "bin\nlib\nlink\nreadme\n".to_owned()),
-            (scene.tree.join("lib/deep"), "leaf\n".into()),
-            (scene.stage.path("alias"), "data\ndeep\n".into()),
+            (fixture.tree.clone(), "bin\nlib\nlink\nreadme\n".to_owned()),
+            (fixture.tree.join("lib/deep"), "leaf\n".into()),
+            (fixture.stage.path("alias"), "data\ndeep\n".into()),
             (elsewhere.clone(), "writable\n".into()),
         ] {
-            let ended = scene.stage.run(scene.sh(view, script).current_dir(&directory)).expect(0);
+            let ended = fixture.stage.run(fixture.sh(view, script).current_dir(&directory)).expect(0);
             let real = directory.canonicalize().unwrap();
             assert_eq!(ended.text(), format!("{}\n{expected}", real.display()), "{view}");
         }
@@ -146,65 +146,65 @@ fn the_working_directory_is_kept_and_shows_the_view() {
 
 #[test]
 fn the_environment_and_the_arguments_are_the_same() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let odd: [&[u8]; 6] = [b"\xff\xfe", b"", b"new\nline", b"--view", b"-i", b"a b'\"\\"];
     for view in views() {
-        let direct = scene.stage.run(scene.stage.command("env").env("ODD", "a=b\nc")).text();
-        let covered = scene.stage.run(scene.run(view).arg("env").env("ODD", "a=b\nc")).expect(0).text();
+        let direct = fixture.stage.run(fixture.stage.command("env").env("ODD", "a=b\nc")).text();
+        let covered = fixture.stage.run(fixture.run(view).arg("env").env("ODD", "a=b\nc")).expect(0).text();
         assert_eq!(direct, covered, "{view}");
-        let mut command = scene.run(view);
+        let mut command = fixture.run(view);
         command.args(["printf", "<%s>"]).args(odd.map(std::ffi::OsStr::from_bytes));
         let expected: Vec<u8> = odd.iter().flat_map(|word| [b"<", *word, b">"].concat()).collect();
-        assert_eq!(scene.stage.run(&mut command).expect(0).out, expected, "{view}");
+        assert_eq!(fixture.stage.run(&mut command).expect(0).out, expected, "{view}");
     }
 }
 
 #[test]
 fn limits_mask_and_open_files_are_the_same() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let script = "ulimit -a; umask; ls /proc/self/fd | wc -l; grep -E 'Sig(Blk|Ign|Cgt)' /proc/self/status";
-    let direct = scene.stage.run(scene.stage.command("sh").args(["-c", script])).text();
+    let direct = fixture.stage.run(fixture.stage.command("sh").args(["-c", script])).text();
     for view in views() {
-        let covered = scene.stage.run(&mut scene.sh(view, script)).expect(0).text();
+        let covered = fixture.stage.run(&mut fixture.sh(view, script)).expect(0).text();
         assert_eq!(direct, covered, "{view}");
     }
 }
 
 #[test]
 fn ignored_signals_stay_ignored() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // Except SIGPIPE, which Rust's runtime changes at start and at exec (docs/semantics.md).
     let script = "trap '' HUP INT QUIT; exec \"$@\"";
     let words = ["grep", "-E", "Sig(Blk|Ign|Cgt)", "/proc/self/status"];
     let ignoring = || {
-        let mut command = scene.stage.command("sh");
+        let mut command = fixture.stage.command("sh");
         command.args(["-c", script, "sh"]);
         command
     };
-    let direct = scene.stage.run(ignoring().args(words)).expect(0).text();
+    let direct = fixture.stage.run(ignoring().args(words)).expect(0).text();
     for view in views() {
         let mut command = ignoring();
         command.arg(crate::stage::quell()).args(["run", "--strict", "--quiet", "--view", view, "-i"]);
-        let covered = scene.stage.run(command.arg(&scene.index).arg("--").args(words)).expect(0).text();
+        let covered = fixture.stage.run(command.arg(&fixture.index).arg("--").args(words)).expect(0).text();
         assert_eq!(direct, covered, "{view}");
     }
 }
 
 #[test]
 fn the_program_finds_no_child_that_it_did_not_start() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
         // A shell builtin, because another program would be a child process.
         let script = "read children </proc/$$/task/$$/children; echo \"<$children>\"";
-        assert_eq!(scene.stage.run(&mut scene.sh(view, script)).expect(0).text(), "<>\n", "{view}");
+        assert_eq!(fixture.stage.run(&mut fixture.sh(view, script)).expect(0).text(), "<>\n", "{view}");
     }
 }
 
 #[test]
 fn the_process_is_the_one_that_was_started() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
-        let running = scene.stage.start(&mut scene.sh(view, "echo $$"));
+        let running = fixture.stage.start(&mut fixture.sh(view, "echo $$"));
         let pid = running.pid();
         assert_eq!(running.wait().expect(0).text(), format!("{pid}\n"), "{view}");
     }
@@ -212,68 +212,68 @@ fn the_process_is_the_one_that_was_started() {
 
 #[test]
 fn children_that_outlive_the_program_still_see_the_view() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
-        let done = scene.stage.path(format!("done-{view}"));
-        let go = scene.stage.path(format!("go-{view}"));
+        let done = fixture.stage.path(format!("done-{view}"));
+        let go = fixture.stage.path(format!("go-{view}"));
         let script = "setsid sh -c 'while ! test -e \"$2\"; do sleep 0.05; done; \
                       touch \"$1/new\" 2>\"$3\"; cat \"$1/lib/deep/leaf\" >>\"$3\"; mv \"$3\" \"$3.whole\"' \
                       sh \"$1\" \"$2\" \"$3\" </dev/null >/dev/null 2>&1 & exit 5";
-        let mut command = scene.sh(view, script);
+        let mut command = fixture.sh(view, script);
         command.arg(&go).arg(&done);
-        scene.stage.run(&mut command).expect(5);
-        assert_eq!(scene.stage.holders().len(), 1, "{view}");
+        fixture.stage.run(&mut command).expect(5);
+        assert_eq!(fixture.stage.holders().len(), 1, "{view}");
         fs::write(&go, "").unwrap();
-        let whole = scene.stage.path(format!("done-{view}.whole"));
+        let whole = fixture.stage.path(format!("done-{view}.whole"));
         assert!(eventually(|| whole.exists()), "{view}");
         let text = fs::read_to_string(&whole).unwrap();
         assert!(text.contains("Read-only") && text.ends_with("leaf\n"), "{view}: {text}");
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
 fn nothing_is_left_when_the_program_ends_or_is_killed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views() {
-        scene.stage.run(&mut scene.sh(view, "true")).expect(0);
-        scene.stage.expect_nothing_left();
-        let mut running = scene.stage.start(&mut scene.sh(view, "echo ready; exec sleep 600"));
+        fixture.stage.run(&mut fixture.sh(view, "true")).expect(0);
+        fixture.stage.expect_nothing_left();
+        let mut running = fixture.stage.start(&mut fixture.sh(view, "echo ready; exec sleep 600"));
         running.wait_for_output("ready");
-        assert_eq!(scene.stage.holders().len(), 1);
+        assert_eq!(fixture.stage.holders().len(), 1);
         running.signal(Signal::KILL);
         assert_eq!(running.wait().status.signal(), Some(9), "{view}");
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
-fn without_its_holder_a_kernel_view_goes_on() {
-    let scene = Scene::new();
+fn an_overlay_view_keeps_working_without_its_holder() {
+    let fixture = Fixture::new();
     if !views().contains(&"overlay") {
         skip!("no overlay view");
     }
     let script = "echo ready; read line; cat \"$1/lib/deep/leaf\" \"$1/readme\"; ls \"$1\"";
-    let mut running = scene.stage.start(scene.sh("overlay", script).stdin(Stdio::piped()));
+    let mut running = fixture.stage.start(fixture.sh("overlay", script).stdin(Stdio::piped()));
     running.wait_for_output("ready");
-    send(scene.stage.holder(), Signal::KILL);
-    assert!(eventually(|| scene.stage.holders().is_empty()));
+    send(fixture.stage.holder(), Signal::KILL);
+    assert!(eventually(|| fixture.stage.holders().is_empty()));
     running.stdin().write_all(b"\n").unwrap();
     assert_eq!(running.wait().expect(0).text(), "ready\nleaf\nhello\nbin\nlib\nlink\nreadme\n");
-    eventually(|| scene.stage.processes().is_empty());
+    eventually(|| fixture.stage.processes().is_empty());
 }
 
 #[test]
 fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for view in views().iter().filter(|view| **view != "overlay") {
         // An open file, a file that is not open, a name that does not exist, and a listing.
         let script = "exec 3<\"$1/lib/data\"; echo ready; read line; cat \"$1/lib/deep/leaf\" && echo opened; \
                       stat \"$1/absent\"; ls \"$1/lib\" ; echo went on; exit 6";
-        let mut running = scene.stage.start(scene.sh(view, script).stdin(Stdio::piped()));
+        let mut running = fixture.stage.start(fixture.sh(view, script).stdin(Stdio::piped()));
         running.wait_for_output("ready");
-        send(scene.stage.holder(), Signal::KILL);
-        assert!(eventually(|| scene.stage.holders().is_empty()), "{view}");
+        send(fixture.stage.holder(), Signal::KILL);
+        assert!(eventually(|| fixture.stage.holders().is_empty()), "{view}");
         running.stdin().write_all(b"\n").unwrap();
         let ended = running.wait().expect(6);
         assert!(ended.text().ends_with("went on\n"), "{view}: {}", ended.text());

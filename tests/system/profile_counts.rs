@@ -99,10 +99,10 @@ macro_rules! needs_strace {
 }
 
 #[test]
-fn every_way_to_trace_is_counted_to_the_last_call() {
+fn all_methods_of_tracing_count_every_call() {
     needs_strace!();
     let stage = Stage::new();
-    let ways: [&[&str]; 12] = [
+    let launches: [&[&str]; 12] = [
         &["-f", "-ttt", "-y", "-o"],
         &["-f", "-o"],
         &["-ff", "-o"],
@@ -116,8 +116,8 @@ fn every_way_to_trace_is_counted_to_the_last_call() {
         &["-f", "-q", "-i", "-ttt", "-r", "-o"],
         &["-f", "-e", "trace=%file,close,mmap,read", "-o"],
     ];
-    for (number, options) in ways.into_iter().enumerate() {
-        let logs = trace(&stage, &format!("way{number}"), options);
+    for (number, options) in launches.into_iter().enumerate() {
+        let logs = trace(&stage, &format!("launch{number}"), options);
         let report = agrees(&stage, &logs, &options.join(" "));
         let skipped = &report["totals"]["skipped"];
         for name in ["orphans", "truncated", "foreign"] {
@@ -130,13 +130,13 @@ fn every_way_to_trace_is_counted_to_the_last_call() {
 fn processes_are_counted_alike_however_they_were_traced() {
     needs_strace!();
     let stage = Stage::new();
-    let ways: [&[&str]; 5] =
+    let launches: [&[&str]; 5] =
         [&["-f", "-y", "-ttt", "-o"], &["-f", "-o"], &["-ff", "-ttt", "-o"], &["-ff", "-o"], &["-f"]];
-    let counts = ways.map(|options| {
-        let logs = trace(&stage, &format!("way{}", options.concat()), options);
+    let counts = launches.map(|options| {
+        let logs = trace(&stage, &format!("launch{}", options.concat()), options);
         number(&report(&stage, &logs, &[])["totals"]["processes"])
     });
-    assert_eq!(counts, [counts[0]; 5], "{ways:?}");
+    assert_eq!(counts, [counts[0]; 5], "{launches:?}");
 }
 
 /// A deterministic random number generator.
@@ -146,7 +146,7 @@ fn dice(seed: &mut u64, sides: usize) -> usize {
 }
 
 #[test]
-fn a_log_that_ends_anywhere_is_counted_as_far_as_it_goes() {
+fn a_truncated_trace_is_counted_up_to_its_end() {
     needs_strace!();
     let stage = Stage::new();
     let whole = fs::read(&trace(&stage, "whole", &["-f", "-ttt", "-y", "-o"])[0]).unwrap();

@@ -163,32 +163,32 @@ const BOOTED: Bar = Bar { few: FEW_OF_A_BOOT, again_a_second: AGAIN_A_SECOND_COV
 #[track_caller]
 fn expect_near(
     what: &str,
-    foretold: &serde_json::Value,
-    foretold_s: f64,
+    estimated: &serde_json::Value,
+    estimated_s: f64,
     bar: &Bar,
     mut measure: impl FnMut() -> Measured,
 ) -> Measured {
-    let foretold = foretold.as_u64().unwrap();
+    let estimated = estimated.as_u64().unwrap();
     let mut runs = Vec::new();
     for _ in 0..TRIES {
         let run = measure();
-        let difference_s = (foretold_s - run.seconds).abs();
+        let difference_s = (estimated_s - run.seconds).abs();
         // A listing is cached for a second. Directories that the program opens later are looked up:
         // in the worst case all that it opens during the difference in time.
         let opened_a_second = run.asked.get("opendir").map_or(0.0, |opened| *opened as f64 / run.seconds);
         let by_time = (difference_s * (bar.again_a_second as f64 + opened_a_second)) as u64;
         let allowed = (run.operations * PER_CENT / 100).max(bar.few + by_time);
-        println!("{what}: {foretold} operations foretold, {} measured", run.operations);
-        if foretold.abs_diff(run.operations) <= allowed {
+        println!("{what}: {estimated} operations estimated, {} measured", run.operations);
+        if estimated.abs_diff(run.operations) <= allowed {
             return run;
         }
         runs.push(format!("{} in {} s: {:?}", run.operations, run.seconds, run.asked));
     }
-    panic!("{what}: {foretold} operations foretold for {foretold_s} s, measured:\n{}", runs.join("\n"));
+    panic!("{what}: {estimated} operations estimated for {estimated_s} s, measured:\n{}", runs.join("\n"));
 }
 
 #[test]
-fn what_remains_is_what_a_client_counts() {
+fn the_estimate_of_remaining_requests_agrees_with_a_client() {
     if !is_root() || !has("mfsmaster") {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
@@ -246,8 +246,8 @@ fn what_remains_is_what_a_client_counts() {
         assert_eq!(report["trees"].as_array().unwrap().len(), 1, "{name}");
         let remaining = &report["remaining"];
         let measure_again = || first.take().unwrap_or_else(measure_direct);
-        let foretold = &remaining["direct"]["metadata"];
-        let direct = expect_near(&format!("{name}, direct"), foretold, seconds, &DIRECT, measure_again);
+        let estimated = &remaining["direct"]["metadata"];
+        let direct = expect_near(&format!("{name}, direct"), estimated, seconds, &DIRECT, measure_again);
         let times = if sleeps { 1 } else { 2 };
         assert!(profiled == direct.ended.out.repeat(times), "{name}: another output when traced");
 
@@ -257,8 +257,8 @@ fn what_remains_is_what_a_client_counts() {
         assert!(output.join("env.quell").is_file(), "the index is made where quell.toml says");
         let measure_covered = || measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
         let covered = if views().contains(&"overlay") {
-            let foretold = &remaining["index"]["metadata"];
-            expect_near(&format!("{name}, index"), foretold, seconds, &COVERED, measure_covered)
+            let estimated = &remaining["index"]["metadata"];
+            expect_near(&format!("{name}, index"), estimated, seconds, &COVERED, measure_covered)
         } else {
             measure_covered()
         };
@@ -268,7 +268,7 @@ fn what_remains_is_what_a_client_counts() {
             "{name}"
         );
         if !views().contains(&"overlay") {
-            println!("SKIPPED: what remains is foretold for the view overlay, which is not there");
+            println!("SKIPPED: the estimate is for the view overlay, which does not work here");
             continue;
         }
 
@@ -291,8 +291,8 @@ fn what_remains_is_what_a_client_counts() {
             .args(&command);
         run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
         let measure_hot = || measure(&bed, "2", &stage, &mut run);
-        let foretold = &remaining["boot"]["metadata"];
-        let hot = expect_near(&format!("{name}, boot"), foretold, seconds, &BOOTED, measure_hot);
+        let estimated = &remaining["boot"]["metadata"];
+        let hot = expect_near(&format!("{name}, boot"), estimated, seconds, &BOOTED, measure_hot);
         assert!(hot.ended.out == covered.ended.out, "{name}: another output from the image");
     }
     drop(bed);

@@ -18,7 +18,7 @@ use crate::stage::{Ended, Stage, has, is_root, why_no_openmpi, words};
 use crate::trees;
 
 /// A stage with a working directory and a directory that counts as a shared file system.
-struct Scene {
+struct Fixture {
     stage: Stage,
     work: PathBuf,
     shared: PathBuf,
@@ -32,11 +32,11 @@ struct Profiled {
     output: PathBuf,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let stage = Stage::new();
         let (work, shared) = (stage.dir("work"), stage.dir("shared"));
-        Scene { stage, work, shared, variables: Vec::new() }
+        Fixture { stage, work, shared, variables: Vec::new() }
     }
 
     fn set(&mut self, name: &'static str, value: impl Into<OsString>) {
@@ -97,12 +97,12 @@ impl Scene {
     fn expect_same_when_covered(&self, profiled: &Profiled, program: &[OsString]) {
         let config = profiled.output.join("quell.toml");
         let run: [&dyn AsRef<OsStr>; 5] = [&"run", &"--strict", &"-v", &"--config", &config];
-        for told in ["making", ""] {
+        for printed in ["making", ""] {
             let ended = self.stage.run(&mut self.quell(&run, program)).expect(0);
             assert_eq!(ended.text(), profiled.ended.text());
             assert!(ended.err.contains("covered by"), "{}", ended.err);
             // The first run creates the index, the second uses it.
-            assert_eq!(ended.err.contains("no index yet"), !told.is_empty(), "{}", ended.err);
+            assert_eq!(ended.err.contains("no index yet"), !printed.is_empty(), "{}", ended.err);
         }
         self.stage.expect_nothing_left();
     }
@@ -185,7 +185,7 @@ fn expect_sums(report: &Value) {
     let on_shared = sum(places.iter().copied(), "on_shared") as f64;
     assert!((integral(&["metadata", "data"]) - on_shared).abs() < 0.5, "{on_shared}");
     assert!((integral(&["metadata", "elsewhere"]) - total("metadata") as f64).abs() < 0.5);
-    let remaining = |way: &str| number(report, &format!("/remaining/{way}/metadata")) as f64;
+    let remaining = |launch: &str| number(report, &format!("/remaining/{launch}/metadata")) as f64;
     let looks = (report["duration_s"].as_f64().unwrap() - 4.0).max(0.0);
     assert!((integral(&["index"]) - remaining("index")).abs() < 1.0 + looks, "{}", remaining("index"));
     // Every line of the trace is a call, or a line of another known kind.
@@ -248,10 +248,10 @@ const COUNTED_MISSING: u64 = 7 + 3;
 const COUNTED_READS: u64 = 5;
 
 /// Compiles the program to `counted`, dynamically or statically.
-fn counted(scene: &Scene, options: &str) -> PathBuf {
-    let (source, program) = (scene.stage.file("counted.c", COUNTED), scene.stage.path("counted"));
-    scene.stage.sh(&format!("cc -O1 {options} -o \"$1\" \"$2\""), &[&program, &source]).expect(0);
-    let known = scene.stage.dir("shared/known");
+fn counted(fixture: &Fixture, options: &str) -> PathBuf {
+    let (source, program) = (fixture.stage.file("counted.c", COUNTED), fixture.stage.path("counted"));
+    fixture.stage.sh(&format!("cc -O1 {options} -o \"$1\" \"$2\""), &[&program, &source]).expect(0);
+    let known = fixture.stage.dir("shared/known");
     fs::write(known.join("file"), "12345").unwrap();
     program
 }
@@ -264,13 +264,13 @@ fn expect_counted(profiled: &Profiled, known: &Path, times: u64) {
 }
 
 #[test]
-fn a_shell_pipeline_is_counted_exactly_wherever_it_goes() {
+fn a_shell_pipeline_is_counted_exactly_across_directories() {
     if !has("cc") {
         skip!("no C compiler");
     }
-    let scene = Scene::new();
-    let program = counted(&scene, "");
-    let known = scene.shared.join("known");
+    let fixture = Fixture::new();
+    let program = counted(&fixture, "");
+    let known = fixture.shared.join("known");
     // Directly, from a subshell in another directory, through a pipe, in the background, and from a
     // nested shell.
     let script = r#"
@@ -281,9 +281,9 @@ fn a_shell_pipeline_is_counted_exactly_wherever_it_goes() {
         "$1" "$2/known/../known" & wait
         cd "$2/.." && sh -c 'cd shared; exec "$1" ./known' sh "$1"
         read line <&4; echo "$line" >"$3/out"; cat <"$3/out" | tr a-z A-Z"#;
-    let file = scene.stage.file("input", "from a descriptor\n");
-    let program = words(&[&"sh", &"-c", &script, &file, &program, &scene.shared, &scene.work]);
-    let profiled = scene.profile("report", &scene.shared, &program);
+    let file = fixture.stage.file("input", "from a descriptor\n");
+    let program = words(&[&"sh", &"-c", &script, &file, &program, &fixture.shared, &fixture.work]);
+    let profiled = fixture.profile("report", &fixture.shared, &program);
     assert_eq!(profiled.ended.text(), format!("{}FROM A DESCRIPTOR\n", "counted\n".repeat(5)));
     // The shell enters the directory once, after a lookup.
     let row = profiled.row("directories", "path", &known);
@@ -303,11 +303,11 @@ fn a_static_program_is_traced_like_any_other() {
     if !has("cc") {
         skip!("no C compiler");
     }
-    let scene = Scene::new();
-    let program = counted(&scene, "-static");
-    let known = scene.shared.join("known");
+    let fixture = Fixture::new();
+    let program = counted(&fixture, "-static");
+    let known = fixture.shared.join("known");
     let words_of_it = words(&[&program, &known]);
-    let profiled = scene.profile("report", &scene.shared, &words_of_it);
+    let profiled = fixture.profile("report", &fixture.shared, &words_of_it);
     expect_counted(&profiled, &known, 1);
     profiled.expect_program("counted", 2);
     let loader =
@@ -321,15 +321,15 @@ fn busybox_is_many_programs_in_one() {
     else {
         skip!("busybox is not installed (busybox-static)");
     };
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for number in 0..30 {
-        fs::write(scene.shared.join(format!("f{number:02}")), format!("line {number}\n")).unwrap();
+        fs::write(fixture.shared.join(format!("f{number:02}")), format!("line {number}\n")).unwrap();
     }
     let script =
         r#"cd "$1" && busybox find . -type f | busybox sort | busybox xargs busybox cat | busybox wc -l"#;
     let script = script.replace("busybox", busybox.to_str().unwrap());
-    let program = words(&[&busybox, &"sh", &"-c", &script, &"sh", &scene.shared]);
-    let profiled = scene.profile("report", &scene.shared, &program);
+    let program = words(&[&busybox, &"sh", &"-c", &script, &"sh", &fixture.shared]);
+    let profiled = fixture.profile("report", &fixture.shared, &program);
     assert_eq!(profiled.ended.text().trim(), "30");
     let opened = rows(&profiled.report, "operations")
         .iter()
@@ -345,19 +345,19 @@ fn perl_searches_its_variable() {
     if !has("perl") || !bio.join("SeqIO.pm").exists() {
         skip!("no BioPerl (bioperl)");
     }
-    let mut scene = Scene::new();
-    let (empty, library) = (scene.stage.dir("shared/perl/empty"), scene.stage.dir("shared/perl/lib"));
-    scene.stage.sh("cp -r \"$1\" \"$2\"", &[bio, &library]).expect(0);
+    let mut fixture = Fixture::new();
+    let (empty, library) = (fixture.stage.dir("shared/perl/empty"), fixture.stage.dir("shared/perl/lib"));
+    fixture.stage.sh("cp -r \"$1\" \"$2\"", &[bio, &library]).expect(0);
     let mut list = empty.clone().into_os_string();
     list.push(":");
     list.push(&library);
-    scene.set("PERL5LIB", list);
-    let input = scene.stage.file("in.fa", ">one\nACGTACGTTTGA\n>two\nGGGCCCAATTAA\n");
+    fixture.set("PERL5LIB", list);
+    let input = fixture.stage.file("in.fa", ">one\nACGTACGTTTGA\n>two\nGGGCCCAATTAA\n");
     let script = "use strict; use Bio::SeqIO; use Bio::SearchIO; use Bio::AlignIO;
         my $in = Bio::SeqIO->new(-file => $ARGV[0], -format => 'fasta');
         while (my $s = $in->next_seq) { print $s->id, ' ', $s->revcom->seq, ' ', $s->translate->seq, \"\\n\" }";
     let program = words(&[&"perl", &"-e", &script, &input]);
-    let profiled = scene.profile("report", &scene.shared, &program);
+    let profiled = fixture.profile("report", &fixture.shared, &program);
     assert_eq!(profiled.ended.text(), "one TCAAACGTACGT TYV*\ntwo TTAATTGGGCCC GPN*\n");
     profiled.expect_program("perl", 1);
     // Modules outside of Bio are searched in both directories without success.
@@ -372,9 +372,9 @@ fn perl_searches_its_variable() {
         profiled.trace().lines().filter(|l| l.contains("/perl/empty/") && l.contains("ENOENT")).count();
     assert!(missing >= 50, "{missing}");
     let tree = &profiled.report["trees"][0];
-    assert!(Path::new(tree["path"].as_str().unwrap()).starts_with(&scene.shared), "{tree}");
+    assert!(Path::new(tree["path"].as_str().unwrap()).starts_with(&fixture.shared), "{tree}");
     assert!(number(tree, "/files_opened") >= 40, "{tree}");
-    scene.expect_same_when_covered(&profiled, &program);
+    fixture.expect_same_when_covered(&profiled, &program);
 }
 
 #[test]
@@ -382,20 +382,20 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     if !has("makeblastdb") || !has("blastn") {
         skip!("no BLAST+ (ncbi-blast+)");
     }
-    let mut scene = Scene::new();
-    scene.set("BLAST_USAGE_REPORT", "false");
+    let mut fixture = Fixture::new();
+    fixture.set("BLAST_USAGE_REPORT", "false");
     let bases = |number: u64| {
         trees::noise(300, number + 1).into_iter().map(|b| ["A", "C", "G", "T"][usize::from(b & 3)])
     };
     let sequence: String = (0..40).map(|n| format!(">s{n}\n{}\n", bases(n).collect::<String>())).collect();
-    fs::write(scene.work.join("db.fa"), &sequence).unwrap();
+    fs::write(fixture.work.join("db.fa"), &sequence).unwrap();
     let query: String = sequence.lines().take(2).map(|line| format!("{line}\n")).collect();
-    fs::write(scene.work.join("q.fa"), query).unwrap();
+    fs::write(fixture.work.join("q.fa"), query).unwrap();
     let script = "makeblastdb -in db.fa -dbtype nucl -out db -logfile log &&
         perl -e 'print qx(blastn -query q.fa -db db -outfmt 6 -max_target_seqs 5)' | cut -f 1,2 | sort -u";
     // As in a job on a cluster, the working directory is on the shared file system.
     let program = words(&[&"sh", &"-c", &script]);
-    let profiled = scene.profile("report", scene.work.parent().unwrap(), &program);
+    let profiled = fixture.profile("report", fixture.work.parent().unwrap(), &program);
     assert!(profiled.ended.text().contains("s0\ts0"), "{}", profiled.ended.text());
     for name in ["makeblastdb", "blastn", "cut", "sort"] {
         profiled.expect_program(name, 1);
@@ -414,7 +414,7 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     // No tree is proposed to which the program writes.
     assert_eq!(rows(&profiled.report, "trees").len(), 0, "{}", profiled.report["trees"]);
     let database = profiled.row("searches", "variable", "BLASTDB");
-    assert_eq!(database["directories"][0]["path"], scene.work.to_str().unwrap(), "{database}");
+    assert_eq!(database["directories"][0]["path"], fixture.work.to_str().unwrap(), "{database}");
 }
 
 #[test]
@@ -422,7 +422,7 @@ fn the_threads_of_java_are_one_process() {
     let Ok(keytool) = fs::canonicalize("/usr/bin/keytool") else {
         skip!("no Java (default-jre-headless)");
     };
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let home = keytool.ancestors().nth(2).unwrap().to_owned();
     let options = "-alias a -keyalg EC -dname CN=a -validity 9 -storetype PKCS12 -storepass secret1";
     let script = format!(
@@ -430,7 +430,7 @@ fn the_threads_of_java_are_one_process() {
          \"$1\" -list -keystore keys -storepass secret1 2>/dev/null | grep -c PrivateKeyEntry"
     );
     let program = words(&[&"sh", &"-c", &script, &"sh", &keytool]);
-    let profiled = scene.profile("report", &home, &program);
+    let profiled = fixture.profile("report", &home, &program);
     assert_eq!(profiled.ended.text(), "1\n");
     profiled.expect_program("keytool", 2);
     // The shell, rm, the two keytools, grep, and the shell that is the parent of one keytool.
@@ -442,7 +442,7 @@ fn the_threads_of_java_are_one_process() {
     let tree = profiled.row("trees", "path", &home);
     assert!(number(tree, "/files_opened") >= 5, "{tree}");
     assert_eq!(profiled.report["places"]["shared"]["mode"], "read-only");
-    scene.expect_same_when_covered(&profiled, &program);
+    fixture.expect_same_when_covered(&profiled, &program);
 }
 
 /// All ranks write one file, each its own records.
@@ -476,22 +476,22 @@ fn ranks_that_write_one_file_are_found() {
     if let Some(reason) = why_no_openmpi() {
         skip!("{reason}");
     }
-    let mut scene = Scene::new();
-    scene.set("OMPI_MCA_hwloc_base_binding_policy", "none");
-    let (source, program) = (scene.stage.file("together.c", TOGETHER), scene.stage.path("together"));
-    scene.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
-    let file = scene.shared.join("checkpoint");
+    let mut fixture = Fixture::new();
+    fixture.set("OMPI_MCA_hwloc_base_binding_policy", "none");
+    let (source, program) = (fixture.stage.file("together.c", TOGETHER), fixture.stage.path("together"));
+    fixture.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
+    let file = fixture.shared.join("checkpoint");
     let mut command = words(&[&"mpirun", &"-n", &"4", &"--oversubscribe", &"--mca", &"btl", &"self,vader"]);
     command.extend(words(&[&"--mca", &"plm_rsh_agent", &"/bin/false"]));
     if is_root() {
         command.push("--allow-run-as-root".into());
     }
     command.extend(words(&[&program, &file]));
-    let direct = scene.stage.run(&mut scene.plainly(&command));
+    let direct = fixture.stage.run(&mut fixture.plainly(&command));
     if direct.code() != Some(0) {
         skip!("mpirun does not work here without Quell either: {}", direct.err);
     }
-    let profiled = scene.profile_to(0, "report", &scene.shared, &command);
+    let profiled = fixture.profile_to(0, "report", &fixture.shared, &command);
     assert_eq!(profiled.ended.text(), "4 ranks\n");
     let row = profiled.row("shared_writes", "path", &file);
     let found = ["writers", "writes", "record", "bytes_written"].map(|member| row[member].as_u64().unwrap());
@@ -502,18 +502,18 @@ fn ranks_that_write_one_file_are_found() {
 }
 
 #[test]
-fn python_writes_caches_once_and_is_covered_then() {
+fn python_is_covered_after_it_has_written_its_caches() {
     let yaml = Path::new("/usr/lib/python3/dist-packages/yaml");
     let python = Path::new("/usr/bin/python3");
     if !python.exists() || !yaml.join("__init__.py").exists() {
         skip!("no Debian Python with YAML (python3-yaml)");
     }
-    let scene = Scene::new();
-    let environment = scene.shared.join("env");
+    let fixture = Fixture::new();
+    let environment = fixture.shared.join("env");
     let make =
         "/usr/bin/python3 -m venv --without-pip \"$1\" && cp -r \"$2\" \"$1\"/lib/python3*/site-packages &&
         rm -rf \"$1\"/lib/python3*/site-packages/yaml/__pycache__ && echo \"$1\"/lib/python3*/site-packages";
-    let made = scene.stage.sh(make, &[&environment, yaml]);
+    let made = fixture.stage.sh(make, &[&environment, yaml]);
     if made.code() != Some(0) {
         skip!("python3 -m venv does not work here: {}", made.err);
     }
@@ -522,14 +522,14 @@ fn python_writes_caches_once_and_is_covered_then() {
     let script = "import json, yaml; print(json.dumps(yaml.safe_load('{a: [1, 2.5, yes], b: {c: null}}')))";
     let program = words(&[&environment.join("bin/python3"), &"-c", &script]);
     // The first start compiles the modules.
-    let first = scene.profile_to(0, "first", &scene.shared, &program);
+    let first = fixture.profile_to(0, "first", &fixture.shared, &program);
     assert_eq!(first.ended.text(), "{\"a\": [1, 2.5, true], \"b\": {\"c\": null}}\n");
     assert_eq!(rows(&first.report, "trees").len(), 0, "{}", first.report["trees"]);
     let refused = first.row("not_proposed", "path", &environment);
     assert!(refused["why"].as_str().unwrap().contains("yaml/__pycache__"), "{refused}");
     assert!(!first.output.join("quell.toml").exists());
     // The second start finds the bytecode.
-    let second = scene.profile("second", &scene.shared, &program);
+    let second = fixture.profile("second", &fixture.shared, &program);
     assert_eq!(rows(&second.report, "not_proposed").len(), 0);
     let tree = second.row("trees", "path", &environment);
     assert!(number(tree, "/opens") >= 15 && number(tree, "/missing") > 0, "{tree}");
@@ -539,26 +539,26 @@ fn python_writes_caches_once_and_is_covered_then() {
     let within = directories.filter(|d| Path::new(d["path"].as_str().unwrap()).starts_with(&environment));
     assert!(within.count() > 0, "{search}");
     assert!(packages.join("yaml/__pycache__").is_dir());
-    scene.expect_same_when_covered(&second, &program);
+    fixture.expect_same_when_covered(&second, &program);
 }
 
 #[test]
-fn what_is_created_and_what_is_read_again_is_found() {
-    let scene = Scene::new();
-    fs::write(scene.shared.join("table"), vec![7; 100_000]).unwrap();
+fn created_and_reread_files_are_found() {
+    let fixture = Fixture::new();
+    fs::write(fixture.shared.join("table"), vec![7; 100_000]).unwrap();
     let script = r#"
         mkdir "$1/many" && for n in $(seq 150); do echo "$n" >"$1/many/$n"; done
         for n in 1 2 3 4 5; do cat "$1/table"; done | wc -c
         rm -r "$1/many""#;
-    let program = words(&[&"sh", &"-c", &script, &"sh", &scene.shared]);
-    let profiled = scene.profile("report", &scene.shared, &program);
-    let many = profiled.row("small_files", "directory", scene.shared.join("many"));
+    let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared]);
+    let profiled = fixture.profile("report", &fixture.shared, &program);
+    let many = profiled.row("small_files", "directory", fixture.shared.join("many"));
     assert_eq!(
         (number(many, "/files"), number(many, "/bytes_written")),
         (150, 9 * 2 + 90 * 3 + 51 * 4),
         "{many}"
     );
-    let table = profiled.row("rereads", "path", scene.shared.join("table"));
+    let table = profiled.row("rereads", "path", fixture.shared.join("table"));
     assert_eq!(["opens", "processes", "bytes_read"].map(|m| table[m].as_u64().unwrap()), [5, 5, 500_000]);
     assert_eq!(table["times"], 5.0);
     assert_eq!(number(&profiled.report, "/remaining/direct/bytes_read"), 100_000);
@@ -566,8 +566,8 @@ fn what_is_created_and_what_is_read_again_is_found() {
 
 #[test]
 fn exit_codes_and_signals_are_the_programs() {
-    let scene = Scene::new();
-    fs::write(scene.shared.join("file"), "read\n").unwrap();
+    let fixture = Fixture::new();
+    fs::write(fixture.shared.join("file"), "read\n").unwrap();
     for (name, end, code) in [
         ("three", "exit 3", 3),
         ("killed", "kill -KILL $$", 128 + 9),
@@ -575,10 +575,10 @@ fn exit_codes_and_signals_are_the_programs() {
         ("crashed", "kill -SEGV $$", 128 + 11),
     ] {
         let program =
-            words(&[&"sh", &"-c", &format!("cat \"$1\"; {end}"), &"sh", &scene.shared.join("file")]);
-        let plain = scene.stage.run(&mut scene.plainly(&program));
+            words(&[&"sh", &"-c", &format!("cat \"$1\"; {end}"), &"sh", &fixture.shared.join("file")]);
+        let plain = fixture.stage.run(&mut fixture.plainly(&program));
         assert_eq!(plain.code().unwrap_or_else(|| 128 + plain.status.signal().unwrap()), code);
-        let profiled = scene.profile_to(code, name, &scene.shared, &program);
+        let profiled = fixture.profile_to(code, name, &fixture.shared, &program);
         assert_eq!(profiled.ended.text(), "read\n");
         profiled.expect_program("cat", 1);
         assert_eq!(profiled.number("/places/shared/bytes_read"), 5);
@@ -587,24 +587,24 @@ fn exit_codes_and_signals_are_the_programs() {
 
 #[test]
 fn a_program_that_is_not_there_leaves_nothing() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for program in ["/not/there", "no-such-program-anywhere"] {
-        let (mut command, output) = scene.profiling("report", &scene.shared, &words(&[&program]));
-        scene.stage.run(&mut command).expect(127).says(program);
+        let (mut command, output) = fixture.profiling("report", &fixture.shared, &words(&[&program]));
+        fixture.stage.run(&mut command).expect(127).says(program);
         assert!(!output.exists(), "{program}");
     }
 }
 
 #[test]
-fn what_was_done_until_an_interruption_is_reported() {
-    let scene = Scene::new();
-    fs::write(scene.shared.join("file"), "read\n").unwrap();
+fn calls_before_an_interruption_are_reported() {
+    let fixture = Fixture::new();
+    fs::write(fixture.shared.join("file"), "read\n").unwrap();
     for (name, signal) in [("int", Signal::INT), ("term", Signal::TERM)] {
         // A child of the program must end, too.
         let script = "cat \"$1\"; sleep 600 & echo ready; wait";
-        let program = words(&[&"sh", &"-c", &script, &"sh", &scene.shared.join("file")]);
-        let (mut command, output) = scene.profiling(name, &scene.shared, &program);
-        let mut running = scene.stage.start(&mut command);
+        let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared.join("file")]);
+        let (mut command, output) = fixture.profiling(name, &fixture.shared, &program);
+        let mut running = fixture.stage.start(&mut command);
         running.wait_for_output("ready");
         running.signal(signal);
         running.wait().expect(130);
@@ -613,18 +613,18 @@ fn what_was_done_until_an_interruption_is_reported() {
         assert!(report["notes"][0].as_str().unwrap().contains("interrupted"), "{}", report["notes"]);
         assert_eq!(number(&report, "/places/shared/bytes_read"), 5);
         assert!(output.join("report.html").is_file());
-        scene.stage.expect_nothing_left();
+        fixture.stage.expect_nothing_left();
     }
 }
 
 #[test]
 fn a_comparison_runs_the_program_twice() {
-    let scene = Scene::new();
-    let output = scene.stage.path("report");
+    let fixture = Fixture::new();
+    let output = fixture.stage.path("report");
     let options: [&dyn AsRef<OsStr>; 5] = [&"profile", &"-q", &"--compare", &"-o", &output];
     let program = words(&[&"sh", &"-c", &"echo once >>log; exit 4"]);
-    scene.stage.run(&mut scene.quell(&options, &program)).expect(4);
-    assert_eq!(fs::read_to_string(scene.work.join("log")).unwrap(), "once\nonce\n");
+    fixture.stage.run(&mut fixture.quell(&options, &program)).expect(4);
+    assert_eq!(fs::read_to_string(fixture.work.join("log")).unwrap(), "once\nonce\n");
     let report = read_report(&output);
     expect_sums(&report);
     let tracing = &report["tracing"];
@@ -637,13 +637,13 @@ fn a_comparison_runs_the_program_twice() {
 
 #[test]
 fn reports_get_the_next_free_name_and_are_private() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for name in ["quell-profile", "quell-profile.2", "quell-profile.3"] {
         // With any umask.
-        let mut command = scene.prepared(scene.stage.command("sh"));
+        let mut command = fixture.prepared(fixture.stage.command("sh"));
         command.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(crate::stage::quell());
-        let ended = scene.stage.run(command.args(["profile", "--json", "-q", "--", "true"])).expect(0);
-        let output = scene.work.join(name);
+        let ended = fixture.stage.run(command.args(["profile", "--json", "-q", "--", "true"])).expect(0);
+        let output = fixture.work.join(name);
         assert_eq!(output.metadata().unwrap().permissions().mode() & 0o777, 0o700);
         assert_eq!(ended.json(), read_report(&output), "printed and written are the same");
         let expected =
@@ -656,24 +656,24 @@ fn reports_get_the_next_free_name_and_are_private() {
 
 #[test]
 fn a_saved_trace_makes_the_same_report() {
-    let scene = Scene::new();
-    let tree = scene.stage.dir("shared/env/bin");
+    let fixture = Fixture::new();
+    let tree = fixture.stage.dir("shared/env/bin");
     for number in 0..40 {
         fs::write(tree.join(format!("part{number}")), "part\n").unwrap();
     }
-    fs::create_dir_all(scene.shared.join("env/lib")).unwrap();
-    fs::write(scene.shared.join("env/lib/x"), "x\n").unwrap();
+    fs::create_dir_all(fixture.shared.join("env/lib")).unwrap();
+    fs::write(fixture.shared.join("env/lib/x"), "x\n").unwrap();
     let script = r#"for n in $(seq 0 39); do test -e "$1/bin/no$n"; cat "$1/bin/part$n" "$1/lib/x"; done | sort | uniq -c
         ls -l "$1/bin" >list; find "$1" -type f | wc -l"#;
-    let program = words(&[&"sh", &"-c", &script, &"sh", &scene.shared.join("env")]);
-    let profiled = scene.profile("report", &scene.shared, &program);
-    let again = scene.stage.path("again");
-    let mut command = scene.prepared(scene.stage.quell());
-    command.args(["profile", "-q", "-o"]).arg(&again).arg("--shared").arg(&scene.shared);
+    let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared.join("env")]);
+    let profiled = fixture.profile("report", &fixture.shared, &program);
+    let again = fixture.stage.path("again");
+    let mut command = fixture.prepared(fixture.stage.quell());
+    command.args(["profile", "-q", "-o"]).arg(&again).arg("--shared").arg(&fixture.shared);
     command.arg("--import").arg(profiled.output.join("trace.strace"));
-    command.arg("--mounts").arg(profiled.output.join("mountinfo")).arg("--cwd").arg(&scene.work);
+    command.arg("--mounts").arg(profiled.output.join("mountinfo")).arg("--cwd").arg(&fixture.work);
     // From another directory.
-    scene.stage.run(command.current_dir("/")).expect(0);
+    fixture.stage.run(command.current_dir("/")).expect(0);
     let (first, second) = (&profiled.report, &read_report(&again));
     expect_sums(second);
     for member in [
@@ -703,7 +703,7 @@ fn a_saved_trace_makes_the_same_report() {
     let tree =
         |report: &Value| ["path", "metadata", "missing", "opens"].map(|m| report["trees"][0][m].clone());
     assert_eq!(tree(first), tree(second));
-    assert_eq!(first["trees"][0]["path"], scene.shared.join("env").to_str().unwrap(), "{}", first["trees"]);
+    assert_eq!(first["trees"][0]["path"], fixture.shared.join("env").to_str().unwrap(), "{}", first["trees"]);
     assert_eq!((&second["tracing"], rows(second, "traces").len()), (&Value::Null, 1));
     // The traced program ran longer, and a client caches entries for a second.
     let duration = |report: &Value| report["duration_s"].as_f64().unwrap();

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::probe::{Snapshot, differences};
-use crate::stage::{Stage, views, ways_of_private_tree, words};
+use crate::stage::{Stage, launches_of_private_tree, views, words};
 use crate::trees;
 
 /// The error message of every attempt to change a file.
@@ -42,14 +42,14 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
         "setfattr -n user.x -v y \"$1/readme\"",
         "chown $(id -u) \"$1/readme\"",
     ];
-    for way in ways_of_private_tree() {
+    for launch in launches_of_private_tree() {
         let script = attempts.map(|attempt| format!("({attempt}); echo \"ended $?\" >&2")).join("\n");
-        let ended = stage.see(way, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
+        let ended = stage.see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
         let mut answers = ended.err.split("ended ");
         let mut said = answers.next().unwrap();
         for (attempt, rest) in attempts.iter().zip(answers) {
-            assert!(said.contains(READ_ONLY), "{way:?}: {attempt} says {said}");
-            assert!(!rest.starts_with('0'), "{way:?}: {attempt} succeeded");
+            assert!(said.contains(READ_ONLY), "{launch:?}: {attempt} says {said}");
+            assert!(!rest.starts_with('0'), "{launch:?}: {attempt} succeeded");
             said = rest;
         }
     }
@@ -145,7 +145,7 @@ fn before_anything_is_written_a_writable_view_is_the_original() {
 }
 
 #[test]
-fn what_a_writable_view_does_otherwise_is_as_documented() {
+fn differences_of_a_writable_view_are_as_documented() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     fs::hard_link(tree.join("readme"), tree.join("readme-too")).unwrap();
@@ -188,8 +188,8 @@ fn the_trees_access_times_are_the_only_thing_that_reading_may_change() {
     let tree = trees::varied(&stage);
     let index = stage.index(&tree);
     let before = state_of(&stage, &tree);
-    for way in ways_of_private_tree() {
-        stage.snapshot(way, &index, &tree);
+    for launch in launches_of_private_tree() {
+        stage.snapshot(launch, &index, &tree);
     }
     assert_eq!(before, state_of(&stage, &tree));
     fs::metadata(&tree).unwrap();

@@ -6,7 +6,7 @@ use crate::stage::{Stage, views};
 use crate::trees;
 
 #[test]
-fn several_trees_are_covered_at_once() {
+fn several_trees_are_covered_by_one_command() {
     let stage = Stage::new();
     let (one, two) = (trees::small(&stage, "one"), trees::small(&stage, "two"));
     let (index_one, index_two) = (stage.index(&one), stage.index(&two));

@@ -70,7 +70,7 @@ fn runs_of_one_name_share_a_namespace() {
 }
 
 #[test]
-fn ranks_are_known_by_what_their_launcher_sets() {
+fn ranks_are_recognized_by_the_variables_of_their_launcher() {
     let job = Job::new();
     let view = views()[0];
     let start = |variables: &[(&str, &str)]| job.start(job.rank(view, &[]).envs(variables.iter().copied()));
@@ -130,7 +130,7 @@ fn a_later_rank_joins_after_the_first_has_left() {
 }
 
 #[test]
-fn what_a_killed_holder_left_is_replaced() {
+fn remains_of_a_killed_holder_are_replaced() {
     let job = Job::new();
     for view in views() {
         let mut first = job.start(&mut job.rank(view, &["--share", "x"]));

@@ -61,8 +61,8 @@ pub fn quell() -> PathBuf {
     }
 }
 
-/// Returns the path of the checkout, or of a copy of its `tests`, `testbed`, `scripts` and `demo`
-/// that every user may read. The directory of compilation is not used if a copy is given, because
+/// Returns the path of the checkout, or of a copy of its documents, `tests`, `testbed`, `scripts` and
+/// `demo` that every user may read. The directory of compilation is not used if a copy is given, because
 /// the ordinary user may have no access to it.
 pub fn checkout() -> PathBuf {
     std::env::var_os("QUELL_SOURCE")
@@ -231,16 +231,16 @@ pub fn send(pid: i32, signal: Signal) {
 
 /// A view and the command that shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Launch {
     /// `quell run`: at the tree's own path.
     Run(&'static str),
     /// `quell mount`: at a mount point.
     Mount(&'static str),
 }
 
-impl Way {
+impl Launch {
     pub fn view(self) -> &'static str {
-        let (Way::Run(view) | Way::Mount(view)) = self;
+        let (Launch::Run(view) | Launch::Mount(view)) = self;
         view
     }
 
@@ -251,24 +251,51 @@ impl Way {
 
     /// Returns true if programs run in a user namespace that maps one user.
     pub fn maps_one_user(self) -> bool {
-        !is_root() && matches!(self, Way::Run(_))
+        !is_root() && matches!(self, Launch::Run(_))
     }
+}
+
+const VIEWS: [&str; 3] = ["overlay", "overlay-fuse", "fuse"];
+
+/// Reads the views that an earlier test of the same user in the same `make test` found to work. Each
+/// test is a process of its own, and trying the views takes longer than many tests.
+///
+/// Errors: the file to write, if there is none yet; `None` outside of `make test`.
+fn views_found_before() -> Result<String, Option<PathBuf>> {
+    let run = std::env::var_os("QUELL_TEST_RUN").ok_or(None)?;
+    let uid = rustix::process::geteuid().as_raw();
+    let cache = Path::new(&run).join(format!("tmp/views-{uid}"));
+    fs::read_to_string(&cache).map_err(|_| Some(cache))
+}
+
+fn try_views() -> Vec<&'static str> {
+    let stage = Stage::new();
+    let tree = stage.dir("tree");
+    fs::write(tree.join("file"), "x").unwrap();
+    let index = stage.index(&tree);
+    let works = |view: &&str| {
+        stage.run(stage.quell_run(&index, view).arg("--strict").args(["--", "true"])).code() == Some(0)
+    };
+    VIEWS.into_iter().filter(works).collect()
 }
 
 /// Returns the views that `quell run` supports here, and prints the others.
 pub fn views() -> &'static [&'static str] {
     static WORKING: OnceLock<Vec<&'static str>> = OnceLock::new();
-    let working = WORKING.get_or_init(|| {
-        let stage = Stage::new();
-        let tree = stage.dir("tree");
-        fs::write(tree.join("file"), "x").unwrap();
-        let index = stage.index(&tree);
-        let works = |view: &&str| {
-            stage.run(stage.quell_run(&index, view).arg("--strict").args(["--", "true"])).code() == Some(0)
-        };
-        ["overlay", "overlay-fuse", "fuse"].into_iter().filter(works).collect()
+    let working = WORKING.get_or_init(|| match views_found_before() {
+        Ok(names) => VIEWS.into_iter().filter(|view| names.lines().any(|name| name == *view)).collect(),
+        Err(cache) => {
+            let working = try_views();
+            if let Some(cache) = cache {
+                // Tests that run at the same time write the same; none may read a part of it.
+                let own = cache.with_extension(std::process::id().to_string());
+                fs::write(&own, working.join("\n")).unwrap();
+                fs::rename(&own, &cache).unwrap();
+            }
+            working
+        }
     });
-    for view in ["overlay", "overlay-fuse", "fuse"] {
+    for view in VIEWS {
         if !working.contains(&view) {
             println!("SKIPPED: the view {view} does not work for this user on this machine");
         }
@@ -277,22 +304,25 @@ pub fn views() -> &'static [&'static str] {
 }
 
 /// Returns all combinations of command and view for tests of a view's content.
-pub fn ways() -> Vec<Way> {
-    let mut ways: Vec<Way> = views().iter().map(|view| Way::Run(view)).collect();
+pub fn launches() -> Vec<Launch> {
+    let mut launches: Vec<Launch> = views().iter().map(|view| Launch::Run(view)).collect();
     if is_root() {
-        ways.extend(views().iter().map(|view| Way::Mount(view)));
+        launches.extend(views().iter().map(|view| Launch::Mount(view)));
     } else if has("fusermount3") && views().contains(&"fuse") {
-        ways.push(Way::Mount("fuse"));
+        launches.push(Launch::Mount("fuse"));
     } else {
         println!("SKIPPED: an ordinary user mounts through fusermount3, which is not there");
     }
-    ways
+    launches
 }
 
 /// Returns the same for a tree with files that not every user may read, for which root mounts only
 /// fuse views.
-pub fn ways_of_private_tree() -> Vec<Way> {
-    ways().into_iter().filter(|way| !matches!(way, Way::Mount(view) if *view != "fuse")).collect()
+pub fn launches_of_private_tree() -> Vec<Launch> {
+    launches()
+        .into_iter()
+        .filter(|launch| !matches!(launch, Launch::Mount(view) if *view != "fuse"))
+        .collect()
 }
 
 /// A view at a mount point, which is unmounted on drop.
@@ -455,17 +485,17 @@ impl Stage {
     #[track_caller]
     pub fn see(
         &self,
-        way: Way,
+        launch: Launch,
         index: &Path,
         tree: &Path,
         make: impl FnOnce(&Path) -> Vec<OsString>,
     ) -> Ended {
-        match way {
-            Way::Run(view) => {
+        match launch {
+            Launch::Run(view) => {
                 let command = make(tree);
                 self.run(self.quell_run(index, view).args(["--strict", "--quiet", "--"]).args(command))
             }
-            Way::Mount(view) => {
+            Launch::Mount(view) => {
                 let mounted = self.mount(index, view, &["--quiet"]);
                 let words = make(&mounted.point);
                 let ended = self.run(self.command(&words[0]).args(&words[1..]));

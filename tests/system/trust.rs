@@ -14,19 +14,19 @@ use crate::trees::{self, set_mode};
 const MALLORY: u32 = 4_242_420;
 const ALICE: u32 = 4_242_421;
 
-struct Scene {
+struct Fixture {
     stage: Stage,
     tree: PathBuf,
     index: PathBuf,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Fixture {
+    fn new() -> Fixture {
         let stage = Stage::new();
         let tree = trees::small(&stage, "tree");
         let index = stage.index(&tree);
         fs::set_permissions(&index, fs::Permissions::from_mode(0o644)).unwrap();
-        Scene { stage, tree, index }
+        Fixture { stage, tree, index }
     }
 
     /// Runs a program that reports its start with `quell run`, in a view of the tree or on the
@@ -67,28 +67,28 @@ fn a_foreign_index_is_refused_and_no_program_runs() {
     if !is_root() {
         skip!("files of two users are made by root alone");
     }
-    let scene = Scene::new();
-    chown(&scene.index, Some(MALLORY), Some(MALLORY)).unwrap();
+    let fixture = Fixture::new();
+    chown(&fixture.index, Some(MALLORY), Some(MALLORY)).unwrap();
     for options in [&[][..], &["--strict"], &["--check", "none"], &["--view", "fuse"]] {
-        scene.refused(options, &scene.index, "--trust-owner 4242420");
+        fixture.refused(options, &fixture.index, "--trust-owner 4242420");
     }
-    scene.refused(&["--trust-owner", "4242421"], &scene.index, "user 4242420");
-    let ended = scene.run(&["--strict", "-q", "--trust-owner", "4242420"], &scene.index).expect(0);
+    fixture.refused(&["--trust-owner", "4242421"], &fixture.index, "user 4242420");
+    let ended = fixture.run(&["--strict", "-q", "--trust-owner", "4242420"], &fixture.index).expect(0);
     assert_eq!(ended.text(), "ran\nhello\n");
-    let point = scene.stage.dir("point");
+    let point = fixture.stage.dir("point");
     let mount = |options: &[&str]| {
-        let mut command = scene.stage.quell();
-        command.arg("mount").args(options).arg(&scene.index).arg(&point);
-        scene.stage.run(&mut command)
+        let mut command = fixture.stage.quell();
+        command.arg("mount").args(options).arg(&fixture.index).arg(&point);
+        fixture.stage.run(&mut command)
     };
     mount(&[]).expect(2).says("--trust-owner");
     mount(&["--trust-owner", "4242420"]).expect(0);
-    scene.stage.run(scene.stage.quell().arg("umount").arg(&point)).expect(0);
-    let boot = scene.stage.path("boot");
+    fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
+    let boot = fixture.stage.path("boot");
     let record = |options: &[&str]| {
-        let mut command = scene.stage.quell();
-        command.args(["record", "-q"]).args(options).arg("-i").arg(&scene.index).arg("-o").arg(&boot);
-        scene.stage.run(command.args(["--", "cat"]).arg(scene.tree.join("readme")))
+        let mut command = fixture.stage.quell();
+        command.args(["record", "-q"]).args(options).arg("-i").arg(&fixture.index).arg("-o").arg(&boot);
+        fixture.stage.run(command.args(["--", "cat"]).arg(fixture.tree.join("readme")))
     };
     let ended = record(&[]).expect(2).says("--trust-owner");
     assert_eq!(ended.text(), "");
@@ -96,11 +96,11 @@ fn a_foreign_index_is_refused_and_no_program_runs() {
     // An update writes the caller's own index and checks the owner; `show` only prints the index
     // and does not.
     let update = |options: &[&str]| {
-        scene.stage.run(scene.stage.quell().args(["index", "--update"]).args(options).arg(&scene.index))
+        fixture.stage.run(fixture.stage.quell().args(["index", "--update"]).args(options).arg(&fixture.index))
     };
     update(&[]).expect(2).says("--trust-owner");
-    scene.stage.run(scene.stage.quell().arg("verify").arg(&scene.index)).expect(0);
-    scene.stage.run(scene.stage.quell().arg("show").arg(&scene.index)).expect(0);
+    fixture.stage.run(fixture.stage.quell().arg("verify").arg(&fixture.index)).expect(0);
+    fixture.stage.run(fixture.stage.quell().arg("show").arg(&fixture.index)).expect(0);
     update(&["--trust-owner", "4242420"]).expect(0);
 }
 
@@ -109,50 +109,50 @@ fn an_index_of_the_trees_owner_or_of_root_is_used() {
     if !is_root() {
         skip!("files of two users are made by root alone");
     }
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for uid in [0, MALLORY] {
-        chown(&scene.tree, Some(MALLORY), Some(MALLORY)).unwrap();
-        let index = scene.stage.index(&scene.tree);
+        chown(&fixture.tree, Some(MALLORY), Some(MALLORY)).unwrap();
+        let index = fixture.stage.index(&fixture.tree);
         set_mode(&index, 0o644);
         chown(&index, Some(uid), Some(uid)).unwrap();
-        let mut command = as_user(&scene.stage, ALICE);
+        let mut command = as_user(&fixture.stage, ALICE);
         command.args(["run", "-q", "--strict", "-i"]).arg(&index).args(["--", "cat"]);
-        let ended = scene.stage.run(command.arg(scene.tree.join("readme")));
+        let ended = fixture.stage.run(command.arg(fixture.tree.join("readme")));
         if ended.err.contains("user namespace") {
             skip!("no user namespaces for ordinary users: {}", ended.err);
         }
         assert_eq!(ended.expect(0).text(), "hello\n");
     }
     // The tree's owner has changed since, so the index belongs to another user.
-    chown(&scene.tree, Some(0), Some(0)).unwrap();
-    let index = scene.stage.index(&scene.tree);
+    chown(&fixture.tree, Some(0), Some(0)).unwrap();
+    let index = fixture.stage.index(&fixture.tree);
     chown(&index, Some(MALLORY), Some(MALLORY)).unwrap();
     set_mode(&index, 0o644);
-    let mut command = as_user(&scene.stage, ALICE);
+    let mut command = as_user(&fixture.stage, ALICE);
     command.args(["run", "-i"]).arg(&index).args(["--", "echo", "ran"]);
-    let ended = scene.stage.run(&mut command).expect(2).says("--trust-owner");
+    let ended = fixture.stage.run(&mut command).expect(2).says("--trust-owner");
     assert_eq!(ended.text(), "");
 }
 
 #[test]
 fn a_file_that_other_users_may_write_is_refused() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for (mode, words) in [(0o666, "chmod o-w"), (0o646, "chmod o-w"), (0o664, "chmod g-w")] {
-        set_mode(&scene.index, mode);
-        scene.refused(&[], &scene.index, words);
+        set_mode(&fixture.index, mode);
+        fixture.refused(&[], &fixture.index, words);
     }
     // A user with write permission for the tree may write to its index, too.
-    set_mode(&scene.tree, 0o775);
-    let index = scene.stage.index(&scene.tree);
+    set_mode(&fixture.tree, 0o775);
+    let index = fixture.stage.index(&fixture.tree);
     set_mode(&index, 0o664);
-    assert_eq!(scene.run(&["--strict", "-q"], &index).expect(0).text(), "ran\nhello\n");
-    let config = scene.stage.file(
+    assert_eq!(fixture.run(&["--strict", "-q"], &index).expect(0).text(), "ran\nhello\n");
+    let config = fixture.stage.file(
         "quell.toml",
-        format!("[[tree]]\npath = '{}'\nindex = '{}'\n", scene.tree.display(), index.display()),
+        format!("[[tree]]\npath = '{}'\nindex = '{}'\n", fixture.tree.display(), index.display()),
     );
     let run = || {
-        let mut command = scene.stage.quell();
-        scene.stage.run(command.args(["run", "-q", "--config"]).arg(&config).args(["--", "echo", "ran"]))
+        let mut command = fixture.stage.quell();
+        fixture.stage.run(command.args(["run", "-q", "--config"]).arg(&config).args(["--", "echo", "ran"]))
     };
     set_mode(&config, 0o644);
     assert_eq!(run().expect(0).text(), "ran\n");
@@ -167,36 +167,39 @@ fn a_file_that_other_users_may_write_is_refused() {
 
 #[test]
 fn the_index_beside_a_directory_must_be_one_of_it() {
-    let scene = Scene::new();
-    let other = trees::small(&scene.stage, "other");
-    let planted = scene.stage.path("tree.quell");
-    scene.stage.run(scene.stage.quell().args(["index", "-q"]).arg(&other).arg("-o").arg(&planted)).expect(0);
-    scene.refused(&[], &scene.tree, "is an index of");
+    let fixture = Fixture::new();
+    let other = trees::small(&fixture.stage, "other");
+    let planted = fixture.stage.path("tree.quell");
+    fixture
+        .stage
+        .run(fixture.stage.quell().args(["index", "-q"]).arg(&other).arg("-o").arg(&planted))
+        .expect(0);
+    fixture.refused(&[], &fixture.tree, "is an index of");
     fs::remove_file(&planted).unwrap();
     // A link to an index of the caller.
-    symlink(&scene.index, scene.stage.path("other.quell")).unwrap();
-    scene.refused(&[], &other, "is an index of");
+    symlink(&fixture.index, fixture.stage.path("other.quell")).unwrap();
+    fixture.refused(&[], &other, "is an index of");
     // A dangling link is not followed when the index is created.
-    symlink(scene.stage.path("elsewhere"), &planted).unwrap();
-    let ended = scene.run(&[], &scene.tree).expect(2).says("not a regular file");
+    symlink(fixture.stage.path("elsewhere"), &planted).unwrap();
+    let ended = fixture.run(&[], &fixture.tree).expect(2).says("not a regular file");
     assert_eq!(ended.text(), "");
-    assert!(!scene.stage.path("elsewhere").exists());
+    assert!(!fixture.stage.path("elsewhere").exists());
     fs::remove_file(&planted).unwrap();
     if is_root() {
         // An index of the right tree that another user left there.
-        fs::copy(&scene.index, &planted).unwrap();
+        fs::copy(&fixture.index, &planted).unwrap();
         chown(&planted, Some(MALLORY), Some(MALLORY)).unwrap();
-        scene.refused(&[], &scene.tree, "--trust-owner");
+        fixture.refused(&[], &fixture.tree, "--trust-owner");
     }
 }
 
 #[test]
 fn a_foreign_boot_image_is_refused_and_not_joined() {
-    let scene = Scene::new();
-    let boot = scene.stage.path("boot");
-    let mut command = scene.stage.quell();
-    command.args(["record", "-q", "-i"]).arg(&scene.index).arg("-o").arg(&boot);
-    scene.stage.run(command.args(["--", "cat"]).arg(scene.tree.join("readme"))).expect(0);
+    let fixture = Fixture::new();
+    let boot = fixture.stage.path("boot");
+    let mut command = fixture.stage.quell();
+    command.args(["record", "-q", "-i"]).arg(&fixture.index).arg("-o").arg(&boot);
+    fixture.stage.run(command.args(["--", "cat"]).arg(fixture.tree.join("readme"))).expect(0);
     let words = match is_root() {
         true => {
             chown(&boot, Some(MALLORY), Some(MALLORY)).unwrap();
@@ -210,36 +213,36 @@ fn a_foreign_boot_image_is_refused_and_not_joined() {
             "chmod o-w"
         }
     };
-    scene.refused(&["-b", boot.to_str().unwrap()], &scene.index, words);
-    let merged = scene.stage.path("merged");
-    let mut merge = scene.stage.quell();
-    scene.stage.run(merge.args(["boot", "merge", "-o"]).arg(&merged).arg(&boot)).expect(2).says(words);
+    fixture.refused(&["-b", boot.to_str().unwrap()], &fixture.index, words);
+    let merged = fixture.stage.path("merged");
+    let mut merge = fixture.stage.quell();
+    fixture.stage.run(merge.args(["boot", "merge", "-o"]).arg(&merged).arg(&boot)).expect(2).says(words);
     assert!(!merged.exists());
-    let mut again = scene.stage.quell();
-    again.args(["record", "-q", "--merge", "-i"]).arg(&scene.index).arg("-o").arg(&boot);
-    scene.stage.run(again.args(["--", "true"])).expect(2).says(words);
+    let mut again = fixture.stage.quell();
+    again.args(["record", "-q", "--merge", "-i"]).arg(&fixture.index).arg("-o").arg(&boot);
+    fixture.stage.run(again.args(["--", "true"])).expect(2).says(words);
 }
 
 #[test]
 fn a_wrong_file_is_refused_and_no_program_runs() {
-    let scene = Scene::new();
-    let script = scene.stage.file("train.py", "print('hello')\n");
-    scene.refused(&[], &script, "no index");
-    scene.refused(&[], &scene.stage.file("empty", ""), "empty");
-    scene.refused(&[], Path::new("/dev/zero"), "not a regular file");
+    let fixture = Fixture::new();
+    let script = fixture.stage.file("train.py", "print('hello')\n");
+    fixture.refused(&[], &script, "no index");
+    fixture.refused(&[], &fixture.stage.file("empty", ""), "empty");
+    fixture.refused(&[], Path::new("/dev/zero"), "not a regular file");
     // A file of 60 GiB takes neither memory nor time.
-    let sparse = scene.stage.file("sparse", "QUELLIDX");
+    let sparse = fixture.stage.file("sparse", "QUELLIDX");
     fs::File::options().write(true).open(&sparse).unwrap().set_len(60 << 30).unwrap();
-    let mut show = scene.stage.quell();
-    scene.stage.run(show.arg("show").arg(&sparse)).expect(2).says("version");
-    let mut show = scene.stage.quell();
+    let mut show = fixture.stage.quell();
+    fixture.stage.run(show.arg("show").arg(&sparse)).expect(2).says("version");
+    let mut show = fixture.stage.quell();
     fs::write(&sparse, "QUELLBOO").unwrap();
     fs::File::options().write(true).open(&sparse).unwrap().set_len(60 << 30).unwrap();
-    scene.stage.run(show.args(["boot", "show"]).arg(&sparse)).expect(2).says("version");
+    fixture.stage.run(show.args(["boot", "show"]).arg(&sparse)).expect(2).says("version");
 }
 
 #[test]
-fn a_directory_with_files_becomes_a_store_only_when_asked() {
+fn a_directory_with_files_becomes_a_store_only_with_init() {
     let stage = Stage::new();
     let (other, point) = (stage.dir("other"), stage.dir("point"));
     fs::write(other.join("thesis.tex"), "x").unwrap();

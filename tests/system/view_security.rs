@@ -10,16 +10,16 @@ use std::process::Command;
 use rustix::fs::{CWD, FileType, Mode, Timestamps, XattrFlags};
 
 use crate::skip;
-use crate::stage::{Stage, Way, is_root, views, ways, words};
+use crate::stage::{Launch, Stage, is_root, launches, views, words};
 
 /// User ids without an account: the owner of trees, and a user of views.
 const OWNER: u32 = 41_001;
 const READER: u32 = 41_002;
 
 /// Returns the mount options of the view at `point`, as programs in it see them.
-fn mount_options(stage: &Stage, way: Way, index: &Path, tree: &Path) -> String {
+fn mount_options(stage: &Stage, launch: Launch, index: &Path, tree: &Path) -> String {
     let script = "exec awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
-    stage.see(way, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0).text()
+    stage.see(launch, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0).text()
 }
 
 /// Creates a file with set-id bits, one with a capability, and a null device.
@@ -42,14 +42,14 @@ const LOOK: &str = "cd \"$1\" && stat -c '%n %a %F %s' set-id null && \
                     getfattr -h -m - --absolute-names capable 2>/dev/null | grep -c security.capability";
 
 #[test]
-fn every_view_is_nosuid_and_nodev_unless_root_asks_otherwise() {
+fn every_view_is_nosuid_and_nodev_unless_root_passes_the_options() {
     let stage = Stage::new();
     let tree = stage.dir("tree");
     fs::write(tree.join("file"), "x").unwrap();
     let index = stage.index(&tree);
-    for way in ways() {
-        let options = mount_options(&stage, way, &index, &tree);
-        assert!(options.contains("nosuid") && options.contains("nodev"), "{way:?}: {options}");
+    for launch in launches() {
+        let options = mount_options(&stage, launch, &index, &tree);
+        assert!(options.contains("nosuid") && options.contains("nodev"), "{launch:?}: {options}");
     }
     for view in views() {
         let script = "awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
@@ -80,13 +80,14 @@ fn an_index_that_is_not_roots_shows_no_set_id_bits_capabilities_and_devices() {
     let of_root = stage.index(&tree);
     let of_owner = stage.index(&tree);
     chown(&of_owner, Some(OWNER), Some(OWNER)).unwrap();
-    for way in ways() {
-        let look =
-            |index| stage.see(way, index, &tree, |root| words(&[&"sh", &"-c", &LOOK, &"sh", &root])).text();
+    for launch in launches() {
+        let look = |index| {
+            stage.see(launch, index, &tree, |root| words(&[&"sh", &"-c", &LOOK, &"sh", &root])).text()
+        };
         let seen = look(&of_root);
-        assert_eq!(seen, "set-id 6755 regular file 10\nnull 666 character special file 0\n1\n", "{way:?}");
+        assert_eq!(seen, "set-id 6755 regular file 10\nnull 666 character special file 0\n1\n", "{launch:?}");
         let seen = look(&of_owner);
-        assert_eq!(seen, "set-id 755 regular file 10\nnull 0 regular empty file 0\n0\n", "{way:?}");
+        assert_eq!(seen, "set-id 755 regular file 10\nnull 0 regular empty file 0\n0\n", "{launch:?}");
     }
     for view in views() {
         for option in ["--suid", "--dev"] {
@@ -106,7 +107,7 @@ fn replace(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_private_file_in_the_place_of_a_public_one_is_not_shown() {
+fn a_private_file_that_replaces_a_public_one_is_not_shown() {
     if !is_root() {
         skip!("a user's own view reads with that user's rights");
     }
@@ -179,7 +180,7 @@ fn root_mounts_a_tree_with_private_files_by_fuse() {
 fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
     const BYTES: usize = 1 << 20;
     let stage = Stage::new();
-    for way in ways().into_iter().filter(|way| *way == Way::Mount("fuse")) {
+    for launch in launches().into_iter().filter(|launch| *launch == Launch::Mount("fuse")) {
         // A copy is compared with the file that was opened first, because the index does not have
         // its inode numbers.
         for (place, on_change) in
@@ -198,7 +199,7 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
                 options.extend(["--source", copy.to_str().unwrap()]);
             }
             let file = tree.join("file");
-            let mounted = stage.mount(&index, way.view(), &options);
+            let mounted = stage.mount(&index, launch.view(), &options);
             let shown = mounted.point.join("file");
             let old = File::open(&shown).unwrap();
             let mut first = [0; 4096];
@@ -246,13 +247,13 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
 }
 
 #[test]
-fn a_new_link_to_a_file_leaves_it_what_it_is_and_a_written_one_is_another() {
+fn a_new_link_keeps_a_file_current_and_a_write_makes_it_stale() {
     let stage = Stage::new();
     let tree = stage.dir("tree");
     let file = tree.join("file");
     fs::write(&file, "1").unwrap();
     let index = stage.index(&tree);
-    if !ways().contains(&Way::Mount("fuse")) {
+    if !launches().contains(&Launch::Mount("fuse")) {
         skip!("no fuse mount");
     }
     let mounted = stage.mount(&index, "fuse", &["-q", "--recheck", "0"]);
