@@ -20,12 +20,13 @@ test: ## run all tests; as root also those that need root
 test-long: ## run 1,000 random histories of a log mount with each kind of failure
 	@scripts/test-long
 
-check: ## check without changing any file: format, clippy, dependency map, dependencies, scripts, aarch64
+check: ## check without changing any file: format, clippy, dependency map, scripts, prose, dependencies, aarch64
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --quiet --package xtask
 	@if command -v shellcheck >/dev/null; then echo shellcheck $(scripts); shellcheck $(scripts); \
 	else echo "shellcheck: SKIPPED: not installed; run scripts/install-deps check"; fi
+	scripts/check-prose
 	scripts/check-deny
 	scripts/check-aarch64
 

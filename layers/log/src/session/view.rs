@@ -183,7 +183,7 @@ impl Log {
         let (writer, until) = (self.writer, self.until.unwrap_or(u64::MAX));
         let mut too_late = 0;
         let (end, _) = scan::batches_from(&*file, container, writer, from, &mut |batch, _| {
-            // Without room, only batches without runs are taken, which record a sync.
+            // At the limit, only batches without runs are taken, which record a sync.
             if batch.frames.place() > until || *left == 0 && !batch.runs.is_empty() {
                 too_late = batch.bytes as u64;
                 return Ok(false);
