@@ -5,8 +5,8 @@
 SHELL := /bin/bash
 PREFIX ?= /usr/local
 CARGO_TARGET_DIR ?= target
-quell := $(CARGO_TARGET_DIR)/release/quell
-libquell := $(CARGO_TARGET_DIR)/release/libquell
+quell := $(CARGO_TARGET_DIR)/dist/quell
+libquell := $(CARGO_TARGET_DIR)/dist/libquell
 scripts := $(shell grep -lE '^\#!.*bash' scripts/* testbed/* .ci/run)
 # Duration of `make fuzz` for each decoder, in seconds.
 FUZZ_SECONDS ?= 60
@@ -41,9 +41,9 @@ fix: ## format, apply clippy's fixes, and regenerate files (quell.h, the list in
 bench: ## measure direct against covered on a MooseFS and a CephFS with 4 nodes (root); results in docs/benchmarks
 	@scripts/bench $(if $(VIEW),--view $(VIEW))
 
-build: ## compile the release binary and the library
-	cargo build --release --bin quell
-	cargo build --release --package quell-capi
+build: ## compile the program and the library as they are installed (Cargo.toml: profile dist)
+	cargo build --profile dist --bin quell
+	cargo build --profile dist --package quell-capi
 
 install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi

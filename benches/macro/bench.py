@@ -538,7 +538,7 @@ def main():
     options = parser.parse_args()
     if options.digest:
         return digest(options.digest)
-    quell = os.environ.get("QUELL") or str(TOP / "target/release/quell")
+    quell = os.environ.get("QUELL") or str(TOP / "target/dist/quell")
     if not os.access(quell, os.X_OK):
         raise Failed(f"there is no program {quell}; build it or name another one in $QUELL")
 

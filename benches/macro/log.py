@@ -37,7 +37,7 @@ SMALL = 100  # size of a record in bytes where only the number of records matter
 # are compared with its share of ext4, because a busy machine slows both.
 ORIGINAL = {"ext4": {"write": 3_107, "read": 6_635}, "FUSE": {"write": 239, "read": 305}, "library": {"write": 3_060, "read": 5_077}}
 PATTERNS = ("private", "strided", "segmented")
-NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: cargo build --release --package quell-capi"
+NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: make build"
 
 
 class Mount:

@@ -345,7 +345,7 @@ def main():
         Path(sys.argv[3], "cgroup.procs").write_text(str(os.getpid()))
         return eat(sys.argv[2], lambda: os.getppid() == 1)
     repeats = int(sys.argv[1]) if sys.argv[1:] else 3
-    quell = os.environ.get("QUELL") or TOP / "target/release/quell"
+    quell = os.environ.get("QUELL") or TOP / "target/dist/quell"
     from bench import Row, line_of
 
     def add(*row, **more):
