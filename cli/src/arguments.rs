@@ -721,8 +721,8 @@ Example:
   quell probe --yes -o capacity.json /shared/project
   quell probe --clean /shared/project     (removes what a killed probe left there)
 
-Exit code 1: no rate could be told. It does not begin where one may not write, where there is no
-room, where the file system is busy (50 ms for a question), or where another probe is at work.")]
+Exit code 1: no rate could be measured. A probe does not start in a directory that is not writable,
+without free space, on a busy file system (50 ms for a request), or beside another probe.")]
 pub struct ProbeArgs {
     /// A directory on the file system, with write permission.
     #[arg(value_name = "DIR")]

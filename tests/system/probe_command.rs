@@ -288,9 +288,9 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
     assert_eq!(fs::metadata(&own).unwrap().permissions().mode() & 0o777, 0o700);
 
     // A running probe uses the directory exclusively.
-    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is at work");
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is running");
     let clean = || stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory));
-    clean().expect(1).says("may be at work");
+    clean().expect(1).says("may be running");
     assert!(running.is_running());
 
     running.signal(Signal::KILL);
@@ -316,7 +316,7 @@ fn a_directory_without_an_owner_record_counts_as_in_use_until_it_is_old() {
     let directory = stage.dir("d");
     let own = directory.join(".quell-probe-aaaaaa");
     fs::create_dir(&own).unwrap();
-    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is at work");
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("another probe is running");
     stage.sh(r#"touch -d '1 hour ago' "$1""#, &[&own]).expect(0);
     stage.run(&mut probe(&stage, &directory, &[])).expect(0);
     stage.run(stage.quell().args(["probe", "--clean"]).arg(&directory)).expect(0);
@@ -358,7 +358,7 @@ fn a_directory_that_may_not_be_written_to_is_refused() {
     if !is_root() {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o555)).unwrap();
     }
-    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("is not probed").says("makes names");
+    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("is not probed").says("creates and removes files");
     expect_empty(&directory);
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
 
 use quell_mount_spec::{Output, OutputFormat};
-use quell_probe::{Answerer, End, Kind, Leftover, Limits, Outcome, Progress, Refusal, Stage};
+use quell_probe::{AnsweredBy, End, Kind, Leftover, Limits, Outcome, Progress, Refusal, Stage};
 use serde_json::{Value, json};
 
 use crate::arguments::ProbeArgs;
@@ -196,7 +196,7 @@ fn left_behind(leftover: &Leftover, directory: &Path) -> String {
     format!(
         "{} was left by a probe that was killed ({}); quell probe --clean {} removes it if it is yours",
         shown(directory.join(&leftover.name)),
-        leftover.who(),
+        leftover.describe_owner(),
         shown(directory)
     )
 }
@@ -204,9 +204,9 @@ fn left_behind(leftover: &Leftover, directory: &Path) -> String {
 /// Describes the current stage for the progress line.
 fn state(progress: &Progress) -> String {
     let what = match progress.stage() {
-        Stage::Looking => "looking".into(),
-        Stage::Making => "making a tree".into(),
-        Stage::Kinds => "one question at a time".into(),
+        Stage::Checking => "checking".into(),
+        Stage::Creating => "creating a tree".into(),
+        Stage::Kinds => "one request at a time".into(),
         Stage::Mix(1) => "1 thread".into(),
         Stage::Mix(threads) => format!("{threads} threads"),
         Stage::Removing => "removing the tree".into(),
@@ -298,7 +298,7 @@ impl Task<'_> {
                     .into(),
             );
         }
-        for kind in outcome.kinds.iter().filter(|kind| kind.answered_by == Answerer::Cache) {
+        for kind in outcome.kinds.iter().filter(|kind| kind.answered_by == AnsweredBy::Cache) {
             notes.push(format!("{}: answered by this node's cache, left out", kind_name(kind.kind)));
         }
         notes.extend(match outcome.end {

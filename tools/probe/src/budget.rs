@@ -47,7 +47,7 @@ impl Limits {
 
     /// Returns the time for creating names: a fifth, so that fewer names are created on a slow file
     /// system.
-    pub fn making_duration(&self) -> Duration {
+    pub fn creation_duration(&self) -> Duration {
         self.duration / 5
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_cap_makes_a_small_tree() {
+    fn a_low_limit_gives_a_small_tree() {
         let cases = [
             // operations, directories, files in each
             (100, 1, 1),
@@ -108,12 +108,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_can_be_removed_within_the_cap() {
+    fn created_names_can_be_removed_within_the_limit() {
         let mut budget = Budget::new(100);
         budget.spend(10);
         budget.reserve_removal(20);
         assert_eq!(budget.free(), 50);
         budget.spend(60);
-        assert_eq!(budget.free(), 0, "more asked than allowed is not less than nothing");
+        assert_eq!(budget.free(), 0, "spending more than allowed leaves zero");
     }
 }

@@ -40,7 +40,7 @@ impl Kind {
 }
 
 /// The kinds that change nothing. The mix consists of them.
-pub const QUESTIONS: [Kind; 3] = [Kind::LookUp, Kind::Attributes, Kind::List];
+pub const READ_KINDS: [Kind; 3] = [Kind::LookUp, Kind::Attributes, Kind::List];
 
 /// The entries of one directory of the paper's tree: 17 files and the directory itself.
 const ENTRIES: usize = 18;
@@ -53,7 +53,7 @@ pub fn round(answered: impl Fn(Kind) -> bool) -> Vec<Kind> {
 
 /// Where requests seem to have been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answerer {
+pub enum AnsweredBy {
     Server,
     /// In this node's caches, so this is not a rate of the file system.
     Cache,
@@ -61,27 +61,27 @@ pub enum Answerer {
     Local,
 }
 
-impl Answerer {
+impl AnsweredBy {
     pub const fn name(self) -> &'static str {
         match self {
-            Answerer::Server => "server",
-            Answerer::Cache => "cache",
-            Answerer::Local => "local",
+            AnsweredBy::Server => "server",
+            AnsweredBy::Cache => "cache",
+            AnsweredBy::Local => "local",
         }
     }
 
     /// Decides from the median latency of a kind and that of a stat answered from the kernel's
     /// cache.
-    pub fn judge(median: Duration, cached_stat: Duration, local: bool) -> Answerer {
+    pub fn judge(median: Duration, cached_stat: Duration, local: bool) -> AnsweredBy {
         // A client process that answers from its memory needs two context switches, which take
         // about as long as ten cached stats; the fastest networks and servers need more than 20 us.
         // In a traced or starved process all calls are slow, including cached stats; therefore the
         // limit has a lower and an upper bound.
         let limit = (cached_stat * 30).clamp(Duration::from_micros(5), Duration::from_micros(20));
         match (local, median < limit) {
-            (true, _) => Answerer::Local,
-            (false, true) => Answerer::Cache,
-            (false, false) => Answerer::Server,
+            (true, _) => AnsweredBy::Local,
+            (false, true) => AnsweredBy::Cache,
+            (false, false) => AnsweredBy::Server,
         }
     }
 }
@@ -99,27 +99,27 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_does_not_see_is_left_out_of_the_mix() {
+    fn kinds_that_do_not_reach_the_server_are_left_out_of_the_mix() {
         assert_eq!(round(|kind| kind == Kind::Attributes), [Kind::Attributes; 18]);
         assert!(round(|_| false).is_empty());
     }
 
     #[test]
-    fn who_answered_is_told_by_latency() {
+    fn the_median_latency_decides_where_requests_were_answered() {
         let cases = [
             // median ns, cached stat ns, local, expected result
-            (900, 400, false, Answerer::Cache),
-            (14_000, 600, false, Answerer::Cache),
-            (14_000, 300, false, Answerer::Server),
-            (85_000, 600, false, Answerer::Server),
+            (900, 400, false, AnsweredBy::Cache),
+            (14_000, 600, false, AnsweredBy::Cache),
+            (14_000, 300, false, AnsweredBy::Server),
+            (85_000, 600, false, AnsweredBy::Server),
             // Under strace all calls are slow.
-            (130_000, 45_000, false, Answerer::Server),
-            (900, 400, true, Answerer::Local),
-            (3_000_000, 400, true, Answerer::Local),
+            (130_000, 45_000, false, AnsweredBy::Server),
+            (900, 400, true, AnsweredBy::Local),
+            (3_000_000, 400, true, AnsweredBy::Local),
         ];
-        for (median, stat, local, who) in cases {
-            let judged = Answerer::judge(Duration::from_nanos(median), Duration::from_nanos(stat), local);
-            assert_eq!(judged, who, "{median} {stat} {local}");
+        for (median, stat, local, expected) in cases {
+            let judged = AnsweredBy::judge(Duration::from_nanos(median), Duration::from_nanos(stat), local);
+            assert_eq!(judged, expected, "{median} {stat} {local}");
         }
     }
 }

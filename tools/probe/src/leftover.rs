@@ -9,7 +9,7 @@ pub const PREFIX: &str = ".quell-probe-";
 const LIFE_SECONDS_MAX: u64 = 15 * 60;
 
 /// Returns whether a name has the form of a probe's directory.
-pub fn is_probes(name: &[u8]) -> bool {
+pub fn is_probe_directory_name(name: &[u8]) -> bool {
     name.strip_prefix(PREFIX.as_bytes())
         .is_some_and(|rest| rest.len() == 6 && rest.iter().all(u8::is_ascii_alphanumeric))
 }
@@ -70,7 +70,7 @@ impl Leftover {
     }
 
     /// Returns a description of the owner.
-    pub fn who(&self) -> String {
+    pub fn describe_owner(&self) -> String {
         match &self.owner {
             Some(owner) => format!("process {} on {}", owner.process, owner.host),
             None => format!("user {}", self.uid),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_a_probe_gives_are_a_probes() {
+    fn only_names_of_the_probes_form_are_probe_directories() {
         for (name, yes) in [
             (".quell-probe-aB3xYz", true),
             (".quell-probe-aB3xY", false),
@@ -92,12 +92,12 @@ mod tests {
             (".quell-probe-", false),
             ("quell-probe-aB3xYz", false),
         ] {
-            assert_eq!(is_probes(name.as_bytes()), yes, "{name}");
+            assert_eq!(is_probe_directory_name(name.as_bytes()), yes, "{name}");
         }
     }
 
     #[test]
-    fn an_owner_is_read_as_it_was_written() {
+    fn an_owners_line_is_parsed_as_it_was_printed() {
         let owner = Owner { host: "node7".into(), process: 123, started: 1_764_000_000 };
         assert_eq!(Owner::parse(&format!("{owner}\n")), Some(owner));
         for text in ["", "\n", "node7 123 17", "node7 123\n", "node7 x 17\n", " 1 2\n", "a 1 2 3\n"] {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_live_while_it_holds_its_lock_or_could() {
+    fn a_probe_is_live_while_it_holds_its_lock_or_may_hold_it() {
         let minutes = 60;
         let cases = [
             // locked, host and age of the owner, age of the directory, live

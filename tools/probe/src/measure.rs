@@ -12,22 +12,22 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags, RawDir, StatxFlags};
 use rustix::io::Errno;
 
 use crate::budget::{Budget, Limits};
-use crate::crew::{Call, Crew, Done, Enough, Hand, Orders, SLOW, Trouble};
 use crate::curve::{self, End, Left, Next, Step};
-use crate::home::{self, Home, REMOVING_MAX, Stopped, failed};
-use crate::kind::{Answerer, Kind, QUESTIONS, round};
+use crate::directory::{self, ProbeDirectory, REMOVING_MAX, Stopped, failed};
+use crate::kind::{AnsweredBy, Kind, READ_KINDS, round};
 use crate::leftover::Leftover;
 use crate::node::Ticks;
+use crate::pool::{Call, LimitReached, SLOW, TaskError, TaskLimits, TaskResult, Worker, WorkerPool};
 use crate::progress::{Progress, Stage};
 use crate::refusal::Refusal;
 
 /// The number of requests that test whether the file system is busy, and the limit of their median.
-const TRIAL_QUESTIONS: usize = 9;
+const TRIAL_REQUESTS: usize = 9;
 const TRIAL_MEDIAN_MAX: Duration = Duration::from_millis(50);
 /// The time limit for the check.
-const LOOKING_MAX: Duration = Duration::from_secs(10);
+const CHECK_DURATION_MAX: Duration = Duration::from_secs(10);
 /// More than the check can need: about twenty requests, and six for each leftover directory.
-const LOOKING_OPERATIONS_MAX: u64 = 130;
+const CHECK_OPERATIONS_MAX: u64 = 130;
 /// The number of stats answered by the kernel, for comparison.
 const CACHED_STATS: usize = 200;
 /// The size of the buffer for a listing, in bytes. A directory of the tree takes two reads, the
@@ -58,7 +58,7 @@ pub struct KindRate {
     pub seconds: f64,
     pub p50: Duration,
     pub p99: Duration,
-    pub answered_by: Answerer,
+    pub answered_by: AnsweredBy,
 }
 
 impl KindRate {
@@ -99,53 +99,54 @@ impl Outcome {
 
 /// Checks whether the directory may be probed; changes nothing.
 pub fn survey(directory: &Path, progress: &Arc<Progress>) -> Result<Survey, Refusal> {
-    progress.enter(Stage::Looking);
+    progress.enter(Stage::Checking);
     let path = directory.to_owned();
-    let orders = Orders {
+    let task_limits = TaskLimits {
         threads: 1,
-        operations: LOOKING_OPERATIONS_MAX,
-        until: Instant::now() + LOOKING_MAX,
+        operations: CHECK_OPERATIONS_MAX,
+        until: Instant::now() + CHECK_DURATION_MAX,
         removing: false,
     };
-    let crew = Crew::new(progress.clone());
-    let looked = only(crew.run(orders, move |hand| look(&path, hand)))?;
-    if crew.met_slow() {
+    let pool = WorkerPool::new(progress.clone());
+    let checked = single_result(pool.run(task_limits, move |worker| check_directory(&path, worker)))?;
+    if pool.has_slow_call() {
         return Err(Refusal::Busy(SLOW));
     }
-    let (directory, leftovers) = looked?;
-    match home::at_work(&leftovers) {
-        Some(other) => Err(Refusal::InUse { name: other.name.clone(), who: other.who() }),
+    let (directory, leftovers) = checked?;
+    match directory::first_live(&leftovers) {
+        Some(other) => Err(Refusal::InUse { name: other.name.clone(), owner: other.describe_owner() }),
         None => Ok(Survey { directory: Arc::new(directory), leftovers, operations: progress.operations() }),
     }
 }
 
 /// Returns the result of the only thread.
-fn only<T>(done: Result<Done<T>, Trouble>) -> Result<T, Refusal> {
+fn single_result<T>(done: Result<TaskResult<T>, TaskError>) -> Result<T, Refusal> {
     done.ok().and_then(|mut done| done.results.pop()).ok_or(Refusal::Unanswered)
 }
 
 impl From<Stopped> for Refusal {
     fn from(stopped: Stopped) -> Refusal {
         match stopped {
-            Stopped::Enough => Refusal::Unanswered,
+            Stopped::LimitReached => Refusal::Unanswered,
             Stopped::Failed(error) => Refusal::Failed(error),
         }
     }
 }
 
-impl From<Enough> for Refusal {
-    fn from(_: Enough) -> Refusal {
+impl From<LimitReached> for Refusal {
+    fn from(_: LimitReached) -> Refusal {
         Refusal::Unanswered
     }
 }
 
-fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusal> {
+fn check_directory(path: &Path, worker: &mut Worker) -> Result<(OwnedFd, Vec<Leftover>), Refusal> {
     let subject = path.as_os_str().as_encoded_bytes();
-    let directory = home::open(path, hand)?;
+    let directory = directory::open(path, worker)?;
     let mut took = Vec::new();
-    for _ in 0..TRIAL_QUESTIONS {
+    for _ in 0..TRIAL_REQUESTS {
         let begun = Instant::now();
-        hand.call(Kind::Attributes, || fetch_attributes(&directory))?
+        worker
+            .call(Kind::Attributes, || fetch_attributes(&directory))?
             .map_err(|e| Refusal::Failed(failed(e, "stat", subject)))?;
         took.push(begun.elapsed());
     }
@@ -155,19 +156,20 @@ fn look(path: &Path, hand: &mut Hand) -> Result<(OwnedFd, Vec<Leftover>), Refusa
     }
     // With the effective user id of this process, not the real one.
     let may = Access::WRITE_OK | Access::EXEC_OK;
-    hand.call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
+    worker
+        .call(Kind::Other, || rustix::fs::accessat(&directory, ".", may, AtFlags::EACCESS))?
         .map_err(|e| Refusal::NotWritable(failed(e, "write to", subject)))?;
-    let room = hand.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
+    let space = worker.call(Kind::Other, || rustix::fs::fstatvfs(&directory))?;
     // Some file systems do not count inodes, and some do not support the call.
-    if let Ok(room) = room {
-        if room.f_files > 0 && room.f_favail < FREE_NAMES_MIN {
-            return Err(Refusal::NoRoom("inodes"));
+    if let Ok(space) = space {
+        if space.f_files > 0 && space.f_favail < FREE_NAMES_MIN {
+            return Err(Refusal::NoSpace("inodes"));
         }
-        if room.f_blocks > 0 && room.f_bavail.saturating_mul(room.f_frsize) < FREE_BYTES_MIN {
-            return Err(Refusal::NoRoom("blocks"));
+        if space.f_blocks > 0 && space.f_bavail.saturating_mul(space.f_frsize) < FREE_BYTES_MIN {
+            return Err(Refusal::NoSpace("blocks"));
         }
     }
-    let leftovers = home::leftovers(&directory, None, hand)?;
+    let leftovers = directory::leftovers(&directory, None, worker)?;
     Ok((directory, leftovers))
 }
 
@@ -183,7 +185,7 @@ pub fn measure(
     budget.spend(survey.operations);
     let started = SystemTime::now();
     let mut probe = Probe {
-        crew: Crew::new(progress.clone()),
+        pool: WorkerPool::new(progress.clone()),
         limits: *limits,
         local,
         budget,
@@ -192,17 +194,17 @@ pub fn measure(
         kinds: Vec::new(),
         steps: Vec::new(),
     };
-    let mut made = Vec::new();
-    let (home, mut result) = match probe.make(&survey.directory, &mut made) {
-        (Some(home), Ok(())) => {
-            let home = Arc::new(home);
-            let result = probe.rise(&home);
-            (Some(home), result)
+    let mut created = Vec::new();
+    let (probe_directory, mut result) = match probe.create_tree(&survey.directory, &mut created) {
+        (Some(probe_directory), Ok(())) => {
+            let probe_directory = Arc::new(probe_directory);
+            let result = probe.measure_all(&probe_directory);
+            (Some(probe_directory), result)
         }
-        (home, result) => (home.map(Arc::new), result.map(|()| End::Interrupted)),
+        (probe_directory, result) => (probe_directory.map(Arc::new), result.map(|()| End::Interrupted)),
     };
-    let left = match &home {
-        Some(home) => probe.remove(home, &mut made),
+    let left = match &probe_directory {
+        Some(probe_directory) => probe.remove(probe_directory, &mut created),
         None => None,
     };
     if progress.is_stopped() {
@@ -226,7 +228,7 @@ pub fn measure(
 
 /// A running probe.
 struct Probe {
-    crew: Crew,
+    pool: WorkerPool,
     limits: Limits,
     local: bool,
     budget: Budget,
@@ -239,97 +241,99 @@ struct Probe {
 
 impl Probe {
     /// Runs a task in threads and counts its operations.
-    fn work<T: Send + 'static>(
+    fn run_task<T: Send + 'static>(
         &mut self,
-        orders: Orders,
-        job: impl Fn(&mut Hand) -> T + Send + Sync + 'static,
-    ) -> Result<Done<T>, Trouble> {
-        let before = self.crew.progress().operations();
-        let done = self.crew.run(orders, job);
-        self.budget.spend(self.crew.progress().operations() - before);
+        task_limits: TaskLimits,
+        job: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
+    ) -> Result<TaskResult<T>, TaskError> {
+        let before = self.pool.progress().operations();
+        let done = self.pool.run(task_limits, job);
+        self.budget.spend(self.pool.progress().operations() - before);
         done
     }
 
-    fn orders(&self, threads: u32, operations: u64, at_most: Duration) -> Orders {
-        Orders { threads, operations, until: self.until.min(Instant::now() + at_most), removing: false }
+    fn task_limits(&self, threads: u32, operations: u64, at_most: Duration) -> TaskLimits {
+        TaskLimits { threads, operations, until: self.until.min(Instant::now() + at_most), removing: false }
     }
 
     /// Creates the probe's directory and its tree. The result includes everything that was created,
     /// even after an error.
-    fn make(
+    fn create_tree(
         &mut self,
         directory: &Arc<OwnedFd>,
-        made: &mut Vec<Call>,
-    ) -> (Option<Home>, Result<(), Refusal>) {
-        self.crew.progress().enter(Stage::Making);
+        created: &mut Vec<Call>,
+    ) -> (Option<ProbeDirectory>, Result<(), Refusal>) {
+        self.pool.progress().enter(Stage::Creating);
         let (directories, files) = self.limits.shape();
         // The operations for removing all of it are not available for creating.
         let removing = (2 + u64::from(directories * (1 + files))) * Kind::Remove.operations();
         let operations = self.budget.free().saturating_sub(removing);
-        let orders = self.orders(1, operations, self.limits.making_duration());
+        let task_limits = self.task_limits(1, operations, self.limits.creation_duration());
         let directory = directory.clone();
-        let done = self.work(orders, move |hand| {
-            let mut home = match Home::make(&directory, hand) {
-                Ok(home) => home,
+        let done = self.run_task(task_limits, move |worker| {
+            let mut probe_directory = match ProbeDirectory::create(&directory, worker) {
+                Ok(probe_directory) => probe_directory,
                 Err(stopped) => return (None, Err(stopped.into())),
             };
-            let result = begin(&directory, &mut home, directories, files, hand);
-            (Some(home), result)
+            let result = prepare(&directory, &mut probe_directory, directories, files, worker);
+            (Some(probe_directory), result)
         });
         match done {
             Ok(mut done) => {
-                made.extend(done.calls);
-                let (home, result) = done.results.pop().expect("one thread was asked for");
-                self.budget.reserve_removal(home.as_ref().map_or(0, Home::names));
-                (home, result.map_err(not_writable))
+                created.extend(done.calls);
+                let (probe_directory, result) = done.results.pop().expect("one thread ran");
+                self.budget.reserve_removal(probe_directory.as_ref().map_or(0, ProbeDirectory::names));
+                (probe_directory, result.map_err(not_writable))
             }
             Err(_) => (None, Err(Refusal::Unanswered)),
         }
     }
 
     /// Measures each kind alone, then the mix with an increasing number of threads.
-    fn rise(&mut self, home: &Arc<Home>) -> Result<End, Refusal> {
-        if home.places().next().is_none() {
-            return Ok(if self.crew.met_slow() { End::Slow } else { End::Seconds });
+    fn measure_all(&mut self, probe_directory: &Arc<ProbeDirectory>) -> Result<End, Refusal> {
+        if probe_directory.subdirectories().next().is_none() {
+            return Ok(if self.pool.has_slow_call() { End::Slow } else { End::Seconds });
         }
-        self.crew.progress().enter(Stage::Kinds);
-        self.cached_stat = self.take_cached_stat(home)?;
+        self.pool.progress().enter(Stage::Kinds);
+        self.cached_stat = self.take_cached_stat(probe_directory)?;
         let names = Arc::new(AtomicU64::new(0));
-        for kind in QUESTIONS {
+        for kind in READ_KINDS {
             let operations = self.limits.kind_operations().min(self.budget.free());
-            let orders = self.orders(1, operations, self.limits.kind_duration());
-            let Some(done) = self.ask(orders, home, &names, vec![kind])? else {
+            let task_limits = self.task_limits(1, operations, self.limits.kind_duration());
+            let Some(done) = self.send_requests(task_limits, probe_directory, &names, vec![kind])? else {
                 return Err(Refusal::Unanswered);
             };
             self.kinds.extend(kind_rate(kind, &done.calls, self.cached_stat, self.local));
         }
-        let answered = |kind| self.kinds.iter().any(|k| k.kind == kind && k.answered_by != Answerer::Cache);
+        let answered = |kind| self.kinds.iter().any(|k| k.kind == kind && k.answered_by != AnsweredBy::Cache);
         let mix = round(answered);
         loop {
-            if self.crew.met_slow() {
+            if self.pool.has_slow_call() {
                 return Ok(End::Slow);
             }
             if mix.is_empty() {
-                let nothing_asked = self.kinds.is_empty();
-                return Ok(if nothing_asked { End::Operations } else { End::Cached });
+                let nothing_measured = self.kinds.is_empty();
+                return Ok(if nothing_measured { End::Operations } else { End::Cached });
             }
             let seconds = self.until.saturating_duration_since(Instant::now()).as_secs_f64();
             let left = Left { operations: self.budget.free(), seconds };
-            let (parallelism, orders) = match curve::next(&self.steps, self.limits.parallelism, left) {
+            let (parallelism, task_limits) = match curve::next(&self.steps, self.limits.parallelism, left) {
                 Next::Done(end) => return Ok(end),
                 Next::Measure { parallelism, operations, seconds } => {
-                    (parallelism, self.orders(parallelism, operations, Duration::from_secs_f64(seconds)))
+                    (parallelism, self.task_limits(parallelism, operations, Duration::from_secs_f64(seconds)))
                 }
             };
-            self.crew.progress().enter(Stage::Mix(parallelism));
+            self.pool.progress().enter(Stage::Mix(parallelism));
             let before = Ticks::now();
             // If the node allows no more threads, this is its highest parallelism.
-            let Some(done) = self.ask(orders, home, &names, mix.clone())? else { return Ok(End::Highest) };
-            if self.crew.progress().is_stopped() {
+            let Some(done) = self.send_requests(task_limits, probe_directory, &names, mix.clone())? else {
+                return Ok(End::Highest);
+            };
+            if self.pool.progress().is_stopped() {
                 return Ok(End::Interrupted);
             }
             // An interrupted step is not meaningful.
-            if !self.crew.met_slow() {
+            if !self.pool.has_slow_call() {
                 let node_busy = before.zip(Ticks::now()).and_then(|(then, now)| now.busy_since(then));
                 self.steps.push(step(parallelism, &done, node_busy));
             }
@@ -338,39 +342,40 @@ impl Probe {
 
     /// Makes requests in the order of the mix, directory by directory, as long as the limits allow.
     /// `None`: this node does not allow so many threads.
-    fn ask(
+    fn send_requests(
         &mut self,
-        orders: Orders,
-        home: &Arc<Home>,
+        task_limits: TaskLimits,
+        probe_directory: &Arc<ProbeDirectory>,
         names: &Arc<AtomicU64>,
         mix: Vec<Kind>,
-    ) -> Result<Option<Done<()>>, Refusal> {
-        let (home, names) = (home.clone(), names.clone());
+    ) -> Result<Option<TaskResult<()>>, Refusal> {
+        let (probe_directory, names) = (probe_directory.clone(), names.clone());
         // All threads share one sequence, so that the proportions of the mix hold even if each
         // thread makes few calls.
-        let turn = AtomicU64::new(0);
-        let wrong = AtomicBool::new(false);
-        let done = self.work(orders, move |hand| {
-            let places: Vec<&OwnedFd> = home.places().collect();
-            while !wrong.load(Ordering::Relaxed) {
-                let turn = turn.fetch_add(1, Ordering::Relaxed) as usize;
+        let index = AtomicU64::new(0);
+        let has_failed = AtomicBool::new(false);
+        let done = self.run_task(task_limits, move |worker| {
+            let subdirectories: Vec<&OwnedFd> = probe_directory.subdirectories().collect();
+            while !has_failed.load(Ordering::Relaxed) {
+                let index = index.fetch_add(1, Ordering::Relaxed) as usize;
                 // Threads use different directories, because some clients serialize requests in a
                 // directory.
-                let place = places[(hand.number() + turn / mix.len()) % places.len()];
-                let kind = mix[turn % mix.len()];
+                let subdirectory =
+                    subdirectories[(worker.number() + index / mix.len()) % subdirectories.len()];
+                let kind = mix[index % mix.len()];
                 let answer = match kind {
                     Kind::LookUp => {
                         let name = format!("q{:08x}", names.fetch_add(1, Ordering::Relaxed));
-                        hand.call(kind, || look_up(place, &name))
+                        worker.call(kind, || look_up(subdirectory, &name))
                     }
-                    Kind::Attributes => hand.call(kind, || fetch_attributes(place)),
-                    _ => hand.call(kind, || list(place)),
+                    Kind::Attributes => worker.call(kind, || fetch_attributes(subdirectory)),
+                    _ => worker.call(kind, || list(subdirectory)),
                 };
                 match answer {
                     Err(_) => break,
                     Ok(Ok(()) | Err(Errno::INTR)) => {}
                     Ok(Err(e)) => {
-                        wrong.store(true, Ordering::Relaxed);
+                        has_failed.store(true, Ordering::Relaxed);
                         return Err(failed(e, kind.name(), "in the probe's own directory"));
                     }
                 }
@@ -378,26 +383,26 @@ impl Probe {
             Ok::<(), Error>(())
         });
         match done {
-            Ok(Done { results, calls, seconds }) => {
+            Ok(TaskResult { results, calls, seconds }) => {
                 let results = results.into_iter().collect::<Result<Vec<()>, Error>>()?;
-                Ok(Some(Done { results, calls, seconds }))
+                Ok(Some(TaskResult { results, calls, seconds }))
             }
-            Err(Trouble::NoThreads) => Ok(None),
-            Err(Trouble::Hung) => Err(Refusal::Unanswered),
+            Err(TaskError::NoThreads) => Ok(None),
+            Err(TaskError::Hung) => Err(Refusal::Unanswered),
         }
     }
 
     /// Returns the median duration of a stat that the kernel answers from its cache.
-    fn take_cached_stat(&mut self, home: &Arc<Home>) -> Result<Duration, Refusal> {
-        let home = home.clone();
-        let orders = self.orders(1, 0, self.limits.kind_duration());
-        only(self.work(orders, move |_| {
-            let Some(place) = home.places().next() else { return Duration::ZERO };
+    fn take_cached_stat(&mut self, probe_directory: &Arc<ProbeDirectory>) -> Result<Duration, Refusal> {
+        let probe_directory = probe_directory.clone();
+        let task_limits = self.task_limits(1, 0, self.limits.kind_duration());
+        single_result(self.run_task(task_limits, move |_| {
+            let Some(subdirectory) = probe_directory.subdirectories().next() else { return Duration::ZERO };
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             let mut took: Vec<Duration> = (0..CACHED_STATS)
                 .map(|_| {
                     let begun = Instant::now();
-                    let _ = rustix::fs::statx(place, "", flags, StatxFlags::TYPE);
+                    let _ = rustix::fs::statx(subdirectory, "", flags, StatxFlags::TYPE);
                     begun.elapsed()
                 })
                 .collect();
@@ -406,49 +411,49 @@ impl Probe {
     }
 
     /// Removes everything that was created; returns the directory's name if that failed.
-    fn remove(&mut self, home: &Arc<Home>, made: &mut [Call]) -> Option<String> {
-        self.crew.progress().enter(Stage::Removing);
-        let orders =
-            Orders { threads: 1, operations: 0, until: Instant::now() + REMOVING_MAX, removing: true };
-        let last = home.clone();
-        let done = self.work(orders, move |hand| last.remove(hand));
+    fn remove(&mut self, probe_directory: &Arc<ProbeDirectory>, created: &mut [Call]) -> Option<String> {
+        self.pool.progress().enter(Stage::Removing);
+        let task_limits =
+            TaskLimits { threads: 1, operations: 0, until: Instant::now() + REMOVING_MAX, removing: true };
+        let last = probe_directory.clone();
+        let done = self.run_task(task_limits, move |worker| last.remove(worker));
         let (gone, removed) = match done {
             Ok(done) => (done.results == [true], done.calls),
             Err(_) => (false, Vec::new()),
         };
-        for (kind, calls) in [(Kind::Create, &*made), (Kind::Remove, &removed)] {
+        for (kind, calls) in [(Kind::Create, &*created), (Kind::Remove, &removed)] {
             self.kinds.extend(kind_rate(kind, calls, self.cached_stat, self.local));
         }
-        (!gone).then(|| home.name.clone())
+        (!gone).then(|| probe_directory.name.clone())
     }
 }
 
 /// Prepares the new directory: writes the owner's file, checks for other probes again, and fills
 /// the directory.
-fn begin(
-    directory: &OwnedFd,
-    home: &mut Home,
+fn prepare(
+    parent: &OwnedFd,
+    probe_directory: &mut ProbeDirectory,
     directories: u32,
     files: u32,
-    hand: &mut Hand,
+    worker: &mut Worker,
 ) -> Result<(), Refusal> {
     // If a limit is reached or the user interrupts, the probe goes on with what exists, and removes
     // it later.
-    let go_on = |result: Result<(), Stopped>| match result {
-        Ok(()) | Err(Stopped::Enough) => Ok(()),
+    let ignore_limit = |result: Result<(), Stopped>| match result {
+        Ok(()) | Err(Stopped::LimitReached) => Ok(()),
         Err(Stopped::Failed(error)) => Err(Refusal::Failed(error)),
     };
-    go_on(home.sign(hand))?;
+    ignore_limit(probe_directory.write_owner(worker))?;
     // Two probes that start at the same time detect each other here, and both withdraw.
-    match home::leftovers(directory, Some(&home.name), hand) {
+    match directory::leftovers(parent, Some(&probe_directory.name), worker) {
         Ok(others) => {
-            if let Some(other) = home::at_work(&others) {
-                return Err(Refusal::InUse { name: other.name.clone(), who: other.who() });
+            if let Some(other) = directory::first_live(&others) {
+                return Err(Refusal::InUse { name: other.name.clone(), owner: other.describe_owner() });
             }
         }
-        Err(stopped) => go_on(Err(stopped))?,
+        Err(stopped) => ignore_limit(Err(stopped))?,
     }
-    go_on(home.fill(directories, files, hand))
+    ignore_limit(probe_directory.fill(directories, files, worker))
 }
 
 /// An error while creating names means that no probe is possible here.
@@ -495,11 +500,11 @@ fn kind_rate(kind: Kind, calls: &[Call], cached_stat: Duration, local: bool) -> 
         seconds: took.iter().sum::<Duration>().as_secs_f64(),
         p50,
         p99: curve::percentile(&mut took, 0.99),
-        answered_by: Answerer::judge(p50, cached_stat, local),
+        answered_by: AnsweredBy::judge(p50, cached_stat, local),
     })
 }
 
-fn step(parallelism: u32, done: &Done<()>, node_busy: Option<f64>) -> Step {
+fn step(parallelism: u32, done: &TaskResult<()>, node_busy: Option<f64>) -> Step {
     let mut took: Vec<Duration> = done.calls.iter().map(|call| call.took).collect();
     Step {
         parallelism,

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    Looking,
-    Making,
+    Checking,
+    Creating,
     /// Measuring each kind alone.
     Kinds,
     /// Measuring the mix with this number of threads.
@@ -39,14 +39,14 @@ impl Progress {
         self.operations.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn asked(&self, operations: u64) {
+    pub(crate) fn add_operations(&self, operations: u64) {
         self.operations.fetch_add(operations, Ordering::Relaxed);
     }
 
     pub fn stage(&self) -> Stage {
         match self.stage.load(Ordering::Relaxed) {
-            0 => Stage::Looking,
-            1 => Stage::Making,
+            0 => Stage::Checking,
+            1 => Stage::Creating,
             2 => Stage::Kinds,
             3 => Stage::Removing,
             threads => Stage::Mix(threads - MIX),
@@ -55,8 +55,8 @@ impl Progress {
 
     pub(crate) fn enter(&self, stage: Stage) {
         let number = match stage {
-            Stage::Looking => 0,
-            Stage::Making => 1,
+            Stage::Checking => 0,
+            Stage::Creating => 1,
             Stage::Kinds => 2,
             Stage::Removing => 3,
             Stage::Mix(threads) => threads + MIX,

@@ -10,13 +10,13 @@ pub enum Refusal {
     /// The caller may not write to the directory.
     NotWritable(Error),
     /// Too few free inodes or too little space.
-    NoRoom(&'static str),
+    NoSpace(&'static str),
     /// The median latency of the first requests was this long.
     Busy(Duration),
     /// Another probe is running in the directory: the name of its directory and its owner.
     InUse {
         name: String,
-        who: String,
+        owner: String,
     },
     /// A call did not return and was given up.
     Unanswered,
@@ -26,15 +26,18 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::NotWritable(error) => write!(f, "a probe makes names and removes them: {error}"),
-            Refusal::NoRoom(what) => write!(f, "there are too few free {what} here"),
+            Refusal::NotWritable(error) => write!(f, "a probe creates and removes files: {error}"),
+            Refusal::NoSpace(what) => write!(f, "too few free {what} here"),
             Refusal::Busy(median) => write!(
                 f,
-                "the file system takes {} ms for one question: it is busy, or far away, and a probe would add to it",
+                "the file system takes {} ms for one request: it is busy, or far away, and a probe would add load",
                 median.as_millis()
             ),
-            Refusal::InUse { name, who } => {
-                write!(f, "another probe is at work here: {name}, of {who}; one at a time in a directory")
+            Refusal::InUse { name, owner } => {
+                write!(
+                    f,
+                    "another probe is running here: {name}, of {owner}; only one at a time may run in a directory"
+                )
             }
             Refusal::Unanswered => write!(f, "the file system stopped answering"),
             Refusal::Failed(error) => write!(f, "{error}"),

@@ -20,9 +20,9 @@ use quell_vfs::Error;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, StatxFlags};
 use rustix::io::Errno;
 
-use crate::crew::{Crew, Enough, Hand, Orders};
 use crate::kind::Kind;
-use crate::leftover::{Leftover, Owner, PREFIX, is_probes};
+use crate::leftover::{Leftover, Owner, PREFIX, is_probe_directory_name};
+use crate::pool::{LimitReached, TaskLimits, Worker, WorkerPool};
 use crate::progress::{Progress, Stage};
 use crate::refusal::Refusal;
 
@@ -52,13 +52,13 @@ const READ: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOL
 /// The limits allow no further call, or a call failed.
 #[derive(Debug)]
 pub enum Stopped {
-    Enough,
+    LimitReached,
     Failed(Error),
 }
 
-impl From<Enough> for Stopped {
-    fn from(_: Enough) -> Stopped {
-        Stopped::Enough
+impl From<LimitReached> for Stopped {
+    fn from(_: LimitReached) -> Stopped {
+        Stopped::LimitReached
     }
 }
 
@@ -86,7 +86,7 @@ fn host() -> String {
 
 /// One directory of the probe's tree.
 #[derive(Debug)]
-pub struct Place {
+pub struct Subdirectory {
     name: String,
     /// `None` if it could be created but not opened.
     fd: Option<OwnedFd>,
@@ -95,60 +95,68 @@ pub struct Place {
 
 /// The probe's own directory.
 #[derive(Debug)]
-pub struct Home {
+pub struct ProbeDirectory {
     parent: Arc<OwnedFd>,
     pub name: String,
     fd: OwnedFd,
     /// Closed before the file is removed, because NFS keeps removed files that are open.
     owner: Mutex<Option<OwnedFd>>,
-    places: Vec<Place>,
+    subdirectories: Vec<Subdirectory>,
 }
 
-impl Home {
+impl ProbeDirectory {
     /// Creates the directory, empty.
-    pub fn make(parent: &Arc<OwnedFd>, hand: &mut Hand) -> Result<Home, Stopped> {
-        let chance = RandomState::new();
+    pub fn create(parent: &Arc<OwnedFd>, worker: &mut Worker) -> Result<ProbeDirectory, Stopped> {
+        let random = RandomState::new();
         let mut tried = 0;
         let name = loop {
-            let mut bits = chance.hash_one((tried, seconds_now(), std::process::id()));
+            let mut bits = random.hash_one((tried, seconds_now(), std::process::id()));
             let letters = (0..6).map(|_| {
                 let letter = SUFFIX[(bits % SUFFIX.len() as u64) as usize];
                 bits /= SUFFIX.len() as u64;
                 char::from(letter)
             });
             let name: String = PREFIX.chars().chain(letters).collect();
-            match hand.call(Kind::Create, || rustix::fs::mkdirat(parent, &*name, Mode::RWXU))? {
+            match worker.call(Kind::Create, || rustix::fs::mkdirat(parent, &*name, Mode::RWXU))? {
                 Ok(()) => break name,
                 Err(Errno::EXIST) if tried < NAMES_TRIED => tried += 1,
                 Err(e) => return Err(Stopped::Failed(failed(e, "make directory", &name))),
             }
         };
-        // `must_call`, because the created directory must be opened to be removed.
-        match hand.must_call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty())) {
-            Ok(fd) => {
-                Ok(Home { parent: parent.clone(), name, fd, owner: Mutex::default(), places: Vec::new() })
-            }
+        // `call_regardless_of_limits`, because the created directory must be opened to be removed.
+        match worker.call_regardless_of_limits(Kind::Other, || {
+            rustix::fs::openat(parent, &*name, ENTER, Mode::empty())
+        }) {
+            Ok(fd) => Ok(ProbeDirectory {
+                parent: parent.clone(),
+                name,
+                fd,
+                owner: Mutex::default(),
+                subdirectories: Vec::new(),
+            }),
             Err(e) => {
-                let _ =
-                    hand.must_call(Kind::Remove, || rustix::fs::unlinkat(parent, &*name, AtFlags::REMOVEDIR));
+                let _ = worker.call_regardless_of_limits(Kind::Remove, || {
+                    rustix::fs::unlinkat(parent, &*name, AtFlags::REMOVEDIR)
+                });
                 Err(Stopped::Failed(failed(e, "open", &name)))
             }
         }
     }
 
     /// Writes the owner's file and locks it.
-    pub fn sign(&self, hand: &mut Hand) -> Result<(), Stopped> {
+    pub fn write_owner(&self, worker: &mut Worker) -> Result<(), Stopped> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
-        let file = hand
+        let file = worker
             .call(Kind::Create, || rustix::fs::openat(&self.fd, OWNER, flags, mode))?
             .map_err(|e| Stopped::Failed(failed(e, "make", OWNER)))?;
         let owner = Owner { host: host(), process: std::process::id(), started: seconds_now() };
-        let written = hand.call(Kind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
+        let written =
+            worker.call(Kind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
         let mut locked = false;
         for _ in 0..LOCK_TRIES {
             let lock = FlockOperation::NonBlockingLockExclusive;
-            match hand.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
+            match worker.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_PAUSE),
                 answer => {
                     locked = answer.is_ok();
@@ -165,90 +173,90 @@ impl Home {
     }
 
     /// Creates directories with files, until all exist or the limits allow no further call.
-    pub fn fill(&mut self, directories: u32, files: u32, hand: &mut Hand) -> Result<(), Stopped> {
+    pub fn fill(&mut self, directories: u32, files: u32, worker: &mut Worker) -> Result<(), Stopped> {
         for number in 0..directories.min(DIRECTORIES_MAX) {
             let name = directory_name(number);
-            let made = hand.call(Kind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
+            let created = worker.call(Kind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
             // Recorded before the result is checked, because a failed call may have created it.
-            self.places.push(Place { name: name.clone(), fd: None, files: 0 });
-            made.map_err(|e| Stopped::Failed(failed(e, "make directory", &name)))?;
-            let fd = hand
+            self.subdirectories.push(Subdirectory { name: name.clone(), fd: None, files: 0 });
+            created.map_err(|e| Stopped::Failed(failed(e, "make directory", &name)))?;
+            let fd = worker
                 .call(Kind::Other, || rustix::fs::openat(&self.fd, &*name, ENTER, Mode::empty()))?
                 .map_err(|e| Stopped::Failed(failed(e, "open", &name)))?;
-            let place = self.places.last_mut().expect("just pushed");
-            let fd = place.fd.insert(fd);
+            let subdirectory = self.subdirectories.last_mut().expect("just pushed");
+            let fd = subdirectory.fd.insert(fd);
             for number in 0..files.min(FILES_MAX) {
                 let (name, mode) = (file_name(number), Mode::RUSR | Mode::WUSR);
-                let made = hand.call(Kind::Create, || {
+                let created = worker.call(Kind::Create, || {
                     rustix::fs::mknodat(&*fd, &*name, FileType::RegularFile, mode, 0)
                 })?;
-                place.files += 1;
-                made.map_err(|e| Stopped::Failed(failed(e, "make", &name)))?;
+                subdirectory.files += 1;
+                created.map_err(|e| Stopped::Failed(failed(e, "make", &name)))?;
             }
         }
         Ok(())
     }
 
     /// Returns the directories for requests.
-    pub fn places(&self) -> impl Iterator<Item = &OwnedFd> {
-        self.places.iter().filter_map(|place| place.fd.as_ref())
+    pub fn subdirectories(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.subdirectories.iter().filter_map(|subdirectory| subdirectory.fd.as_ref())
     }
 
     /// Removes all created names and returns whether all of them are gone. The owner's file is
     /// removed last: as long as other names remain, it shows the next probe that this one has
     /// ended.
-    pub fn remove(&self, hand: &mut Hand) -> bool {
+    pub fn remove(&self, worker: &mut Worker) -> bool {
         let mut gone = true;
-        for place in self.places.iter().rev() {
-            for number in (0..place.files).rev() {
-                if let Some(fd) = &place.fd {
-                    gone &= unlink(fd, &file_name(number), AtFlags::empty(), hand);
+        for subdirectory in self.subdirectories.iter().rev() {
+            for number in (0..subdirectory.files).rev() {
+                if let Some(fd) = &subdirectory.fd {
+                    gone &= unlink(fd, &file_name(number), AtFlags::empty(), worker);
                 }
             }
-            gone &= unlink(&self.fd, &place.name, AtFlags::REMOVEDIR, hand);
+            gone &= unlink(&self.fd, &subdirectory.name, AtFlags::REMOVEDIR, worker);
         }
         drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
-        gone && unlink(&self.fd, OWNER, AtFlags::empty(), hand)
-            && unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, hand)
+        gone && unlink(&self.fd, OWNER, AtFlags::empty(), worker)
+            && unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, worker)
     }
 
     /// Returns the number of names to remove.
     pub fn names(&self) -> u64 {
         // The directory itself and the owner's file.
-        2 + self.places.iter().map(|place| 1 + u64::from(place.files)).sum::<u64>()
+        2 + self.subdirectories.iter().map(|subdirectory| 1 + u64::from(subdirectory.files)).sum::<u64>()
     }
 }
 
 /// Removes a name; returns whether it is gone.
-fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, hand: &mut Hand) -> bool {
+fn unlink(directory: &OwnedFd, name: &str, flags: AtFlags, worker: &mut Worker) -> bool {
     loop {
-        match hand.call(Kind::Remove, || rustix::fs::unlinkat(directory, name, flags)) {
+        match worker.call(Kind::Remove, || rustix::fs::unlinkat(directory, name, flags)) {
             Ok(Err(Errno::INTR)) => {}
             Ok(answer) => return matches!(answer, Ok(()) | Err(Errno::NOENT)),
-            Err(Enough) => return false,
+            Err(LimitReached) => return false,
         }
     }
 }
 
 /// Opens the directory that the user named.
-pub fn open(path: &Path, hand: &mut Hand) -> Result<OwnedFd, Stopped> {
+pub fn open(path: &Path, worker: &mut Worker) -> Result<OwnedFd, Stopped> {
     // Symbolic links in the path, which the user chose, are followed.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = hand.call(Kind::Other, || rustix::fs::openat(CWD, path, flags, Mode::empty()))?;
+    let opened = worker.call(Kind::Other, || rustix::fs::openat(CWD, path, flags, Mode::empty()))?;
     opened.map_err(|e| Stopped::Failed(failed(e, "open", path.as_os_str().as_encoded_bytes())))
 }
 
 /// Returns the directories of probes other than `own` in this directory. Only the first part of a
 /// very large directory is searched.
-pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result<Vec<Leftover>, Stopped> {
+pub fn leftovers(parent: &OwnedFd, own: Option<&str>, worker: &mut Worker) -> Result<Vec<Leftover>, Stopped> {
     let open = || rustix::fs::openat(parent, ".", READ, Mode::empty());
-    let fd = hand.call(Kind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
+    let fd = worker.call(Kind::Other, open)?.map_err(|e| Stopped::Failed(failed(e, "list", ".")))?;
     let mut names = Vec::new();
     let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
     let mut entries = RawDir::new(&fd, &mut buffer);
     for _ in 0..LISTING_CALLS_MAX {
         // Only reading the first entry of a buffer makes a system call.
-        let first = hand.call(Kind::Other, || match entries.next() {
+        let first = worker.call(Kind::Other, || match entries.next() {
             None => Ok(None),
             Some(Err(e)) => Err(e),
             Some(Ok(entry)) => Ok(Some(entry.file_name().to_bytes().to_vec())),
@@ -260,7 +268,7 @@ pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result
                 names.push(entry.file_name().to_bytes().to_vec());
             }
         }
-        names.retain(|name| is_probes(name) && own.is_none_or(|own| own.as_bytes() != name));
+        names.retain(|name| is_probe_directory_name(name) && own.is_none_or(|own| own.as_bytes() != name));
     }
     names.sort();
     names.truncate(LEFTOVERS_MAX);
@@ -268,20 +276,24 @@ pub fn leftovers(parent: &OwnedFd, own: Option<&str>, hand: &mut Hand) -> Result
     for name in names {
         let name = String::from_utf8_lossy(&name).into_owned();
         // `None`: it no longer exists, or is not a directory.
-        found.extend(look_at(parent, name, hand)?.map(|(leftover, _)| leftover));
+        found.extend(examine(parent, name, worker)?.map(|(leftover, _)| leftover));
     }
     Ok(found)
 }
 
 /// A probe's directory and its owner's file, locked if no other process holds the lock.
-type Opened = (OwnedFd, Option<OwnedFd>);
+type LeftoverFds = (OwnedFd, Option<OwnedFd>);
 
 /// Examines the directory of another probe without blocking.
-fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Leftover, Opened)>, Stopped> {
-    let entered = hand.call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
+fn examine(
+    parent: &OwnedFd,
+    name: String,
+    worker: &mut Worker,
+) -> Result<Option<(Leftover, LeftoverFds)>, Stopped> {
+    let entered = worker.call(Kind::Other, || rustix::fs::openat(parent, &*name, ENTER, Mode::empty()))?;
     let Ok(fd) = entered else { return Ok(None) };
     let flags = AtFlags::EMPTY_PATH;
-    let found = hand.call(Kind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
+    let found = worker.call(Kind::Other, || rustix::fs::statx(&fd, "", flags, StatxFlags::BASIC_STATS))?;
     let Ok(found) = found else { return Ok(None) };
     let mut leftover = Leftover {
         name,
@@ -293,13 +305,13 @@ fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Le
     // NONBLOCK: the open must not wait if the name is a fifo. RDWR: NFS locks only files open for
     // writing.
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let opened = hand.call(Kind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
+    let opened = worker.call(Kind::Other, || rustix::fs::openat(&fd, OWNER, flags, Mode::empty()))?;
     let Ok(file) = opened else { return Ok(Some((leftover, (fd, None)))) };
     let mut buffer = [0; OWNER_BYTES_MAX];
-    let read = hand.call(Kind::Other, || rustix::io::read(&file, &mut buffer[..]))?.unwrap_or(0);
+    let read = worker.call(Kind::Other, || rustix::io::read(&file, &mut buffer[..]))?.unwrap_or(0);
     leftover.owner = std::str::from_utf8(&buffer[..read]).ok().and_then(Owner::parse);
     let lock = FlockOperation::NonBlockingLockExclusive;
-    leftover.locked = match hand.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
+    leftover.locked = match worker.call(Kind::Other, || rustix::fs::flock(&file, lock))? {
         Ok(()) => Some(false),
         Err(Errno::WOULDBLOCK) => Some(true),
         Err(_) => None,
@@ -308,7 +320,7 @@ fn look_at(parent: &OwnedFd, name: String, hand: &mut Hand) -> Result<Option<(Le
 }
 
 /// Returns the first probe that may still be running.
-pub fn at_work(leftovers: &[Leftover]) -> Option<&Leftover> {
+pub fn first_live(leftovers: &[Leftover]) -> Option<&Leftover> {
     let (here, now) = (host(), seconds_now());
     leftovers.iter().find(|leftover| leftover.is_live(&here, now))
 }
@@ -326,13 +338,13 @@ pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refu
     progress.enter(Stage::Removing);
     let path = directory.to_owned();
     let until = Instant::now() + REMOVING_MAX;
-    let orders = Orders { threads: 1, operations: 0, until, removing: true };
-    let done = Crew::new(progress.clone()).run(orders, move |hand| {
-        let parent = open(&path, hand)?;
+    let task_limits = TaskLimits { threads: 1, operations: 0, until, removing: true };
+    let done = WorkerPool::new(progress.clone()).run(task_limits, move |worker| {
+        let parent = open(&path, worker)?;
         let mut cleaned = Cleaned::default();
-        for leftover in leftovers(&parent, None, hand)? {
+        for leftover in leftovers(&parent, None, worker)? {
             let name = leftover.name.clone();
-            match clean_one(&parent, leftover, hand)? {
+            match clean_one(&parent, leftover, worker)? {
                 None => cleaned.removed.push(name),
                 Some(why) => cleaned.kept.push((name, why)),
             }
@@ -346,10 +358,10 @@ pub fn clean(directory: &Path, progress: &Arc<Progress>) -> Result<Cleaned, Refu
     }
 }
 
-fn is_empty_but_for_owner(fd: &OwnedFd, hand: &mut Hand) -> Result<bool, Stopped> {
-    let opened = hand.call(Kind::Other, || rustix::fs::openat(fd, ".", READ, Mode::empty()))?;
+fn is_empty_but_for_owner(fd: &OwnedFd, worker: &mut Worker) -> Result<bool, Stopped> {
+    let opened = worker.call(Kind::Other, || rustix::fs::openat(fd, ".", READ, Mode::empty()))?;
     let Ok(listed) = opened else { return Ok(false) };
-    let answer = hand.call(Kind::Other, || {
+    let answer = worker.call(Kind::Other, || {
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&listed, &mut buffer);
         while let Some(entry) = entries.next() {
@@ -363,29 +375,29 @@ fn is_empty_but_for_owner(fd: &OwnedFd, hand: &mut Hand) -> Result<bool, Stopped
 }
 
 /// Removes one directory, or returns why not.
-fn clean_one(parent: &OwnedFd, leftover: Leftover, hand: &mut Hand) -> Result<Option<String>, Stopped> {
+fn clean_one(parent: &OwnedFd, leftover: Leftover, worker: &mut Worker) -> Result<Option<String>, Stopped> {
     // Examined again, and the lock is kept during the removal.
-    let Some((leftover, (fd, owner))) = look_at(parent, leftover.name, hand)? else { return Ok(None) };
+    let Some((leftover, (fd, owner))) = examine(parent, leftover.name, worker)? else { return Ok(None) };
     if leftover.uid != rustix::process::geteuid().as_raw() {
         return Ok(Some(format!("it is user {}'s", leftover.uid)));
     }
     if leftover.is_live(&host(), seconds_now()) {
-        return Ok(Some(format!("its probe may be at work: {}", leftover.who())));
+        return Ok(Some(format!("its probe may be running: {}", leftover.describe_owner())));
     }
     for number in 0..DIRECTORIES_MAX {
         let name = directory_name(number);
-        let entered = hand.call(Kind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
-        let Ok(place) = entered else { continue };
+        let entered = worker.call(Kind::Other, || rustix::fs::openat(&fd, &*name, ENTER, Mode::empty()))?;
+        let Ok(subdirectory) = entered else { continue };
         for number in 0..FILES_MAX {
-            unlink(&place, &file_name(number), AtFlags::empty(), hand);
+            unlink(&subdirectory, &file_name(number), AtFlags::empty(), worker);
         }
-        unlink(&fd, &name, AtFlags::REMOVEDIR, hand);
+        unlink(&fd, &name, AtFlags::REMOVEDIR, worker);
     }
     drop(owner);
     // If foreign files remain in the directory, the owner's file stays and shows that its probe has
     // ended.
-    let gone = is_empty_but_for_owner(&fd, hand)?
-        && unlink(&fd, OWNER, AtFlags::empty(), hand)
-        && unlink(parent, &leftover.name, AtFlags::REMOVEDIR, hand);
-    Ok((!gone).then(|| "something in it was not made by a probe, or could not be removed".into()))
+    let gone = is_empty_but_for_owner(&fd, worker)?
+        && unlink(&fd, OWNER, AtFlags::empty(), worker)
+        && unlink(parent, &leftover.name, AtFlags::REMOVEDIR, worker);
+    Ok((!gone).then(|| "something in it was not created by a probe, or could not be removed".into()))
 }

@@ -1,4 +1,4 @@
-//! The worker threads of a probe. All requests to the file system are made in them, so that the
+//! The worker threads of a probe. All requests to the file system are sent by them, so that the
 //! main thread can detect a call that takes too long, end the measurement, and give up a call that
 //! never returns. The threads must never be joined.
 
@@ -13,13 +13,13 @@ use crate::progress::Progress;
 /// A call that takes longer shows that the file system is overloaded already.
 pub const SLOW: Duration = Duration::from_secs(1);
 /// How long to wait for calls in flight at the end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const HANG_TIMEOUT: Duration = Duration::from_secs(10);
 /// The interval between checks of the threads.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The limits of one task.
 #[derive(Debug, Clone, Copy)]
-pub struct Orders {
+pub struct TaskLimits {
     pub threads: u32,
     pub operations: u64,
     pub until: Instant,
@@ -37,7 +37,7 @@ pub struct Call {
 
 /// A completed task.
 #[derive(Debug)]
-pub struct Done<T> {
+pub struct TaskResult<T> {
     /// The results of the threads.
     pub results: Vec<T>,
     pub calls: Vec<Call>,
@@ -46,7 +46,7 @@ pub struct Done<T> {
 }
 
 #[derive(Debug)]
-pub enum Trouble {
+pub enum TaskError {
     /// A call did not return and was given up.
     Hung,
     /// This node does not allow more threads.
@@ -55,34 +55,34 @@ pub enum Trouble {
 
 /// No more calls may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Enough;
+pub struct LimitReached;
 
 #[derive(Debug)]
-pub struct Crew {
+pub struct WorkerPool {
     progress: Arc<Progress>,
     slow: Arc<AtomicBool>,
 }
 
 /// The state that the threads of one task share.
-struct Work {
-    orders: Orders,
+struct SharedState {
+    task_limits: TaskLimits,
     left: AtomicU64,
     progress: Arc<Progress>,
     slow: Arc<AtomicBool>,
-    epoch: Instant,
-    /// For each thread, the start of the call in flight, in nanoseconds after the epoch; 0 if there
+    started: Instant,
+    /// For each thread, the start of the call in flight, in nanoseconds after `started`; 0 if there
     /// is none.
-    desks: Vec<AtomicU64>,
+    in_flight_since_ns: Vec<AtomicU64>,
 }
 
 /// One thread of a task.
-pub struct Hand {
-    work: Arc<Work>,
+pub struct Worker {
+    state: Arc<SharedState>,
     number: usize,
     calls: Vec<Call>,
 }
 
-impl Hand {
+impl Worker {
     pub fn number(&self) -> usize {
         self.number
     }
@@ -91,40 +91,42 @@ impl Hand {
     pub fn call<T>(
         &mut self,
         kind: Kind,
-        ask: impl FnOnce() -> rustix::io::Result<T>,
-    ) -> Result<rustix::io::Result<T>, Enough> {
-        let orders = self.work.orders;
-        if Instant::now() >= orders.until || (!orders.removing && !self.work.goes_on(kind.operations())) {
-            return Err(Enough);
+        request: impl FnOnce() -> rustix::io::Result<T>,
+    ) -> Result<rustix::io::Result<T>, LimitReached> {
+        let task_limits = self.state.task_limits;
+        if Instant::now() >= task_limits.until
+            || (!task_limits.removing && !self.state.take_operations(kind.operations()))
+        {
+            return Err(LimitReached);
         }
-        Ok(self.must_call(kind, ask))
+        Ok(self.call_regardless_of_limits(kind, request))
     }
 
     /// As `call`, for the few calls that are made regardless of the limits.
-    pub fn must_call<T>(
+    pub fn call_regardless_of_limits<T>(
         &mut self,
         kind: Kind,
-        ask: impl FnOnce() -> rustix::io::Result<T>,
+        request: impl FnOnce() -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
-        let work = &self.work;
+        let state = &self.state;
         let begun = Instant::now();
-        work.progress.asked(kind.operations());
-        let since = begun.duration_since(work.epoch).as_nanos() as u64;
-        work.desks[self.number].store(since.max(1), Ordering::Relaxed);
-        let answer = ask();
+        state.progress.add_operations(kind.operations());
+        let since = begun.duration_since(state.started).as_nanos() as u64;
+        state.in_flight_since_ns[self.number].store(since.max(1), Ordering::Relaxed);
+        let answer = request();
         let took = begun.elapsed();
-        work.desks[self.number].store(0, Ordering::Relaxed);
+        state.in_flight_since_ns[self.number].store(0, Ordering::Relaxed);
         if took > SLOW {
-            work.slow.store(true, Ordering::Relaxed);
+            state.slow.store(true, Ordering::Relaxed);
         }
         self.calls.push(Call { kind, took });
         answer
     }
 }
 
-impl Work {
+impl SharedState {
     /// Takes operations from the limit; returns whether the call may be made.
-    fn goes_on(&self, operations: u64) -> bool {
+    fn take_operations(&self, operations: u64) -> bool {
         !self.is_stopped()
             && self
                 .left
@@ -138,17 +140,17 @@ impl Work {
 
     /// Returns whether a call has been in flight for too long.
     fn is_slow(&self) -> bool {
-        let now = self.epoch.elapsed().as_nanos() as u64;
-        self.desks.iter().any(|desk| match desk.load(Ordering::Relaxed) {
+        let now = self.started.elapsed().as_nanos() as u64;
+        self.in_flight_since_ns.iter().any(|since_ns| match since_ns.load(Ordering::Relaxed) {
             0 => false,
             since => now.saturating_sub(since) > SLOW.as_nanos() as u64,
         })
     }
 }
 
-impl Crew {
-    pub fn new(progress: Arc<Progress>) -> Crew {
-        Crew { progress, slow: Arc::default() }
+impl WorkerPool {
+    pub fn new(progress: Arc<Progress>) -> WorkerPool {
+        WorkerPool { progress, slow: Arc::default() }
     }
 
     pub fn progress(&self) -> &Arc<Progress> {
@@ -156,52 +158,52 @@ impl Crew {
     }
 
     /// Returns whether a call took too long.
-    pub fn met_slow(&self) -> bool {
+    pub fn has_slow_call(&self) -> bool {
         self.slow.load(Ordering::Relaxed)
     }
 
     /// Runs `job` once in each thread and waits for all of them.
     pub fn run<T: Send + 'static>(
         &self,
-        orders: Orders,
-        job: impl Fn(&mut Hand) -> T + Send + Sync + 'static,
-    ) -> Result<Done<T>, Trouble> {
-        let work = Arc::new(Work {
-            orders,
-            left: AtomicU64::new(orders.operations),
+        task_limits: TaskLimits,
+        job: impl Fn(&mut Worker) -> T + Send + Sync + 'static,
+    ) -> Result<TaskResult<T>, TaskError> {
+        let state = Arc::new(SharedState {
+            task_limits,
+            left: AtomicU64::new(task_limits.operations),
             progress: self.progress.clone(),
             slow: self.slow.clone(),
-            epoch: Instant::now(),
-            desks: (0..orders.threads).map(|_| AtomicU64::new(0)).collect(),
+            started: Instant::now(),
+            in_flight_since_ns: (0..task_limits.threads).map(|_| AtomicU64::new(0)).collect(),
         });
         let job = Arc::new(job);
         // Held until all threads have started, so that they begin at the same time.
         let gate = Arc::new(Mutex::new(()));
         let closed = gate.lock();
         let (report, reports) = mpsc::channel();
-        for number in 0..orders.threads as usize {
-            let (its, job, gate, report) = (work.clone(), job.clone(), gate.clone(), report.clone());
+        for number in 0..task_limits.threads as usize {
+            let (shared, job, gate, report) = (state.clone(), job.clone(), gate.clone(), report.clone());
             let thread = move || {
                 drop(gate.lock());
-                let mut hand = Hand { work: its, number, calls: Vec::new() };
-                let result = job(&mut hand);
+                let mut worker = Worker { state: shared, number, calls: Vec::new() };
+                let result = job(&mut worker);
                 // The main thread no longer receives from a thread that was given up.
-                let _ = report.send((result, hand.calls, Instant::now()));
+                let _ = report.send((result, worker.calls, Instant::now()));
             };
             if std::thread::Builder::new().spawn(thread).is_err() {
                 // The threads that were started find no operations left.
-                work.left.store(0, Ordering::Relaxed);
-                return Err(Trouble::NoThreads);
+                state.left.store(0, Ordering::Relaxed);
+                return Err(TaskError::NoThreads);
             }
         }
         drop(report);
         let begun = Instant::now();
         drop(closed);
-        let mut done = Done { results: Vec::new(), calls: Vec::new(), seconds: 0.0 };
+        let mut done = TaskResult { results: Vec::new(), calls: Vec::new(), seconds: 0.0 };
         let mut ended = begun;
         let mut give_up = None;
-        while done.results.len() < orders.threads as usize {
-            match reports.recv_timeout(LOOK) {
+        while done.results.len() < task_limits.threads as usize {
+            match reports.recv_timeout(CHECK_INTERVAL) {
                 Ok((result, calls, at)) => {
                     done.results.push(result);
                     done.calls.extend(calls);
@@ -209,12 +211,14 @@ impl Crew {
                 }
                 Err(RecvTimeoutError::Disconnected) => panic!("a thread of the probe panicked"),
                 Err(RecvTimeoutError::Timeout) => {
-                    if work.is_slow() {
+                    if state.is_slow() {
                         self.slow.store(true, Ordering::Relaxed);
                     }
-                    let over = Instant::now() >= orders.until || (!orders.removing && work.is_stopped());
-                    if over && Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + PATIENCE) {
-                        return Err(Trouble::Hung);
+                    let over =
+                        Instant::now() >= task_limits.until || (!task_limits.removing && state.is_stopped());
+                    if over && Instant::now() > *give_up.get_or_insert_with(|| Instant::now() + HANG_TIMEOUT)
+                    {
+                        return Err(TaskError::Hung);
                     }
                 }
             }
@@ -228,66 +232,68 @@ impl Crew {
 mod tests {
     use super::*;
 
-    fn orders(threads: u32, operations: u64, milliseconds: u64) -> Orders {
+    fn task_limits(threads: u32, operations: u64, milliseconds: u64) -> TaskLimits {
         let until = Instant::now() + Duration::from_millis(milliseconds);
-        Orders { threads, operations, until, removing: false }
+        TaskLimits { threads, operations, until, removing: false }
     }
 
-    fn as_often_as_allowed(hand: &mut Hand) {
-        while hand.call(Kind::List, || Ok(())).is_ok() {}
+    fn call_until_the_limit(worker: &mut Worker) {
+        while worker.call(Kind::List, || Ok(())).is_ok() {}
     }
 
     #[test]
-    fn threads_together_ask_no_more_than_was_allotted() {
-        let crew = Crew::new(Arc::default());
-        let done = crew.run(orders(8, 1_001, 60_000), as_often_as_allowed).unwrap();
+    fn all_threads_together_stay_within_the_operation_limit() {
+        let pool = WorkerPool::new(Arc::default());
+        let done = pool.run(task_limits(8, 1_001, 60_000), call_until_the_limit).unwrap();
         // A listing counts as two operations.
         assert_eq!((done.results.len(), done.calls.len()), (8, 500));
-        assert_eq!(crew.progress().operations(), 1_000);
-        assert!(!crew.met_slow());
+        assert_eq!(pool.progress().operations(), 1_000);
+        assert!(!pool.has_slow_call());
     }
 
     #[test]
-    fn time_ends_the_work() {
+    fn the_time_limit_ends_the_task() {
         // On a busy machine the time may be over before a thread has begun.
         let ended = [30, 300, 3_000, 30_000].into_iter().any(|milliseconds| {
-            let crew = Crew::new(Arc::default());
-            let done = crew.run(orders(2, u64::MAX, milliseconds), as_often_as_allowed).unwrap();
+            let pool = WorkerPool::new(Arc::default());
+            let done = pool.run(task_limits(2, u64::MAX, milliseconds), call_until_the_limit).unwrap();
             !done.calls.is_empty() && done.seconds >= 0.02
         });
         assert!(ended);
     }
 
     #[test]
-    fn a_slow_call_ends_the_work_of_all() {
-        let crew = Crew::new(Arc::default());
-        let job = |hand: &mut Hand| match hand.number() {
-            0 => drop(hand.call(Kind::LookUp, || {
+    fn a_slow_call_ends_the_task_of_all_threads() {
+        let pool = WorkerPool::new(Arc::default());
+        let job = |worker: &mut Worker| match worker.number() {
+            0 => drop(worker.call(Kind::LookUp, || {
                 std::thread::sleep(SLOW + Duration::from_millis(200));
                 Ok(())
             })),
-            _ => as_often_as_allowed(hand),
+            _ => call_until_the_limit(worker),
         };
         let begun = Instant::now();
-        crew.run(orders(3, u64::MAX, 60_000), job).unwrap();
-        assert!(crew.met_slow() && begun.elapsed() < Duration::from_secs(60));
+        pool.run(task_limits(3, u64::MAX, 60_000), job).unwrap();
+        assert!(pool.has_slow_call() && begun.elapsed() < Duration::from_secs(60));
         // The measurement is over, removal is not.
-        let removing = Orders { removing: true, ..orders(1, 0, 60_000) };
-        let done = crew.run(removing, |hand| hand.call(Kind::Remove, || Ok(())).is_ok()).unwrap();
+        let removing = TaskLimits { removing: true, ..task_limits(1, 0, 60_000) };
+        let done = pool.run(removing, |worker| worker.call(Kind::Remove, || Ok(())).is_ok()).unwrap();
         assert_eq!(done.results, [true]);
-        let done = crew.run(orders(1, 10, 60_000), |hand| hand.call(Kind::List, || Ok(())).is_ok()).unwrap();
+        let done = pool
+            .run(task_limits(1, 10, 60_000), |worker| worker.call(Kind::List, || Ok(())).is_ok())
+            .unwrap();
         assert_eq!(done.results, [false]);
     }
 
     #[test]
-    fn the_word_to_stop_ends_the_work() {
+    fn a_stop_request_ends_the_task() {
         let progress = Arc::new(Progress::default());
-        let crew = Crew::new(progress.clone());
+        let pool = WorkerPool::new(progress.clone());
         let stopper = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             progress.stop();
         });
-        crew.run(orders(2, u64::MAX, 600_000), as_often_as_allowed).unwrap();
+        pool.run(task_limits(2, u64::MAX, 600_000), call_until_the_limit).unwrap();
         stopper.join().unwrap();
     }
 }
