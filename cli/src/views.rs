@@ -268,7 +268,7 @@ fn overlay(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
     let mut hot_layer = None;
     if let Some(set) = &covered.hot {
         let write = |file: &BootFile<'_>, offset: u64, bytes: &[u8]| metadata.write(file.name, offset, bytes);
-        let rest = set.spread(&whole, threads, &write)?;
+        let rest = set.decode_and_write(&whole, threads, &write)?;
         metadata.finish(fs, &whole)?;
         hot_layer = Some(HotLayer::new(covered, rest, whole.len() as u64, around)?);
     }

@@ -31,13 +31,13 @@ impl std::fmt::Debug for Covered {
 
 impl Covered {
     /// Returns the tree with a boot image of the same generation.
-    pub fn heated(self, boot: BootImage) -> Covered {
+    pub fn with_boot_image(self, boot: BootImage) -> Covered {
         let hot = Some(HotSet::new(boot, &*self.fs));
         Covered { hot, ..self }
     }
 
     /// Returns the tree with a recorder, which records all reads.
-    pub fn recorded(self) -> (Covered, Arc<Recorder>) {
+    pub fn with_recorder(self) -> (Covered, Arc<Recorder>) {
         let recorder = Recorder::new();
         let fs = Arc::new(RecorderFs::new(self.fs.clone(), recorder.clone()));
         (Covered { fs, ..self }, recorder)
@@ -54,8 +54,8 @@ pub fn cover(image: Arc<Image>, source: &Path, on_change: OnChange, rules: Rules
     let dir = Arc::new(PosixDir::start(source)?);
     // The kernel returns the path of the opened directory, even if the path now refers to another
     // directory.
-    let place = fs::read_link(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
-    let source_path = place.unwrap_or_else(|_| source.into());
+    let opened_path = fs::read_link(format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd()));
+    let source_path = opened_path.unwrap_or_else(|_| source.into());
     let fs = Arc::new(IndexFs::with_rules(image.clone(), dir.clone(), on_change, rules));
     Ok(Covered { image, fs, hot: None, source_path, source: dir })
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use quell_boot::{BootImage, Filling};
+use quell_boot::{BootImage, LoadingContents};
 use quell_index::{Image, format};
 use quell_vfs::{Error, ErrorKind, Kind, Result, errno};
 
@@ -116,10 +116,10 @@ impl OpenBoot {
     }
 
     /// Reads and decodes all frames in order, with `threads` threads.
-    pub fn fill(&self, filling: &Filling, threads: usize) -> Result<()> {
+    pub fn load(&self, contents: &LoadingContents, threads: usize) -> Result<()> {
         let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
-        filling
-            .fill(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
+        contents
+            .load(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, disk_place};
+use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, parse_disk_name};
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
 use quell_vfs::{Attributes, FileSystem, resolve};
@@ -71,7 +71,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     let row = |number: u32| {
         let file = image.file(number);
         let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
-        let name = match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+        let name = match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
             Some((place, path)) => format!("{place} {}", text(path)),
             None => text(file.name),
         };
@@ -186,7 +186,7 @@ fn verify_disk(
         if !matches!(found, Ok(true)) {
             differences += 1;
             let what = found.err().map_or_else(|| "content".to_owned(), |e| e.to_string());
-            outln!("~ {} ({what})", shown_bytes(disk_place(name).map_or(name, |(_, path)| path)));
+            outln!("~ {} ({what})", shown_bytes(parse_disk_name(name).map_or(name, |(_, path)| path)));
         }
     }
     Ok(compared(&args.file, image.files(), differences, quiet))
@@ -230,7 +230,7 @@ fn same(
 /// Returns the key by which files of two images count as the same file. For a disk it is the
 /// position in the backing chain, because the path may have been another.
 fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
-    match disk_place(name).filter(|_| kind == Kind::Disk) {
+    match parse_disk_name(name).filter(|_| kind == Kind::Disk) {
         Some((place, _)) => place.to_string().into_bytes(),
         None => name.to_vec(),
     }
@@ -298,7 +298,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
                 return Err(Failure::wrong_input(format!(
                     "{} was recorded of another state of {}",
                     shown(&args.files[at]),
-                    shown_bytes(disk_place(file.name).map_or(file.name, |(_, path)| path))
+                    shown_bytes(parse_disk_name(file.name).map_or(file.name, |(_, path)| path))
                 )));
             }
             numbers[joined as usize][at] = Some(number);
@@ -308,7 +308,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         match &mut joined {
             // The files of the first image keep their numbers.
             None => joined = Some(recording),
-            Some(joined) => joined.join(&recording, |file| Some(own[file as usize])),
+            Some(joined) => joined.merge(&recording, |file| Some(own[file as usize])),
         }
     }
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
@@ -338,7 +338,7 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
     for number in 0..image.files() {
         let file = image.file(number);
-        let path = args.directory.join(match disk_place(file.name).filter(|_| image.kind() == Kind::Disk) {
+        let path = args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
             // Files of a backing chain may have the same name in several directories.
             Some((place, path)) => {
                 let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();

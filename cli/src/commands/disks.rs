@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_boot::{Disks, DisksFs, Filling, Fit, Kind, Recorder, RecorderFs, Subject};
+use quell_boot::{Disks, DisksFs, LoadingContents, Fit, Kind, Recorder, RecorderFs, Subject};
 use quell_fuse::Session;
 use quell_mount_spec::{
     ChainFile, DiskFormat, DiskNames, OpenBoot, OpenDisks, Ownership, Reached, TrustedUse, disk_chain,
@@ -284,7 +284,7 @@ fn say_what_is_not_shown(plan: &Plan, chain: &[ChainFile]) -> Result<(), Failure
 /// A boot image whose blocks are still to be loaded.
 struct Coming {
     boot: OpenBoot,
-    contents: Arc<Filling>,
+    contents: Arc<LoadingContents>,
     path: PathBuf,
 }
 
@@ -293,7 +293,7 @@ impl Coming {
     /// work. A request for a block that is not loaded yet waits for it.
     fn fill(self) {
         std::thread::spawn(move || {
-            if let Err(e) = self.boot.fill(&self.contents, FILL_THREADS) {
+            if let Err(e) = self.boot.load(&self.contents, FILL_THREADS) {
                 say(&format!("{}: {e}; the rest of it is not served from memory", shown(&self.path)));
             }
         });
@@ -331,11 +331,11 @@ fn heat(
     if fitting == 0 {
         return Ok((disks, None));
     }
-    let contents = Filling::new(&open.image);
-    let disks = disks.heated(&open.image, contents.clone());
+    let contents = LoadingContents::new(&open.image);
+    let disks = disks.with_image(&open.image, contents.clone());
     if plan.strict {
         // Errors in the image are found before a machine starts.
-        open.fill(&contents, FILL_THREADS)
+        open.load(&contents, FILL_THREADS)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(boot))))?;
         return Ok((disks, None));
     }
@@ -369,9 +369,9 @@ fn load(plan: &Plan, boot: &Path, opened: Option<File>, files: &[ChainFile]) -> 
 fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<String> {
     match fit {
         Fit::Same { .. } => None,
-        Fit::Changed { place, path_then } => {
-            let now = &files[*place].path;
-            Some(match now.as_os_str().as_encoded_bytes() == path_then {
+        Fit::Changed { position, recorded_path } => {
+            let now = &files[*position].path;
+            Some(match now.as_os_str().as_encoded_bytes() == recorded_path {
                 true => {
                     format!("{} has changed since {} was recorded: record it again", shown(now), shown(boot))
                 }
@@ -379,7 +379,7 @@ fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<
                     "{} was recorded of {}, and {} has another size or time: it is another disk image, or a copy \
                      without its time",
                     shown(boot),
-                    shown_bytes(path_then),
+                    shown_bytes(recorded_path),
                     shown(now)
                 ),
             })
@@ -387,10 +387,10 @@ fn misfit(fit: &Fit, boot: &Path, files: &[ChainFile], place: &Place) -> Option<
         // A directory shows only files that are named relative to it; the others were already
         // reported.
         Fit::Absent { .. } if matches!(place, Place::Mountpoint { .. }) && !files.is_empty() => None,
-        Fit::Absent { path_then } => Some(format!(
+        Fit::Absent { recorded_path } => Some(format!(
             "{} was recorded of a disk image that lies on {}: {} lies on no such file",
             shown(boot),
-            shown_bytes(path_then),
+            shown_bytes(recorded_path),
             shown(&files[0].path)
         )),
     }
@@ -406,7 +406,7 @@ impl Watched {
             return;
         }
         self.said[place] = true;
-        self.disks.changed(place);
+        self.disks.mark_changed(place);
         say(&format!(
             "{} has changed while it is served: nothing of it comes from memory any more, and machines that run see what \
              they read before beside what is there now",

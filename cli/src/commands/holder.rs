@@ -545,7 +545,7 @@ fn heat_one(
     // While the image is decoded, its file is in memory too.
     allowed.take(path, boot.serving_bytes(), boot.file_bytes())?;
     let mut tree = trees.swap_remove(at);
-    tree.covered = tree.covered.heated(boot);
+    tree.covered = tree.covered.with_boot_image(boot);
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         say(&format!("{stale} files of {} are another now; they are served from the tree", shown(path)));
@@ -585,7 +585,7 @@ impl Unfinished {
         }
         let owner = Ownership::from(&tree.covered.source().stat_self()?);
         let (fs, subject) = (tree.covered.fs.clone(), Subject::Tree(tree.covered.image.generation().0));
-        let (covered, recorder) = tree.covered.recorded();
+        let (covered, recorder) = tree.covered.with_recorder();
         tree.covered = covered;
         trees.push(tree);
         Unfinished::of(how, recorder, fs, subject, (trusted, owner))
@@ -626,7 +626,7 @@ impl Unfinished {
             Some((Path::new("what it was recorded of"), owner)),
         )?;
         let old = quell_mount_spec::load_boot_from(&file, output, |_| Ok::<(), Failure>(()))?;
-        if self.subject.joins(&*self.fs, &old) {
+        if self.subject.can_merge(&*self.fs, &old) {
             return Ok(Some(old));
         }
         let other = match self.subject {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_boot::{BootImage, Contents, Kind, ZEROS, disk_place};
+use quell_boot::{BootImage, Contents, Kind, ZEROS, parse_disk_name};
 use quell_mount_spec::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
 use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
 use quell_vfs::File;
@@ -68,7 +68,7 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
 
 /// Returns the path that the disk image had when it was recorded.
 fn recorded_path(image: &BootImage) -> Option<PathBuf> {
-    let mut places = (0..image.files()).filter_map(|number| disk_place(image.file(number).name));
+    let mut places = (0..image.files()).filter_map(|number| parse_disk_name(image.file(number).name));
     let (_, path) = places.find(|(place, _)| *place == 0)?;
     Some(std::ffi::OsStr::from_bytes(path).into())
 }
@@ -76,7 +76,7 @@ fn recorded_path(image: &BootImage) -> Option<PathBuf> {
 fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
     (0..image.files()).find_map(|number| {
         let file = image.file(number);
-        let (place, path) = disk_place(file.name).expect("checked with the image");
+        let (place, path) = parse_disk_name(file.name).expect("checked with the image");
         match chain.get(place) {
             None => Some(format!("the disk image lies on no file like {} any more", shown_bytes(path))),
             Some(now) if (now.stat.size_bytes, now.stat.modified) != (file.size_bytes, file.modified) => {
@@ -150,7 +150,7 @@ fn layer(
 ) -> Result<Vec<u8>, quell_qcow2::Damage> {
     let mut numbers = vec![None; chain.len()];
     for number in 0..image.files() {
-        let (place, _) = disk_place(image.file(number).name).expect("checked with the image");
+        let (place, _) = parse_disk_name(image.file(number).name).expect("checked with the image");
         numbers[place] = Some(number);
     }
     let recorded = Recorded { image, contents, numbers };

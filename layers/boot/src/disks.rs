@@ -12,10 +12,10 @@ use quell_vfs::{
     Time,
 };
 
-use crate::filling::Filling;
+use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
 use crate::hot::{Served, Tally, copy};
 use crate::image::BootImage;
-use crate::naming::{DISK_FILES_MAX, disk_place};
+use crate::loading::LoadingContents;
 
 const ROOT: NodeId = NodeId(0);
 
@@ -46,22 +46,22 @@ struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fit {
     Same {
-        place: usize,
+        position: usize,
     },
     /// The file's size or modification time has changed.
     Changed {
-        place: usize,
-        path_then: Vec<u8>,
+        position: usize,
+        recorded_path: Vec<u8>,
     },
     /// The chain has no file at this position.
     Absent {
-        path_then: Vec<u8>,
+        recorded_path: Vec<u8>,
     },
 }
 
-struct Hot {
+struct LoadedImage {
     image: BootImage,
-    contents: Arc<Filling>,
+    contents: Arc<LoadingContents>,
     /// File numbers in the boot image, by position in the chain.
     files: Vec<Option<u32>>,
 }
@@ -72,7 +72,7 @@ pub struct Disks {
     nodes: Vec<Node>,
     root: Attributes,
     sources: Vec<Arc<dyn File>>,
-    hot: Option<Hot>,
+    hot: Option<LoadedImage>,
     /// Whether each file has changed while it was served. No more of its blocks are then served
     /// from memory.
     changed: Vec<AtomicBool>,
@@ -96,8 +96,8 @@ impl Disks {
         if files.is_empty() || files.len() > DISK_FILES_MAX {
             return Err(Error::new(ErrorKind::InvalidInput, "serve a disk of", files.len().to_string()));
         }
-        let made = files.iter().map(|file| file.attributes.modified).max().unwrap_or_default();
-        let root = directory(ROOT, uid, gid, made);
+        let newest = files.iter().map(|file| file.attributes.modified).max().unwrap_or_default();
+        let root = directory(ROOT, uid, gid, newest);
         let (mut nodes, mut sources): (Vec<Node>, Vec<_>) = (Vec::new(), Vec::new());
         let mut paths = Vec::new();
         for (number, file) in (1..).zip(files) {
@@ -115,11 +115,12 @@ impl Disks {
                 if quell_vfs::check_name(name).is_err() {
                     return refused(ErrorKind::InvalidInput);
                 }
-                let there = nodes.iter().find(|n| n.parent == parent && n.name == name).map(|n| n.attributes);
-                match (components.peek(), there) {
+                let existing =
+                    nodes.iter().find(|n| n.parent == parent && n.name == name).map(|n| n.attributes);
+                match (components.peek(), existing) {
                     (Some(_), Some(dir)) if dir.kind == Kind::Dir => parent = dir.node,
                     (Some(_), None) => {
-                        let attributes = directory(NodeId(nodes.len() as u64 + 1), uid, gid, made);
+                        let attributes = directory(NodeId(nodes.len() as u64 + 1), uid, gid, newest);
                         nodes.push(Node { name: name.to_vec(), parent, attributes });
                         parent = attributes.node;
                     }
@@ -139,35 +140,35 @@ impl Disks {
     pub fn fits(&self, image: &BootImage) -> Vec<Fit> {
         let fit = |number| {
             let file = image.file(number);
-            let (place, path_then) = disk_place(file.name).expect("checked with the image");
-            let path_then = path_then.to_vec();
-            if place >= self.sources.len() {
-                return Fit::Absent { path_then };
+            let (position, recorded_path) = parse_disk_name(file.name).expect("checked with the image");
+            let recorded_path = recorded_path.to_vec();
+            if position >= self.sources.len() {
+                return Fit::Absent { recorded_path };
             }
-            let now = &self.nodes[place].attributes;
+            let now = &self.nodes[position].attributes;
             match now.size_bytes == file.size_bytes && now.modified == file.modified {
-                true => Fit::Same { place },
-                false => Fit::Changed { place, path_then },
+                true => Fit::Same { position },
+                false => Fit::Changed { position, recorded_path },
             }
         };
         (0..image.files()).map(fit).collect()
     }
 
     /// Returns the chain with those files of the image that fit served from memory.
-    pub fn heated(mut self, image: &BootImage, contents: Arc<Filling>) -> Disks {
+    pub fn with_image(mut self, image: &BootImage, contents: Arc<LoadingContents>) -> Disks {
         let mut files = vec![None; self.sources.len()];
         for (number, fit) in (0..).zip(self.fits(image)) {
-            if let Fit::Same { place } = fit {
-                files[place] = Some(number);
+            if let Fit::Same { position } = fit {
+                files[position] = Some(number);
             }
         }
-        self.hot = Some(Hot { image: image.tables(), contents, files });
+        self.hot = Some(LoadedImage { image: image.tables(), contents, files });
         self
     }
 
     /// Serves no more blocks of this file from memory.
-    pub fn changed(&self, place: usize) {
-        self.changed[place].store(true, Ordering::Relaxed);
+    pub fn mark_changed(&self, position: usize) {
+        self.changed[position].store(true, Ordering::Relaxed);
     }
 
     pub fn served(&self) -> Served {
@@ -181,9 +182,10 @@ impl Disks {
     }
 
     /// Copies from memory up to the first missing block. Returns the number of bytes.
-    fn copy(&self, place: usize, into: &mut [u8], offset: u64) -> usize {
+    fn copy(&self, position: usize, into: &mut [u8], offset: u64) -> usize {
         let Some(hot) = &self.hot else { return 0 };
-        let Some(number) = hot.files[place].filter(|_| !self.changed[place].load(Ordering::Relaxed)) else {
+        let Some(number) = hot.files[position].filter(|_| !self.changed[position].load(Ordering::Relaxed))
+        else {
             return 0;
         };
         let done =
@@ -192,20 +194,20 @@ impl Disks {
         done
     }
 
-    fn read(&self, place: usize, into: &mut [u8], offset: u64) -> Result<usize> {
-        let size = self.nodes[place].attributes.size_bytes;
+    fn read(&self, position: usize, into: &mut [u8], offset: u64) -> Result<usize> {
+        let size = self.nodes[position].attributes.size_bytes;
         let wanted = (into.len() as u64).min(size.saturating_sub(offset)) as usize;
         let into = &mut into[..wanted];
-        let done = self.copy(place, into, offset);
+        let done = self.copy(position, into, offset);
         if done == wanted {
             return Ok(done);
         }
         // The rest is read at once: blocks in memory beyond the gap do not justify a second read.
-        let rest = self.sources[place].read_at(&mut into[done..], offset + done as u64)?;
+        let rest = self.sources[position].read_at(&mut into[done..], offset + done as u64)?;
         self.tally.source(rest);
         if done + rest < wanted {
             // The file was truncated. A machine would take the missing bytes for zeros.
-            return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[place].name));
+            return Err(Error::new(ErrorKind::Stale, "read", &self.nodes[position].name));
         }
         Ok(wanted)
     }
@@ -227,14 +229,14 @@ fn directory(node: NodeId, uid: u32, gid: u32, modified: Time) -> Attributes {
     }
 }
 
-struct Open {
+struct DiskHandle {
     disks: Arc<Disks>,
-    place: usize,
+    position: usize,
 }
 
-impl File for Open {
+impl File for DiskHandle {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        self.disks.read(self.place, into, offset)
+        self.disks.read(self.position, into, offset)
     }
 }
 
@@ -314,11 +316,13 @@ impl FileSystem for DisksFs {
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        match node.0.checked_sub(1).map(|place| place as usize) {
-            Some(place) if place < self.0.sources.len() => {
-                Ok(Box::new(Open { disks: self.0.clone(), place }))
+        match node.0.checked_sub(1).map(|position| position as usize) {
+            Some(position) if position < self.0.sources.len() => {
+                Ok(Box::new(DiskHandle { disks: self.0.clone(), position }))
             }
-            Some(place) if place >= self.0.nodes.len() => Err(Error::new(ErrorKind::NotFound, "open", b"")),
+            Some(position) if position >= self.0.nodes.len() => {
+                Err(Error::new(ErrorKind::NotFound, "open", b""))
+            }
             _ => Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
         }
     }
@@ -394,8 +398,8 @@ mod tests {
     #[test]
     fn hot_blocks_need_no_source_and_others_are_read() {
         let image = recorded(&[(1, 100, 5000), (2, 3 * 4096, 4096)]);
-        let contents = Filling::new(&image);
-        let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
+        let contents = LoadingContents::new(&image);
+        let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().with_image(&image, contents.clone()));
         let fs = DisksFs(disks.clone());
         // A reader that is too early waits.
         let early = std::thread::spawn({
@@ -403,7 +407,7 @@ mod tests {
             move || fs.open(NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()
         });
         contents
-            .fill(&image, 2, &|offset, into| {
+            .load(&image, 2, &|offset, into| {
                 into.copy_from_slice(&image.as_bytes()[offset as usize..][..into.len()]);
                 Ok(())
             })
@@ -416,7 +420,7 @@ mod tests {
         assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap(), 5 * 4096);
         assert_eq!(into, noise(20)[4096..6 * 4096]);
         assert_eq!(disks.served().from_source, 2);
-        disks.changed(1);
+        disks.mark_changed(1);
         fs.open(NodeId(2)).unwrap().read_at(&mut into[..4096], 4096).unwrap();
         assert_eq!(disks.served().from_source, 3);
     }
@@ -425,13 +429,13 @@ mod tests {
     fn blocks_that_do_not_come_are_read_from_the_source() {
         let image = recorded(&[(2, 3 * 4096, 4096)]);
         for flip in [false, true] {
-            let contents = Filling::new(&image);
-            let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().heated(&image, contents.clone()));
-            let filled = contents.fill(&image, 2, &|_, into| {
+            let contents = LoadingContents::new(&image);
+            let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().with_image(&image, contents.clone()));
+            let loaded = contents.load(&image, 2, &|_, into| {
                 into.fill(7);
                 if flip { Ok(()) } else { Err(Error::new(ErrorKind::Os(5), "read", b"it")) }
             });
-            assert!(filled.is_err());
+            assert!(loaded.is_err());
             let mut into = vec![0; 3 * 4096];
             DisksFs(disks.clone()).open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap();
             assert_eq!(into, noise(20)[4096..4 * 4096]);
@@ -442,11 +446,14 @@ mod tests {
     #[test]
     fn a_file_that_changed_or_is_absent_does_not_fit() {
         let image = recorded(&[(1, 1, 0), (2, 1, 0)]);
-        let path_then = b"/srv/top.qcow2".to_vec();
-        assert_eq!(disks(2).fits(&image), [Fit::Changed { place: 0, path_then }, Fit::Same { place: 1 }]);
+        let recorded_path = b"/srv/top.qcow2".to_vec();
+        assert_eq!(
+            disks(2).fits(&image),
+            [Fit::Changed { position: 0, recorded_path }, Fit::Same { position: 1 }]
+        );
         let alone = Disks::new(vec![file(b"top.qcow2", noise(9), 1)], 0, 0).unwrap();
-        let path_then = b"/srv/sub/base.raw".to_vec();
-        assert_eq!(alone.fits(&image), [Fit::Same { place: 0 }, Fit::Absent { path_then }]);
+        let recorded_path = b"/srv/sub/base.raw".to_vec();
+        assert_eq!(alone.fits(&image), [Fit::Same { position: 0 }, Fit::Absent { recorded_path }]);
     }
 
     #[test]

@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, Kind, NodeId, Result};
 
 use crate::hot::Hot;
-use crate::over::{Open, Over};
+use crate::open_override::{OpenOverride, Opener};
 
 /// A covered tree with a boot image on top.
-pub type BootFs = Over<Arc<Hot>>;
+pub type BootFs = OpenOverride<Arc<Hot>>;
 
-impl Open for Arc<Hot> {
+impl Opener for Arc<Hot> {
     fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
         if !self.has(node) {
             return inner.open(node);

@@ -72,13 +72,18 @@ impl HotSet {
     /// Decodes all blocks into memory, with `threads` threads.
     pub fn decode(&self, threads: usize) -> Result<Arc<Hot>> {
         let contents = self.image.decode(threads).map_err(damaged)?;
-        Ok(Hot::of(self.image.tables(), self.files.clone(), contents))
+        Ok(Hot::new(self.image.tables(), self.files.clone(), contents))
     }
 
     /// Passes the blocks of the files `whole`, which must be whole files, to `write`, and decodes
     /// the blocks of all others into memory. Blocks of zeros are not written: the file must be
     /// sparse and have its size already.
-    pub fn spread(&self, whole: &HashSet<NodeId>, threads: usize, write: &Write<'_>) -> Result<Arc<Hot>> {
+    pub fn decode_and_write(
+        &self,
+        whole: &HashSet<NodeId>,
+        threads: usize,
+        write: &Write<'_>,
+    ) -> Result<Arc<Hot>> {
         let image = &self.image;
         let mut rest = HashMap::new();
         let mut kept = vec![false; image.contents() as usize];
@@ -118,7 +123,7 @@ impl HotSet {
             Ok(())
         };
         let contents = image.decode_to(threads, &|content| kept[content as usize], &take).map_err(|f| f.0)?;
-        Ok(Hot::of(image.tables(), rest, contents))
+        Ok(Hot::new(image.tables(), rest, contents))
     }
 }
 
@@ -182,7 +187,7 @@ impl Tally {
 }
 
 impl Hot {
-    fn of(image: BootImage, files: HashMap<NodeId, u32>, contents: Contents) -> Arc<Hot> {
+    fn new(image: BootImage, files: HashMap<NodeId, u32>, contents: Contents) -> Arc<Hot> {
         Arc::new(Hot { image, contents, files, tally: Tally::default() })
     }
 

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use quell_vfs::{Time, check_name};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
 use crate::format::{
     BLOCK_BYTES, BLOCKS_MAX, ContentId, FILE_BYTES_MAX, FILE_ROW_BYTES, FRAME_BLOCKS, FRAME_BYTES_MAX,
     FRAME_ROW_BYTES, HEADER_BYTES, HEADER_CHECKED_FROM, HEADER_CHECKSUM_AT, MAGIC, RUN_ROW_BYTES, VERSION,
     ZERO_FROM, ZEROS,
 };
-use crate::naming::{DISK_FILES_MAX, disk_place};
 use crate::recording::{Recorded, Recording};
 
 /// Why bytes are not a valid boot image, and where.
@@ -74,8 +74,8 @@ pub struct Run {
 
 impl Run {
     /// Returns the content of the block at this position in the run.
-    pub fn content_at(&self, place: u32) -> ContentId {
-        if self.content == ZEROS { ZEROS } else { self.content + place }
+    pub fn content_at(&self, position: u32) -> ContentId {
+        if self.content == ZEROS { ZEROS } else { self.content + position }
     }
 }
 
@@ -186,7 +186,7 @@ impl BootImage {
     /// the tables.
     pub fn parse_tables(bytes: Vec<u8>, length: u64) -> Result<BootImage, Damage> {
         check_header(&bytes, length)?;
-        let image = BootImage::place(bytes)?;
+        let image = BootImage::locate_tables(bytes)?;
         let tables = &image.bytes[HEADER_BYTES..image.frames.end];
         if xxh3_64(tables) != u64_at(&image.bytes, 32) {
             return damage("header", 32, "the checksum of the tables is wrong");
@@ -198,7 +198,7 @@ impl BootImage {
     }
 
     /// Determines the offsets of the tables.
-    fn place(bytes: Vec<u8>) -> Result<BootImage, Damage> {
+    fn locate_tables(bytes: Vec<u8>) -> Result<BootImage, Damage> {
         let generation = u128::from_le_bytes(bytes[40..56].try_into().expect("sixteen bytes"));
         let kind = match u32_at(&bytes, 12) {
             0 => Kind::Tree(generation),
@@ -243,7 +243,7 @@ impl BootImage {
         let names_bytes = self.names.len() as u64;
         let mut next_run = 0u64;
         let mut last: Option<&[u8]> = None;
-        let mut places = [false; DISK_FILES_MAX];
+        let mut positions = [false; DISK_FILES_MAX];
         for number in 0..self.files() {
             let row = self.files.start + number as usize * FILE_ROW_BYTES;
             let at = number as usize;
@@ -267,15 +267,15 @@ impl BootImage {
             }
             last = Some(file.name);
             let named = match self.kind {
-                Kind::Disk => disk_place(file.name)
-                    .is_some_and(|(place, _)| !std::mem::replace(&mut places[place], true)),
+                Kind::Disk => parse_disk_name(file.name)
+                    .is_some_and(|(position, _)| !std::mem::replace(&mut positions[position], true)),
                 Kind::Tree(_) => file.name.split(|b| *b == b'/').all(|name| check_name(name).is_ok()),
             };
             if !named {
                 return damage(
                     "FILES",
                     at,
-                    "its name is no path below the tree, or no new place in a disk's chain",
+                    "its name is no path below the tree, or no new position in a disk's chain",
                 );
             }
         }
@@ -463,16 +463,16 @@ impl BootImage {
             }
         }
         blocks.sort_by_key(|(content, recorded)| (*content, recorded.file, recorded.block));
-        Recording::of(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
+        Recording::from_blocks(blocks.into_iter().map(|(_, recorded)| recorded), self.recordings)
     }
 
     fn decode_frame(&self, number: usize, into: &mut [u8]) -> Result<(), Damage> {
-        let (begin, length) = self.frame_place(number);
+        let (begin, length) = self.frame_range(number);
         self.decode_bytes(number, &self.bytes[begin as usize..begin as usize + length], into)
     }
 
     /// Returns the offset in the file and the compressed size of a frame.
-    pub(crate) fn frame_place(&self, number: usize) -> (u64, usize) {
+    pub(crate) fn frame_range(&self, number: usize) -> (u64, usize) {
         let row = self.frames.start + number * FRAME_ROW_BYTES;
         (u64_at(&self.bytes, row), u32_at(&self.bytes, row + 8) as usize)
     }
@@ -504,7 +504,7 @@ impl BootImage {
         take: &TakeFrame<'_, E>,
     ) -> Result<Contents, E> {
         let next = AtomicUsize::new(0);
-        let work = || -> Result<Vec<(usize, Kept)>, E> {
+        let work = || -> Result<Vec<(usize, KeptBlocks)>, E> {
             let mut done = Vec::new();
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -516,11 +516,11 @@ impl BootImage {
                 let mut bytes = vec![0; blocks as usize * BLOCK_BYTES];
                 self.decode_frame(number, &mut bytes)?;
                 take(first, &bytes)?;
-                done.push((number, Kept::of(bytes, |at| keep(first + at))));
+                done.push((number, KeptBlocks::new(bytes, |at| keep(first + at))));
             }
         };
-        let mut frames: Vec<Kept> = Vec::new();
-        frames.resize_with(self.frame_count(), Kept::default);
+        let mut frames: Vec<KeptBlocks> = Vec::new();
+        frames.resize_with(self.frame_count(), KeptBlocks::default);
         let results: Vec<_> = std::thread::scope(|scope| {
             let workers: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
             let own = work();
@@ -543,37 +543,37 @@ pub(crate) type TakeFrame<'a, E> = dyn Fn(ContentId, &[u8]) -> Result<(), E> + S
 
 /// The blocks of one frame that stay in memory.
 #[derive(Default)]
-struct Kept {
+struct KeptBlocks {
     bytes: Vec<u8>,
     /// The position of each block of the frame in `bytes`, in blocks. Empty if all blocks are in
     /// `bytes`, in order.
-    places: Vec<u8>,
+    positions: Vec<u8>,
 }
 
-impl Kept {
-    fn of(mut bytes: Vec<u8>, keep: impl Fn(u32) -> bool) -> Kept {
+impl KeptBlocks {
+    fn new(mut bytes: Vec<u8>, keep: impl Fn(u32) -> bool) -> KeptBlocks {
         let blocks = bytes.len() / BLOCK_BYTES;
-        let mut places = vec![0; blocks];
+        let mut positions = vec![0; blocks];
         let mut kept = 0;
-        for (at, place) in places.iter_mut().enumerate() {
+        for (at, position) in positions.iter_mut().enumerate() {
             if keep(at as u32) {
                 bytes.copy_within(at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES, kept * BLOCK_BYTES);
-                *place = kept as u8;
+                *position = kept as u8;
                 kept += 1;
             }
         }
         if kept == blocks {
-            return Kept { bytes, places: Vec::new() };
+            return KeptBlocks { bytes, positions: Vec::new() };
         }
         bytes.truncate(kept * BLOCK_BYTES);
         bytes.shrink_to_fit();
-        Kept { bytes, places }
+        KeptBlocks { bytes, positions }
     }
 }
 
 /// The decoded contents of an image that are in memory.
 pub struct Contents {
-    frames: Vec<Kept>,
+    frames: Vec<KeptBlocks>,
 }
 
 impl fmt::Debug for Contents {
@@ -596,8 +596,8 @@ impl Contents {
             return &BLOCK_OF_ZEROS;
         }
         let (frame, at) = (content as usize / FRAME_BLOCKS, content as usize % FRAME_BLOCKS);
-        let Kept { bytes, places } = &self.frames[frame];
-        let begin = places.get(at).map_or(at, |place| usize::from(*place)) * BLOCK_BYTES;
+        let KeptBlocks { bytes, positions } = &self.frames[frame];
+        let begin = positions.get(at).map_or(at, |position| usize::from(*position)) * BLOCK_BYTES;
         &bytes[begin..begin + BLOCK_BYTES]
     }
 }

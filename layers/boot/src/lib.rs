@@ -4,30 +4,32 @@
 //!
 //! The format of the file is described in docs/formats/boot.md.
 
+mod disk_name;
 mod disks;
 mod file_system;
-mod filling;
 mod format;
 mod hot;
 mod image;
 #[cfg(test)]
 mod image_test;
-mod naming;
-mod over;
+mod loading;
+mod open_override;
 mod pack;
 mod recorder;
 mod recording;
+mod subject;
 
+pub use disk_name::{DISK_FILES_MAX, disk_name, parse_disk_name};
 pub use disks::{DiskFile, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
-pub use filling::{Filling, ReadFrame};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
 #[doc(hidden)]
 pub use image::reseal;
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};
-pub use naming::{DISK_FILES_MAX, Subject, disk_name, disk_place};
-pub use over::{Open, Over};
+pub use loading::{LoadingContents, ReadFrame};
+pub use open_override::{OpenOverride, Opener};
 pub use pack::{Packer, ReadBlock};
 pub use recorder::{Choice, Recorder, RecorderFs, Unreadable};
 pub use recording::{Recorded, Recording};
+pub use subject::Subject;

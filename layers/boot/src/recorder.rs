@@ -10,10 +10,10 @@ use quell_vfs::{ErrorKind, File, FileSystem, NodeId, Result};
 
 use crate::format::BLOCK_BYTES;
 use crate::image::{BootImage, blocks_of};
-use crate::naming::Subject;
-use crate::over::{Open, Over};
+use crate::open_override::{OpenOverride, Opener};
 use crate::pack::{Packer, ReadBlock};
 use crate::recording::Recording;
+use crate::subject::Subject;
 
 /// A file of at most this many blocks is stored whole if the budget allows it: it is read with one
 /// request, and views serve whole files at less cost.
@@ -45,7 +45,7 @@ pub struct Unreadable {
 }
 
 /// A file system that records. Its `Recorder` has the result.
-pub type RecorderFs = Over<Arc<Recorder>>;
+pub type RecorderFs = OpenOverride<Arc<Recorder>>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -134,7 +134,7 @@ impl Recorder {
                     Some(packer.add(&name, now.size_bytes, now.modified))
                 })
                 .collect();
-            recording.join(&old.recording(), |file| theirs[file as usize]);
+            recording.merge(&old.recording(), |file| theirs[file as usize]);
         }
         let mut recording = recording.chosen(choice.min_recordings, choice.blocks_max);
         if let Subject::Tree(_) = subject {
@@ -151,7 +151,7 @@ impl Recorder {
     }
 }
 
-impl Open for Arc<Recorder> {
+impl Opener for Arc<Recorder> {
     fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
         let file = inner.open(node)?;
         Ok(Box::new(RecordedFile { file, number: self.opened(node), recorder: self.clone() }))

@@ -28,7 +28,7 @@ impl Recording {
     }
 
     /// Returns the recording that is stored in an image.
-    pub fn of(blocks: impl Iterator<Item = Recorded>, recordings: u32) -> Recording {
+    pub fn from_blocks(blocks: impl Iterator<Item = Recorded>, recordings: u32) -> Recording {
         let mut recording = Recording { recordings, ..Recording::default() };
         for Recorded { file, block, recordings } in blocks {
             recording.order.push((file, block));
@@ -49,12 +49,12 @@ impl Recording {
 
     /// Merges the recording of another start. `file` maps the other recording's file numbers to
     /// those of this one; `None` means that the file has changed, and its blocks are dropped.
-    pub fn join(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
+    pub fn merge(&mut self, other: &Recording, file: impl Fn(u32) -> Option<u32>) {
         // The counts come from a file and may have any value.
         self.recordings = self.recordings.saturating_add(other.recordings);
-        for (their_file, block) in &other.order {
-            let Some(own_file) = file(*their_file) else { continue };
-            let times = other.seen[&(*their_file, *block)];
+        for (other_file, block) in &other.order {
+            let Some(own_file) = file(*other_file) else { continue };
+            let times = other.seen[&(*other_file, *block)];
             match self.seen.entry((own_file, *block)) {
                 std::collections::hash_map::Entry::Occupied(mut seen) => {
                     *seen.get_mut() = seen.get().saturating_add(times);
@@ -139,16 +139,16 @@ mod tests {
         one.add(0, 0..2);
         two.add(7, 1..3);
         two.add(8, 0..1);
-        one.join(&two, |file| (file == 7).then_some(0));
+        one.merge(&two, |file| (file == 7).then_some(0));
         assert_eq!((one.recordings(), blocks(&one)), (2, vec![(0, 0, 1), (0, 1, 2), (0, 2, 1)]));
     }
 
     #[test]
     fn counts_that_a_file_makes_up_overflow_nothing() {
         let made_up = Recorded { file: 0, block: 0, recordings: u32::MAX };
-        let forged = Recording::of([made_up].into_iter(), u32::MAX);
+        let forged = Recording::from_blocks([made_up].into_iter(), u32::MAX);
         let mut joined = forged.clone();
-        joined.join(&forged, Some);
+        joined.merge(&forged, Some);
         assert_eq!((joined.recordings(), blocks(&joined)), (u32::MAX, vec![(0, 0, u32::MAX)]));
     }
 
@@ -156,7 +156,7 @@ mod tests {
     fn a_file_is_completed_within_the_limit_and_not_invented() {
         let mut recording = Recording::new();
         recording.add(0, 1..2);
-        recording.join(&recording.clone(), Some);
+        recording.merge(&recording.clone(), Some);
         recording.complete(0, 3, 2);
         assert_eq!(recording.blocks(), 1, "three blocks are more than two");
         recording.complete(0, 3, 3);
@@ -170,7 +170,7 @@ mod tests {
         one.add(0, 0..4);
         let mut two = Recording::new();
         two.add(0, 2..5);
-        one.join(&two, Some);
+        one.merge(&two, Some);
         assert_eq!(blocks(&one.chosen(2, 10)), [(0, 2, 2), (0, 3, 2)]);
         assert_eq!(blocks(&one.chosen(1, 3)), [(0, 0, 1), (0, 2, 2), (0, 3, 2)]);
     }

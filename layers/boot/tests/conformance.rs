@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use quell_boot::{
-    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, Open, Over, Recorder,
+    BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, OpenOverride, Opener, Recorder,
     RecorderFs, Subject,
 };
 use quell_testkit::conformance::{Made, World, run};
@@ -100,7 +100,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
             out[&node].lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             Ok(())
         };
-        let rest = set.spread(&whole, 3, &write).unwrap();
+        let rest = set.decode_and_write(&whole, 3, &write).unwrap();
         let all = set.decode(1).unwrap();
         for (node, written) in out {
             let mut expected = vec![0; model.attributes(node).unwrap().size_bytes as usize];
@@ -144,7 +144,7 @@ fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
 /// A source whose files can no longer be opened.
 struct Gone;
 
-impl Open for Gone {
+impl Opener for Gone {
     fn open(&self, _inner: &Arc<dyn FileSystem>, _node: NodeId) -> Result<Box<dyn File>> {
         Err(Error::new(ErrorKind::Os(errno::EIO), "open", "the source"))
     }
@@ -154,7 +154,7 @@ impl Open for Gone {
 fn a_start_that_was_recorded_needs_the_source_no_more() {
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
-        let (fs, served) = hot(recorded(&model, seed), Arc::new(Over::new(model.clone(), Gone)));
+        let (fs, served) = hot(recorded(&model, seed), Arc::new(OpenOverride::new(model.clone(), Gone)));
         let files = files(&model);
         start(&fs, &files, &mut Random::new(seed));
         assert_eq!(served.served().from_source, 0, "seed {seed}");
@@ -180,7 +180,7 @@ struct Torn {
 
 struct TornFile(Box<dyn File>);
 
-impl Open for Torn {
+impl Opener for Torn {
     fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
         if node == self.other {
             return Err(Error::new(ErrorKind::PermissionDenied, "open", "the other"));
@@ -216,7 +216,7 @@ fn what_cannot_be_read_again_costs_itself_alone() {
         (BootImage::parse(bytes).unwrap(), lost)
     };
     let (whole, nothing) = pack(&*model);
-    let torn = Over::new(model.clone(), Torn { file: all[0].0, other: all[1].0 });
+    let torn = OpenOverride::new(model.clone(), Torn { file: all[0].0, other: all[1].0 });
     let (image, lost) = pack(&torn);
     assert_eq!((nothing.blocks, lost.blocks), (0, 1 + blocks(1)));
     let counted = |image: &BootImage| image.recording().blocks() as u64;

@@ -1,33 +1,34 @@
-//! A file system with the names and attributes of another, which opens files in its own way.
+//! A file system with the names and attributes of another, which opener files in its own way.
 
 use std::fmt;
 use std::sync::Arc;
 
 use quell_vfs::{Capabilities, File, FileSystem, NodeId, Result};
 
-/// How files are opened.
-pub trait Open: Send + Sync {
+/// Opens files instead of `inner`.
+pub trait Opener: Send + Sync {
     fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>>;
 }
 
-pub struct Over<O> {
+/// A file system that opens files with an [`Opener`]; all else is that of `inner`.
+pub struct OpenOverride<O> {
     inner: Arc<dyn FileSystem>,
-    opens: O,
+    opener: O,
 }
 
-impl<O: fmt::Debug> fmt::Debug for Over<O> {
+impl<O: fmt::Debug> fmt::Debug for OpenOverride<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Over").field(&self.opens).finish()
+        f.debug_tuple("OpenOverride").field(&self.opener).finish()
     }
 }
 
-impl<O: Open> Over<O> {
-    pub fn new(inner: Arc<dyn FileSystem>, opens: O) -> Over<O> {
-        Over { inner, opens }
+impl<O: Opener> OpenOverride<O> {
+    pub fn new(inner: Arc<dyn FileSystem>, opener: O) -> OpenOverride<O> {
+        OpenOverride { inner, opener }
     }
 }
 
-impl<O: Open> FileSystem for Over<O> {
+impl<O: Opener> FileSystem for OpenOverride<O> {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -43,6 +44,6 @@ impl<O: Open> FileSystem for Over<O> {
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        self.opens.open(&self.inner, node)
+        self.opener.open(&self.inner, node)
     }
 }

@@ -14,21 +14,21 @@ use crate::image::{BLOCK_OF_ZEROS, BootImage};
 pub type ReadFrame<'a> = dyn Fn(u64, &mut [u8]) -> Result<()> + Sync + 'a;
 
 /// One slot for each frame; `None` in a slot means that the frame could not be decoded.
-pub struct Filling {
+pub struct LoadingContents {
     frames: Vec<OnceLock<Option<Vec<u8>>>>,
 }
 
-impl fmt::Debug for Filling {
+impl fmt::Debug for LoadingContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Filling").field("frames", &self.frames.len()).finish()
+        f.debug_struct("LoadingContents").field("frames", &self.frames.len()).finish()
     }
 }
 
-/// Marks all missing frames as failed when the filling ends, even by a panic, so that no reader
+/// Marks all missing frames as failed when the loading ends, even by a panic, so that no reader
 /// waits forever.
-struct GivingUp<'a>(&'a Filling);
+struct FailMissing<'a>(&'a LoadingContents);
 
-impl Drop for GivingUp<'_> {
+impl Drop for FailMissing<'_> {
     fn drop(&mut self) {
         for frame in &self.0.frames {
             let _ = frame.set(None);
@@ -36,22 +36,22 @@ impl Drop for GivingUp<'_> {
     }
 }
 
-impl Filling {
-    /// Returns an empty value. [`fill`](Filling::fill) must be called for it.
-    pub fn new(image: &BootImage) -> Arc<Filling> {
-        Arc::new(Filling { frames: (0..image.frame_count()).map(|_| OnceLock::new()).collect() })
+impl LoadingContents {
+    /// Returns an empty value. [`load`](LoadingContents::load) must be called for it.
+    pub fn new(image: &BootImage) -> Arc<LoadingContents> {
+        Arc::new(LoadingContents { frames: (0..image.frame_count()).map(|_| OnceLock::new()).collect() })
     }
 
     /// Decodes all frames, in order except for the parallelism of the threads. `read` fills a
     /// buffer from an offset of the image's file. After an error, the missing frames are marked as
     /// failed.
-    pub fn fill(&self, image: &BootImage, threads: usize, read: &ReadFrame<'_>) -> Result<()> {
-        let _rest = GivingUp(self);
+    pub fn load(&self, image: &BootImage, threads: usize, read: &ReadFrame<'_>) -> Result<()> {
+        let _rest = FailMissing(self);
         let next = AtomicUsize::new(0);
         let failure = Mutex::new(None);
         let work = || {
-            let going_well = || failure.lock().is_ok_and(|failure| failure.is_none());
-            while going_well() {
+            let is_intact = || failure.lock().is_ok_and(|failure| failure.is_none());
+            while is_intact() {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = self.frames.get(number) else { return };
                 match frame(image, number, read) {
@@ -82,7 +82,7 @@ impl Filling {
 }
 
 fn frame(image: &BootImage, number: usize, read: &ReadFrame<'_>) -> Result<Vec<u8>> {
-    let (offset, length) = image.frame_place(number);
+    let (offset, length) = image.frame_range(number);
     let mut frame = vec![0; length];
     read(offset, &mut frame)?;
     let blocks = (image.contents() as usize - number * FRAME_BLOCKS).min(FRAME_BLOCKS);
