@@ -305,7 +305,7 @@ impl HotLayer {
             ..fuse_options(around, true)
         };
         let layer = Arc::new(HotFiles::new(covered.fs.clone(), hot.clone()));
-        let (mount, mut session) = quell_fuse::detached(layer, &options)?;
+        let (mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
         let heat = Heat { whole_files, ..Heat::cached(hot, &mut session, &mount, covered) };
         Ok(HotLayer { heat, mount: Some((mount, session)) })
     }
@@ -328,7 +328,7 @@ fn overlay_over_fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mou
     // The kernel accesses the layer with the mounter's credentials, and other users' accesses must
     // not be refused.
     let options = quell_fuse::Options { fills_cache: false, ..fuse_options(around, true) };
-    let (layer, session) = quell_fuse::detached(metadata, &options)?;
+    let (layer, session) = quell_fuse::mount_detached(metadata, &options)?;
     // Overlayfs checks access to its root by the owner in the kernel's inode, which is set only
     // after a stat.
     rustix::fs::statx(&layer, "", rustix::fs::AtFlags::EMPTY_PATH, rustix::fs::StatxFlags::BASIC_STATS)
@@ -349,7 +349,7 @@ fn fuse(covered: &Covered, around: &Surroundings<'_>) -> Result<Mounted> {
         Some(_) => Arc::new(Redirected::with_data(fs)),
         None => fs,
     };
-    let (mut mount, mut session) = quell_fuse::detached(layer, &options)?;
+    let (mut mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
     let heat = hot.map(|hot| Heat::cached(hot, &mut session, &mount, covered));
     if let Some(upper) = &upper {
         let layers = Layers {
@@ -378,7 +378,7 @@ fn served(covered: &Covered) -> Result<WithHot> {
 /// Mounts a FUSE view at `path`.
 pub fn fuse_at(covered: &Covered, path: &Path, around: &Surroundings<'_>) -> Result<Taken> {
     let (fs, hot) = served(covered)?;
-    let mut session = quell_fuse::at(fs, path, &fuse_options(around, around.allow_other))?;
+    let mut session = quell_fuse::mount_at(fs, path, &fuse_options(around, around.allow_other))?;
     let heat = match hot {
         Some(hot) => Some(Heat::cached(hot, &mut session, &quell_overlay::open_layer(path)?, covered)),
         None => None,

@@ -231,12 +231,12 @@ fn mount(
     match &plan.place {
         Place::Mountpoint { path, allow_other } => {
             options.allow_other = *allow_other;
-            Ok((quell_fuse::at(fs, path, &options)?, path.clone()))
+            Ok((quell_fuse::mount_at(fs, path, &options)?, path.clone()))
         }
         Place::Namespace => {
             quell_overlay::isolate(isolation)
                 .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` tells how this may be allowed")))?;
-            let (mount, session) = quell_fuse::detached(fs, &options)?;
+            let (mount, session) = quell_fuse::mount_detached(fs, &options)?;
             let parts: Vec<_> = files
                 .iter()
                 .enumerate()

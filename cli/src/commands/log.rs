@@ -186,7 +186,7 @@ fn establish(plan: &Plan) -> Result<Served, Failure> {
         source: mounts::source_of(Path::new(&joined(&log.stores))),
         ..quell_fuse::Options::default()
     };
-    let session = quell_fuse::at(Arc::clone(&fs) as _, path, &options)?;
+    let session = quell_fuse::mount_at(Arc::clone(&fs) as _, path, &options)?;
     let mounted = MountedAt::of(path);
     let mut holder = Holder::bind(&plan.directory, &plan.key)?;
     signals.wake(&mut holder)?;

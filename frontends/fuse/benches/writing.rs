@@ -237,7 +237,7 @@ fn asked(before: Snapshot, after: Snapshot) -> String {
 
 fn main() {
     let dir = tempfile::tempdir().unwrap();
-    let session = quell_fuse::at(Arc::new(Discard::default()), dir.path(), &Options::default()).unwrap();
+    let session = quell_fuse::mount_at(Arc::new(Discard::default()), dir.path(), &Options::default()).unwrap();
     let path = dir.path().join(NAME);
     let case = |name, bytes_each, count, clients, operate| Case { name, bytes_each, count, clients, operate };
     let cases = [

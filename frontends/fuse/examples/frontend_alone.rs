@@ -92,7 +92,7 @@ const NAMES: [&str; 12] = [
 fn measure(fs: &Arc<Memory>, options: &Options, clients: usize) -> Numbers {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let mount = || quell_fuse::at(Arc::clone(fs) as _, root, options).unwrap();
+    let mount = || quell_fuse::mount_at(Arc::clone(fs) as _, root, options).unwrap();
 
     let session = mount();
     let (ls, ls_again) = (run("ls", &["-lR"], root), run("ls", &["-lR"], root));

@@ -21,10 +21,10 @@ use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
 use crate::nodes::node;
 use crate::options::Options;
-use crate::session::{Ending, Worker};
+use crate::session_state::{RequestGuard, SessionState};
 
 /// How long the kernel caches immutable answers: a century, which its clock arithmetic can hold.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+const IMMUTABLE_CACHE_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// The number of files kept open for further reads when the kernel sends no opens and closes: half
 /// of the usual limit of 1,024 descriptors per process.
@@ -34,12 +34,12 @@ const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero")
 /// forever.
 const ERRNO_END: i32 = 512;
 
-pub(crate) type Written = Handles<dyn WritableFile>;
+pub(crate) type WritableHandles = Handles<dyn WritableFile>;
 
 /// Publishes the files that are still open at the end of a session, because their closes will not
 /// arrive any more. Errors can only be counted.
-pub(crate) fn publish_all(written: &Written, counters: &Counters) {
-    for file in written.all() {
+pub(crate) fn publish_all(files: &WritableHandles, counters: &Counters) {
+    for file in files.all() {
         // A panic in one file, perhaps the one that ended the session, must not prevent the
         // publication of the others.
         let published = catch_unwind(AssertUnwindSafe(|| file.publish()));
@@ -50,7 +50,7 @@ pub(crate) fn publish_all(written: &Written, counters: &Counters) {
 /// One mounted file system, shared by the worker threads.
 pub(crate) struct Frontend {
     pub(crate) fs: Arc<dyn FileSystem>,
-    pub(crate) can: Capabilities,
+    pub(crate) capabilities: Capabilities,
     pub(crate) no_open: bool,
     pub(crate) no_read_ahead: bool,
     pub(crate) direct: bool,
@@ -58,13 +58,13 @@ pub(crate) struct Frontend {
     is_root: bool,
     /// The kernel opens directories by itself after the first `opendir` is answered with ENOSYS.
     pub(crate) no_opendir: bool,
-    pub(crate) keep: Duration,
+    pub(crate) cache_ttl: Duration,
     pub(crate) handles: Handles<dyn File>,
     /// The open files of a writable tree; for such a tree `handles` is empty.
-    pub(crate) written: Arc<Written>,
+    pub(crate) writable_files: Arc<WritableHandles>,
     recent: RecentFiles,
     pub(crate) counters: Arc<Counters>,
-    ending: Arc<Ending>,
+    state: Arc<SessionState>,
 }
 
 impl Frontend {
@@ -72,43 +72,49 @@ impl Frontend {
         fs: Arc<dyn FileSystem>,
         options: &Options,
         counters: Arc<Counters>,
-        ending: Arc<Ending>,
+        state: Arc<SessionState>,
     ) -> Frontend {
         assert_eq!(fs.root(), NodeId(0), "the contract's root is node 0");
-        let can = fs.capabilities();
-        assert!(!can.immutable || fs.writable().is_none(), "what never changes has no verbs that change it");
+        let capabilities = fs.capabilities();
+        assert!(
+            !capabilities.immutable || fs.writable().is_none(),
+            "an immutable file system is not writable"
+        );
         // If the kernel sends no opens, there is no reply that could select direct reads.
-        let no_open = options.no_open && can.immutable && !options.direct;
+        let no_open = options.no_open && capabilities.immutable && !options.direct;
         let (no_read_ahead, direct) = (options.no_read_ahead, options.direct || fs.writable().is_some());
-        let keep = if can.immutable { FOR_EVER } else { Duration::ZERO };
+        let cache_ttl = if capabilities.immutable { IMMUTABLE_CACHE_TTL } else { Duration::ZERO };
         let recent = RecentFiles::new(RECENT_FILES_MAX);
-        let (handles, written) = (Handles::default(), Arc::new(Written::default()));
+        let (handles, writable_files) = (Handles::default(), Arc::new(WritableHandles::default()));
         Frontend {
             fs,
-            can,
+            capabilities,
             no_open,
             no_read_ahead,
             direct,
             is_root: rustix::process::geteuid().is_root(),
             no_opendir: false,
-            keep,
+            cache_ttl,
             handles,
-            written,
+            writable_files,
             recent,
             counters,
-            ending,
+            state,
         }
     }
 
     /// Every request starts here, so that a panic during one ends the session.
-    pub(crate) fn enter(&self) -> Worker<'_> {
-        self.ending.enter()
+    pub(crate) fn enter(&self) -> RequestGuard<'_> {
+        self.state.enter()
     }
 
     /// As [`enter`](Self::enter), for requests that open or change something. If this process is
     /// root's, they are done with the permissions of the caller. Lookups, attributes and listings
     /// do not need this: the kernel has already checked access, and they change nothing.
-    pub(crate) fn enter_for(&self, request: &Request) -> Result<(Worker<'_>, Option<Box<dyn Any>>), Errno> {
+    pub(crate) fn enter_for(
+        &self,
+        request: &Request,
+    ) -> Result<(RequestGuard<'_>, Option<Box<dyn Any>>), Errno> {
         let worker = self.enter();
         let acting = match self.fs.writable() {
             Some(tree) if self.is_root && request.uid() != 0 => {
@@ -130,7 +136,7 @@ impl Frontend {
     }
 
     /// Counts a successful result in `counter`, or an error, and returns it for the kernel.
-    pub(crate) fn done<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
+    pub(crate) fn counted<T>(&self, counter: &AtomicU64, result: Result<T>) -> Result<T, Errno> {
         if result.is_ok() {
             count(counter);
         }
@@ -188,15 +194,16 @@ impl Frontend {
 
     /// Returns the flags for a file that was opened: what the kernel caches, and whether it sends a
     /// FLUSH at each close.
-    pub(crate) fn manner(&self, writes: bool) -> FopenFlags {
-        let mut manner = if self.can.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+    pub(crate) fn open_flags(&self, writes: bool) -> FopenFlags {
+        let mut flags =
+            if self.capabilities.immutable { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
         if self.direct {
-            manner = FopenFlags::FOPEN_DIRECT_IO;
+            flags = FopenFlags::FOPEN_DIRECT_IO;
         }
-        let manner = if writes { manner | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { manner };
+        let flags = if writes { flags | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES } else { flags };
         // In a writable tree, closing a file that was opened only for reading also returns the
         // errors of syncs.
-        if self.fs.writable().is_none() { manner | FopenFlags::FOPEN_NOFLUSH } else { manner }
+        if self.fs.writable().is_none() { flags | FopenFlags::FOPEN_NOFLUSH } else { flags }
     }
 
     pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {
@@ -205,7 +212,7 @@ impl Frontend {
             return self.recent.get(node, open).map_err(|error| self.refuse(&error));
         }
         let file = match self.fs.writable() {
-            Some(_) => self.written.get(handle).map(|file| file as OpenFile),
+            Some(_) => self.writable_files.get(handle).map(|file| file as OpenFile),
             None => self.handles.get(handle),
         };
         file.ok_or(Errno::EBADF)
@@ -213,7 +220,7 @@ impl Frontend {
 
     /// Answers a request for bytes that the kernel sends twice: first for their number (`capacity` is
     /// 0).
-    pub(crate) fn answer_bytes(&self, value: &[u8], capacity: u32, reply: ReplyXattr) {
+    pub(crate) fn reply_bytes(&self, value: &[u8], capacity: u32, reply: ReplyXattr) {
         match u32::try_from(value.len()) {
             Ok(length) if capacity == 0 => reply.size(length),
             Ok(length) if length <= capacity => reply.data(value),
@@ -249,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_error_makes_the_kernel_stop_asking_or_wait_for_ever() {
+    fn every_error_number_is_one_that_the_kernel_accepts_and_never_enosys() {
         let number = |kind| errno(&Error::new(kind, "open", "x")).code();
         assert_eq!(number(ErrorKind::Stale), 116);
         assert_eq!(number(ErrorKind::Os(38)), 95);

@@ -17,8 +17,7 @@ use rustix::net::{
 };
 
 use crate::Options;
-use crate::mount::Access;
-use crate::options::SUBTYPE;
+use crate::options::{Access, SUBTYPE};
 
 /// The names of the program: that of libfuse 3, and that on older systems.
 const PROGRAMS: [&str; 2] = ["fusermount3", "fusermount"];

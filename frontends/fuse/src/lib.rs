@@ -7,7 +7,7 @@
 //! use std::{path::Path, sync::Arc};
 //!
 //! fn serve(fs: Arc<dyn quell_vfs::FileSystem>) -> quell_vfs::Result<()> {
-//!     let session = quell_fuse::at(fs, Path::new("/mnt/view"), &quell_fuse::Options::default())?;
+//!     let session = quell_fuse::mount_at(fs, Path::new("/mnt/view"), &quell_fuse::Options::default())?;
 //!     session.join()?; // returns after the unmount
 //!     for (name, value) in session.counters().snapshot().pairs() {
 //!         println!("{name} {value}");
@@ -69,18 +69,20 @@
 //! still be read.
 
 mod callers;
+mod convert;
 mod counters;
 mod frontend;
 mod fusermount;
 mod handles;
+mod location;
 mod mount;
 mod nodes;
 mod options;
 mod serve;
 mod session;
-mod words;
+mod session_state;
 
 pub use counters::{Counters, Snapshot};
-pub use mount::{at, detached};
+pub use mount::{mount_at, mount_detached};
 pub use options::Options;
 pub use session::Session;

@@ -1,11 +1,26 @@
 //! The options for serving a mount, and their costs.
 
+use quell_vfs::FileSystem;
+
 /// The file system type in `/proc/mounts` is `fuse.` followed by this word.
 pub(crate) const SUBTYPE: &str = "quell";
 
 /// The largest request that the kernel may send, in bytes. The kernel's own limit,
 /// `fs.fuse.max_pages_limit`, has the same value unless an administrator changed it.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Whether programs can change a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadOnly,
+    Writable,
+}
+
+impl Access {
+    pub(crate) fn for_file_system(fs: &dyn FileSystem) -> Access {
+        if fs.writable().is_some() { Access::Writable } else { Access::ReadOnly }
+    }
+}
 
 /// The options for one mount.
 #[derive(Debug, Clone)]

@@ -17,13 +17,13 @@ use fuser::{
 };
 use quell_vfs::{Change, Kind, NAME_BYTES_MAX, Open};
 
+use crate::convert::{
+    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_options, rename_rule, syncs, time,
+};
 use crate::counters::{add, count};
 use crate::frontend::{Frontend, publish_all, stale_if_removed};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
-use crate::words::{
-    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_as, rename_as, syncs, time,
-};
 
 /// An inode number is not reused for another node while the kernel knows it, so one generation is
 /// enough.
@@ -42,7 +42,7 @@ thread_local! {
 impl Filesystem for Frontend {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
-        self.no_opendir = self.can.immutable && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        self.no_opendir = self.capabilities.immutable && offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
         self.no_open &= offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS;
         if self.fs.writable().is_some() {
@@ -54,7 +54,7 @@ impl Filesystem for Frontend {
             // needs them next.
             wanted |= InitFlags::FUSE_DO_READDIRPLUS;
         }
-        if self.can.immutable {
+        if self.capabilities.immutable {
             wanted |= InitFlags::FUSE_CACHE_SYMLINKS | InitFlags::FUSE_NO_OPENDIR_SUPPORT;
         } else {
             wanted |= InitFlags::FUSE_AUTO_INVAL_DATA;
@@ -65,7 +65,7 @@ impl Filesystem for Frontend {
         if self.direct {
             wanted |= InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP;
         }
-        if self.can.acls {
+        if self.capabilities.acls {
             wanted |= InitFlags::FUSE_POSIX_ACL;
         }
         let refused = |limit| io::Error::other(format!("the kernel's limit is {limit}"));
@@ -82,14 +82,14 @@ impl Filesystem for Frontend {
 
     fn destroy(&mut self) {
         // The kernel may close a connection without releasing each open file.
-        publish_all(&self.written, &self.counters);
+        publish_all(&self.writable_files, &self.counters);
     }
 
     fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _worker = self.enter();
         match self.entry(dir, name) {
-            Ok(Some(attributes)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
-            Ok(None) if self.can.immutable => reply.entry(&self.keep, &no_entry(), GENERATION),
+            Ok(Some(attributes)) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
+            Ok(None) if self.capabilities.immutable => reply.entry(&self.cache_ttl, &no_entry(), GENERATION),
             Ok(None) => reply.error(Errno::ENOENT),
             Err(error) => reply.error(self.refuse(&error)),
         }
@@ -107,7 +107,7 @@ impl Filesystem for Frontend {
         let _worker = self.enter();
         count(&self.counters.attributes);
         match self.fs.attributes(node(ino)) {
-            Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
+            Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
             Err(error) => reply.error(self.refuse_known(&error)),
         }
     }
@@ -150,8 +150,8 @@ impl Filesystem for Frontend {
         } else {
             self.tree().and_then(|tree| tree.change(node(ino), &change))
         };
-        match self.done(&self.counters.changes, changed) {
-            Ok(attributes) => reply.attr(&self.keep, &file_attr(&attributes)),
+        match self.counted(&self.counters.changes, changed) {
+            Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
             Err(number) => reply.error(number),
         }
     }
@@ -174,9 +174,9 @@ impl Filesystem for Frontend {
             return reply.error(Errno::EPERM); // the contract has no fifos, sockets and devices
         }
         let new = new_entry(request, mode);
-        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
-        match self.done(&self.counters.made, made) {
-            Ok((attributes, _closed)) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+        let created = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
+        match self.counted(&self.counters.made, created) {
+            Ok((attributes, _closed)) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
             Err(number) => reply.error(number),
         }
     }
@@ -187,9 +187,9 @@ impl Filesystem for Frontend {
             Err(number) => return reply.error(number),
         };
         let new = new_entry(request, mode);
-        let made = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
-        match self.done(&self.counters.made, made) {
-            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+        let created = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
+        match self.counted(&self.counters.made, created) {
+            Ok(attributes) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
             Err(number) => reply.error(number),
         }
     }
@@ -200,9 +200,9 @@ impl Filesystem for Frontend {
             Err(number) => return reply.error(number),
         };
         let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
-        let made = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
-        match self.done(&self.counters.made, made) {
-            Ok(attributes) => reply.entry(&self.keep, &file_attr(&attributes), GENERATION),
+        let created = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
+        match self.counted(&self.counters.made, created) {
+            Ok(attributes) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
             Err(number) => reply.error(number),
         }
     }
@@ -219,7 +219,7 @@ impl Filesystem for Frontend {
             Err(number) => return reply.error(number),
         };
         let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
-        answer(self.done(&self.counters.removed, removed), reply);
+        send(self.counted(&self.counters.removed, removed), reply);
     }
 
     fn rmdir(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -228,7 +228,7 @@ impl Filesystem for Frontend {
             Err(number) => return reply.error(number),
         };
         let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
-        answer(self.done(&self.counters.removed, removed), reply);
+        send(self.counted(&self.counters.removed, removed), reply);
     }
 
     fn rename(
@@ -245,11 +245,11 @@ impl Filesystem for Frontend {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
-        let Some(how) = rename_as(flags) else { return reply.error(Errno::EINVAL) };
+        let Some(rule) = rename_rule(flags) else { return reply.error(Errno::EINVAL) };
         let (from_dir, to_dir) = (node(from_dir), node(to_dir));
         let renamed =
-            self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), how));
-        answer(self.done(&self.counters.renamed, renamed), reply);
+            self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), rule));
+        send(self.counted(&self.counters.renamed, renamed), reply);
     }
 
     fn create(
@@ -266,13 +266,14 @@ impl Filesystem for Frontend {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
-        let (new, how) = (new_entry(request, mode), open_as(request, OpenFlags(flags)));
-        let made = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, how));
-        match self.done(&self.counters.made, made) {
+        let (new, options) = (new_entry(request, mode), open_options(request, OpenFlags(flags)));
+        let created = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, options));
+        match self.counted(&self.counters.made, created) {
             Ok((attributes, file)) => {
                 count(&self.counters.opens);
-                let (handle, manner) = (self.written.insert(file.into()), self.manner(how.write));
-                reply.created(&self.keep, &file_attr(&attributes), GENERATION, handle, manner);
+                let (handle, open_flags) =
+                    (self.writable_files.insert(file.into()), self.open_flags(options.write));
+                reply.created(&self.cache_ttl, &file_attr(&attributes), GENERATION, handle, open_flags);
             }
             // Another node created the file after the kernel's lookup, and the kernel has not
             // checked access to it. ESTALE makes the kernel repeat the lookup and the check.
@@ -290,17 +291,19 @@ impl Filesystem for Frontend {
             Err(number) => return reply.error(number),
         };
         if let Some(tree) = self.fs.writable() {
-            let how = open_as(request, flags);
-            let opened = tree.open_as(node(ino), how).and_then(|file| {
+            let options = open_options(request, flags);
+            let opened = tree.open_as(node(ino), options).and_then(|file| {
                 // For an open that truncates, the kernel does not report whether the caller has
                 // CAP_FSETID. Root is assumed to have it.
-                if how.truncate && request.uid() != 0 {
+                if options.truncate && request.uid() != 0 {
                     file.drop_set_id()?;
                 }
                 Ok(file)
             });
             return match self.opened(opened) {
-                Ok(file) => reply.opened(self.written.insert(file.into()), self.manner(how.write)),
+                Ok(file) => {
+                    reply.opened(self.writable_files.insert(file.into()), self.open_flags(options.write))
+                }
                 Err(error) => reply.error(self.refuse_known(&error)),
             };
         }
@@ -311,7 +314,7 @@ impl Filesystem for Frontend {
             return reply.error(Errno::ENOSYS); // the kernel then opens files by itself
         }
         match self.opened(self.fs.open(node(ino))) {
-            Ok(file) => reply.opened(self.handles.insert(file.into()), self.manner(false)),
+            Ok(file) => reply.opened(self.handles.insert(file.into()), self.open_flags(false)),
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
@@ -361,16 +364,16 @@ impl Filesystem for Frontend {
         reply: ReplyWrite,
     ) {
         let _worker = self.enter();
-        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         let ready = if drops_set_id(origin) { file.drop_set_id() } else { Ok(()) };
         let mut written = ready.and_then(|()| match appends(flags, origin) {
-            true => file.append(data).map(|_place| ()),
+            true => file.append(data).map(|_offset| ()),
             false => file.write_at(data, offset),
         });
         if syncs(flags) {
             written = written.and_then(|()| file.sync());
         }
-        match self.done(&self.counters.writes, written) {
+        match self.counted(&self.counters.writes, written) {
             Ok(()) => {
                 add(&self.counters.bytes_written, data.len());
                 reply.written(data.len() as u32); // no request is larger than REQUEST_BYTES_MAX
@@ -385,8 +388,8 @@ impl Filesystem for Frontend {
         if self.fs.writable().is_none() {
             return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking
         }
-        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
-        answer(self.done(&self.counters.published, file.publish()), reply);
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
+        send(self.counted(&self.counters.published, file.publish()), reply);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -394,15 +397,15 @@ impl Filesystem for Frontend {
         if self.fs.writable().is_none() {
             return reply.error(Errno::ENOSYS); // nothing to sync: the kernel stops asking
         }
-        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
-        answer(self.done(&self.counters.synced, file.sync()), reply);
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
+        send(self.counted(&self.counters.synced, file.sync()), reply);
     }
 
     /// On a read-only mount there is nothing to sync, and from now on the kernel answers by itself.
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter();
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
-        answer(self.done(&self.counters.synced, tree.sync_dir(node(dir))), reply);
+        send(self.counted(&self.counters.synced, tree.sync_dir(node(dir))), reply);
     }
 
     /// Guarantees only that the file is long enough; space cannot be reserved. The file is extended
@@ -423,12 +426,12 @@ impl Filesystem for Frontend {
             return reply.error(Errno::EOPNOTSUPP);
         }
         let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
-        let Some(file) = self.written.get(handle) else { return reply.error(Errno::EBADF) };
+        let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         let changed = self.fs.attributes(node(ino)).and_then(|now| match end.checked_sub(1) {
             Some(last) if now.size_bytes < end => file.write_at(&[0], last),
             _ => Ok(()),
         });
-        answer(self.done(&self.counters.changes, changed), reply);
+        send(self.counted(&self.counters.changes, changed), reply);
     }
 
     fn release(
@@ -444,12 +447,12 @@ impl Filesystem for Frontend {
         let _worker = self.enter();
         if self.fs.writable().is_none() {
             drop(self.handles.remove(handle));
-        } else if let Some(file) = self.written.remove(handle)
+        } else if let Some(file) = self.writable_files.remove(handle)
             && flags.acc_mode() != OpenAccMode::O_RDONLY
         {
             // Data written through a mapping after the last close(2) has not been published yet. An
             // error can no longer be returned to a program.
-            let _ = self.done(&self.counters.published, file.publish());
+            let _ = self.counted(&self.counters.published, file.publish());
         }
         reply.ok();
     }
@@ -460,7 +463,7 @@ impl Filesystem for Frontend {
             return reply.error(Errno::ENOSYS); // the kernel then opens directories by itself
         }
         let keep = FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE;
-        reply.opened(FileHandle(0), if self.can.immutable { keep } else { FopenFlags::empty() });
+        reply.opened(FileHandle(0), if self.capabilities.immutable { keep } else { FopenFlags::empty() });
     }
 
     fn readdir(&self, _: &Request, dir: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -485,7 +488,7 @@ impl Filesystem for Frontend {
         let _worker = self.enter();
         let listed = self.list(node(dir), offset, |name, next, attributes| {
             let attr = file_attr(attributes);
-            reply.add(attr.ino, next, OsStr::from_bytes(name), &self.keep, &attr, GENERATION)
+            reply.add(attr.ino, next, OsStr::from_bytes(name), &self.cache_ttl, &attr, GENERATION)
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -496,11 +499,11 @@ impl Filesystem for Frontend {
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, capacity: u32, reply: ReplyXattr) {
         let _worker = self.enter();
         count(&self.counters.xattrs);
-        if !self.can.xattrs {
+        if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
         }
         match self.fs.xattr(node(ino), name.as_bytes()) {
-            Ok(Some(value)) => self.answer_bytes(&value, capacity, reply),
+            Ok(Some(value)) => self.reply_bytes(&value, capacity, reply),
             Ok(None) => reply.error(Errno::ENODATA),
             Err(error) => reply.error(self.refuse(&error)),
         }
@@ -509,7 +512,7 @@ impl Filesystem for Frontend {
     fn listxattr(&self, _: &Request, ino: INodeNo, capacity: u32, reply: ReplyXattr) {
         let _worker = self.enter();
         count(&self.counters.xattrs);
-        if !self.can.xattrs {
+        if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS);
         }
         match self.fs.xattr_names(node(ino)) {
@@ -519,7 +522,7 @@ impl Filesystem for Frontend {
                     list.extend_from_slice(&name);
                     list.push(0);
                 }
-                self.answer_bytes(&list, capacity, reply);
+                self.reply_bytes(&list, capacity, reply);
             }
             Err(error) => reply.error(self.refuse(&error)),
         }
@@ -564,8 +567,8 @@ impl Filesystem for Frontend {
 }
 
 /// Sends the reply of an operation that returns only success or an error.
-fn answer(done: Result<(), Errno>, reply: ReplyEmpty) {
-    match done {
+fn send(result: Result<(), Errno>, reply: ReplyEmpty) {
+    match result {
         Ok(()) => reply.ok(),
         Err(number) => reply.error(number),
     }

@@ -43,7 +43,7 @@ fn child() {
             let options = Options { allow_other: order.ends_with("others"), ..Options::default() };
             let fs: Arc<dyn FileSystem> =
                 if order.ends_with("write") { watched::Watched::new().0 } else { Arc::new(tree()) };
-            match quell_fuse::at(fs, place, &options) {
+            match quell_fuse::mount_at(fs, place, &options) {
                 Ok(session) => {
                     say("READY");
                     session.join().unwrap();
@@ -52,7 +52,7 @@ fn child() {
                 Err(error) => say(&format!("REFUSED {error}")),
             }
         }
-        "detached" => match quell_fuse::detached(Arc::new(tree()), &Options::default()) {
+        "detached" => match quell_fuse::mount_detached(Arc::new(tree()), &Options::default()) {
             Ok((mount, session)) => {
                 let anchor = format!("/proc/self/fd/{}/dir/file", std::os::fd::AsRawFd::as_raw_fd(&mount));
                 assert_eq!(fs::read(anchor).unwrap(), b"content", "used while attached nowhere");
@@ -235,7 +235,7 @@ fn when_the_server_is_killed_programs_get_errors_and_do_not_hang() {
 fn a_program_started_by_the_server_does_not_keep_the_connection() {
     let stage = Stage::new();
     can_mount!(&[]);
-    let session = quell_fuse::at(Arc::new(tree()), &stage.view(), &Options::default()).unwrap();
+    let session = quell_fuse::mount_at(Arc::new(tree()), &stage.view(), &Options::default()).unwrap();
     let fds = Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
     assert!(!String::from_utf8(fds.stdout).unwrap().contains("/dev/fuse"));
     drop(session);

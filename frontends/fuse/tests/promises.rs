@@ -21,7 +21,7 @@ struct Mounted {
 
 fn mount(model: &WritableModel) -> quell_vfs::Result<Mounted> {
     let dir = tempfile::tempdir().unwrap();
-    let session = quell_fuse::at(Arc::new(model.clone()), dir.path(), &Options::default())?;
+    let session = quell_fuse::mount_at(Arc::new(model.clone()), dir.path(), &Options::default())?;
     Ok(Mounted { _session: session, dir })
 }
 

@@ -51,6 +51,6 @@ pub fn mounted(fs: Arc<dyn FileSystem>, options: &Options) -> Option<(Session, t
         return None;
     }
     let dir = tempfile::tempdir().unwrap();
-    let session = quell_fuse::at(fs, dir.path(), options).unwrap_or_else(|error| panic!("{error}"));
+    let session = quell_fuse::mount_at(fs, dir.path(), options).unwrap_or_else(|error| panic!("{error}"));
     Some((session, dir))
 }

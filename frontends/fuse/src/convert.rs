@@ -17,7 +17,7 @@ pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
     New { permissions: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
 }
 
-pub(crate) fn open_as(request: &Request, flags: OpenFlags) -> Open {
+pub(crate) fn open_options(request: &Request, flags: OpenFlags) -> Open {
     let truncate = has(flags, OFlags::TRUNC);
     let access = flags.acc_mode();
     // Linux also truncates a file that is opened for reading, if the caller may write to it.
@@ -56,7 +56,7 @@ pub(crate) fn drops_set_id(origin: WriteFlags) -> bool {
 }
 
 /// Converts the flags of a rename; `None` for combinations that the contract does not have.
-pub(crate) fn rename_as(flags: RenameFlags) -> Option<Rename> {
+pub(crate) fn rename_rule(flags: RenameFlags) -> Option<Rename> {
     match flags {
         RenameFlags::RENAME_NOREPLACE => Some(Rename::Keep),
         RenameFlags::RENAME_EXCHANGE => Some(Rename::Exchange),
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn renames_are_of_three_kinds() {
-        assert_eq!(rename_as(RenameFlags::empty()), Some(Rename::Replace));
-        assert_eq!(rename_as(RenameFlags::RENAME_NOREPLACE), Some(Rename::Keep));
-        assert_eq!(rename_as(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));
-        assert_eq!(rename_as(RenameFlags::RENAME_WHITEOUT), None);
-        assert_eq!(rename_as(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
+        assert_eq!(rename_rule(RenameFlags::empty()), Some(Rename::Replace));
+        assert_eq!(rename_rule(RenameFlags::RENAME_NOREPLACE), Some(Rename::Keep));
+        assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));
+        assert_eq!(rename_rule(RenameFlags::RENAME_WHITEOUT), None);
+        assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE | RenameFlags::RENAME_NOREPLACE), None);
     }
 }

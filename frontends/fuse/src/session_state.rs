@@ -1,0 +1,103 @@
+//! Whether and why a session is over. Its owner and its workers share this state.
+
+use std::fs;
+use std::io;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+
+use quell_vfs::{Error, ErrorKind, Result, errno};
+
+#[derive(Debug, Clone)]
+pub(crate) enum Outcome {
+    Unmounted,
+    Stopped,
+    Failed(String),
+}
+
+/// The state of one session.
+#[derive(Debug)]
+pub(crate) struct SessionState {
+    over: AtomicBool,
+    outcome: Mutex<Option<Outcome>>,
+    changed: Condvar,
+    /// The connection's number under `/sys/fs/fuse/connections`, if it is known.
+    connection: Option<u32>,
+}
+
+impl SessionState {
+    pub(crate) fn new(connection: Option<u32>) -> SessionState {
+        SessionState {
+            over: AtomicBool::new(false),
+            outcome: Mutex::default(),
+            changed: Condvar::new(),
+            connection,
+        }
+    }
+
+    /// Called at the start of every request. The returned guard detects a panic. If the session is
+    /// over, this ends the thread, and the request is answered with EIO because its reply is
+    /// dropped.
+    pub(crate) fn enter(&self) -> RequestGuard<'_> {
+        if self.over.load(Ordering::Relaxed) {
+            resume_unwind(Box::new("the session is over"));
+        }
+        RequestGuard(self)
+    }
+
+    pub(crate) fn finish(&self, ran: io::Result<()>) {
+        self.end(match ran {
+            Ok(()) => Outcome::Unmounted,
+            Err(cause) => Outcome::Failed(cause.to_string()),
+        });
+    }
+
+    /// Ends the session. The first reason is kept.
+    pub(crate) fn end(&self, outcome: Outcome) {
+        let unmounted = matches!(outcome, Outcome::Unmounted);
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
+        self.over.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+        if let Some(connection) = self.connection.filter(|_| !unmounted) {
+            // Most systems have this directory, and the user who mounted may write to it.
+            let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_unmounted(&self) -> bool {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(*outcome, Some(Outcome::Unmounted))
+    }
+
+    pub(crate) fn wait(&self) -> Result<()> {
+        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = self
+            .changed
+            .wait_while(outcome, |outcome| outcome.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*outcome {
+            Some(Outcome::Failed(reason)) => {
+                let failed = Error::new(ErrorKind::Os(errno::EIO), "serve", "the mount");
+                Err(Error { source: Some(reason.as_str().into()), ..failed })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Held for the time of one request.
+#[derive(Debug)]
+pub(crate) struct RequestGuard<'a>(&'a SessionState);
+
+impl Drop for RequestGuard<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.end(Outcome::Failed("a worker panicked; its message is on standard error".to_owned()));
+        }
+    }
+}
