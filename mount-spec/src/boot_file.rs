@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_is_there_and_nothing_stays() {
+    fn one_holder_at_a_time_has_the_lock_and_no_file_remains() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("app.boot");
         let (inside, rounds) = (AtomicU32::new(0), 50);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_writers_left_is_removed_and_nothing_else() {
+    fn temporary_files_of_killed_writers_are_removed_and_no_others() {
         let directory = tempfile::tempdir().unwrap();
         let mut others = [
             ".app.boot.backup",
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_put_in_place_of_the_lock_is_not_touched() {
+    fn a_foreign_file_under_the_locks_name_is_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
         let elsewhere = directory.path().join("elsewhere");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_its_owners_alone() {
+    fn the_lock_can_be_held_by_its_owner_only() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("app.boot");
         let place = BootPlace::claim(&path, &|_| {}).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_its_owner_has_opened_to_others_stays_so() {
+    fn replacing_a_boot_image_keeps_its_wider_permissions() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("app.boot");
         let place = BootPlace::claim(&path, &|_| {}).unwrap();

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_shown_as_somebody_elses_is_nobody_elses() {
+    fn a_file_shown_with_another_owner_has_no_permissions_for_others() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.raw");
         std::fs::write(&path, [0; 4096]).unwrap();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_known_by_their_bytes() {
+    fn formats_are_recognized_by_their_bytes() {
         let directory = tempfile::tempdir().unwrap();
         let format = |at: usize, magic: &[u8]| {
             let mut bytes = vec![0; 8192];

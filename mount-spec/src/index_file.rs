@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_file_lies_beside_the_directory() {
+    fn the_default_index_file_is_beside_the_directory() {
         for (directory, file) in
             [("/sw/env", Some("/sw/env.quell")), ("/env", Some("/env.quell")), ("/", None)]
         {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_for_the_tables_of_a_boot_image_is_asked_for_before_it_is_taken() {
+    fn memory_for_the_tables_of_a_boot_image_is_admitted_before_it_is_allocated() {
         struct Zeros;
         impl quell_boot::ReadBlock for Zeros {
             fn read(&mut self, _: u32, _: u32, _: &mut [u8; quell_boot::BLOCK_BYTES]) -> Result<bool> {

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scratch_file_is_found_by_nobody_else() {
+    fn a_scratch_file_has_no_name() {
         let file = scratch_file().unwrap();
         file.write_at(b"beyond memory", 5).unwrap();
         let mut bytes = [0; 20];
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_has_asked_for_its_end_is_gone() {
+    fn a_zombie_without_other_threads_has_ended() {
         let stat = |state, threads| {
             format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0")
         };
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_a_map_says_is_followed_by_plain_names_alone() {
+    fn paths_of_a_placement_map_are_opened_without_links_and_dots() {
         let scene = tempfile::tempdir().unwrap();
         let real = scene.path().canonicalize().unwrap();
         std::fs::create_dir_all(real.join("way/store")).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_there_and_one_with_another_start_is_gone() {
+    fn a_process_is_identified_by_its_id_and_start_time() {
         let host = this_host().unwrap();
         assert!(!(host.is_gone)(&host.holder));
         assert!((host.is_gone)(&Holder { start: host.holder.start + 1, ..host.holder.clone() }));

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_write_is_not_used_whoever_owns_it() {
+    fn a_file_that_others_may_write_is_not_trusted() {
         let own = tree(CALLER, 50, 0o755);
         let (index, image) = (TrustedUse::Index, TrustedUse::BootImage);
         let decide = |file: &Ownership, file_use, tree: &Ownership| {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_used() {
+    fn only_regular_files_are_trusted() {
         let directory = tree(CALLER, 50, 0o700);
         assert_eq!(trusted(&[]).decide(&directory, TrustedUse::Index, None), Err(DistrustReason::NotRegular));
     }

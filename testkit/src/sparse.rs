@@ -89,7 +89,7 @@ mod tests {
     use crate::Random;
 
     #[test]
-    fn bytes_with_holes_are_those_of_a_plain_vector() {
+    fn sparse_bytes_equal_a_plain_vector() {
         let mut random = Random::new(1);
         let (mut sparse, mut plain) = (SparseBytes::default(), Vec::new());
         for _ in 0..3000 {

@@ -236,7 +236,7 @@ fn run(fault: Fault, seed: u64) -> Result<(), String> {
 }
 
 #[test]
-fn what_a_file_system_below_keeps_is_kept() {
+fn a_correct_file_system_survives_every_crash() {
     for seed in 0..60 {
         run(Fault::None, seed).unwrap();
     }

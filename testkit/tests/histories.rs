@@ -300,7 +300,7 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritingWorld<'_>) -> T) -> T {
 }
 
 #[test]
-fn the_model_agrees_with_itself() {
+fn two_models_agree() {
     with_fault(Fault::None, |world| {
         histories::check(world, Shape::ONE_MOUNT, 0..100);
         histories::check(world, Shape { forgets: true, ..Shape::DENSE }, 0..60);
@@ -321,7 +321,7 @@ fn each_fault_is_found_on_one_mount() {
 }
 
 #[test]
-fn what_a_mount_remembers_too_long_is_found_by_two() {
+fn two_mounts_find_an_answer_cached_too_long() {
     for fault in [Fault::OldSizes, Fault::OldBytes] {
         with_fault(fault, |world| {
             let shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };

@@ -38,7 +38,7 @@ fn outcomes<T: Ord>(store: &MemoryStore, look: impl Fn(&dyn WritableDir) -> T) -
 }
 
 #[test]
-fn what_is_open_keeps_working_when_its_name_goes() {
+fn an_open_file_works_after_its_name_is_removed() {
     let store = MemoryStore::new();
     let root = store.root();
     let file = root.create_file(b"file", 0o640).unwrap();
@@ -96,7 +96,7 @@ fn renames_replace_keep_and_exchange() {
 }
 
 #[test]
-fn no_room_writes_what_fits_and_room_comes_back() {
+fn a_full_store_writes_what_fits_and_removal_frees_space() {
     let store = MemoryStore::new();
     let root = store.root();
     let file = root.create_file(b"file", 0o644).unwrap();
@@ -116,7 +116,7 @@ fn no_room_writes_what_fits_and_room_comes_back() {
 }
 
 #[test]
-fn switches_refuse_what_they_say() {
+fn each_failure_switch_causes_its_error() {
     let store = MemoryStore::new();
     let root = store.root();
     make(&*root, "file", b"bytes");
@@ -146,7 +146,7 @@ fn switches_refuse_what_they_say() {
 }
 
 #[test]
-fn the_clock_is_the_tests_own() {
+fn the_store_in_memory_uses_the_tests_clock() {
     let store = MemoryStore::new();
     let root = store.root();
     let time = |seconds| Time { seconds, nanoseconds: 5 };
@@ -163,7 +163,7 @@ fn the_clock_is_the_tests_own() {
 }
 
 #[test]
-fn killed_processes_leave_all_that_they_wrote() {
+fn writes_survive_killed_processes() {
     let store = MemoryStore::new();
     let root = store.root();
     make(&*root, "file", b"bytes");
@@ -179,7 +179,7 @@ fn killed_processes_leave_all_that_they_wrote() {
 }
 
 #[test]
-fn what_was_synced_survives_every_loss_of_power() {
+fn synced_data_survives_every_power_loss() {
     let store = MemoryStore::new();
     let root = store.root();
     let file = root.create_file(b"file", 0o644).unwrap();
@@ -200,7 +200,7 @@ fn what_was_synced_survives_every_loss_of_power() {
 }
 
 #[test]
-fn writes_that_were_not_synced_arrive_are_lost_or_are_torn() {
+fn unsynced_writes_are_kept_lost_or_torn() {
     let store = MemoryStore::new();
     let root = store.root();
     let file = root.create_file(b"file", 0o644).unwrap();
@@ -225,7 +225,7 @@ fn writes_that_were_not_synced_arrive_are_lost_or_are_torn() {
 }
 
 #[test]
-fn renames_are_old_or_new_and_emptied_directories_lose_nothing() {
+fn renames_are_atomic_and_empty_directories_survive_a_crash() {
     let store = MemoryStore::new();
     let root = store.root();
     make(&*root, "old", b"x");
@@ -276,7 +276,7 @@ fn a_sync_that_failed_may_lose_bytes_although_the_next_one_succeeds() {
 
 /// After any operations and a power failure the store is a tree, and synced data is present.
 #[test]
-fn losses_of_power_leave_a_tree() {
+fn a_power_loss_leaves_a_consistent_tree() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
         let store = MemoryStore::new();
@@ -349,7 +349,7 @@ fn operations_that_write_are_counted() {
 
 /// Random operations on a store and on a real directory, compared.
 #[test]
-fn a_store_answers_as_a_real_directory() {
+fn the_store_in_memory_behaves_like_a_real_directory() {
     for seed in 0..40 {
         let temp = tempfile::tempdir().unwrap();
         let store = MemoryStore::new();

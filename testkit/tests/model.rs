@@ -61,7 +61,7 @@ fn number<T>(answer: &quell_vfs::Result<T>) -> i32 {
 }
 
 #[test]
-fn a_directory_in_memory_answers_as_a_real_one() {
+fn a_directory_in_memory_behaves_like_a_real_one() {
     for seed in 0..8 {
         let tree = Arc::new(random_tree(seed, Shape::SMALL));
         let temp = tempfile::tempdir().unwrap();

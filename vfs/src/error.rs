@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_from_the_world_comes_back_unchanged() {
+    fn every_error_number_survives_the_conversion_to_a_kind() {
         for number in 1..134 {
             assert_eq!(ErrorKind::from_errno(number).errno(), number);
         }

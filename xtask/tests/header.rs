@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn the_header_is_what_the_functions_say() {
+fn the_header_agrees_with_the_functions() {
     let room = Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask is in the workspace")

@@ -86,7 +86,7 @@ fn is_ours(name: &str, members: &[Member]) -> bool {
 }
 
 #[test]
-fn every_crate_is_on_the_map_and_the_map_has_no_other() {
+fn the_tables_list_exactly_the_crates_of_the_workspace() {
     let members = members();
     let crates: BTreeSet<_> = members.iter().map(|m| m.name.clone()).collect();
     for heading in ["## Crates", "## Allowed dependencies"] {
@@ -101,7 +101,7 @@ fn every_crate_is_on_the_map_and_the_map_has_no_other() {
 }
 
 #[test]
-fn every_edge_is_on_the_map() {
+fn every_dependency_is_in_the_table() {
     let members = members();
     let edges = table_below("## Allowed dependencies");
     let mut wrong = Vec::new();
@@ -122,7 +122,7 @@ fn every_edge_is_on_the_map() {
 }
 
 #[test]
-fn every_library_is_linked_where_the_map_says() {
+fn every_library_is_linked_only_by_the_crates_of_its_row() {
     let members = members();
     let libraries = table_below("### External libraries");
     let mut wrong = Vec::new();
@@ -202,7 +202,7 @@ fn denials() -> String {
 
 /// With `BLESS=1` in the environment the lines are written instead.
 #[test]
-fn deny_toml_repeats_the_map() {
+fn deny_toml_agrees_with_the_table_of_libraries() {
     let (begin, end) = ("    # BEGIN: made from ARCHITECTURE.md by `make fix`\n", "    # END\n");
     let text = read("deny.toml");
     let (before, rest) = text.split_once(begin).expect("deny.toml has the line BEGIN");
@@ -264,7 +264,7 @@ fn files(ending: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_source_file_opens_with_its_purpose() {
+fn every_source_file_begins_with_its_purpose() {
     for path in files(".rs") {
         let text = read(&path);
         let first = text.lines().next().unwrap_or_default();
@@ -274,7 +274,7 @@ fn every_source_file_opens_with_its_purpose() {
 }
 
 #[test]
-fn no_file_is_named_for_nothing() {
+fn no_file_has_a_name_without_meaning() {
     for path in [files(".rs"), files(".py"), files(".c")].concat() {
         let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
         let parts = path.parent().into_iter().flat_map(|p| p.iter()).filter_map(|part| part.to_str());
@@ -325,7 +325,7 @@ fn documents_that_the_code_names_exist() {
 }
 
 #[test]
-fn every_unsafe_block_says_why_it_is_sound() {
+fn every_unsafe_block_has_a_safety_comment() {
     for path in files(".rs") {
         if path.starts_with("xtask") {
             continue; // this file contains the search strings

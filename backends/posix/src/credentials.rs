@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_alone_changes_and_has_its_own_again_also_after_a_panic() {
+    fn credentials_change_for_one_thread_and_are_restored_even_after_a_panic() {
         if !rustix::process::geteuid().is_root() {
             return println!("SKIPPED: only root can be two users");
         }

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listing_can_be_taken_twice_and_holds_odd_names() {
+    fn a_directory_can_be_listed_twice_and_names_are_any_bytes() {
         let temp = tempfile::tempdir().unwrap();
         let odd = OsStr::from_bytes(b"\xff\nodd");
         std::fs::write(temp.path().join(odd), b"x").unwrap();
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_come_sorted_and_none_is_no_error() {
+    fn extended_attributes_are_sorted_and_none_is_no_error() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("f");
         std::fs::write(&path, b"").unwrap();

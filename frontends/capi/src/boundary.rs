@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_with_its_words() {
+    fn a_panic_becomes_an_error_with_the_panics_message() {
         assert_eq!(number(|| panic!("the {} of the world", "end")), -EIO);
         assert_eq!(last(), "a fault in libquell: the end of the world");
         assert_eq!(done(|| std::panic::panic_any(5)), -EIO as c_int);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_of_the_thread_that_failed() {
+    fn each_thread_has_its_own_last_error() {
         assert_eq!(done(|| Err(invalid("be", "it was wrong"))), -22);
         let here = last();
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_points_nowhere_is_refused() {
+    fn invalid_table_entries_are_refused() {
         // SAFETY: each is NULL, has no element, or is rejected for its alignment or length before
         // it is dereferenced.
         unsafe {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_null_until_a_handle_is_put_there() {
+    fn a_variable_is_null_until_it_holds_a_handle() {
         let mut place = std::ptr::without_provenance_mut(9);
         // SAFETY: the place is a variable, and the handle is taken back once.
         unsafe {

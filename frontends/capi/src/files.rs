@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_those_of_the_system_and_others_are_refused() {
+    fn flags_of_open_2_are_accepted_and_others_refused() {
         let how = |flags| how(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
         assert_eq!(how(0), Some((true, false, Create::Never, false)));
         assert_eq!(how(1 | CREATE), Some((false, true, Create::IfMissing, false)));

@@ -71,7 +71,7 @@ fn the_header_is_c_and_c_plus_plus() {
 }
 
 #[test]
-fn promises_are_kept_however_it_is_linked() {
+fn the_c_api_conforms_with_either_linking() {
     let temp = tempfile::tempdir().unwrap();
     for linked in [Linked::Shared, Linked::Static] {
         let store = temp.path().join(format!("{linked:?} store"));
@@ -81,7 +81,7 @@ fn promises_are_kept_however_it_is_linked() {
 }
 
 #[test]
-fn memory_is_used_as_it_should_be() {
+fn memory_is_used_correctly() {
     if Command::new("valgrind").arg("--version").output().is_err() {
         eprintln!("SKIPPED: valgrind is not installed");
         return;
@@ -97,7 +97,7 @@ fn memory_is_used_as_it_should_be() {
 }
 
 #[test]
-fn the_guide_says_what_works() {
+fn the_commands_of_the_guide_work() {
     let guide = std::fs::read_to_string(crate_directory().join("../../docs/guides/library.md")).unwrap();
     let program = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let temp = tempfile::tempdir().unwrap();
@@ -140,7 +140,7 @@ fn records_are_written_and_read_both_ways() {
 }
 
 #[test]
-fn the_library_has_its_name_and_needs_no_fuse() {
+fn the_shared_library_has_a_soname_and_does_not_link_fuse() {
     let library = libraries().join("libquell.so");
     let needed = run(Command::new("readelf").arg("-d").arg(&library));
     assert!(needed.contains("soname: [libquell.so]"), "{needed}");

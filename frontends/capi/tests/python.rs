@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn python_keeps_its_promises() {
+fn the_python_library_conforms() {
     let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
         let recent = "import sys, ctypes; sys.exit(sys.version_info < (3, 9))";
         Command::new(python).args(["-c", recent]).status().is_ok_and(|status| status.success())

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_belong_to_their_process_and_others_to_themselves() {
+    fn a_threads_process_is_found_and_unknown_ids_are_kept() {
         let mine = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         assert_ne!(mine, std::process::id(), "tests run in threads of their own");
         assert_eq!(
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_found_whatever_the_name() {
+    fn the_thread_group_is_found_with_any_process_name() {
         let status = b"Name:\tTgid:\\nTgid: 7\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t4021\nNgid:\t0\n";
         assert_eq!(group_in(status), Some(4021));
         assert_eq!((group_in(b"Name:\tx\n"), group_in(b""), group_in(b"Tgid:\tx\n")), (None, None, None));

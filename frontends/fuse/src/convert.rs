@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_appends_as_its_descriptor_says_but_for_pages_of_mappings() {
+    fn a_write_appends_if_its_descriptor_does_except_for_pages_of_mappings() {
         let flags = |bits: OFlags| OpenFlags(bits.bits() as i32);
         let none = WriteFlags::empty();
         assert!(appends(flags(OFlags::WRONLY | OFlags::APPEND), none));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn renames_are_of_three_kinds() {
+    fn rename_flags_map_to_three_rules() {
         assert_eq!(rename_rule(RenameFlags::empty()), Some(Rename::Replace));
         assert_eq!(rename_rule(RenameFlags::RENAME_NOREPLACE), Some(Rename::Keep));
         assert_eq!(rename_rule(RenameFlags::RENAME_EXCHANGE), Some(Rename::Exchange));

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_used_longest_ago_is_closed_first() {
+    fn the_least_recently_used_file_is_closed_first() {
         let recent = RecentFiles::new(NonZeroUsize::new(2).unwrap());
         let opened = std::cell::RefCell::new(Vec::new());
         let read = |n: u64| {

@@ -93,7 +93,7 @@ const ENOTCONN: i32 = 107;
 const ESTALE: i32 = 116;
 
 #[test]
-fn stat_tells_what_the_contract_told() {
+fn stat_returns_the_attributes_of_the_contract() {
     let mut memory = Memory::new();
     let file = memory.file(ROOT, "file", b"twelve bytes");
     let attributes = memory.attributes_mut(file);
@@ -121,7 +121,7 @@ fn stat_tells_what_the_contract_told() {
 }
 
 #[test]
-fn a_stat_is_answered_once_and_then_by_the_kernel() {
+fn a_stat_is_sent_once_and_then_answered_by_the_kernel() {
     let mut memory = Memory::new();
     memory.file(ROOT, "file", b"x");
     let view = view!(memory);
@@ -131,7 +131,7 @@ fn a_stat_is_answered_once_and_then_by_the_kernel() {
 }
 
 #[test]
-fn a_missing_name_is_asked_for_once() {
+fn a_missing_name_is_looked_up_once() {
     let mut memory = Memory::new();
     memory.dir(ROOT, "dir");
     let view = view!(memory);
@@ -143,7 +143,7 @@ fn a_missing_name_is_asked_for_once() {
 }
 
 #[test]
-fn a_file_system_that_may_change_is_asked_every_time() {
+fn nothing_of_a_mutable_file_system_is_cached() {
     let mut memory = Memory::new();
     memory.can.immutable = false;
     memory.file(ROOT, "file", b"x");
@@ -160,7 +160,7 @@ fn a_file_system_that_may_change_is_asked_every_time() {
 }
 
 #[test]
-fn a_directory_of_100_000_entries_is_listed_whole_and_in_order_and_then_kept() {
+fn a_directory_of_100_000_entries_is_listed_completely_in_order_and_then_cached() {
     let mut memory = Memory::new();
     let big = memory.dir(ROOT, "big");
     let mut expected = Vec::new();
@@ -183,7 +183,7 @@ fn a_directory_of_100_000_entries_is_listed_whole_and_in_order_and_then_kept() {
 }
 
 #[test]
-fn listings_start_with_dots_and_tell_types_and_inodes() {
+fn listings_start_with_dots_and_have_types_and_inodes() {
     let mut memory = Memory::new();
     let dir = memory.dir(ROOT, "dir");
     for (name, kind) in [
@@ -218,7 +218,7 @@ fn listings_start_with_dots_and_tell_types_and_inodes() {
 }
 
 #[test]
-fn seeking_in_a_directory_continues_where_it_was_told() {
+fn seekdir_continues_at_the_given_offset() {
     for immutable in [true, false] {
         let mut memory = Memory::new();
         memory.can.immutable = immutable;
@@ -262,7 +262,7 @@ fn names_are_any_bytes_up_to_255() {
 }
 
 #[test]
-fn directories_deeper_than_path_max_are_reached_step_by_step() {
+fn directories_deeper_than_path_max_are_reached() {
     let mut memory = Memory::new();
     let name = "d".repeat(200);
     let mut dir = ROOT;
@@ -284,7 +284,7 @@ fn directories_deeper_than_path_max_are_reached_step_by_step() {
 }
 
 #[test]
-fn a_link_target_comes_back_byte_for_byte_and_is_kept() {
+fn a_link_target_is_returned_unchanged_and_cached() {
     let mut memory = Memory::new();
     memory.symlink(ROOT, "odd", b"\xff/../ \n");
     memory.symlink(ROOT, "long", &[b'y'; 4095]);
@@ -368,7 +368,7 @@ fn extended_attributes_follow_the_rules_for_sizes() {
 }
 
 #[test]
-fn without_extended_attributes_the_kernel_asks_once() {
+fn extended_attributes_are_requested_once_if_there_are_none() {
     let mut memory = Memory::new();
     memory.file(ROOT, "file", b"");
     let view = view!(memory);
@@ -468,7 +468,7 @@ fn programs_run_from_the_view() {
 }
 
 #[test]
-fn many_readers_at_once_all_get_their_bytes() {
+fn concurrent_readers_all_get_their_bytes() {
     for no_open in [false, true] {
         let mut memory = Memory::new();
         for n in 0..40 {
@@ -515,7 +515,7 @@ fn writing_is_refused_as_on_any_read_only_mount() {
 }
 
 #[test]
-fn a_refused_open_reaches_the_program() {
+fn the_error_of_a_refused_open_reaches_the_program() {
     let refused = || {
         let mut memory = Memory::new();
         for (name, kind) in [
@@ -549,7 +549,7 @@ fn a_refused_open_reaches_the_program() {
 }
 
 #[test]
-fn without_announced_opens_an_open_costs_no_request() {
+fn an_open_without_open_requests_costs_no_request() {
     let mut memory = Memory::new();
     for n in 0..1000 {
         memory.file(ROOT, format!("{n}"), format!("{n}").as_bytes());
@@ -589,7 +589,7 @@ fn permissions_are_those_of_the_attributes() {
 }
 
 #[test]
-fn access_control_lists_decide_in_the_kernel() {
+fn the_kernel_applies_access_control_lists() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: asking as another user needs root");
         return;
@@ -619,7 +619,7 @@ fn access_control_lists_decide_in_the_kernel() {
 }
 
 #[test]
-fn the_mount_says_what_it_is() {
+fn mountinfo_shows_the_type_source_and_options() {
     let options = Options { source: "a tree, of \\ software".to_owned(), ..Options::default() };
     let view = view!(Memory::new(), options);
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
@@ -633,7 +633,7 @@ fn the_mount_says_what_it_is() {
 }
 
 #[test]
-fn unmounting_ends_the_session_and_a_busy_mount_stays() {
+fn an_unmount_ends_the_session_and_a_busy_mount_is_kept() {
     let mut memory = Memory::new();
     memory.file(ROOT, "file", b"");
     let view = view!(memory);
@@ -657,7 +657,7 @@ fn unmounting_ends_the_session_and_a_busy_mount_stays() {
 }
 
 #[test]
-fn dropping_a_session_leaves_nothing_mounted_even_when_in_use() {
+fn dropping_a_session_unmounts_even_when_in_use() {
     let mut memory = Memory::new();
     memory.file_with(ROOT, "file", 100, Content::Pattern);
     let View { session, dir } = view!(memory);
@@ -668,7 +668,7 @@ fn dropping_a_session_leaves_nothing_mounted_even_when_in_use() {
 }
 
 #[test]
-fn a_panic_ends_the_session_and_hangs_nobody() {
+fn a_panic_ends_the_session_and_blocks_no_program() {
     for threads in [1, 4] {
         let mut memory = Memory::new();
         memory.file_with(ROOT, "bad", 100, Content::Panic);

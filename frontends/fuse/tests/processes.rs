@@ -182,7 +182,7 @@ fn unmount(place: &Path) {
 }
 
 #[test]
-fn when_the_server_is_killed_programs_get_errors_and_do_not_hang() {
+fn a_killed_server_causes_errors_and_blocks_no_program() {
     let stage = Stage::new();
     can_mount!(&[]);
     let mut server = Server::start(stage.command(&[], "serve"));
@@ -299,7 +299,7 @@ fn an_ordinary_user_writes_through_fusermount3() {
 }
 
 #[test]
-fn letting_others_in_without_permission_says_what_to_do() {
+fn allow_other_without_permission_fails_with_advice() {
     let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
     if conf.lines().any(|line| line.trim() == "user_allow_other") {
         println!("SKIPPED: /etc/fuse.conf has user_allow_other");

@@ -56,21 +56,21 @@ fn of_the_mount(ask: impl FnOnce(&WritingWorld<'_>)) {
 }
 
 #[test]
-fn a_mount_keeps_every_promise() {
+fn a_mount_conforms() {
     of_the_mount(writing::run);
 }
 
 #[test]
-fn histories_through_one_mount_are_the_models() {
+fn histories_through_one_mount_equal_the_model() {
     of_the_mount(|world| histories::check(world, Shape::ONE_MOUNT, 0..15));
 }
 
 #[test]
-fn histories_of_short_writes_are_the_models() {
+fn histories_of_short_writes_equal_the_model() {
     of_the_mount(|world| histories::check(world, Shape::DENSE, 0..15));
 }
 
 #[test]
-fn histories_of_mounts_that_take_turns_are_the_models() {
+fn histories_of_two_alternating_mounts_equal_the_model() {
     of_the_mount(|world| histories::check(world, Shape::TWO_MOUNTS, 0..15));
 }

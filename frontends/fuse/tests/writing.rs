@@ -137,7 +137,7 @@ const ENOSPC: i32 = 28;
 const ENOTEMPTY: i32 = 39;
 
 #[test]
-fn what_is_written_is_read_by_everybody_at_once() {
+fn writes_are_visible_to_all_programs_of_the_node_immediately() {
     let mounted = mounted!();
     let mut file = File::create_new(mounted.path("file")).unwrap();
     file.write_all(b"0123456789").unwrap();
@@ -158,7 +158,7 @@ fn what_is_written_is_read_by_everybody_at_once() {
 }
 
 #[test]
-fn writes_of_any_size_and_place_arrive_as_they_are() {
+fn writes_of_any_size_and_offset_arrive_unchanged() {
     let mounted = mounted!();
     let file = mounted.open("file", OFlags::CREATE | OFlags::RDWR);
     let bytes: Vec<u8> = (0..5_000_003u32).map(|n| (n / 251) as u8).collect();
@@ -183,7 +183,7 @@ fn writes_of_any_size_and_place_arrive_as_they_are() {
 }
 
 #[test]
-fn what_the_kernel_copies_by_itself_is_what_was_written() {
+fn sendfile_and_copy_return_the_latest_writes() {
     let mounted = mounted!();
     mounted.write("from", vec![b'a'; 100_000]);
     let (from, writer) = (mounted.open("from", OFlags::RDONLY), mounted.open("from", OFlags::WRONLY));
@@ -204,7 +204,7 @@ fn what_the_kernel_copies_by_itself_is_what_was_written() {
 }
 
 #[test]
-fn many_writers_of_one_file_do_not_lose_a_byte() {
+fn concurrent_writers_of_one_file_lose_no_byte() {
     let mounted = mounted!();
     mounted.write("file", b"");
     let (writers, rounds, length) = (8, 40, 4_701);
@@ -252,7 +252,7 @@ fn two_descriptors_that_append_never_overwrite_each_other() {
 }
 
 #[test]
-fn truncating_at_open_is_part_of_the_open() {
+fn an_open_that_truncates_is_one_request() {
     let mounted = mounted!();
     mounted.write("file", b"long content");
     mounted.watch.opens();
@@ -270,7 +270,7 @@ fn truncating_at_open_is_part_of_the_open() {
 }
 
 #[test]
-fn opens_say_how_and_by_whom() {
+fn opens_pass_flags_and_process_on() {
     let mounted = mounted!();
     mounted.write("file", b"text");
     mounted.watch.opens();
@@ -293,7 +293,7 @@ fn opens_say_how_and_by_whom() {
 }
 
 #[test]
-fn files_are_cut_and_made_longer_also_without_a_name() {
+fn files_are_truncated_and_extended_also_after_removal() {
     let mounted = mounted!();
     mounted.write("file", b"0123456789");
     let file = mounted.open("file", OFlags::RDWR);
@@ -314,7 +314,7 @@ fn files_are_cut_and_made_longer_also_without_a_name() {
 }
 
 #[test]
-fn a_file_that_was_replaced_or_removed_stays_with_who_has_it_open() {
+fn an_open_file_survives_replacement_and_removal() {
     let mounted = mounted!();
     mounted.write("a", b"old");
     mounted.write("b", b"new");
@@ -363,7 +363,7 @@ fn renames_replace_keep_or_exchange() {
 }
 
 #[test]
-fn directories_and_links_are_made_listed_and_removed() {
+fn directories_and_links_are_created_listed_and_removed() {
     let mounted = mounted!();
     fs::create_dir(mounted.path("dir")).unwrap();
     assert_eq!(errno(fs::create_dir(mounted.path("dir"))), EEXIST);
@@ -391,7 +391,7 @@ fn directories_and_links_are_made_listed_and_removed() {
 }
 
 #[test]
-fn a_directory_of_many_entries_is_listed_whole() {
+fn a_directory_of_many_entries_is_listed_completely() {
     let mounted = mounted!();
     let names: Vec<String> = (0..3000).map(|n| format!("entry-{n:05}")).collect();
     names.iter().for_each(|name| mounted.write(name, b""));
@@ -403,7 +403,7 @@ fn a_directory_of_many_entries_is_listed_whole() {
 }
 
 #[test]
-fn exclusive_creation_finds_what_is_there() {
+fn exclusive_creation_fails_on_an_existing_name() {
     let mounted = mounted!();
     File::create_new(mounted.path("file")).unwrap();
     assert_eq!(errno(File::create_new(mounted.path("file"))), EEXIST);
@@ -412,7 +412,7 @@ fn exclusive_creation_finds_what_is_there() {
 }
 
 #[test]
-fn a_file_that_another_node_makes_at_the_same_moment_is_opened() {
+fn a_file_that_another_node_creates_at_the_same_time_is_opened() {
     let mounted = mounted!();
     mounted.write("file", b"from another node");
     mounted.watch.look_ups_too_early.store(1, SeqCst);
@@ -426,7 +426,7 @@ fn a_file_that_another_node_makes_at_the_same_moment_is_opened() {
 }
 
 #[test]
-fn only_files_directories_and_links_are_made_and_each_has_one_name() {
+fn only_files_directories_and_links_are_created_without_hard_links() {
     let mounted = mounted!();
     let make =
         |name: &str, kind| rustix::fs::mknodat(CWD, mounted.path(name), kind, Mode::from_raw_mode(0o640), 0);
@@ -439,7 +439,7 @@ fn only_files_directories_and_links_are_made_and_each_has_one_name() {
 }
 
 #[test]
-fn the_kernel_takes_the_callers_mask_away_once() {
+fn the_callers_umask_is_applied_once() {
     let mounted = mounted!();
     let script = "cd \"$1\" && umask 027 && : > file && mkdir dir && ln -s x link && umask 0 && : > open";
     let ran = Command::new("sh").args(["-c", script, "sh"]).arg(mounted.path("")).status().unwrap();
@@ -490,7 +490,7 @@ fn modes_owners_and_times_are_set_and_access_times_are_not() {
 }
 
 #[test]
-fn the_kernel_decides_who_may_do_what() {
+fn the_kernel_checks_permissions() {
     if !rustix::process::geteuid().is_root() {
         return println!("SKIPPED: asking as another user needs root");
     }
@@ -555,7 +555,7 @@ fn a_program_that_was_just_written_runs() {
 }
 
 #[test]
-fn the_space_is_the_file_systems() {
+fn statfs_returns_the_space_of_the_file_system() {
     let mounted = mounted!();
     mounted.write("file", vec![1; 1 << 20]);
     let (told, stat) = (mounted.fs.space().unwrap(), rustix::fs::statvfs(mounted.path("")).unwrap());
@@ -566,7 +566,7 @@ fn the_space_is_the_file_systems() {
 }
 
 #[test]
-fn a_full_file_system_is_told_to_who_writes_and_to_who_closes() {
+fn a_full_file_system_is_an_error_of_write_and_of_close() {
     let mounted = mounted!();
     let mut file = mounted.open("file", OFlags::CREATE | OFlags::RDWR);
     file.write_all(b"fits").unwrap();
@@ -587,7 +587,7 @@ fn a_full_file_system_is_told_to_who_writes_and_to_who_closes() {
 }
 
 #[test]
-fn what_is_open_when_the_session_ends_is_published() {
+fn files_open_at_the_end_of_a_session_are_published() {
     let mounted = mounted!();
     let file = mounted.open("file", OFlags::CREATE | OFlags::WRONLY);
     file.write_all_at(b"written", 0).unwrap();
@@ -598,7 +598,7 @@ fn what_is_open_when_the_session_ends_is_published() {
 }
 
 #[test]
-fn a_file_that_panics_does_not_keep_others_from_being_published() {
+fn a_panic_in_one_file_does_not_prevent_the_publication_of_others() {
     let mounted = mounted!(Options { threads: 2, ..Options::default() });
     let files: Vec<File> =
         (0..3).map(|n| mounted.open(&format!("{n}"), OFlags::CREATE | OFlags::WRONLY)).collect();
@@ -613,7 +613,7 @@ fn a_file_that_panics_does_not_keep_others_from_being_published() {
 }
 
 #[test]
-fn what_a_mapping_wrote_is_published_by_an_unmount_at_the_latest() {
+fn data_of_a_mapping_is_published_at_the_unmount_at_the_latest() {
     let mounted = mounted!();
     mounted.write("file", vec![0; 10_000]);
     for _ in 0..20 {
@@ -634,7 +634,7 @@ fn what_a_mapping_wrote_is_published_by_an_unmount_at_the_latest() {
 /// A close returns the error of a failed sync even for a file opened for reading: each close is
 /// passed to the file.
 #[test]
-fn a_close_of_what_was_only_read_asks_the_file() {
+fn a_close_of_a_file_opened_for_reading_calls_publish() {
     let mounted = mounted!();
     mounted.write("file", b"x");
     assert!(eventually(|| mounted.counters().published == 2), "a close, and the end of the open file");
@@ -645,7 +645,7 @@ fn a_close_of_what_was_only_read_asks_the_file() {
 }
 
 #[test]
-fn a_sync_that_failed_says_so() {
+fn a_failed_sync_returns_an_error() {
     let mounted = mounted!();
     let file = mounted.open("file", OFlags::CREATE | OFlags::RDWR);
     file.write_all_at(b"x", 0).unwrap();
@@ -669,7 +669,7 @@ fn a_sync_that_failed_says_so() {
 }
 
 #[test]
-fn a_write_costs_one_request_and_nothing_is_asked_beside_it() {
+fn a_write_costs_exactly_one_request() {
     let mounted = mounted!();
     let file = mounted.open("file", OFlags::CREATE | OFlags::RDWR);
     let buffer = vec![1; 47_008];
@@ -696,7 +696,7 @@ fn forget_names(mounted: &Mounted) {
 }
 
 #[test]
-fn all_references_come_back() {
+fn all_references_are_returned() {
     let mounted = mounted!();
     let is_root = rustix::process::geteuid().is_root();
     for round in 0..20 {
@@ -733,7 +733,7 @@ fn all_references_come_back() {
 }
 
 #[test]
-fn what_another_node_did_is_seen_at_the_next_look() {
+fn changes_of_another_node_are_seen_at_the_next_lookup() {
     let mounted = mounted!();
     mounted.write("file", b"one");
     fs::metadata(mounted.path("file")).unwrap();
@@ -749,7 +749,7 @@ fn what_another_node_did_is_seen_at_the_next_look() {
 }
 
 #[test]
-fn the_mount_says_that_it_may_be_written_to() {
+fn mountinfo_shows_a_writable_mount() {
     let mounted = mounted!();
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = mounts.lines().find(|line| line.contains(mounted.dir.path().to_str().unwrap())).unwrap();
@@ -766,7 +766,7 @@ fn every_counter_of_a_writable_mount_has_a_name() {
 }
 
 #[test]
-fn a_program_may_ask_to_open_nothing_that_is_no_file() {
+fn opens_of_anything_but_a_file_are_refused() {
     let mounted = mounted!();
     fs::create_dir(mounted.path("dir")).unwrap();
     let open = |flags: OFlags| {

@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disks_file_is_named_by_its_place_and_path() {
+    fn a_disks_file_is_named_by_its_position_and_path() {
         assert_eq!(parse_disk_name(&disk_name(12, b"/srv/a b")), Some((12, &b"/srv/a b"[..])));
         for name in [
             &b""[..],

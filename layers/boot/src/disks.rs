@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn files_lie_where_they_are_named() {
+    fn files_are_at_the_paths_of_their_names() {
         let fs = DisksFs(disks(1));
         let found = quell_vfs::resolve(&fs, b"sub/base.raw").unwrap();
         assert_eq!((found.node, found.size_bytes), (NodeId(2), 20 * 4096));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_blocks_need_no_source_and_others_are_read() {
+    fn recorded_blocks_come_from_memory_and_others_from_the_source() {
         let image = recorded(&[(1, 100, 5000), (2, 3 * 4096, 4096)]);
         let contents = LoadingContents::new(&image);
         let disks = Arc::new(Arc::into_inner(disks(1)).unwrap().with_image(&image, contents.clone()));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_do_not_come_are_read_from_the_source() {
+    fn blocks_that_fail_to_load_are_read_from_the_source() {
         let image = recorded(&[(2, 3 * 4096, 4096)]);
         for flip in [false, true] {
             let contents = LoadingContents::new(&image);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_short_is_an_error_and_never_zeros() {
+    fn a_truncated_source_is_an_error_and_never_zeros() {
         let mut short = file(b"disk", noise(2), 1);
         short.attributes.size_bytes = 4 * 4096;
         let fs = DisksFs(Arc::new(Disks::new(vec![short], 0, 0).unwrap()));

@@ -71,7 +71,7 @@ fn pack(from: &Packed, threads: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_recorded_block_is_found_again_and_no_other() {
+fn the_image_has_exactly_the_recorded_blocks() {
     let from = packed();
     let image = BootImage::parse(pack(&from, 2)).unwrap();
     assert_eq!((image.kind(), image.files(), image.recordings()), (Kind::Tree(77), 5, 1));
@@ -98,7 +98,7 @@ fn every_recorded_block_is_found_again_and_no_other() {
 }
 
 #[test]
-fn equal_blocks_are_kept_once_and_zeros_not_at_all() {
+fn equal_blocks_are_stored_once_and_zeros_not_at_all() {
     let from = packed();
     let image = BootImage::parse(pack(&from, 1)).unwrap();
     assert_eq!(image.contents(), 289 + 4 + 1);
@@ -123,7 +123,7 @@ fn contents_are_in_the_order_of_first_use() {
 }
 
 #[test]
-fn a_file_that_changed_meanwhile_is_left_out() {
+fn a_file_that_changed_during_the_recording_is_left_out() {
     let from = packed();
     let mut files: Vec<_> = from.files.iter().cloned().map(Some).collect();
     files[2] = None;
@@ -133,14 +133,14 @@ fn a_file_that_changed_meanwhile_is_left_out() {
 }
 
 #[test]
-fn nothing_recorded_is_an_image_too() {
+fn an_empty_recording_is_a_valid_image() {
     let bytes = Packer::default().pack(Kind::Disk, &Recording::new(), &mut Files(Vec::new()), 1).unwrap();
     let image = BootImage::parse(bytes).unwrap();
     assert_eq!((image.files(), image.contents(), image.decode(4).unwrap().block(ZEROS)[0]), (0, 0, 0));
 }
 
 #[test]
-fn a_disks_files_have_places_and_each_its_own() {
+fn each_file_of_a_disk_has_a_position_of_its_own() {
     let parsed = |names: &[&str]| {
         let mut packer = Packer::default();
         let mut recording = Recording::new();
@@ -166,7 +166,7 @@ fn refused(bytes: Vec<u8>) -> Option<Damage> {
 }
 
 #[test]
-fn a_truncated_image_is_refused_wherever_it_ends() {
+fn an_image_truncated_anywhere_is_refused() {
     let whole = pack(&packed(), 1);
     for end in (0..600).chain((600..whole.len()).step_by(4099)) {
         assert!(refused(whole[..end].to_vec()).is_some(), "{end} bytes");
@@ -177,7 +177,7 @@ fn a_truncated_image_is_refused_wherever_it_ends() {
 }
 
 #[test]
-fn a_flipped_bit_is_refused_wherever_it_is() {
+fn any_flipped_bit_is_refused() {
     let whole = pack(&packed(), 1);
     for at in (0..600).chain((600..whole.len()).step_by(997)) {
         let mut bytes = whole.clone();

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_recorded_once_where_it_was_first_read() {
+    fn a_block_is_recorded_once_at_its_first_read() {
         let mut recording = Recording::new();
         recording.add(1, 5..7);
         recording.add(0, 0..1);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn recordings_join_as_sets_with_counts() {
+    fn recordings_are_merged_as_sets_with_counts() {
         let (mut one, mut two) = (Recording::new(), Recording::new());
         one.add(0, 0..2);
         two.add(7, 1..3);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_a_file_makes_up_overflow_nothing() {
+    fn forged_counts_do_not_overflow() {
         let made_up = Recorded { file: 0, block: 0, recordings: u32::MAX };
         let forged = Recording::from_blocks([made_up].into_iter(), u32::MAX);
         let mut joined = forged.clone();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_completed_within_the_limit_and_not_invented() {
+    fn a_file_is_completed_within_the_limit_and_only_if_it_is_recorded() {
         let mut recording = Recording::new();
         recording.add(0, 1..2);
         recording.merge(&recording.clone(), Some);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hottest_are_chosen_and_keep_their_order() {
+    fn the_most_frequent_blocks_are_selected_in_order() {
         let mut one = Recording::new();
         one.add(0, 0..4);
         let mut two = Recording::new();

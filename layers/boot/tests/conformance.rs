@@ -74,7 +74,7 @@ fn a_file_system_with_hot_blocks_conforms() {
 }
 
 #[test]
-fn whatever_is_hot_it_answers_as_the_model_does() {
+fn any_set_of_recorded_blocks_gives_the_models_bytes() {
     for seed in 0..30 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
         let set = HotSet::new(recorded(&model, seed), &*model);
@@ -85,7 +85,7 @@ fn whatever_is_hot_it_answers_as_the_model_does() {
 }
 
 #[test]
-fn whole_files_are_written_out_and_the_rest_is_served_from_memory() {
+fn whole_files_are_written_and_other_blocks_served_from_memory() {
     let mut written_files = 0;
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
@@ -151,7 +151,7 @@ impl Opener for Gone {
 }
 
 #[test]
-fn a_start_that_was_recorded_needs_the_source_no_more() {
+fn a_recorded_start_reads_nothing_from_the_source() {
     for seed in 0..20 {
         let model = Arc::new(Model::new(Arc::new(random_tree(seed, Shape { entries: 60, ..Shape::SMALL }))));
         let (fs, served) = hot(recorded(&model, seed), Arc::new(OpenOverride::new(model.clone(), Gone)));
@@ -200,7 +200,7 @@ impl File for TornFile {
 }
 
 #[test]
-fn what_cannot_be_read_again_costs_itself_alone() {
+fn an_unreadable_block_is_left_out_alone() {
     let model = Arc::new(Model::new(Arc::new(random_tree(7, Shape { entries: 60, ..Shape::SMALL }))));
     let mut all = files(&model);
     all.sort_by_key(|(_, size)| std::cmp::Reverse(*size));

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_of_whole_seconds_may_set_the_status_change_time_late() {
+    fn a_status_change_time_of_whole_seconds_may_be_late() {
         let at = |seconds, nanoseconds| Time { seconds, nanoseconds };
         assert!(same_status_change(at(5, 0), at(5, 0)) && same_status_change(at(5, 0), at(7, 0)));
         assert!(!same_status_change(at(5, 0), at(8, 0)) && !same_status_change(at(5, 0), at(4, 0)));
@@ -83,7 +83,7 @@ mod tests {
     const LATER: Time = Time { seconds: 1, nanoseconds: 3 };
 
     #[test]
-    fn a_file_is_another_by_its_inode_or_status_change_time_but_not_by_a_new_link() {
+    fn a_new_inode_or_status_change_time_is_a_change_and_a_new_link_is_none() {
         let file = Opened { inode: 7, nlink: 1, size_bytes: 10, modified: TIME, changed: TIME };
         for (what, later, inodes, same) in [
             ("itself", file, true, true),

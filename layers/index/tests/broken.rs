@@ -87,7 +87,7 @@ fn parent(path: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn every_entry_is_right_or_listed() {
+fn every_entry_is_correct_or_among_the_problems() {
     let mut refused = 0;
     for seed in 0..150 {
         let tree = Arc::new(random_tree(seed, SHAPE));
@@ -119,7 +119,7 @@ fn the_same_faults_give_the_same_bytes() {
 }
 
 #[test]
-fn an_entry_whose_attributes_cannot_be_read_is_there_without_them() {
+fn an_entry_with_unreadable_extended_attributes_is_indexed_without_them() {
     struct Unreadable(MemoryDir);
     impl Dir for Unreadable {
         fn stat_self(&self) -> quell_vfs::Result<Stat> {
@@ -226,7 +226,7 @@ fn problems_survive_an_update_that_trusts_directories() {
 }
 
 #[test]
-fn a_torn_read_is_the_files_own_affair() {
+fn the_contract_passes_torn_reads_of_the_backend_on() {
     // The layer passes the engine's file on: a caller's read returns what the engine's read
     // returns.
     let mut tree = Tree::new();

@@ -118,7 +118,7 @@ fn every_kind_of_change_is_found() {
 }
 
 #[test]
-fn a_copy_is_the_same_tree_although_its_status_change_times_differ() {
+fn a_copy_is_no_difference_although_status_change_times_differ() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
     let copy = tempfile::tempdir().unwrap();
@@ -129,7 +129,7 @@ fn a_copy_is_the_same_tree_although_its_status_change_times_differ() {
 }
 
 #[test]
-fn excluded_names_and_names_that_could_not_be_read_are_no_additions() {
+fn excluded_and_unreadable_names_are_not_reported_as_added() {
     let temp = tree();
     let options = BuildOptions { exclude: vec!["*.pyc".into(), "lib/tmp".into()], ..Default::default() };
     fs::create_dir(temp.path().join("lib/tmp")).unwrap();
@@ -141,7 +141,7 @@ fn excluded_names_and_names_that_could_not_be_read_are_no_additions() {
 }
 
 #[test]
-fn it_ends_after_the_first_differences_and_when_it_is_stopped() {
+fn a_check_ends_at_the_limit_of_differences_and_when_stopped() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
     for number in 0..700 {
@@ -154,7 +154,7 @@ fn it_ends_after_the_first_differences_and_when_it_is_stopped() {
 }
 
 #[test]
-fn a_directory_that_the_caller_may_not_list_is_no_difference() {
+fn an_unlistable_directory_is_no_difference() {
     let temp = tree();
     let image = image_of(temp.path(), &BuildOptions::default());
     // A second root with the same replies, except for one directory that it does not open.

@@ -49,7 +49,7 @@ fn rustix_mkfifo(path: &Path) {
 }
 
 #[test]
-fn every_entry_answers_as_the_tree_does() {
+fn every_entry_of_the_view_equals_the_tree() {
     let temp = varied_tree();
     let image = image_of(temp.path(), &BuildOptions::default());
     let mut nodes = BTreeMap::new();
@@ -102,7 +102,7 @@ fn excluded_names_and_paths_are_absent() {
 }
 
 #[test]
-fn attributes_of_any_file_are_found_when_the_sample_meets_one() {
+fn changed_attributes_are_found_when_the_sample_has_the_file() {
     let temp = tempfile::tempdir().unwrap();
     for i in 0..50 {
         std::fs::write(temp.path().join(format!("f{i:02}")), b"x").unwrap();
@@ -179,7 +179,7 @@ fn an_update_reads_directories_whose_times_are_too_young_to_trust() {
 }
 
 #[test]
-fn a_look_at_a_changed_directory_finds_the_change() {
+fn a_sample_of_a_changed_directory_finds_the_change() {
     let temp = varied_tree();
     let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
@@ -236,7 +236,7 @@ fn a_covered_tree_reads_as_the_tree_and_refuses_changed_files() {
 }
 
 #[test]
-fn bytes_that_are_not_an_index_are_refused_with_the_place() {
+fn bytes_that_are_not_an_index_are_refused_with_an_offset() {
     let temp = varied_tree();
     let good = image_of(temp.path(), &BuildOptions::default()).bytes().to_vec();
     let refuse = |bytes: Vec<u8>| Image::parse(bytes).expect_err("damaged bytes were accepted").to_string();
@@ -288,7 +288,7 @@ fn a_tree_that_cannot_be_read_is_listed() {
 }
 
 #[test]
-fn a_file_that_became_something_else_is_stale() {
+fn a_file_replaced_by_another_kind_is_stale() {
     let temp = varied_tree();
     let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());

@@ -29,7 +29,7 @@ fn bytes_of(tree: &Arc<Tree>, threads: usize, trust: Option<Trust<'_>>) -> Vec<u
 }
 
 #[test]
-fn the_index_answers_as_the_model_does() {
+fn the_index_equals_the_model() {
     for seed in 0..60 {
         let shape = if seed % 2 == 0 { Shape::EXTREME } else { Shape { entries: 300, ..Shape::SMALL } };
         let tree = Arc::new(random_tree(seed, shape));
@@ -45,7 +45,7 @@ fn the_index_answers_as_the_model_does() {
 }
 
 #[test]
-fn nothing_is_lost_on_the_way_through_the_file() {
+fn an_image_survives_encoding_and_parsing() {
     for seed in 100..130 {
         let tree = Arc::new(random_tree(seed, Shape::EXTREME));
         let image = Image::parse(bytes_of(&tree, 2, None)).unwrap();
@@ -100,7 +100,7 @@ fn an_update_by_directories_reads_only_what_changed() {
 }
 
 #[test]
-fn a_look_at_the_tree_costs_one_operation() {
+fn a_sample_costs_one_operation() {
     for seed in 0..200 {
         let shape = Shape { entries: 30 + seed as usize, ..Shape::SMALL };
         let tree = Arc::new(random_tree(seed, shape));
@@ -122,7 +122,7 @@ fn a_look_at_the_tree_costs_one_operation() {
 }
 
 #[test]
-fn a_tree_deeper_than_a_stack_is_indexed_and_read() {
+fn a_very_deep_tree_is_indexed_and_read_without_recursion() {
     let mut tree = Tree::new();
     let mut at = Tree::ROOT;
     for _ in 0..3000 {

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_divided_among_the_steps_still_possible() {
+    fn the_remaining_limits_are_divided_among_the_possible_steps() {
         let cases = [
             // steps so far, highest, left, expected
             (vec![], 64, (16_000, 8.0), Ok((1, 2_000, 1.0))),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_rates_the_steps_end_and_stay_within_the_caps() {
+    fn the_steps_end_within_the_limits_for_any_rates() {
         // Rates from a fixed seed, so that every run tests the same values.
         let mut seed = 1u64;
         let mut chance = move |below: u64| {

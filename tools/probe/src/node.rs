@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_for_a_disk_is_not_busy() {
+    fn time_waiting_for_a_disk_is_not_busy_time() {
         let ticks = |text| Ticks::parse(text).unwrap();
         let before = ticks("cpu  100 0 100 800 0 0 0 0 0 0\ncpu0 1 2 3\n");
         let after = ticks("cpu  150 0 120 810 10 5 5 0 7 0\n");

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hostile_is_refused() {
+    fn hostile_headers_are_refused() {
         let good = image(b"base.raw");
         assert!(matches!(Header::parse(b"QFI"), Err(Damage::Wrong(_))));
         for cut in [4, 20, 71, 103, 104] {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn names_mean_what_qemu_takes_them_for() {
+    fn names_are_interpreted_as_by_qemu() {
         for (name, means) in [
             (&b"base.raw"[..], Named::Relative(b"base.raw")),
             (b"../a:b/base.raw", Named::Relative(b"../a:b/base.raw")),

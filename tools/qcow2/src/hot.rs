@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_a_raw_disk_are_their_own() {
+    fn blocks_of_a_raw_disk_map_to_themselves() {
         let file = Bytes(vec![1; 8 * 4096]);
         let raw = Layer { header: None, file: &file, file_bytes: 8 * 4096, hot: &[2, 5] };
         let hot = hot_blocks(&[raw]).unwrap();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upper_image_hides_what_is_below() {
+    fn an_upper_image_hides_lower_ones() {
         let below = Bytes(vec![1; 16 * 4096]);
         // Block 1 has data, block 2 is zeros, block 3 has data that was not recorded.
         let (header, file) = image(4 * 4096, &[(1, Some(&[9; 4096])), (2, None), (3, Some(&[8; 4096]))]);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn one_cluster_for_all_of_a_disk_is_refused() {
+    fn a_disk_whose_entries_share_one_cluster_is_refused() {
         // Sixteen clusters of 64 KiB, all of which refer to the compressed cluster at byte 12,288.
         let header = Header {
             version: 3,
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_lead_nowhere_are_refused() {
+    fn tables_with_invalid_references_are_refused() {
         let (header, file) = image(64 << 20, &[(1, Some(&[9; 4096])), (5000, Some(&[9; 4096]))]);
         let visited = |bytes: Vec<u8>| visit(&header, &Bytes(bytes), &mut |_, _| Ok(()));
         assert!(visited(file.0.clone()).is_ok());

@@ -28,7 +28,7 @@ fn fifo(path: impl AsRef<Path>) {
 }
 
 #[test]
-fn permissions_are_exact_whatever_the_mask() {
+fn permissions_do_not_depend_on_the_umask() {
     let (temp, dir) = world();
     for permissions in [0o666, 0o600, 0o777, 0o4711, 0o000] {
         let name = format!("{permissions:o}");
@@ -41,7 +41,7 @@ fn permissions_are_exact_whatever_the_mask() {
 }
 
 #[test]
-fn a_directory_that_passes_its_group_on_makes_others_that_do() {
+fn directories_inherit_the_set_group_id_bit() {
     let (temp, dir) = world();
     fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o2777)).unwrap();
     dir.make_dir(b"below", 0o777).unwrap();
@@ -51,7 +51,7 @@ fn a_directory_that_passes_its_group_on_makes_others_that_do() {
 }
 
 #[test]
-fn what_exists_is_made_by_nobody_again_not_even_through_a_link() {
+fn creation_fails_on_an_existing_name_and_on_a_link() {
     let (temp, dir) = world();
     dir.create_file(b"file", 0o600).unwrap();
     dir.make_dir(b"dir", 0o700).unwrap();
@@ -65,7 +65,7 @@ fn what_exists_is_made_by_nobody_again_not_even_through_a_link() {
 }
 
 #[test]
-fn only_regular_files_open_for_writing_and_nothing_is_waited_for() {
+fn only_regular_files_open_for_writing_without_blocking() {
     let (temp, dir) = world();
     fs::write(temp.path().join("target"), b"safe").unwrap();
     symlink("target", temp.path().join("link")).unwrap();
@@ -154,7 +154,7 @@ fn a_rename_replaces_keeps_or_exchanges() {
 }
 
 #[test]
-fn changes_reach_what_a_name_is_and_never_what_it_points_to() {
+fn changes_affect_a_link_and_never_its_target() {
     let (temp, dir) = world();
     fs::write(temp.path().join("target"), b"").unwrap();
     symlink("target", temp.path().join("link")).unwrap();
@@ -195,7 +195,7 @@ fn the_directory_itself_is_changed_by_the_empty_name() {
 }
 
 #[test]
-fn new_owners_come_before_permissions_and_stay_off_link_targets() {
+fn owners_change_before_permissions_and_not_for_link_targets() {
     if !rustix::process::geteuid().is_root() {
         return println!("SKIPPED: giving files away needs root");
     }
@@ -215,7 +215,7 @@ fn new_owners_come_before_permissions_and_stay_off_link_targets() {
 }
 
 #[test]
-fn any_number_of_pieces_is_written_and_read_back() {
+fn any_number_of_pieces_is_written_and_read() {
     let (temp, dir) = world();
     let file = dir.create_file(b"file", 0o600).unwrap();
     // Lengths from 0 to 7. Many buffers are empty, including the first, the last, and all buffers
@@ -239,7 +239,7 @@ fn any_number_of_pieces_is_written_and_read_back() {
 }
 
 #[test]
-fn an_open_file_is_written_cut_and_synced() {
+fn an_open_file_is_written_truncated_and_synced() {
     let (temp, dir) = world();
     fs::write(temp.path().join("file"), b"0123456789").unwrap();
     let file = dir.open_writable_file(b"file").unwrap();
@@ -256,7 +256,7 @@ fn an_open_file_is_written_cut_and_synced() {
 }
 
 #[test]
-fn the_space_is_that_of_the_file_system() {
+fn the_free_space_is_that_of_the_file_system_below() {
     let (_temp, dir) = world();
     let space = dir.space().unwrap();
     assert!(space.total_bytes > 0 && space.available_bytes <= space.free_bytes, "{space:?}");
@@ -264,7 +264,7 @@ fn the_space_is_that_of_the_file_system() {
 }
 
 #[test]
-fn a_full_file_system_says_so() {
+fn a_full_file_system_returns_enospc() {
     // Every write to this device fails as on a full disk. The crate itself opens no devices.
     let full = PosixFile {
         fd: fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into(),
@@ -295,7 +295,7 @@ fn owner_and_mode(path: &std::path::Path) -> (u32, u32) {
 }
 
 #[test]
-fn root_changes_no_foreign_file_that_a_user_puts_under_a_name() {
+fn root_does_not_change_a_foreign_file_that_replaces_a_name() {
     let Some((temp, theirs, dir)) = of_another_user() else { return };
     let secret = temp.path().join("secret");
     fs::write(&secret, b"root's alone").unwrap();
@@ -319,7 +319,7 @@ fn root_changes_no_foreign_file_that_a_user_puts_under_a_name() {
 }
 
 #[test]
-fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
+fn root_acts_with_the_credentials_of_the_directorys_owner() {
     let Some((_temp, theirs, dir)) = of_another_user() else { return };
     let file = dir.create_file(b"file", 0o640).unwrap();
     dir.make_dir(b"dir", 0o2750).unwrap();
@@ -355,7 +355,7 @@ fn root_makes_and_changes_what_is_the_directory_owners_with_the_owners_power() {
 }
 
 #[test]
-fn a_user_who_is_served_by_root_has_that_users_power_alone() {
+fn root_serves_a_user_with_that_users_permissions_only() {
     let Some((temp, theirs, dir)) = of_another_user() else { return };
     let secret = temp.path().join("secret");
     fs::write(&secret, b"root's alone").unwrap();
