@@ -1,4 +1,4 @@
-//! A backing directory that records every operation that would reach the file system.
+//! A directory that records every operation that would reach the file system.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +22,7 @@ struct Log {
     hook: Option<Hook>,
 }
 
-fn write_down(log: &Log, verb: &'static str, path: &[u8]) {
+fn record(log: &Log, verb: &'static str, path: &[u8]) {
     let operation = Operation { verb, path: path.to_vec() };
     let number = {
         let mut operations = log.operations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -79,20 +79,20 @@ impl<D: ?Sized> CountingDir<D> {
     /// after a stat of its name sends no request.
     pub fn uncached_operations(&self) -> usize {
         let log = self.operations();
-        let known = |i: usize| {
-            let asked = |earlier: &Operation| earlier.verb == "stat" && earlier.path == log[i].path;
-            log[i].verb == "enter" && log[..i].iter().any(asked)
+        let is_cached = |i: usize| {
+            let is_stat = |earlier: &Operation| earlier.verb == "stat" && earlier.path == log[i].path;
+            log[i].verb == "enter" && log[..i].iter().any(is_stat)
         };
-        (0..log.len()).filter(|i| !known(*i)).count()
+        (0..log.len()).filter(|i| !is_cached(*i)).count()
     }
 
-    fn at(&self, verb: &'static str, name: &[u8]) -> Vec<u8> {
+    fn record_at(&self, verb: &'static str, name: &[u8]) -> Vec<u8> {
         let mut path = self.path.clone();
         if !path.is_empty() && !name.is_empty() {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        write_down(&self.log, verb, &path);
+        record(&self.log, verb, &path);
         path
     }
 
@@ -107,107 +107,109 @@ impl<D: ?Sized> CountingDir<D> {
 
 impl<D: Dir + ?Sized> Dir for CountingDir<D> {
     fn stat_self(&self) -> Result<Stat> {
-        self.at("stat", b"");
+        self.record_at("stat", b"");
         self.inner.stat_self()
     }
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
-        self.at("list", b"");
+        self.record_at("list", b"");
         self.inner.names()
     }
 
     fn stat(&self, name: &[u8]) -> Result<Stat> {
-        self.at("stat", name);
+        self.record_at("stat", name);
         self.inner.stat(name)
     }
 
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
-        self.at("read link", name);
+        self.record_at("read link", name);
         self.inner.read_link(name)
     }
 
     fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.at("xattrs", name);
+        self.record_at("xattrs", name);
         self.inner.xattrs(name)
     }
 
     fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
-        let path = self.at("open directory", name);
+        let path = self.record_at("open directory", name);
         Ok(self.below(path, self.inner.open_dir(name)?))
     }
 
     fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
-        let path = self.at("enter", name);
+        let path = self.record_at("enter", name);
         Ok(self.below(path, self.inner.enter(name)?))
     }
 
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
-        self.at("open", name);
+        self.record_at("open", name);
         self.inner.open_file(name)
     }
 }
 
 impl WritableDir for CountingDir<dyn WritableDir> {
     fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
-        let path = self.at("open directory", name);
+        let path = self.record_at("open directory", name);
         Ok(self.below(path, self.inner.open_writable_dir(name)?))
     }
 
     fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
-        let path = self.at("enter", name);
+        let path = self.record_at("enter", name);
         Ok(self.below(path, self.inner.enter_writable(name)?))
     }
 
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
-        let path = self.at("open for writing", name);
+        let path = self.record_at("open for writing", name);
         Ok(self.file(path, self.inner.open_writable_file(name)?))
     }
 
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
-        let path = self.at("create", name);
+        let path = self.record_at("create", name);
         Ok(self.file(path, self.inner.create_file(name, permissions)?))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
-        self.at("make directory", name);
+        self.record_at("make directory", name);
         self.inner.make_dir(name, permissions)
     }
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
-        self.at("make link", name);
+        self.record_at("make link", name);
         self.inner.make_symlink(name, target)
     }
 
     fn remove(&self, name: &[u8]) -> Result<()> {
-        self.at("remove", name);
+        self.record_at("remove", name);
         self.inner.remove(name)
     }
 
     fn remove_dir(&self, name: &[u8]) -> Result<()> {
-        self.at("remove directory", name);
+        self.record_at("remove directory", name);
         self.inner.remove_dir(name)
     }
 
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
-        self.at("rename", from);
+        self.record_at("rename", from);
         match to_dir.as_any().downcast_ref::<CountingDir<dyn WritableDir>>() {
             Some(to_dir) => self.inner.rename(from, &*to_dir.inner, to, how),
-            None => Err(Error::new(ErrorKind::InvalidInput, "rename to another engine", from)),
+            None => {
+                Err(Error::new(ErrorKind::InvalidInput, "rename into a directory of another backend", from))
+            }
         }
     }
 
     fn change(&self, name: &[u8], change: &Change) -> Result<()> {
-        self.at("change", name);
+        self.record_at("change", name);
         self.inner.change(name, change)
     }
 
     fn sync(&self) -> Result<()> {
-        self.at("sync directory", b"");
+        self.record_at("sync directory", b"");
         self.inner.sync()
     }
 
     fn space(&self) -> Result<Space> {
-        self.at("space", b"");
+        self.record_at("space", b"");
         self.inner.space()
     }
 
@@ -224,53 +226,53 @@ struct CountingFile {
 }
 
 impl CountingFile {
-    fn at(&self, verb: &'static str) {
-        write_down(&self.log, verb, &self.path);
+    fn record(&self, verb: &'static str) {
+        record(&self.log, verb, &self.path);
     }
 }
 
 impl File for CountingFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        self.at("read");
+        self.record("read");
         self.inner.read_at(into, offset)
     }
 }
 
 impl OpenFile for CountingFile {
     fn stat(&self) -> Result<Stat> {
-        self.at("stat open file");
+        self.record("stat open file");
         self.inner.stat()
     }
 
     fn sync(&self) -> Result<()> {
-        self.at("sync");
+        self.record("sync");
         self.inner.sync()
     }
 
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
-        self.at("read");
+        self.record("read");
         self.inner.read_pieces_at(pieces, offset)
     }
 }
 
 impl WritableFile for CountingFile {
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
-        self.at("write");
+        self.record("write");
         self.inner.write_pieces_at(pieces, offset)
     }
 
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
-        self.at("write");
+        self.record("write");
         self.inner.write_at(from, offset)
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
-        self.at("set size");
+        self.record("set size");
         self.inner.set_size(size_bytes)
     }
 
     fn change(&self, change: &Change) -> Result<()> {
-        self.at("change open file");
+        self.record("change open file");
         self.inner.change(change)
     }
 }

@@ -11,8 +11,9 @@
 //! through every mount.
 
 pub mod crash;
+mod executor;
 mod operation;
-mod side;
+mod shape;
 pub mod truncation;
 
 use std::collections::BTreeSet;
@@ -22,53 +23,10 @@ use std::sync::Arc;
 use quell_vfs::FileSystem;
 
 use crate::WritableModel;
-use crate::conformance::writing::{Mounts, WritingWorld};
+use crate::conformance::writing::{Mounts, WritableImplementation};
+use executor::{Executor, Outcome};
 use operation::{Operation, Path, generate};
-use side::{Answer, Side};
-
-/// The parameters of histories.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    pub operations: usize,
-    /// The number of mounts that take turns.
-    pub mounts: usize,
-    pub processes: u32,
-    /// The number of file names in each of three directories.
-    pub names: usize,
-    /// The size below which most files stay, in bytes.
-    pub file_bytes: usize,
-    pub write_bytes_max: usize,
-    /// Whether some writes go beyond 2^40.
-    pub far: bool,
-    /// Whether references to open files are returned. A kernel never does this, and the contract
-    /// does not state whether writes to such a file are visible immediately through its name.
-    pub forgets: bool,
-}
-
-impl Shape {
-    pub const ONE_MOUNT: Shape = Shape {
-        operations: 250,
-        mounts: 1,
-        processes: 3,
-        names: 3,
-        file_bytes: 60_000,
-        write_bytes_max: 9000,
-        far: true,
-        forgets: false,
-    };
-
-    pub const TWO_MOUNTS: Shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
-
-    /// Short writes close together, so that many overlap.
-    pub const DENSE: Shape = Shape {
-        operations: 400,
-        names: 1,
-        file_bytes: 2000,
-        write_bytes_max: 300,
-        far: false,
-        ..Shape::ONE_MOUNT
-    };
-}
+pub use shape::Shape;
 
 /// A difference between the results of an implementation and of the model.
 pub struct Difference {
@@ -92,28 +50,32 @@ impl fmt::Display for Difference {
 }
 
 /// Runs one history per seed and panics with a report if results differ.
-pub fn check(world: &WritingWorld<'_>, shape: Shape, seeds: impl IntoIterator<Item = u64>) {
-    if shape.mounts > world.mounts_max {
+pub fn check(
+    implementation: &WritableImplementation<'_>,
+    shape: Shape,
+    seeds: impl IntoIterator<Item = u64>,
+) {
+    if shape.mounts > implementation.mounts_max {
         return;
     }
     for seed in seeds {
-        if let Err(difference) = run(world, shape, seed) {
-            panic!("{}: {difference}", world.name);
+        if let Err(difference) = run(implementation, shape, seed) {
+            panic!("{}: {difference}", implementation.name);
         }
     }
 }
 
 /// Runs the history of a seed.
-pub fn run(world: &WritingWorld<'_>, shape: Shape, seed: u64) -> Result<(), Difference> {
+pub fn run(implementation: &WritableImplementation<'_>, shape: Shape, seed: u64) -> Result<(), Difference> {
     // One additional mount, if possible, which only reads at the end.
-    let Mounts { mounts, keep } = (world.make)((shape.mounts + 1).min(world.mounts_max));
+    let Mounts { mounts, keep } = (implementation.make)((shape.mounts + 1).min(implementation.mounts_max));
     let model: Arc<dyn FileSystem> = Arc::new(WritableModel::new());
-    let operations = generate(seed, shape, world.rename_kinds);
+    let operations = generate(seed, shape, implementation.rename_kinds);
     let mut history = History {
         seed,
         operations: &operations,
-        model: Side::new(vec![model; mounts.len()], shape.mounts, world),
-        tested: Side::new(mounts, shape.mounts, world),
+        model: Executor::new(vec![model; mounts.len()], shape.mounts, implementation),
+        tested: Executor::new(mounts, shape.mounts, implementation),
         done: Vec::new(),
     };
     let outcome = history.run();
@@ -126,8 +88,8 @@ struct History<'a> {
     seed: u64,
     operations: &'a [Operation],
     // The mounts are dropped before the resources that keep their store.
-    model: Side,
-    tested: Side,
+    model: Executor,
+    tested: Executor,
     /// The operations that were performed.
     done: Vec<Done>,
 }
@@ -151,41 +113,43 @@ impl Drop for History<'_> {
 impl History<'_> {
     fn run(&mut self) -> Result<(), Difference> {
         for (number, operation) in self.operations.iter().enumerate() {
-            if !self.model.would(operation) {
+            if !self.model.is_possible(operation) {
                 continue;
             }
             let before = self.model.file_of(operation);
             let expected = self.model.perform(number, operation);
             let found = self.tested.perform(number, operation);
             let file = before.or_else(|| self.model.file_of(operation));
-            let refused = if let Answer::Error(errno) = expected { Some(errno) } else { None };
+            let refused = if let Outcome::Error(errno) = expected { Some(errno) } else { None };
             self.done.push(Done { number, file, refused });
             self.same(number, file, operation, &expected, &found)?;
         }
         let end = self.operations.len();
         for slot in 0..self.model.slot_count() {
-            let look = Operation::ReadOpen { slot };
-            if self.model.would(&look) {
-                let (expected, found) = (self.model.perform(end, &look), self.tested.perform(end, &look));
-                self.same(end, self.model.file_of(&look), &look, &expected, &found)?;
+            let operation = Operation::ReadOpen { slot };
+            if self.model.is_possible(&operation) {
+                let (expected, found) =
+                    (self.model.perform(end, &operation), self.tested.perform(end, &operation));
+                self.same(end, self.model.file_of(&operation), &operation, &expected, &found)?;
             }
         }
         let (expected, found) = (self.model.close_all(), self.tested.close_all());
         self.same(end, None, &Operation::CloseAll, &expected, &found)?;
         for mount in 0..self.model.mount_count() {
-            self.model.look_through(mount);
-            self.tested.look_through(mount);
+            self.model.start_last_turn(mount);
+            self.tested.start_last_turn(mount);
             for dir in 0..operation::DIRECTORIES.len() {
-                let look = Operation::List { dir };
-                let (expected, found) = (self.model.perform(end, &look), self.tested.perform(end, &look));
-                self.same(end, None, &look, &expected, &found)?;
-                let Answer::Names(names) = expected else { continue };
+                let operation = Operation::List { dir };
+                let (expected, found) =
+                    (self.model.perform(end, &operation), self.tested.perform(end, &operation));
+                self.same(end, None, &operation, &expected, &found)?;
+                let Outcome::Names(names) = expected else { continue };
                 for name in files_among(&names) {
                     let path = Path { dir, name };
-                    for look in [Operation::ReadAll { path }, Operation::Stat { path }] {
+                    for operation in [Operation::ReadAll { path }, Operation::Stat { path }] {
                         let (expected, found) =
-                            (self.model.perform(end, &look), self.tested.perform(end, &look));
-                        self.same(end, self.model.file_of(&look), &look, &expected, &found)?;
+                            (self.model.perform(end, &operation), self.tested.perform(end, &operation));
+                        self.same(end, self.model.file_of(&operation), &operation, &expected, &found)?;
                     }
                 }
             }
@@ -198,8 +162,8 @@ impl History<'_> {
         number: usize,
         file: Option<u64>,
         operation: &Operation,
-        expected: &Answer,
-        found: &Answer,
+        expected: &Outcome,
+        found: &Outcome,
     ) -> Result<(), Difference> {
         if expected.agrees(found) {
             return Ok(());
@@ -212,11 +176,11 @@ impl History<'_> {
             None => true,
         };
         let shown: Vec<_> = self.done.iter().filter(matters).collect();
-        report += &format!("\nwhat happened until then ({} operations):", shown.len());
+        report += &format!("\noperations until then ({} operations):", shown.len());
         for Done { number, file, refused } in shown {
-            let of = file.map_or(String::new(), |node| format!("  [file {node}]"));
+            let shown_file = file.map_or(String::new(), |node| format!("  [file {node}]"));
             let refused = refused.map_or(String::new(), |errno| format!("  (refused: {errno})"));
-            report += &format!("\n{number:6}  {}{of}{refused}", self.operations[*number]);
+            report += &format!("\n{number:6}  {}{shown_file}{refused}", self.operations[*number]);
         }
         Err(Difference { seed: self.seed, operation: number, report })
     }

@@ -1,12 +1,13 @@
 //! Support for tests, not linked into releases: trees described in memory, a reference file system
 //! simple enough to be verified by reading, the conformance suite for all implementations of the
-//! contract, and backing directories that count operations or inject faults.
+//! contract, and directories that count operations or inject faults.
 //!
 //! All random choices come from a seed, so a run can be repeated from one number.
 
-pub mod broken;
+mod compare;
 pub mod conformance;
 mod counting;
+mod faulty_dir;
 pub mod histories;
 mod memory_dir;
 mod memory_store;
@@ -19,6 +20,7 @@ mod tree;
 mod writable_model;
 
 pub use counting::{CountingDir, Operation};
+pub use faulty_dir::{Fault, Faults, FaultyDir};
 pub use memory_dir::MemoryDir;
 pub use memory_store::{CrashRules, MemoryStore, Refusal, Writeback};
 pub use model::Model;

@@ -1,4 +1,4 @@
-//! A backing directory in memory, created from a described tree. It gives the same results as
+//! A directory in memory, created from a described tree. It gives the same results as
 //! `PosixDir`.
 
 use std::sync::Arc;

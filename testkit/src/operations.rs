@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use quell_vfs::{Attributes, Cursor, DirEntry, FileSystem, Kind, NodeId, Result, Time};
+use quell_vfs::{Attributes, FileSystem, Kind, NodeId, Result, Time};
 
-use crate::conformance::differences;
+use crate::compare::{differences, listing};
 use crate::random::Random;
 use crate::tree::{Node, NodeNumber, Tree};
 
@@ -209,7 +209,7 @@ fn touch_links(tree: &mut Tree, random: &mut Random) {
     }
 }
 
-/// A comparison of two implementations; `exact` as in `conformance::World`.
+/// A comparison of two implementations; `exact` as in `conformance::Implementation`.
 pub struct Comparison<'a> {
     model: &'a dyn FileSystem,
     other: &'a dyn FileSystem,
@@ -317,22 +317,5 @@ fn agree<T: PartialEq + std::fmt::Debug>(a: Result<T>, b: Result<T>, question: &
         (Ok(a), Ok(b)) => assert_eq!(a, b, "{question}"),
         (Err(a), Err(b)) => assert_eq!(a.errno(), b.errno(), "{question}: {a} and {b}"),
         (a, b) => panic!("{question}: {a:?} and {b:?}"),
-    }
-}
-
-/// Lists a directory, reading `step` entries at a time.
-pub fn listing(fs: &dyn FileSystem, dir: NodeId, step: usize) -> Result<Vec<(Vec<u8>, Attributes)>> {
-    let mut all = Vec::new();
-    let mut cursor = Cursor::START;
-    loop {
-        let before = all.len();
-        fs.list(dir, cursor, &mut |entry: DirEntry<'_>| {
-            all.push((entry.name.to_vec(), entry.attributes));
-            cursor = entry.next;
-            all.len() - before < step
-        })?;
-        if all.len() == before {
-            return Ok(all);
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
-use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
+use quell_testkit::histories::crash::{self, CrashImplementation, Failure};
 use quell_vfs::{
     Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
     NodeId, Open, Rename, Result, Space, Writable, WritableFile,
@@ -230,9 +230,15 @@ impl WritableFile for PlainFile {
 
 fn run(fault: Fault, seed: u64) -> Result<(), String> {
     let make = |stores: &[MemoryStore], _| Arc::new(Plain::mount(&stores[0], fault)) as Arc<dyn FileSystem>;
-    let world =
-        CrashWorld { name: "plain", stores: 1, make: &make, uid: 1000, gid: 100, unsynced_damage: false };
-    crash::run(&world, Trouble::KillOrPowerLoss, seed)
+    let implementation = CrashImplementation {
+        name: "plain",
+        stores: 1,
+        make: &make,
+        uid: 1000,
+        gid: 100,
+        unsynced_damage: false,
+    };
+    crash::run(&implementation, Failure::KillOrPowerLoss, seed)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_testkit::WritableModel;
-use quell_testkit::conformance::writing::{Mounts, WritingWorld};
+use quell_testkit::conformance::writing::{Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{
     Attributes, Capabilities, Change, File, FileSystem, New, NodeId, Open, Rename, Result, Space, Writable,
@@ -281,13 +281,13 @@ impl WritableFile for WrongFile {
 }
 
 /// Runs `test` on mounts of the model with a fault.
-fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritingWorld<'_>) -> T) -> T {
+fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritableImplementation<'_>) -> T) -> T {
     let make = |count: usize| {
         let model = WritableModel::new();
         let mount = || Arc::new(Wrong::mount(&model, fault)) as Arc<dyn FileSystem>;
         Mounts { mounts: (0..count).map(|_| mount()).collect(), keep: None }
     };
-    test(&WritingWorld {
+    test(&WritableImplementation {
         name: &format!("{fault:?}"),
         make: &make,
         mounts_max: 8,
@@ -301,19 +301,19 @@ fn with_fault<T>(fault: Fault, test: impl FnOnce(&WritingWorld<'_>) -> T) -> T {
 
 #[test]
 fn two_models_agree() {
-    with_fault(Fault::None, |world| {
-        histories::check(world, Shape::ONE_MOUNT, 0..100);
-        histories::check(world, Shape { forgets: true, ..Shape::DENSE }, 0..60);
-        histories::check(world, Shape::TWO_MOUNTS, 0..100);
+    with_fault(Fault::None, |implementation| {
+        histories::check(implementation, Shape::ONE_MOUNT, 0..100);
+        histories::check(implementation, Shape { forgets: true, ..Shape::DENSE }, 0..60);
+        histories::check(implementation, Shape::TWO_MOUNTS, 0..100);
     });
 }
 
 #[test]
 fn each_fault_is_found_on_one_mount() {
     for fault in FAULTS {
-        let found = with_fault(fault, |world| {
+        let found = with_fault(fault, |implementation| {
             let shape = Shape { forgets: fault == Fault::ForgottenWritesAreLost, ..Shape::ONE_MOUNT };
-            (0..60).find_map(|seed| histories::run(world, shape, seed).err())
+            (0..60).find_map(|seed| histories::run(implementation, shape, seed).err())
         });
         let found = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
         println!("{fault:?}: {found}\n");
@@ -323,9 +323,9 @@ fn each_fault_is_found_on_one_mount() {
 #[test]
 fn two_mounts_find_an_answer_cached_too_long() {
     for fault in [Fault::OldSizes, Fault::OldBytes] {
-        with_fault(fault, |world| {
+        with_fault(fault, |implementation| {
             let shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
-            let found = (0..60).find_map(|seed| histories::run(world, shape, seed).err());
+            let found = (0..60).find_map(|seed| histories::run(implementation, shape, seed).err());
             println!("{fault:?}: {}", found.unwrap_or_else(|| panic!("{fault:?} was not found")));
         });
     }
@@ -334,12 +334,15 @@ fn two_mounts_find_an_answer_cached_too_long() {
 #[test]
 fn one_seed_is_one_history() {
     let report = |seed| {
-        with_fault(Fault::TornWrites, |world| {
-            histories::run(world, Shape::DENSE, seed).err().map(|e| e.to_string())
+        with_fault(Fault::TornWrites, |implementation| {
+            histories::run(implementation, Shape::DENSE, seed).err().map(|e| e.to_string())
         })
     };
-    let torn =
-        |seed| with_fault(Fault::TornWrites, |world| histories::run(world, Shape::ONE_MOUNT, seed).err());
+    let torn = |seed| {
+        with_fault(Fault::TornWrites, |implementation| {
+            histories::run(implementation, Shape::ONE_MOUNT, seed).err()
+        })
+    };
     let seed = (0..60).find(|seed| torn(*seed).is_some()).expect("it is found");
     assert_eq!(torn(seed).map(|e| e.to_string()), torn(seed).map(|e| e.to_string()));
     assert_eq!(report(0), None, "no write is that long");

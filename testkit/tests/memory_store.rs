@@ -100,7 +100,7 @@ fn a_full_store_writes_what_fits_and_removal_frees_space() {
     let store = MemoryStore::new();
     let root = store.root();
     let file = root.create_file(b"file", 0o644).unwrap();
-    store.set_room(Some(2 * 4096));
+    store.set_free_bytes(Some(2 * 4096));
     refused(file.write_at(&[7; 10_000], 0), ENOSPC);
     assert_eq!(file.stat().unwrap().size_bytes, 8192);
     refused(root.create_file(b"more", 0o644), ENOSPC);

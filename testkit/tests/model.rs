@@ -3,15 +3,21 @@
 use std::sync::Arc;
 
 use quell_posix::{Dir, PosixDir};
-use quell_testkit::conformance::{self, Made, World};
+use quell_testkit::conformance::{self, Implementation, Instance};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Model, Tree, make_on_disk};
 use quell_vfs::Kind;
 
 #[test]
 fn the_model_conforms() {
-    let make = |tree: &Tree| Made { fs: Arc::new(Model::new(Arc::new(tree.clone()))), keep: None };
-    conformance::run(&World { name: "model", exact: true, devices: true, xattrs: true, make: &make });
+    let make = |tree: &Tree| Instance { fs: Arc::new(Model::new(Arc::new(tree.clone()))), keep: None };
+    conformance::run(&Implementation {
+        name: "model",
+        exact: true,
+        devices: true,
+        xattrs: true,
+        make: &make,
+    });
 }
 
 /// Compares all results of two directories, recursively.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use quell_testkit::WritableModel;
-use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_vfs::FileSystem;
 
 /// Returns mounts of one model, which are all the same.
@@ -14,7 +14,7 @@ fn models(count: usize) -> Mounts {
 
 #[test]
 fn the_writable_model_conforms() {
-    writing::run(&WritingWorld {
+    writing::run(&WritableImplementation {
         name: "writable model",
         make: &models,
         mounts_max: 2,

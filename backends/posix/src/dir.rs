@@ -70,7 +70,7 @@ pub trait Dir: Send + Sync {
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>>;
 }
 
-/// An open file of a backing directory.
+/// An open file.
 pub trait OpenFile: File {
     /// Returns the current metadata.
     fn stat(&self) -> Result<Stat>;
@@ -156,7 +156,7 @@ pub trait WritableDir: Dir {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// An open file of a backing directory that may be written to.
+/// An open file that may be written to.
 pub trait WritableFile: OpenFile {
     /// Writes all of several consecutive buffers from `offset` (bytes).
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()>;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use quell_fuse::{Options, Session};
 use quell_testkit::WritableModel;
-use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
+use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{Change, FileSystem, NodeId, Writable};
 use through::Through;
@@ -37,13 +37,13 @@ fn mounts(count: usize) -> Mounts {
 }
 
 /// Runs `ask` on a mount, if this machine allows mounts.
-fn of_the_mount(ask: impl FnOnce(&WritingWorld<'_>)) {
+fn of_the_mount(ask: impl FnOnce(&WritableImplementation<'_>)) {
     if let Some(reason) = mounted::why_no_mounts(&[]) {
         return println!("SKIPPED: {reason}");
     }
     // Permissions must arrive unchanged.
     rustix::process::umask(rustix::fs::Mode::empty());
-    ask(&WritingWorld {
+    ask(&WritableImplementation {
         name: "a mount of the model",
         make: &mounts,
         mounts_max: 3,
@@ -62,15 +62,15 @@ fn a_mount_conforms() {
 
 #[test]
 fn histories_through_one_mount_equal_the_model() {
-    of_the_mount(|world| histories::check(world, Shape::ONE_MOUNT, 0..15));
+    of_the_mount(|implementation| histories::check(implementation, Shape::ONE_MOUNT, 0..15));
 }
 
 #[test]
 fn histories_of_short_writes_equal_the_model() {
-    of_the_mount(|world| histories::check(world, Shape::DENSE, 0..15));
+    of_the_mount(|implementation| histories::check(implementation, Shape::DENSE, 0..15));
 }
 
 #[test]
 fn histories_of_two_alternating_mounts_equal_the_model() {
-    of_the_mount(|world| histories::check(world, Shape::TWO_MOUNTS, 0..15));
+    of_the_mount(|implementation| histories::check(implementation, Shape::TWO_MOUNTS, 0..15));
 }

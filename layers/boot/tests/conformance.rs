@@ -8,7 +8,7 @@ use quell_boot::{
     BLOCK_BYTES, BootFile, BootFs, BootImage, Choice, Hot, HotFiles, HotSet, OpenOverride, Opener, Recorder,
     RecorderFs, Subject,
 };
-use quell_testkit::conformance::{Made, World, run};
+use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
 use quell_testkit::{Model, Random, Tree};
 use quell_vfs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
@@ -48,17 +48,17 @@ fn hot(image: BootImage, fs: Arc<dyn FileSystem>) -> (BootFs, Arc<Hot>) {
     (BootFs::new(fs, hot.clone()), hot)
 }
 
-fn world<'a>(name: &'a str, make: &'a dyn Fn(&Tree) -> Made) -> World<'a> {
-    World { name, exact: true, devices: true, xattrs: true, make }
+fn implementation<'a>(name: &'a str, make: &'a dyn Fn(&Tree) -> Instance) -> Implementation<'a> {
+    Implementation { name, exact: true, devices: true, xattrs: true, make }
 }
 
 #[test]
 fn a_file_system_that_records_conforms() {
     let make = |tree: &Tree| {
         let model: Arc<Model> = Arc::new(Model::new(Arc::new(tree.clone())));
-        Made { fs: Arc::new(RecorderFs::new(model, Recorder::new())), keep: None }
+        Instance { fs: Arc::new(RecorderFs::new(model, Recorder::new())), keep: None }
     };
-    run(&world("recorder over the model", &make));
+    run(&implementation("recorder over the model", &make));
 }
 
 #[test]
@@ -67,9 +67,9 @@ fn a_file_system_with_hot_blocks_conforms() {
         let make = |tree: &Tree| {
             let model = Arc::new(Model::new(Arc::new(tree.clone())));
             let image = recorded(&model, seed);
-            Made { fs: Arc::new(hot(image, model).0), keep: None }
+            Instance { fs: Arc::new(hot(image, model).0), keep: None }
         };
-        run(&world("hot blocks over the model", &make));
+        run(&implementation("hot blocks over the model", &make));
     }
 }
 

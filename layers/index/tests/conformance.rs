@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, Xattrs, build, encode};
 use quell_posix::{Dir, PosixDir};
-use quell_testkit::conformance::{Made, World, run};
+use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::{MemoryDir, Node, Tree, make_on_disk};
 
 fn indexed(source: Arc<dyn Dir>) -> Arc<IndexFs> {
@@ -19,8 +19,8 @@ fn indexed(source: Arc<dyn Dir>) -> Arc<IndexFs> {
 #[test]
 fn the_index_of_a_directory_in_memory_conforms() {
     let make =
-        |tree: &Tree| Made { fs: indexed(Arc::new(MemoryDir::new(Arc::new(tree.clone())))), keep: None };
-    run(&World { name: "index over memory", exact: true, devices: true, xattrs: true, make: &make });
+        |tree: &Tree| Instance { fs: indexed(Arc::new(MemoryDir::new(Arc::new(tree.clone())))), keep: None };
+    run(&Implementation { name: "index over memory", exact: true, devices: true, xattrs: true, make: &make });
 }
 
 fn can_make(node: Node, what: &str) -> bool {
@@ -38,7 +38,7 @@ fn the_index_of_a_real_directory_conforms() {
         let temp = tempfile::tempdir().unwrap();
         make_on_disk(tree, temp.path()).unwrap_or_else(|e| panic!("{e}"));
         let open = |path: &Path| Arc::new(PosixDir::open(path).unwrap());
-        Made { fs: indexed(open(temp.path())), keep: Some(Box::new(temp)) }
+        Instance { fs: indexed(open(temp.path())), keep: Some(Box::new(temp)) }
     };
-    run(&World { name: "index over a real directory", exact: false, devices, xattrs, make: &make });
+    run(&Implementation { name: "index over a real directory", exact: false, devices, xattrs, make: &make });
 }

@@ -8,8 +8,8 @@ use mounted::{MEMORY, own};
 use quell_log::Choices;
 use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::MemoryStore;
-use quell_testkit::conformance::writing::{self, Mounts, WritingWorld};
-use quell_testkit::histories::crash::{self, CrashWorld, Trouble};
+use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
+use quell_testkit::histories::crash::{self, CrashImplementation, Failure};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{FileSystem, New, Open};
 
@@ -28,7 +28,12 @@ fn mount(
 
 /// Runs `check` on mounts of `stores` stores in memory. Writers collect `buffer_bytes`, and the
 /// last writer of a file flattens index logs of at most `flatten_bytes`.
-fn in_memory(stores: usize, buffer_bytes: usize, flatten_bytes: u64, check: impl Fn(&WritingWorld<'_>)) {
+fn in_memory(
+    stores: usize,
+    buffer_bytes: usize,
+    flatten_bytes: u64,
+    check: impl Fn(&WritableImplementation<'_>),
+) {
     let make = |count: usize| {
         let stores: Vec<MemoryStore> = (0..stores).map(|_| MemoryStore::new()).collect();
         // Each mount names the stores in another order; the order of the first one is used.
@@ -43,7 +48,7 @@ fn in_memory(stores: usize, buffer_bytes: usize, flatten_bytes: u64, check: impl
             keep: None,
         }
     };
-    check(&WritingWorld {
+    check(&WritableImplementation {
         name: &format!(
             "log over {stores} stores in memory, buffers of {buffer_bytes}, flattens {flatten_bytes}"
         ),
@@ -82,7 +87,7 @@ fn promises_are_kept_on_a_real_file_system() {
             keep: Some(Box::new(temp)),
         }
     };
-    writing::run(&WritingWorld {
+    writing::run(&WritableImplementation {
         name: "log over a real directory",
         make: &make,
         mounts_max: 2,
@@ -97,17 +102,25 @@ fn promises_are_kept_on_a_real_file_system() {
 #[test]
 fn random_histories_of_one_mount_are_those_of_the_model() {
     for (buffer_bytes, flatten) in [(1 << 20, 0), (3000, 0), (3000, 1 << 20)] {
-        in_memory(1, buffer_bytes, flatten, |world| histories::check(world, Shape::ONE_MOUNT, 0..25));
-        in_memory(1, buffer_bytes, flatten, |world| histories::check(world, Shape::DENSE, 0..25));
+        in_memory(1, buffer_bytes, flatten, |implementation| {
+            histories::check(implementation, Shape::ONE_MOUNT, 0..25)
+        });
+        in_memory(1, buffer_bytes, flatten, |implementation| {
+            histories::check(implementation, Shape::DENSE, 0..25)
+        });
     }
 }
 
 #[test]
 fn random_histories_of_two_mounts_are_those_of_the_model() {
     for (stores, buffer_bytes, flatten) in [(1, 1 << 20, 0), (1, 500, 1 << 20), (3, 3000, 0)] {
-        in_memory(stores, buffer_bytes, flatten, |world| histories::check(world, Shape::TWO_MOUNTS, 0..25));
+        in_memory(stores, buffer_bytes, flatten, |implementation| {
+            histories::check(implementation, Shape::TWO_MOUNTS, 0..25)
+        });
         let dense = Shape { mounts: 2, ..Shape::DENSE };
-        in_memory(stores, buffer_bytes, flatten, |world| histories::check(world, dense, 0..25));
+        in_memory(stores, buffer_bytes, flatten, |implementation| {
+            histories::check(implementation, dense, 0..25)
+        });
     }
 }
 
@@ -115,7 +128,7 @@ fn random_histories_of_two_mounts_are_those_of_the_model() {
 /// flattened.
 const CRASH_WORLDS: [(usize, usize, u64); 3] = [(1, 1 << 20, 0), (1, 700, 1 << 20), (3, 3000, 0)];
 
-fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashWorld<'_>) -> T) -> T {
+fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -> T) -> T {
     let (stores, buffer_bytes, flatten_bytes) = CRASH_WORLDS[number];
     let choices = Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false };
     let make = |stores: &[MemoryStore], boots| {
@@ -124,13 +137,13 @@ fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashWorld<'_>) -> T) -> T
     };
     let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
     let (uid, gid) = MEMORY;
-    run(&CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true })
+    run(&CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true })
 }
 
 #[test]
 fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
     for number in 0..CRASH_WORLDS.len() {
-        in_crash_world(number, |world| crash::check(world, 0..300));
+        in_crash_world(number, |implementation| crash::check(implementation, 0..300));
     }
 }
 
@@ -141,15 +154,16 @@ fn histories_of(name: &str) {
         std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
     };
     let (count, first) = (number("QUELL_HISTORIES", 50), number("QUELL_SEED", 0));
-    let (_, trouble) = *Trouble::NAMED.iter().find(|(known, _)| *known == name).expect("it is one of them");
+    let (_, failure) = *Failure::NAMED.iter().find(|(known, _)| *known == name).expect("it is one of them");
     let begun = std::time::Instant::now();
     let mut failed = Vec::new();
     for seed in first..first + count {
         // Mounts derive their random numbers from the seed, too, so that a seed always gives the
         // same history.
         mounted::begin_with(seed);
-        let outcome =
-            in_crash_world(seed as usize % CRASH_WORLDS.len(), |world| crash::run(world, trouble, seed));
+        let outcome = in_crash_world(seed as usize % CRASH_WORLDS.len(), |implementation| {
+            crash::run(implementation, failure, seed)
+        });
         if let Err(report) = outcome {
             if failed.is_empty() {
                 eprintln!("{name}: {report}");

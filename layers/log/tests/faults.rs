@@ -264,9 +264,9 @@ fn what_is_written_after_a_failed_write_and_a_truncation_by_another_mount_stays(
     of_a.write_at(&[b'a'; 100], 0).unwrap();
     of_a.publish().unwrap();
     // A part of the frame is in the log.
-    store.set_room(Some(8192));
+    store.set_free_bytes(Some(8192));
     assert_eq!(of_a.write_at(&[b'b'; 50_000], 0).unwrap_err().kind, ErrorKind::NoSpace);
-    store.set_room(None);
+    store.set_free_bytes(None);
     drop(open(&b, Open { truncate: true, ..by(2) }).unwrap());
     of_a.write_at(b"after the truncation", 0).unwrap();
     of_a.publish().unwrap();
@@ -539,7 +539,7 @@ fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
     round(false);
     let (before, room) = (store.open_handles(), 10 * 4096);
     // The space of the removed file is free again, exactly.
-    store.set_room(Some(700_000 + 100 * 4096 + room));
+    store.set_free_bytes(Some(700_000 + 100 * 4096 + room));
     for i in 0..30 {
         round(i % 2 == 0);
         assert_eq!(store.open_handles(), before, "round {i}");
@@ -551,7 +551,7 @@ fn a_file_that_another_mount_removed_gives_its_room_back_when_it_is_not_read() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let other = in_memory(&store, 1 << 16);
-    store.set_room(Some(900_000));
+    store.set_free_bytes(Some(900_000));
     for round in 0..3 {
         let file = make(&fs, MEMORY);
         file.write_at(&[7; 500_000], 0).unwrap();

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use mounted::MEMORY;
 use quell_log::{Choices, LogFs};
 use quell_posix::WritableDir;
-use quell_testkit::histories::crash::CrashWorld;
+use quell_testkit::histories::crash::CrashImplementation;
 use quell_testkit::histories::truncation;
 use quell_testkit::{CountingDir, MemoryStore};
 use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable, WritableFile};
@@ -304,9 +304,9 @@ fn random_histories_of_mounts_that_truncate_what_others_write() {
         };
         let (uid, gid) = MEMORY;
         let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
-        let world = CrashWorld { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
+        let implementation = CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
         for mounts in 1..=3 {
-            truncation::check(&world, mounts, 0..60);
+            truncation::check(&implementation, mounts, 0..60);
         }
     }
 }

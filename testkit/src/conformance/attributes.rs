@@ -2,27 +2,32 @@
 
 use quell_vfs::resolve;
 
-use super::{World, differences, one_of_everything};
+use super::implementation::{Implementation, varied_tree};
 use crate::Model;
-use crate::operations::listing;
+use crate::compare::differences;
+use crate::compare::listing;
 
-pub(super) fn check(world: &World<'_>) {
-    let tree = one_of_everything();
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let tree = varied_tree();
     let model = Model::new(tree.clone().into());
-    let made = world.made(&tree);
-    assert_eq!(made.fs.root(), quell_vfs::NodeId(0));
+    let instance = implementation.create(&tree);
+    assert_eq!(instance.fs.root(), quell_vfs::NodeId(0));
     for (path, number) in tree.paths() {
-        let Ok(found) = resolve(&*made.fs, &path) else {
-            assert!(!world.devices && tree.node(number).rdev != 0, "{} is missing", path.escape_ascii());
+        let Ok(found) = resolve(&*instance.fs, &path) else {
+            assert!(
+                !implementation.devices && tree.node(number).rdev != 0,
+                "{} is missing",
+                path.escape_ascii()
+            );
             continue;
         };
         let expected = resolve(&model, &path).unwrap();
-        let wrong = differences(&expected, &found, world.exact);
+        let wrong = differences(&expected, &found, implementation.exact);
         assert!(wrong.is_empty(), "{}: {wrong:?}", path.escape_ascii());
-        assert_eq!(made.fs.attributes(found.node).unwrap(), found);
+        assert_eq!(instance.fs.attributes(found.node).unwrap(), found);
         if found.kind == quell_vfs::Kind::Dir {
-            for (name, listed) in listing(&*made.fs, found.node, 100).unwrap() {
-                let looked_up = made.fs.lookup(found.node, &name).unwrap();
+            for (name, listed) in listing(&*instance.fs, found.node, 100).unwrap() {
+                let looked_up = instance.fs.lookup(found.node, &name).unwrap();
                 assert_eq!(looked_up, Some(listed), "{}", name.escape_ascii());
             }
         }

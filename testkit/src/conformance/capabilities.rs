@@ -2,20 +2,20 @@
 
 use quell_vfs::{Capabilities, FileSystem};
 
-use super::World;
+use super::implementation::Implementation;
 use crate::tree::{Node, Tree};
 
-pub(super) fn check(world: &World<'_>) {
+pub(super) fn check(implementation: &Implementation<'_>) {
     let mut plain = Tree::new();
     plain.add(Tree::ROOT, "file", Node::file("x"));
     let mut cases = vec![plain.clone()];
-    if world.xattrs {
+    if implementation.xattrs {
         let mut noted = plain.clone();
         let dir = noted.add(Tree::ROOT, "dir", Node::dir());
         noted.add(dir, "noted", Node::file("x").with_xattr("user.note", "x"));
         cases.push(noted);
     }
-    if world.xattrs && world.exact {
+    if implementation.xattrs && implementation.exact {
         let mut listed = plain;
         let acl =
             b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x04\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
@@ -23,11 +23,11 @@ pub(super) fn check(world: &World<'_>) {
         cases.push(listed);
     }
     for tree in cases {
-        let made = world.made(&tree);
-        let can = made.fs.capabilities();
-        assert_eq!((can.xattrs, can.acls), what_is_there(&*made.fs, &tree), "{can:?}");
+        let instance = implementation.create(&tree);
+        let can = instance.fs.capabilities();
+        assert_eq!((can.xattrs, can.acls), what_is_there(&*instance.fs, &tree), "{can:?}");
         if can.immutable {
-            is_immutable(&*made.fs, &tree, can);
+            is_immutable(&*instance.fs, &tree, can);
         }
     }
 }

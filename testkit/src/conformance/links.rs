@@ -2,12 +2,12 @@
 
 use quell_vfs::errno::EINVAL;
 
-use super::{World, node_at, one_of_everything, refused};
+use super::implementation::{Implementation, node_at, refused, varied_tree};
 use crate::tree::{Node, Tree};
 
-pub(super) fn check(world: &World<'_>) {
-    let made = world.made(&one_of_everything());
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let instance = implementation.create(&varied_tree());
+    let fs = &*instance.fs;
     assert_eq!(fs.read_link(node_at(fs, "bin/link")).unwrap(), b"../lib/a");
     assert_eq!(fs.read_link(node_at(fs, "bin/dangling")).unwrap(), [b'x'; 4000]);
     for no_link in ["", "bin", "bin/tool", "lib/fifo"] {
@@ -17,11 +17,11 @@ pub(super) fn check(world: &World<'_>) {
     for (i, target) in [&b"/"[..], b".", b"\xff\xfe\n ", b"a//b/", &[b'y'; 4095]].iter().enumerate() {
         tree.add(Tree::ROOT, format!("{i}"), Node::symlink(target));
     }
-    let made = world.made(&tree);
+    let instance = implementation.create(&tree);
     for (name, number) in &tree.node(Tree::ROOT).children {
-        let found = made.fs.lookup(made.fs.root(), name).unwrap().expect("it was made");
+        let found = instance.fs.lookup(instance.fs.root(), name).unwrap().expect("it was created");
         let target = &tree.node(*number).target;
-        assert_eq!(&made.fs.read_link(found.node).unwrap(), target);
+        assert_eq!(&instance.fs.read_link(found.node).unwrap(), target);
         assert_eq!(found.size_bytes, target.len() as u64);
     }
 }

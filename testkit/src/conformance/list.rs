@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use quell_vfs::errno::ENOTDIR;
 use quell_vfs::{Cursor, FileSystem, NodeId};
 
-use super::{World, node_at, one_of_everything, refused};
-use crate::operations::listing;
+use super::implementation::{Implementation, node_at, refused, varied_tree};
+use crate::compare::listing;
 
-pub(super) fn check(world: &World<'_>) {
-    let made = world.made(&one_of_everything());
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let instance = implementation.create(&varied_tree());
+    let fs = &*instance.fs;
     let many = node_at(fs, "many");
     let names = |step| listing(fs, many, step).unwrap().into_iter().map(|e| e.0).collect::<Vec<_>>();
     let all = names(usize::MAX);

@@ -3,12 +3,12 @@
 
 use quell_vfs::errno::{ENAMETOOLONG, ENOTDIR};
 
-use super::{World, node_at, one_of_everything, refused};
+use super::implementation::{Implementation, node_at, refused, varied_tree};
 
-pub(super) fn check(world: &World<'_>) {
-    let tree = one_of_everything();
-    let made = world.made(&tree);
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let tree = varied_tree();
+    let instance = implementation.create(&tree);
+    let fs = &*instance.fs;
     let many = node_at(fs, "many");
     for i in 0..700 {
         assert!(fs.lookup(many, format!("f{i}").as_bytes()).unwrap().is_some());

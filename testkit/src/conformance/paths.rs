@@ -2,13 +2,13 @@
 
 use quell_vfs::resolve;
 
-use super::{World, one_of_everything};
-use crate::operations::listing;
+use super::implementation::{Implementation, varied_tree};
+use crate::compare::listing;
 
-pub(super) fn check(world: &World<'_>) {
-    let tree = one_of_everything();
-    let made = world.made(&tree);
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let tree = varied_tree();
+    let instance = implementation.create(&tree);
+    let fs = &*instance.fs;
     assert_eq!(fs.path(fs.root()).unwrap(), b"");
     assert_eq!(fs.parent(fs.root()).unwrap(), fs.root());
     for (path, number) in tree.paths() {

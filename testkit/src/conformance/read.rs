@@ -4,15 +4,15 @@
 use quell_vfs::errno::{EINVAL, EISDIR};
 use quell_vfs::{FileSystem, resolve};
 
-use super::{World, node_at, one_of_everything, refused};
+use super::implementation::{Implementation, node_at, refused, varied_tree};
 use crate::tree::Node;
 
-pub(super) fn check(world: &World<'_>) {
-    let tree = one_of_everything();
-    let made = world.made(&tree);
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let tree = varied_tree();
+    let instance = implementation.create(&tree);
+    let fs = &*instance.fs;
     for path in ["bin/tool", "lib/the tool", "lib/a", "lib/sparse", "lib/empty file", "many/f699"] {
-        let number = tree.paths().into_iter().find(|(p, _)| p == path.as_bytes()).expect("it was made").1;
+        let number = tree.paths().into_iter().find(|(p, _)| p == path.as_bytes()).expect("it was created").1;
         read_everywhere(fs, path, tree.node(number));
     }
     refused(fs.open(fs.root()), EISDIR);

@@ -4,11 +4,11 @@
 use quell_vfs::errno::{ENOENT, ENOTDIR};
 use quell_vfs::{Kind, resolve};
 
-use super::{World, node_at, one_of_everything, refused};
+use super::implementation::{Implementation, node_at, refused, varied_tree};
 
-pub(super) fn check(world: &World<'_>) {
-    let made = world.made(&one_of_everything());
-    let fs = &*made.fs;
+pub(super) fn check(implementation: &Implementation<'_>) {
+    let instance = implementation.create(&varied_tree());
+    let fs = &*instance.fs;
     let tool = node_at(fs, "bin/tool");
     for way in ["/bin/tool", "bin//tool", "./bin/./tool", "lib/../bin/tool", "../../bin/tool", "bin/tool/"] {
         assert_eq!(node_at(fs, way), tool, "{way}");

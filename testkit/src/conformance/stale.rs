@@ -4,14 +4,14 @@
 use quell_vfs::errno::ESTALE;
 use quell_vfs::{Cursor, NodeId};
 
-use super::{World, refused};
+use super::implementation::{Implementation, refused};
 use crate::tree::{Node, Tree};
 
-pub(super) fn check(world: &World<'_>) {
+pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();
     tree.add(Tree::ROOT, "file", Node::file("x"));
-    let made = world.made(&tree);
-    let fs = &*made.fs;
+    let instance = implementation.create(&tree);
+    let fs = &*instance.fs;
     for node in [2, 1000, u64::from(u32::MAX), 1 << 32, u64::MAX].map(NodeId) {
         refused(fs.attributes(node), ESTALE);
         refused(fs.lookup(node, b"file"), ESTALE);

@@ -1,10 +1,10 @@
 //! Promise: extended attributes are as they were set, and their names have an order that never
 //! changes. An attribute that is not set is not an error.
 
-use super::World;
+use super::implementation::Implementation;
 use crate::tree::{Node, Tree};
 
-pub(super) fn check(world: &World<'_>) {
+pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();
     let mut node = Node::file("x");
     for (name, value) in [("user.b", "2"), ("user.a", "1"), ("user.empty", "")] {
@@ -15,11 +15,12 @@ pub(super) fn check(world: &World<'_>) {
     tree.link(Tree::ROOT, "the same file", number);
     let dir = tree.add(Tree::ROOT, "dir", Node::dir().with_xattr("user.of-dir", "x"));
     tree.add(dir, "plain", Node::file("x"));
-    let made = world.made(&tree);
-    let fs = &*made.fs;
+    let instance = implementation.create(&tree);
+    let fs = &*instance.fs;
     for (path, number) in tree.paths() {
         let node = quell_vfs::resolve(fs, &path).unwrap().node;
-        let expected = if world.xattrs { tree.node(number).xattrs.clone() } else { Default::default() };
+        let expected =
+            if implementation.xattrs { tree.node(number).xattrs.clone() } else { Default::default() };
         let names = fs.xattr_names(node).unwrap();
         assert_eq!(fs.xattr_names(node).unwrap(), names);
         let mut sorted = names.clone();

@@ -29,7 +29,7 @@ const MOUNTS: usize = 4;
 pub type Mount<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
 
 /// An implementation mounted on stores in memory.
-pub struct CrashWorld<'a> {
+pub struct CrashImplementation<'a> {
     pub name: &'a str,
     /// The number of stores it uses.
     pub stores: usize,
@@ -43,15 +43,15 @@ pub struct CrashWorld<'a> {
     pub unsynced_damage: bool,
 }
 
-impl std::fmt::Debug for CrashWorld<'_> {
+impl std::fmt::Debug for CrashImplementation<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CrashWorld").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("CrashImplementation").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 /// The kind of failure in a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum Failure {
     /// Each mount ends with a kill or with a power failure.
     KillOrPowerLoss,
     Kill,
@@ -64,61 +64,61 @@ pub enum Trouble {
     NoInodes,
 }
 
-impl Trouble {
+impl Failure {
     /// The failures with a test of their own, and their names for a command line.
-    pub const NAMED: [(&'static str, Trouble); 5] = [
-        ("kill", Trouble::Kill),
-        ("power-loss", Trouble::PowerLoss),
-        ("no-space", Trouble::NoSpace),
-        ("writeback", Trouble::Writeback),
-        ("no-inodes", Trouble::NoInodes),
+    pub const NAMED: [(&'static str, Failure); 5] = [
+        ("kill", Failure::Kill),
+        ("power-loss", Failure::PowerLoss),
+        ("no-space", Failure::NoSpace),
+        ("writeback", Failure::Writeback),
+        ("no-inodes", Failure::NoInodes),
     ];
 
     /// Returns whether this failure can be the cause of `error`.
     fn explains(self, error: &quell_vfs::Error) -> bool {
         match self {
-            Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => false,
-            Trouble::NoSpace | Trouble::NoInodes => error.kind == ErrorKind::NoSpace,
-            Trouble::Writeback => error.errno() == errno::EIO,
+            Failure::KillOrPowerLoss | Failure::Kill | Failure::PowerLoss => false,
+            Failure::NoSpace | Failure::NoInodes => error.kind == ErrorKind::NoSpace,
+            Failure::Writeback => error.errno() == errno::EIO,
         }
     }
 }
 
 /// Runs one history per seed and panics with a report if data is wrong.
-pub fn check(world: &CrashWorld<'_>, seeds: impl IntoIterator<Item = u64>) {
+pub fn check(implementation: &CrashImplementation<'_>, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
-        if let Err(report) = run(world, Trouble::KillOrPowerLoss, seed) {
-            panic!("{}: {report}", world.name);
+        if let Err(report) = run(implementation, Failure::KillOrPowerLoss, seed) {
+            panic!("{}: {report}", implementation.name);
         }
     }
 }
 
 /// Runs the history of a seed; the error describes the wrong data and the operations before it.
-pub fn run(world: &CrashWorld<'_>, trouble: Trouble, seed: u64) -> Result<(), String> {
+pub fn run(implementation: &CrashImplementation<'_>, failure: Failure, seed: u64) -> Result<(), String> {
     let mut history = History {
-        trouble,
-        boots: 0,
+        failure,
+        restarts: 0,
         random: Random::new(seed),
-        new: New { permissions: 0o644, uid: world.uid, gid: world.gid },
+        new: New { permissions: 0o644, uid: implementation.uid, gid: implementation.gid },
         files: BTreeMap::new(),
         number: 0,
-        said: String::new(),
+        log: String::new(),
     };
-    let mut stores: Vec<MemoryStore> = (0..world.stores).map(|_| MemoryStore::new()).collect();
-    let outcome = (0..MOUNTS).try_for_each(|_| history.one_mount(world, &mut stores));
-    outcome.map_err(|wrong| format!("seed {seed}: {wrong}\nwhat happened until then:{}", history.said))
+    let mut stores: Vec<MemoryStore> = (0..implementation.stores).map(|_| MemoryStore::new()).collect();
+    let outcome = (0..MOUNTS).try_for_each(|_| history.one_mount(implementation, &mut stores));
+    outcome.map_err(|wrong| format!("seed {seed}: {wrong}\noperations until then:{}", history.log))
 }
 
 /// The content at an offset: a byte, or `None` if the file ends before it.
 type Content = Option<u8>;
 
-enum What {
+enum Effect {
     Write { offset: usize, bytes: Vec<u8> },
     Size(usize),
 }
 
-struct Done {
-    what: What,
+struct Performed {
+    effect: Effect,
     /// The open file of a write; `None` for changes of the size.
     handle: Option<usize>,
     /// The operation succeeded, and no later close reported that it was lost.
@@ -129,7 +129,7 @@ struct Done {
 
 /// The writes that must be present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Safe {
+enum Guarantee {
     /// Those visible on the mount that made them.
     Acknowledged,
     /// Those that survive a kill.
@@ -138,131 +138,137 @@ enum Safe {
     Synced,
 }
 
-impl Safe {
-    fn has(self, done: &Done) -> bool {
+impl Guarantee {
+    fn has(self, done: &Performed) -> bool {
         match self {
-            Safe::Acknowledged => done.acknowledged,
-            Safe::Published => done.published,
-            Safe::Synced => done.synced,
+            Guarantee::Acknowledged => done.acknowledged,
+            Guarantee::Published => done.published,
+            Guarantee::Synced => done.synced,
         }
     }
 }
 
-impl Done {
+impl Performed {
     fn end(&self) -> usize {
-        match &self.what {
-            What::Write { offset, bytes } => offset + bytes.len(),
-            What::Size(size) => *size,
+        match &self.effect {
+            Effect::Write { offset, bytes } => offset + bytes.len(),
+            Effect::Size(size) => *size,
         }
     }
 }
 
 /// The expected state of a file.
 #[derive(Default)]
-struct Known {
+struct ExpectedFile {
     /// The data at the start of this mount.
     base: Vec<u8>,
-    done: Vec<Done>,
+    done: Vec<Performed>,
     name_synced: bool,
 }
 
-impl Known {
+impl ExpectedFile {
     /// Returns the ranges written but not synced.
     fn unsynced(&self) -> impl Iterator<Item = Range<usize>> {
-        self.done.iter().filter(|done| !done.synced).filter_map(|done| match &done.what {
-            What::Write { offset, bytes } => Some(*offset..offset + bytes.len()),
-            What::Size(_) => None,
+        self.done.iter().filter(|done| !done.synced).filter_map(|done| match &done.effect {
+            Effect::Write { offset, bytes } => Some(*offset..offset + bytes.len()),
+            Effect::Size(_) => None,
         })
     }
 
     /// Checks whether the file may have this content.
-    fn check(&self, bytes: &[u8], safe: Safe) -> Result<(), String> {
-        let is_safe = |done: &Done| safe.has(done);
+    fn check(&self, bytes: &[u8], safe: Guarantee) -> Result<(), String> {
+        let is_safe = |done: &Performed| safe.has(done);
         // One additional offset represents all offsets beyond.
         let end =
-            bytes.len().max(self.base.len()).max(self.done.iter().map(Done::end).max().unwrap_or(0)) + 1;
-        let found: Vec<Content> = (0..end).map(|place| bytes.get(place).copied()).collect();
-        let places = self.judged(0, &found, is_safe);
-        let Some(place) = places.iter().position(|place| !place.right) else { return Ok(()) };
-        let end = places[place..].iter().position(|place| place.right).map_or(found.len(), |n| place + n);
+            bytes.len().max(self.base.len()).max(self.done.iter().map(Performed::end).max().unwrap_or(0)) + 1;
+        let found: Vec<Content> = (0..end).map(|offset| bytes.get(offset).copied()).collect();
+        let states = self.evaluate(0, &found, is_safe);
+        let Some(offset) = states.iter().position(|state| !state.permitted) else { return Ok(()) };
+        let end =
+            states[offset..].iter().position(|state| state.permitted).map_or(found.len(), |n| offset + n);
         let contents = std::iter::once(None).chain((0..=u8::MAX).map(Some));
-        let may: Vec<_> = contents.filter(|c| self.judged(place, &[*c], is_safe)[0].right).collect();
+        let may: Vec<_> = contents.filter(|c| self.evaluate(offset, &[*c], is_safe)[0].permitted).collect();
         Err(format!(
-            "has {:02x?} at {place}, where it may have {may:02x?} (None: it ends before that); so up to {end}",
-            found[place]
+            "has {:02x?} at {offset}, where it may have {may:02x?} (None: it ends before that); so up to {end}",
+            found[offset]
         ))
     }
 
     /// Returns, for each offset from `begin` on, whether the content found there is permitted.
-    fn judged(&self, begin: usize, found: &[Content], is_safe: impl Fn(&Done) -> bool) -> Vec<Place> {
-        let base = |place: usize| self.base.get(place).copied();
-        let begun = |(i, found): (usize, &Content)| Place {
+    fn evaluate(
+        &self,
+        begin: usize,
+        found: &[Content],
+        is_safe: impl Fn(&Performed) -> bool,
+    ) -> Vec<OffsetState> {
+        let base = |offset: usize| self.base.get(offset).copied();
+        let begun = |(i, found): (usize, &Content)| OffsetState {
             found: *found,
-            right: *found == base(begin + i),
+            permitted: *found == base(begin + i),
             may_end_before: base(begin + i).is_none(),
         };
-        let mut places: Vec<Place> = found.iter().enumerate().map(begun).collect();
+        let mut states: Vec<OffsetState> = found.iter().enumerate().map(begun).collect();
         let within = |from: usize, to: usize| {
             let clamp = |at: usize| at.clamp(begin, begin + found.len()) - begin;
             clamp(from)..clamp(to)
         };
         for done in &self.done {
             let safe = is_safe(done);
-            match &done.what {
-                What::Write { offset, bytes } => {
+            match &done.effect {
+                Effect::Write { offset, bytes } => {
                     let end = offset + bytes.len();
-                    places[within(0, *offset)].iter_mut().for_each(|place| place.reach(safe));
+                    states[within(0, *offset)].iter_mut().for_each(|state| state.reach(safe));
                     let range = within(*offset, end);
                     // A file may become longer before its data is written.
-                    places[range.clone()].iter_mut().for_each(|place| place.reach(false));
+                    states[range.clone()].iter_mut().for_each(|state| state.reach(false));
                     for i in range {
-                        places[i].put(Some(bytes[begin + i - offset]), safe);
+                        states[i].put(Some(bytes[begin + i - offset]), safe);
                     }
                 }
-                What::Size(size) => {
-                    places[within(0, *size)].iter_mut().for_each(|place| place.reach(safe));
-                    places[within(*size, usize::MAX)].iter_mut().for_each(|place| place.put(None, safe));
+                Effect::Size(size) => {
+                    states[within(0, *size)].iter_mut().for_each(|state| state.reach(safe));
+                    states[within(*size, usize::MAX)].iter_mut().for_each(|state| state.put(None, safe));
                 }
             }
         }
-        places
+        states
     }
 
     /// Returns the expected state after this content was found.
-    fn after(mut self, bytes: Vec<u8>, killed: bool) -> Known {
+    fn after(mut self, bytes: Vec<u8>, killed: bool) -> ExpectedFile {
         if !killed {
-            return Known { base: bytes, done: Vec::new(), name_synced: true };
+            return ExpectedFile { base: bytes, done: Vec::new(), name_synced: true };
         }
         // Published by processes that no longer exist and cannot sync it: a power failure may still
         // lose it.
-        let size = What::Size(bytes.len());
-        for what in [What::Write { offset: 0, bytes }, size] {
+        let size = Effect::Size(bytes.len());
+        for effect in [Effect::Write { offset: 0, bytes }, size] {
             let handle = Some(usize::MAX);
-            self.done.push(Done { what, handle, acknowledged: true, published: true, synced: false });
+            self.done.push(Performed { effect, handle, acknowledged: true, published: true, synced: false });
         }
         self
     }
 }
 
 /// The state of one offset after the operations considered so far.
-struct Place {
+struct OffsetState {
     found: Content,
     /// Whether the content found is among the permitted contents.
-    right: bool,
+    permitted: bool,
     may_end_before: bool,
 }
 
-impl Place {
+impl OffsetState {
     fn put(&mut self, content: Content, safe: bool) {
-        let (right, ends) = (content == self.found, content.is_none());
-        self.right = right || (self.right && !safe);
+        let (permitted, ends) = (content == self.found, content.is_none());
+        self.permitted = permitted || (self.permitted && !safe);
         self.may_end_before = ends || (self.may_end_before && !safe);
     }
 
     /// The file extends beyond this offset, which is zero if nothing was written there.
     fn reach(&mut self, safe: bool) {
         if self.may_end_before {
-            self.right = self.found == Some(0) || (self.right && !(safe && self.found.is_none()));
+            self.permitted = self.found == Some(0) || (self.permitted && !(safe && self.found.is_none()));
             self.may_end_before = !safe;
         }
     }
@@ -276,13 +282,13 @@ struct Slot {
 }
 
 struct History {
-    trouble: Trouble,
-    boots: u64,
+    failure: Failure,
+    restarts: u64,
     random: Random,
     new: New,
-    files: BTreeMap<usize, Known>,
+    files: BTreeMap<usize, ExpectedFile>,
     number: usize,
-    said: String,
+    log: String,
 }
 
 fn file_name(name: usize) -> String {
@@ -290,57 +296,62 @@ fn file_name(name: usize) -> String {
 }
 
 impl History {
-    fn say(&mut self, what: std::fmt::Arguments<'_>) {
-        write!(self.said, "\n{:6}  {what}", self.number).expect("text grows");
+    fn log(&mut self, what: std::fmt::Arguments<'_>) {
+        write!(self.log, "\n{:6}  {what}", self.number).expect("text grows");
     }
 
     /// Checks the stores, performs operations, and ends with a failure.
-    fn one_mount(&mut self, world: &CrashWorld<'_>, stores: &mut Vec<MemoryStore>) -> Result<(), String> {
-        let fs = (world.make)(stores, self.boots);
+    fn one_mount(
+        &mut self,
+        implementation: &CrashImplementation<'_>,
+        stores: &mut Vec<MemoryStore>,
+    ) -> Result<(), String> {
+        let fs = (implementation.make)(stores, self.restarts);
         let mut slots: Vec<Option<Slot>> = (0..SLOTS).map(|_| None).collect();
         for _ in 0..5 + self.random.below(70) {
             self.number += 1;
             self.make_trouble(stores);
             match self.step(&*fs, &mut slots) {
-                Err(e) if self.trouble.explains(&e) => self.say(format_args!("failed: {e}")),
+                Err(e) if self.failure.explains(&e) => self.log(format_args!("failed: {e}")),
                 done => done.map_err(|e| format!("operation {}: {e}", self.number))?,
             }
         }
         for store in stores.iter() {
-            store.set_room(None);
+            store.set_free_bytes(None);
             store.set_inodes(None);
         }
         self.number += 1;
-        if !matches!(self.trouble, Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss) {
-            for (name, known) in &self.files {
-                self.look(&*fs, *name, known, Safe::Acknowledged)
+        if !matches!(self.failure, Failure::KillOrPowerLoss | Failure::Kill | Failure::PowerLoss) {
+            for (name, expected) in &self.files {
+                self.check_file(&*fs, *name, expected, Guarantee::Acknowledged)
                     .map_err(|wrong| format!("on the same mount: {wrong}"))?;
             }
         }
         let (by_chance, seed) = (self.random.one_in(3), self.random.number());
-        let killed = match self.trouble {
-            Trouble::Kill => true,
-            Trouble::PowerLoss => false,
+        let killed = match self.failure {
+            Failure::Kill => true,
+            Failure::PowerLoss => false,
             _ => by_chance,
         };
-        self.say(format_args!("-- {} --", if killed { "killed" } else { "power lost" }));
+        self.log(format_args!("-- {} --", if killed { "killed" } else { "power lost" }));
         let after = stores.iter().enumerate();
         let after =
             after.map(|(i, s)| if killed { s.kill() } else { s.crash(seed.wrapping_add(i as u64 * 8)) });
         *stores = after.collect();
         drop((slots, fs));
-        self.boots += u64::from(!killed);
-        let fs = (world.make)(stores, self.boots);
-        for (name, known) in std::mem::take(&mut self.files) {
-            let unsynced = !killed && !known.name_synced;
-            let may_be_damaged = !killed && world.unsynced_damage || self.trouble == Trouble::Writeback;
-            let safe = if killed { Safe::Published } else { Safe::Synced };
-            match found_again(&*fs, name, &known, killed) {
-                Ok(Some(bytes)) => drop(self.files.insert(name, known.after(bytes, killed))),
+        self.restarts += u64::from(!killed);
+        let fs = (implementation.make)(stores, self.restarts);
+        for (name, expected) in std::mem::take(&mut self.files) {
+            let unsynced = !killed && !expected.name_synced;
+            let may_be_damaged =
+                !killed && implementation.unsynced_damage || self.failure == Failure::Writeback;
+            let safe = if killed { Guarantee::Published } else { Guarantee::Synced };
+            match found_again(&*fs, name, &expected, killed) {
+                Ok(Some(bytes)) => drop(self.files.insert(name, expected.after(bytes, killed))),
                 Ok(None) => {}
-                Err(Wrong::Refused(wrong)) if may_be_damaged => {
+                Err(Mismatch::Refused(wrong)) if may_be_damaged => {
                     if !unsynced {
-                        self.look(&*fs, name, &known, safe)?;
+                        self.check_file(&*fs, name, &expected, safe)?;
                     }
                     let verbs = fs.writable().expect("it may be changed");
                     let removed = verbs.remove(fs.root(), file_name(name).as_bytes());
@@ -349,7 +360,7 @@ impl History {
                     let removed = removed.and_then(|()| verbs.sync_dir(fs.root()));
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }
-                Err(Wrong::Refused(wrong) | Wrong::Bytes(wrong)) => return Err(wrong),
+                Err(Mismatch::Refused(wrong) | Mismatch::Bytes(wrong)) => return Err(wrong),
             }
         }
         Ok(())
@@ -357,25 +368,25 @@ impl History {
 
     /// Occasionally starts or ends a failure.
     fn make_trouble(&mut self, stores: &[MemoryStore]) {
-        match self.trouble {
-            Trouble::KillOrPowerLoss | Trouble::Kill | Trouble::PowerLoss => {}
-            Trouble::NoSpace | Trouble::NoInodes => {
+        match self.failure {
+            Failure::KillOrPowerLoss | Failure::Kill | Failure::PowerLoss => {}
+            Failure::NoSpace | Failure::NoInodes => {
                 if !self.random.one_in(8) {
                     return;
                 }
                 let left = (!self.random.one_in(3)).then(|| self.random.below(5) as u64);
-                self.say(format_args!("room for {left:?} more"));
+                self.log(format_args!("space for {left:?} more"));
                 for store in stores {
-                    match self.trouble {
-                        Trouble::NoSpace => store.set_room(left.map(|blocks| blocks * 4096)),
+                    match self.failure {
+                        Failure::NoSpace => store.set_free_bytes(left.map(|blocks| blocks * 4096)),
                         _ => store.set_inodes(left),
                     }
                 }
             }
-            Trouble::Writeback => {
+            Failure::Writeback => {
                 if self.random.one_in(6) {
                     stores.iter().for_each(MemoryStore::evict);
-                    self.say(format_args!("pages leave memory"));
+                    self.log(format_args!("pages leave memory"));
                 }
                 if !self.random.one_in(8) {
                     return;
@@ -387,23 +398,32 @@ impl History {
                         || all && [&b".index"[..], b"/container"].iter().any(|end| path.ends_with(end))
                 };
                 let count: usize = stores.iter().map(|store| store.fail_writeback(seed, after, hit)).sum();
-                self.say(format_args!("writeback of {count} files fails ({after:?})"));
+                self.log(format_args!("writeback of {count} files fails ({after:?})"));
             }
         }
     }
 
     /// Checks that every readable byte is permitted, and that unreadable ones are damaged and were
     /// not synced: after a power failure, or after a failed writeback.
-    fn look(&self, fs: &dyn FileSystem, name: usize, known: &Known, safe: Safe) -> Result<(), String> {
+    fn check_file(
+        &self,
+        fs: &dyn FileSystem,
+        name: usize,
+        expected: &ExpectedFile,
+        safe: Guarantee,
+    ) -> Result<(), String> {
         let text = file_name(name);
         let is_lost = |e: &quell_vfs::Error| {
-            let may_be = self.trouble == Trouble::Writeback || safe == Safe::Synced;
+            let may_be = self.failure == Failure::Writeback || safe == Guarantee::Synced;
             may_be && e.errno() == errno::EIO
         };
-        let torn: Vec<Range<usize>> = known.unsynced().collect();
+        let torn: Vec<Range<usize>> = expected.unsynced().collect();
         let all_lost = |e: quell_vfs::Error| {
             // The lost bytes can no longer be identified.
-            if self.trouble == Trouble::Writeback && is_lost(&e) && (!torn.is_empty() || !known.name_synced) {
+            if self.failure == Failure::Writeback
+                && is_lost(&e)
+                && (!torn.is_empty() || !expected.name_synced)
+            {
                 Ok(())
             } else {
                 Err(format!("{text}: {e}"))
@@ -419,18 +439,18 @@ impl History {
             Err(e) => return all_lost(e),
         };
         let size = found.size_bytes as usize;
-        let right = |place: usize, found: &[Content]| {
-            let judged = known.judged(place, found, |done| safe.has(done));
-            match judged.iter().position(|place| !place.right) {
-                Some(n) => Err(format!("{text} has {:02x?} at {}", found[n], place + n)),
+        let check = |offset: usize, found: &[Content]| {
+            let states = expected.evaluate(offset, found, |done| safe.has(done));
+            match states.iter().position(|state| !state.permitted) {
+                Some(n) => Err(format!("{text} has {:02x?} at {}", found[n], offset + n)),
                 None => Ok(()),
             }
         };
-        right(size, &[None])?;
+        check(size, &[None])?;
         // If the frame headers are lost, it is unknown which bytes the frames had, and none can be
         // read.
-        let is_unreadable = |place: usize| file.read_at(&mut [0], place as u64).is_err_and(|e| is_lost(&e));
-        let may_be_lost = self.trouble == Trouble::Writeback && size > 0 && !torn.is_empty();
+        let is_unreadable = |offset: usize| file.read_at(&mut [0], offset as u64).is_err_and(|e| is_lost(&e));
+        let may_be_lost = self.failure == Failure::Writeback && size > 0 && !torn.is_empty();
         let all_is_lost = || may_be_lost && (0..32).all(|i| is_unreadable(i * size / 32));
         if all_is_lost() {
             return Ok(());
@@ -441,7 +461,7 @@ impl History {
             let mut bytes = vec![0xAA; range.len()];
             match file.read_at(&mut bytes, range.start as u64) {
                 Ok(count) if count == range.len() => {
-                    right(range.start, &bytes.into_iter().map(Some).collect::<Vec<_>>())?;
+                    check(range.start, &bytes.into_iter().map(Some).collect::<Vec<_>>())?;
                 }
                 Ok(count) => {
                     return Err(format!("{text} ends at {}, and stat says {size}", range.start + count));
@@ -477,7 +497,7 @@ impl History {
             slots[number] = Some(self.open(fs, number)?);
             return Ok(());
         };
-        let known = self.files.get_mut(&slot.name).expect("what is open is known");
+        let expected = self.files.get_mut(&slot.name).expect("what is open is expected");
         let name = file_name(slot.name);
         match what {
             0..11 => {
@@ -498,9 +518,15 @@ impl History {
                     Err(_) => offset,
                 };
                 let handle = Some(slot.handle);
-                let (what, acknowledged) = (What::Write { offset, bytes }, written.is_ok());
-                known.done.push(Done { what, handle, acknowledged, published: false, synced: false });
-                self.say(format_args!("slot {number}: write {name} {offset} .. {}", offset + count));
+                let (effect, acknowledged) = (Effect::Write { offset, bytes }, written.is_ok());
+                expected.done.push(Performed {
+                    effect,
+                    handle,
+                    acknowledged,
+                    published: false,
+                    synced: false,
+                });
+                self.log(format_args!("slot {number}: write {name} {offset} .. {}", offset + count));
                 written?;
                 if appended && offset != end {
                     let subject = format!("{name}: at {offset}, and it ends at {end}");
@@ -510,39 +536,39 @@ impl History {
             11..14 => {
                 slot.file.publish()?;
                 let handle = slot.handle;
-                let of_it = |d: &&mut Done| d.handle == Some(handle) && d.acknowledged;
-                known.done.iter_mut().filter(of_it).for_each(|d| d.published = true);
-                self.say(format_args!("slot {number}: publish {name}"));
+                let of_it = |d: &&mut Performed| d.handle == Some(handle) && d.acknowledged;
+                expected.done.iter_mut().filter(of_it).for_each(|d| d.published = true);
+                self.log(format_args!("slot {number}: publish {name}"));
             }
             14..17 => {
                 slot.file.sync()?;
                 let handle = slot.handle;
                 let of_it =
-                    |d: &&mut Done| d.acknowledged && (d.handle.is_none() || d.handle == Some(handle));
-                known.done.iter_mut().filter(of_it).for_each(|d| (d.published, d.synced) = (true, true));
-                known.name_synced = true;
-                self.say(format_args!("slot {number}: sync {name}"));
+                    |d: &&mut Performed| d.acknowledged && (d.handle.is_none() || d.handle == Some(handle));
+                expected.done.iter_mut().filter(of_it).for_each(|d| (d.published, d.synced) = (true, true));
+                expected.name_synced = true;
+                self.log(format_args!("slot {number}: sync {name}"));
             }
             17 => {
                 // Often 0, because logs of writers that have ended are then removed.
                 let size = if self.random.one_in(2) { 0 } else { self.random.below(FILE_BYTES) };
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
                 let changed = verbs.change(slot.node, &change);
-                let (what, done) = (What::Size(size), changed.is_ok());
-                known.done.push(Done {
-                    what,
+                let (effect, done) = (Effect::Size(size), changed.is_ok());
+                expected.done.push(Performed {
+                    effect,
                     handle: None,
                     acknowledged: done,
                     published: done,
                     synced: false,
                 });
-                self.say(format_args!("set the size of {name} to {size}"));
+                self.log(format_args!("set the size of {name} to {size}"));
                 changed?;
             }
             _ => {
                 let Slot { handle, node, file, .. } = slots[number].take().expect("it is open");
                 let published = file.publish();
-                for done in known.done.iter_mut().filter(|d| d.handle == Some(handle)) {
+                for done in expected.done.iter_mut().filter(|d| d.handle == Some(handle)) {
                     // Data that could not be published may be lost, and this close has reported
                     // that.
                     done.published |= published.is_ok() && done.acknowledged;
@@ -550,7 +576,7 @@ impl History {
                 }
                 drop(file);
                 verbs.forget(node, 1);
-                self.say(format_args!("slot {number}: publish {name}, close"));
+                self.log(format_args!("slot {number}: publish {name}, close"));
                 published?;
             }
         }
@@ -578,13 +604,13 @@ impl History {
             }
         };
         self.files.entry(name).or_default();
-        self.say(format_args!("slot {slot}: open {text} by process {}", how.process));
+        self.log(format_args!("slot {slot}: open {text} by process {}", how.process));
         Ok(Slot { name, handle: self.number, node, file })
     }
 }
 
 /// A wrong state.
-enum Wrong {
+enum Mismatch {
     /// The file cannot be looked up, opened or read.
     Refused(String),
     Bytes(String),
@@ -594,14 +620,14 @@ enum Wrong {
 fn found_again(
     fs: &dyn FileSystem,
     name: usize,
-    known: &Known,
+    expected: &ExpectedFile,
     killed: bool,
-) -> Result<Option<Vec<u8>>, Wrong> {
+) -> Result<Option<Vec<u8>>, Mismatch> {
     let text = file_name(name);
-    let failed = |what: &str, e: quell_vfs::Error| Wrong::Refused(format!("{what} {text}: {e}"));
+    let failed = |what: &str, e: quell_vfs::Error| Mismatch::Refused(format!("{what} {text}: {e}"));
     let Some(found) = fs.lookup(fs.root(), text.as_bytes()).map_err(|e| failed("look up", e))? else {
-        let needed = killed || known.name_synced;
-        return if needed { Err(Wrong::Bytes(format!("{text} is gone"))) } else { Ok(None) };
+        let needed = killed || expected.name_synced;
+        return if needed { Err(Mismatch::Bytes(format!("{text} is gone"))) } else { Ok(None) };
     };
     let file = fs.open(found.node).map_err(|e| failed("open", e))?;
     let mut bytes = vec![0xAA; FILE_BYTES * 2];
@@ -609,10 +635,10 @@ fn found_again(
     bytes.truncate(count);
     if found.size_bytes != count as u64 {
         let size = found.size_bytes;
-        return Err(Wrong::Bytes(format!("{text} has {count} bytes, and stat says {size}")));
+        return Err(Mismatch::Bytes(format!("{text} has {count} bytes, and stat says {size}")));
     }
-    let safe = if killed { Safe::Published } else { Safe::Synced };
-    known.check(&bytes, safe).map_err(|wrong| Wrong::Bytes(format!("{text} {wrong}")))?;
+    let safe = if killed { Guarantee::Published } else { Guarantee::Synced };
+    expected.check(&bytes, safe).map_err(|wrong| Mismatch::Bytes(format!("{text} {wrong}")))?;
     if let Some(verbs) = fs.writable() {
         verbs.forget(found.node, 1);
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use quell_vfs::Rename;
 
-use super::Shape;
+use super::shape::Shape;
 use crate::Random;
 
 pub(super) const SLOTS: usize = 6;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
 
-use super::crash::CrashWorld;
+use super::crash::CrashImplementation;
 use super::operation::bytes_of;
 use crate::{MemoryStore, Random};
 
@@ -21,23 +21,26 @@ const STRIPES: usize = 24;
 const OPERATIONS: usize = 60;
 
 /// Runs one history with `mounts` mounts per seed and panics with a report if the content is wrong.
-pub fn check(world: &CrashWorld<'_>, mounts: usize, seeds: impl IntoIterator<Item = u64>) {
+pub fn check(implementation: &CrashImplementation<'_>, mounts: usize, seeds: impl IntoIterator<Item = u64>) {
     for seed in seeds {
-        let stores: Vec<MemoryStore> = (0..world.stores).map(|_| MemoryStore::new()).collect();
+        let stores: Vec<MemoryStore> = (0..implementation.stores).map(|_| MemoryStore::new()).collect();
         let mut history = History {
-            world,
+            implementation,
             mounts: Vec::new(),
             stores,
-            boots: 0,
+            restarts: 0,
             random: Random::new(seed),
             expected: Vec::new(),
             number: 0,
-            said: String::new(),
+            log: String::new(),
         };
         let outcome = history.run(mounts);
         if let Err(wrong) = outcome {
-            let History { number, said, .. } = &history;
-            panic!("{}: seed {seed}, {mounts} mounts: operation {number}: {wrong}\n{said}", world.name);
+            let History { number, log, .. } = &history;
+            panic!(
+                "{}: seed {seed}, {mounts} mounts: operation {number}: {wrong}\n{log}",
+                implementation.name
+            );
         }
     }
 }
@@ -49,19 +52,19 @@ struct Mount {
 }
 
 struct History<'a> {
-    world: &'a CrashWorld<'a>,
+    implementation: &'a CrashImplementation<'a>,
     mounts: Vec<Mount>,
     stores: Vec<MemoryStore>,
     /// The number of restarts of the nodes.
-    boots: u64,
+    restarts: u64,
     random: Random,
     expected: Vec<u8>,
     number: usize,
-    said: String,
+    log: String,
 }
 
 /// The effect of an operation on the file.
-enum What {
+enum Effect {
     Write(usize, Vec<u8>),
     Truncate(usize),
     Nothing,
@@ -69,20 +72,20 @@ enum What {
 
 type Outcome<T> = Result<T, String>;
 
-fn told<T>(what: &str, result: quell_vfs::Result<T>) -> Outcome<T> {
+fn succeeded<T>(what: &str, result: quell_vfs::Result<T>) -> Outcome<T> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
 impl History<'_> {
     fn run(&mut self, mounts: usize) -> Outcome<()> {
         self.mount(mounts);
-        let CrashWorld { uid, gid, .. } = *self.world;
+        let CrashImplementation { uid, gid, .. } = *self.implementation;
         let fs = Arc::clone(&self.mounts[0].fs);
         let verbs = fs.writable().expect("it may be changed");
         let made = verbs.create(fs.root(), NAME, New { permissions: 0o644, uid, gid }, Open::READ_WRITE);
-        let (_, file) = told("create", made)?;
-        told("sync", file.sync())?;
-        told("sync the directory", verbs.sync_dir(fs.root()))?;
+        let (_, file) = succeeded("create", made)?;
+        succeeded("sync", file.sync())?;
+        succeeded("sync the directory", verbs.sync_dir(fs.root()))?;
         self.mounts[0].file = Some(file);
         for _ in 0..OPERATIONS {
             self.number += 1;
@@ -92,12 +95,12 @@ impl History<'_> {
                     return Ok(());
                 }
             } else {
-                let what = self.step(number, what)?;
-                self.expected = applied(&self.expected, &what);
+                let effect = self.step(number, what)?;
+                self.expected = applied(&self.expected, &effect);
             }
             if self.random.one_in(3) {
-                let fresh = (self.world.make)(&self.stores, self.boots);
-                let found = told("read through another mount", content(&*fresh))?;
+                let fresh = (self.implementation.make)(&self.stores, self.restarts);
+                let found = succeeded("read through another mount", content(&*fresh))?;
                 self.same("another mount", &found)?;
             }
         }
@@ -106,12 +109,12 @@ impl History<'_> {
 
     fn mount(&mut self, mounts: usize) {
         self.mounts = (0..mounts)
-            .map(|_| Mount { file: None, fs: (self.world.make)(&self.stores, self.boots) })
+            .map(|_| Mount { file: None, fs: (self.implementation.make)(&self.stores, self.restarts) })
             .collect();
     }
 
-    fn say(&mut self, what: std::fmt::Arguments<'_>) {
-        writeln!(self.said, "{:6}  {what}", self.number).expect("text grows");
+    fn log(&mut self, what: std::fmt::Arguments<'_>) {
+        writeln!(self.log, "{:6}  {what}", self.number).expect("text grows");
     }
 
     fn same(&self, reader: &str, found: &[u8]) -> Outcome<()> {
@@ -124,7 +127,7 @@ impl History<'_> {
     }
 
     /// Performs one operation of a mount and syncs it; returns its effect on the file.
-    fn step(&mut self, mount: usize, what: usize) -> Outcome<What> {
+    fn step(&mut self, mount: usize, what: usize) -> Outcome<Effect> {
         let stripe = self.random.below(STRIPES) * self.mounts.len() + mount;
         let from = self.random.below(STRIPE_BYTES);
         let bytes = bytes_of(self.number, 1 + self.random.below(STRIPE_BYTES - from));
@@ -133,44 +136,44 @@ impl History<'_> {
         let fs = Arc::clone(&self.mounts[mount].fs);
         if self.mounts[mount].file.is_none() {
             let how = Open { process, truncate: what == 0, ..Open::READ_WRITE };
-            self.say(format_args!("mount {mount}: open, truncate: {}", how.truncate));
-            let node = told("find", node(&*fs))?;
-            let file = told("open", fs.writable().expect("it may be changed").open_as(node, how))?;
+            self.log(format_args!("mount {mount}: open, truncate: {}", how.truncate));
+            let node = succeeded("find", node(&*fs))?;
+            let file = succeeded("open", fs.writable().expect("it may be changed").open_as(node, how))?;
             if how.truncate {
-                told("sync", file.sync())?;
+                succeeded("sync", file.sync())?;
             }
             self.mounts[mount].file = Some(file);
-            return Ok(if how.truncate { What::Truncate(0) } else { What::Nothing });
+            return Ok(if how.truncate { Effect::Truncate(0) } else { Effect::Nothing });
         }
         let file = self.mounts[mount].file.as_ref().expect("it is open");
         match what {
             0..10 => {
                 let offset = stripe * STRIPE_BYTES + from;
                 let written = file.write_at(&bytes, offset as u64).and_then(|()| file.sync());
-                self.say(format_args!("mount {mount}: write and sync {offset} .. {}", offset + bytes.len()));
-                told("write and sync", written)?;
-                Ok(What::Write(offset, bytes))
+                self.log(format_args!("mount {mount}: write and sync {offset} .. {}", offset + bytes.len()));
+                succeeded("write and sync", written)?;
+                Ok(Effect::Write(offset, bytes))
             }
             10..15 => {
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
                 let verbs = fs.writable().expect("it may be changed");
                 let cut = node(&*fs).and_then(|node| verbs.change(node, &change)).and_then(|_| file.sync());
-                self.say(format_args!("mount {mount}: truncate to {size} and sync"));
-                told("truncate and sync", cut)?;
-                Ok(What::Truncate(size))
+                self.log(format_args!("mount {mount}: truncate to {size} and sync"));
+                succeeded("truncate and sync", cut)?;
+                Ok(Effect::Truncate(size))
             }
             15..18 => {
                 let found = file.sync().and_then(|()| read(&**file));
-                self.say(format_args!("mount {mount}: sync and read"));
-                self.same(&format!("mount {mount}"), &told("sync and read", found)?)?;
-                Ok(What::Nothing)
+                self.log(format_args!("mount {mount}: sync and read"));
+                self.same(&format!("mount {mount}"), &succeeded("sync and read", found)?)?;
+                Ok(Effect::Nothing)
             }
             _ => {
                 let closed = file.publish();
-                self.say(format_args!("mount {mount}: close"));
+                self.log(format_args!("mount {mount}: close"));
                 self.mounts[mount].file = None;
-                told("close", closed)?;
-                Ok(What::Nothing)
+                succeeded("close", closed)?;
+                Ok(Effect::Nothing)
             }
         }
     }
@@ -190,14 +193,14 @@ impl History<'_> {
         let before = self.expected.clone();
         let stripe_writes = self.stripe_writes(mount, what);
         let attempted = self.step(mount, what);
-        self.say(format_args!("power is lost: {:?}", attempted.as_ref().map(|_| ())));
+        self.log(format_args!("power is lost: {:?}", attempted.as_ref().map(|_| ())));
         let seed = self.random.number();
         let after =
             self.stores.iter().enumerate().map(|(i, store)| store.crash(seed.wrapping_add(i as u64 * 8)));
         let after: Vec<MemoryStore> = after.collect();
         self.mounts.clear();
         self.stores = after;
-        self.boots += 1;
+        self.restarts += 1;
         self.mount(mounts);
         let found = match content(&*self.mounts[0].fs) {
             Ok(found) => found,
@@ -207,8 +210,8 @@ impl History<'_> {
             }
             Err(error) => return Err(format!("read after the loss of power: {error}")),
         };
-        if let Ok(what) = attempted {
-            self.expected = applied(&before, &what);
+        if let Ok(effect) = attempted {
+            self.expected = applied(&before, &effect);
             self.same("after the loss of power, a mount", &found)?;
             return Ok(true);
         }
@@ -231,9 +234,10 @@ impl History<'_> {
         // The content found is the expected content from now on; the sync makes it survive the next
         // power failure.
         let fs = Arc::clone(&self.mounts[0].fs);
-        let node = told("find", node(&*fs))?;
-        let file = told("open", fs.writable().expect("it may be changed").open_as(node, Open::READ_WRITE))?;
-        told("sync", file.sync())?;
+        let node = succeeded("find", node(&*fs))?;
+        let file =
+            succeeded("open", fs.writable().expect("it may be changed").open_as(node, Open::READ_WRITE))?;
+        succeeded("sync", file.sync())?;
         Ok(true)
     }
 
@@ -243,16 +247,16 @@ impl History<'_> {
     }
 }
 
-fn applied(before: &[u8], what: &What) -> Vec<u8> {
+fn applied(before: &[u8], effect: &Effect) -> Vec<u8> {
     let mut after = before.to_vec();
-    match what {
-        What::Write(offset, bytes) => {
+    match effect {
+        Effect::Write(offset, bytes) => {
             let end = offset + bytes.len();
             after.resize(after.len().max(end), 0);
             after[*offset..end].copy_from_slice(bytes);
         }
-        What::Truncate(size) => after.resize(*size, 0),
-        What::Nothing => {}
+        Effect::Truncate(size) => after.resize(*size, 0),
+        Effect::Nothing => {}
     }
     after
 }

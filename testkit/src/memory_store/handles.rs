@@ -8,25 +8,25 @@ use std::sync::{Arc, MutexGuard};
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space, errno};
 
-use super::MemoryStore;
-use super::state::{Content, Number, State};
+use super::inode::{Content, Number};
+use super::state::{SharedState, State};
 use crate::sparse::SparseBytes;
 
 /// Keeps an inode while it is open.
 #[derive(Debug)]
 struct Handle {
-    store: MemoryStore,
+    shared: SharedState,
     number: Number,
 }
 
 impl Handle {
-    fn open(store: &MemoryStore, state: &mut State, number: Number) -> Handle {
+    fn open(shared: &SharedState, state: &mut State, number: Number) -> Handle {
         state.inode_mut(number).handles += 1;
-        Handle { store: store.clone(), number }
+        Handle { shared: shared.clone(), number }
     }
 
     fn begin(&self, verb: &'static str, name: &[u8], writes: bool) -> Result<MutexGuard<'_, State>> {
-        let mut state = self.store.lock();
+        let mut state = self.shared.lock();
         state.begin(verb, self.number, name, writes)?;
         Ok(state)
     }
@@ -34,7 +34,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.store.lock().closed(self.number);
+        self.shared.lock().closed(self.number);
     }
 }
 
@@ -46,9 +46,9 @@ pub(super) struct StoreDir {
 }
 
 impl StoreDir {
-    pub(super) fn open(store: &MemoryStore, number: Number, can_list: bool) -> StoreDir {
-        let mut state = store.lock();
-        StoreDir { handle: Handle::open(store, &mut state, number), can_list }
+    pub(super) fn open(shared: &SharedState, number: Number, can_list: bool) -> StoreDir {
+        let mut state = shared.lock();
+        StoreDir { handle: Handle::open(shared, &mut state, number), can_list }
     }
 
     fn child_dir(&self, verb: &'static str, name: &[u8], can_list: bool) -> Result<StoreDir> {
@@ -57,13 +57,13 @@ impl StoreDir {
         if !matches!(state.inode(number).content, Content::Dir(_)) {
             return Err(Error::new(ErrorKind::NotADirectory, "open", name));
         }
-        Ok(StoreDir { handle: Handle::open(&self.handle.store, &mut state, number), can_list })
+        Ok(StoreDir { handle: Handle::open(&self.handle.shared, &mut state, number), can_list })
     }
 
     fn file(&self, verb: &'static str, name: &[u8], writable: bool) -> Result<StoreFile> {
         let mut state = self.handle.begin(verb, name, writable)?;
         let number = state.file(self.handle.number, name)?;
-        Ok(StoreFile::open(&self.handle.store, &mut state, number))
+        Ok(StoreFile::open(&self.handle.shared, &mut state, number))
     }
 
     fn listable(&self, operation: &'static str) -> Result<()> {
@@ -138,7 +138,7 @@ impl WritableDir for StoreDir {
             unsynced: Vec::new(),
         };
         let number = state.create(self.handle.number, name, content, permissions)?;
-        Ok(Box::new(StoreFile::open(&self.handle.store, &mut state, number)))
+        Ok(Box::new(StoreFile::open(&self.handle.shared, &mut state, number)))
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
@@ -161,9 +161,13 @@ impl WritableDir for StoreDir {
 
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
         let to_dir = to_dir.as_any().downcast_ref::<StoreDir>();
-        let to_dir = to_dir.filter(|dir| Arc::ptr_eq(&dir.handle.store.state, &self.handle.store.state));
+        let to_dir = to_dir.filter(|dir| dir.handle.shared.is_same(&self.handle.shared));
         let Some(to_dir) = to_dir else {
-            return Err(Error::new(ErrorKind::InvalidInput, "rename to another engine", from));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                "rename into a directory of another store",
+                from,
+            ));
         };
         let mut state = self.handle.begin("rename", from, true)?;
         state.rename((self.handle.number, from), (to_dir.handle.number, to), how)
@@ -201,11 +205,11 @@ struct StoreFile {
 impl StoreFile {
     /// As on Linux, a failure that no descriptor has reported is also reported by one that is
     /// opened now.
-    fn open(store: &MemoryStore, state: &mut State, number: Number) -> StoreFile {
+    fn open(shared: &SharedState, state: &mut State, number: Number) -> StoreFile {
         let inode = state.inode(number);
         let known = if inode.is_reported { 0 } else { inode.writeback_errors.min(1) };
         let reported = AtomicU64::new(inode.writeback_errors - known);
-        StoreFile { handle: Handle::open(store, state, number), reported }
+        StoreFile { handle: Handle::open(shared, state, number), reported }
     }
 }
 
@@ -222,7 +226,7 @@ impl OpenFile for StoreFile {
     }
 
     fn sync(&self) -> Result<()> {
-        let mut state = self.handle.store.lock();
+        let mut state = self.handle.shared.lock();
         let begun = state.begin("sync", self.handle.number, b"", false);
         match begun {
             Ok(()) => state.sync_file(self.handle.number),
@@ -232,7 +236,7 @@ impl OpenFile for StoreFile {
         let inode = state.inode_mut(self.handle.number);
         if self.reported.swap(inode.writeback_errors, Ordering::Relaxed) != inode.writeback_errors {
             inode.is_reported = true;
-            return Err(Error::new(ErrorKind::Os(errno::EIO), "sync", inode.place.1.clone()));
+            return Err(Error::new(ErrorKind::Os(errno::EIO), "sync", inode.parent_and_name.1.clone()));
         }
         Ok(())
     }
@@ -242,7 +246,7 @@ impl WritableFile for StoreFile {
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
         let number = self.handle.number;
         let from = pieces.concat();
-        let mut state = self.handle.store.lock();
+        let mut state = self.handle.shared.lock();
         let begun = state.begin("write", number, b"", true);
         if begun.is_err() && state.gone.is_none() && !state.read_only {
             let count = state.random.below(from.len() + 1);

@@ -1,81 +1,54 @@
 //! The tree of a store: inodes, names, space and time. All of it is protected by one lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use quell_posix::Stat;
 use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, Time, errno};
 
-use super::crash::{NameChange, Slot, Unsynced};
-use super::{CrashRules, Refusal};
+use super::inode::{Attributes, Content, Inode, NAME_BYTES, Number, ROOT};
+use super::journal::{NameChange, Slot};
+use super::unsynced::Unsynced;
 use crate::counting::Operation;
 use crate::random::Random;
 use crate::sparse::SparseBytes;
 
-pub(super) type Number = u64;
-pub(super) const ROOT: Number = 1;
-
-/// The space that a name takes, in bytes.
-const NAME_ROOM_BYTES: u64 = 512;
 /// The number of unused inodes from which they are removed.
 const SWEEP_AT: usize = 1000;
 const SET_GROUP_ID: u32 = 0o2000;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Dress {
-    pub(super) permissions: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) modified: Time,
+/// The rules for [`MemoryStore::crash`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CrashRules {
+    /// The `sync` of a file also makes the name durable with which it was created or renamed.
+    pub file_sync_keeps_name: bool,
 }
 
-#[derive(Debug, Clone)]
-pub(super) enum Content {
-    File {
-        bytes: SparseBytes,
-        /// The data as of the last sync.
-        synced: SparseBytes,
-        unsynced: Vec<Unsynced>,
-    },
-    Dir(BTreeMap<Vec<u8>, Number>),
-    Symlink(Vec<u8>),
-}
+/// Decides whether an operation fails, and with which error number.
+pub type Refusal = Box<dyn FnMut(&Operation) -> Option<i32> + Send>;
 
-#[derive(Debug, Clone)]
-pub(super) struct Inode {
-    pub(super) dress: Dress,
-    pub(super) synced_dress: Dress,
-    pub(super) changed: Time,
-    pub(super) content: Content,
-    /// Its directory and name, or the last ones it had.
-    pub(super) place: (Number, Vec<u8>),
-    pub(super) named: bool,
-    pub(super) handles: u64,
-    /// The number of failed writebacks of its data, and whether a descriptor has reported the last
-    /// one.
-    pub(super) writeback_errors: u64,
-    pub(super) is_reported: bool,
-}
+/// The state of one store, shared by its handles.
+#[derive(Clone)]
+pub(super) struct SharedState(Arc<Mutex<State>>);
 
-impl Inode {
-    pub(super) fn kind(&self) -> Kind {
-        match self.content {
-            Content::File { .. } => Kind::File,
-            Content::Dir(_) => Kind::Dir,
-            Content::Symlink(_) => Kind::Symlink,
-        }
+impl SharedState {
+    pub(super) fn new(state: State) -> SharedState {
+        SharedState(Arc::new(Mutex::new(state)))
     }
 
-    fn taken_bytes(&self) -> u64 {
-        NAME_ROOM_BYTES
-            + match &self.content {
-                Content::File { bytes, .. } => bytes.allocated_bytes(),
-                _ => 0,
-            }
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn in_use(&self) -> bool {
-        self.named || self.handles > 0
+    pub(super) fn is_same(&self, other: &SharedState) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Debug for SharedState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedState").finish_non_exhaustive()
     }
 }
 
@@ -175,8 +148,8 @@ impl State {
         let mut parts = vec![name];
         let mut at = dir;
         while let Some(inode) = self.inodes.get(&at).filter(|_| at != ROOT) {
-            parts.push(&inode.place.1);
-            at = inode.place.0;
+            parts.push(&inode.parent_and_name.1);
+            at = inode.parent_and_name.0;
         }
         parts.retain(|part| !part.is_empty());
         parts.reverse();
@@ -224,23 +197,23 @@ impl State {
         quell_vfs::Space { total_bytes, free_bytes, available_bytes: free_bytes, entries: 0, entries_free: 0 }
     }
 
-    fn add(&mut self, content: Content, permissions: u32, place: (Number, Vec<u8>)) -> Number {
+    fn add(&mut self, content: Content, permissions: u32, parent_and_name: (Number, Vec<u8>)) -> Number {
         let number = self.next;
         self.next += 1;
         let modified = self.stamp();
         // As in the kernel, a directory with the set-group-id bit passes its group on.
-        let from = self.inodes.get(&place.0).map(|dir| dir.dress);
-        let from = from.filter(|dress| dress.permissions & SET_GROUP_ID != 0);
-        let gid = from.map_or(100, |dress| dress.gid);
+        let from = self.inodes.get(&parent_and_name.0).map(|dir| dir.attributes);
+        let from = from.filter(|attributes| attributes.permissions & SET_GROUP_ID != 0);
+        let gid = from.map_or(100, |attributes| attributes.gid);
         let inherited = if matches!(content, Content::Dir(_)) { from.map_or(0, |_| SET_GROUP_ID) } else { 0 };
         let permissions = permissions | inherited;
-        let dress = Dress { permissions, uid: 1000, gid, modified };
+        let attributes = Attributes { permissions, uid: 1000, gid, modified };
         let inode = Inode {
-            dress,
-            synced_dress: dress,
+            attributes,
+            synced_attributes: attributes,
             changed: modified,
             content,
-            place,
+            parent_and_name,
             named: true,
             handles: 0,
             writeback_errors: 0,
@@ -282,14 +255,14 @@ impl State {
             }
         };
         Stat {
-            mode: inode.kind().mode_bits() | inode.dress.permissions,
-            uid: inode.dress.uid,
-            gid: inode.dress.gid,
+            mode: inode.kind().mode_bits() | inode.attributes.permissions,
+            uid: inode.attributes.uid,
+            gid: inode.attributes.gid,
             nlink,
             rdev: 0,
             size_bytes,
             blocks: allocated / 512,
-            modified: inode.dress.modified,
+            modified: inode.attributes.modified,
             changed: inode.changed,
             device: 1,
             inode: number,
@@ -308,7 +281,7 @@ impl State {
             Some(number) => {
                 names.insert(name.to_vec(), number);
                 let inode = self.inode_mut(number);
-                (inode.place, inode.named) = ((dir, name.to_vec()), true);
+                (inode.parent_and_name, inode.named) = ((dir, name.to_vec()), true);
             }
             None => {
                 names.remove(name);
@@ -319,10 +292,10 @@ impl State {
     fn touch_dir(&mut self, dir: Number) {
         let now = self.stamp();
         let inode = self.inode_mut(dir);
-        (inode.dress.modified, inode.changed) = (now, now);
+        (inode.attributes.modified, inode.changed) = (now, now);
     }
 
-    fn write_down(&mut self, change: NameChange) {
+    fn record(&mut self, change: NameChange) {
         self.changes.push(change);
         self.keep_changes_bounded();
     }
@@ -342,14 +315,14 @@ impl State {
             return Err(Error::new(ErrorKind::Exists, "create", name));
         }
         let is_full = self.inodes_max.is_some_and(|most| self.used_inodes() >= most);
-        if self.free_bytes() < NAME_ROOM_BYTES || is_full {
+        if self.free_bytes() < NAME_BYTES || is_full {
             return Err(Error::new(ErrorKind::NoSpace, "create", name));
         }
         let number = self.add(content, permissions & 0o7777, (dir, name.to_vec()));
         self.put(dir, name, Some(number));
         self.touch_dir(dir);
         let slot = Slot { dir, name: name.to_vec(), before: None, after: Some(number) };
-        self.write_down(NameChange { slots: vec![slot], ..NameChange::default() });
+        self.record(NameChange { slots: vec![slot], ..NameChange::default() });
         Ok(number)
     }
 
@@ -396,7 +369,7 @@ impl State {
         self.touch_dir(dir);
         let slot = Slot { dir, name: name.to_vec(), before: Some(number), after: None };
         let emptied = a_dir.then_some(number);
-        self.write_down(NameChange { slots: vec![slot], emptied, ..NameChange::default() });
+        self.record(NameChange { slots: vec![slot], emptied, ..NameChange::default() });
         Ok(())
     }
 
@@ -410,7 +383,7 @@ impl State {
             if at == ROOT {
                 return false;
             }
-            at = self.inode(at).place.0;
+            at = self.inode(at).parent_and_name.0;
         }
     }
 
@@ -471,22 +444,22 @@ impl State {
             Slot { dir: from_dir, name: from.to_vec(), before: Some(number), after: left },
             Slot { dir: to_dir, name: to.to_vec(), before: old, after: Some(number) },
         ];
-        self.write_down(NameChange { slots, emptied: replaced_dir, after_all: moved_dir });
+        self.record(NameChange { slots, emptied: replaced_dir, after_all: moved_dir });
         Ok(())
     }
 
     pub(super) fn change(&mut self, number: Number, change: &Change) -> Result<()> {
         let inode = self.inode(number);
         if change.size_bytes.is_some() {
-            return Err(Error::new(ErrorKind::InvalidInput, "change the size", &inode.place.1));
+            return Err(Error::new(ErrorKind::InvalidInput, "change the size", &inode.parent_and_name.1));
         }
         if change.permissions.is_some() && inode.kind() == Kind::Symlink {
-            return Err(Error::new(ErrorKind::Unsupported, "change the mode", &inode.place.1));
+            return Err(Error::new(ErrorKind::Unsupported, "change the mode", &inode.parent_and_name.1));
         }
         let now = self.stamp();
         let inode = self.inode_mut(number);
-        let old = inode.dress;
-        inode.dress = Dress {
+        let old = inode.attributes;
+        inode.attributes = Attributes {
             permissions: change.permissions.map_or(old.permissions, |permissions| permissions & 0o7777),
             uid: change.uid.unwrap_or(old.uid),
             gid: change.gid.unwrap_or(old.gid),
@@ -502,7 +475,7 @@ impl State {
     pub(super) fn change_bytes(&mut self, number: Number, what: Unsynced) {
         let now = self.stamp();
         let inode = self.inode_mut(number);
-        (inode.dress.modified, inode.changed) = (now, now);
+        (inode.attributes.modified, inode.changed) = (now, now);
         let Content::File { bytes, synced, unsynced } = &mut inode.content else {
             unreachable!("an open file is a file")
         };

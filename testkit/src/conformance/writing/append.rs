@@ -3,10 +3,10 @@
 
 use quell_vfs::{Change, Open};
 
-use super::{WritingWorld, whole};
+use super::mount::{WritableImplementation, whole};
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, first) = mount.create("log");
     assert_eq!(first.append(b"one\n").unwrap(), 0);
     let second = mount.verbs().open_as(node, Open { process: 2, ..Open::WRITE }).unwrap();

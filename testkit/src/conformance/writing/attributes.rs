@@ -3,10 +3,10 @@
 
 use quell_vfs::{Change, Kind, NodeId, Time};
 
-use super::{Mount, WritingWorld, whole};
+use super::mount::{Mount, WritableImplementation, whole};
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let file = mount.write("file", b"bytes");
     let dir = mount.make_dir("dir");
     for node in [file, dir] {
@@ -22,10 +22,10 @@ pub(super) fn check(world: &WritingWorld<'_>) {
         }
     }
     assert_eq!(mount.bytes(file), b"bytes");
-    if world.owners {
+    if implementation.owners {
         for node in [file, dir] {
             let after = change(&mount, node, Change { uid: Some(1234), ..Change::default() });
-            assert_eq!((after.uid, after.gid), (1234, world.gid));
+            assert_eq!((after.uid, after.gid), (1234, implementation.gid));
             let after = change(&mount, node, Change { gid: Some(4321), ..Change::default() });
             assert_eq!((after.uid, after.gid), (1234, 4321));
         }
@@ -37,7 +37,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
         drop(written);
         assert_eq!(mount.bytes(node), b"before and after");
     }
-    times(world);
+    times(implementation);
 }
 
 fn change(mount: &Mount, node: NodeId, what: Change) -> quell_vfs::Attributes {
@@ -46,8 +46,8 @@ fn change(mount: &Mount, node: NodeId, what: Change) -> quell_vfs::Attributes {
     after
 }
 
-fn times(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn times(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let time = |seconds| Time { seconds, nanoseconds: 123_456_789 };
     let set =
         |node, seconds| change(&mount, node, Change { modified: Some(time(seconds)), ..Change::default() });

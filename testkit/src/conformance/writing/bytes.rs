@@ -3,11 +3,11 @@
 
 use quell_vfs::Open;
 
-use super::{WritingWorld, read, whole};
+use super::mount::{WritableImplementation, read, whole};
 use crate::Random;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     file.write_at(b"", 0).unwrap();
     file.write_at(b"", 1 << 40).unwrap();
@@ -26,7 +26,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     assert_eq!(mount.attributes(node).size_bytes, 22);
     drop(file);
     assert_eq!(mount.bytes(node), b"1eroTWO THREE and four");
-    any_order(world);
+    any_order(implementation);
 
     let file = mount.verbs().open_as(node, Open { truncate: true, ..Open::READ_WRITE }).unwrap();
     assert_eq!(whole(&*file), b"");
@@ -36,8 +36,8 @@ pub(super) fn check(world: &WritingWorld<'_>) {
 }
 
 /// Overlapping writes of all sizes in all orders, read in different pieces than they were written.
-fn any_order(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn any_order(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     let mut random = Random::new(1);
     let mut expected = Vec::new();

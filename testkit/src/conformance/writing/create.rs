@@ -4,22 +4,27 @@
 use quell_vfs::errno::{EEXIST, EISDIR, ENOTDIR};
 use quell_vfs::{Change, Kind, New, Open};
 
-use super::{WritingWorld, refused};
+use super::mount::WritableImplementation;
+use crate::conformance::implementation::refused;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
     for permissions in [0o644, 0o600, 0o755, 0o640, 0o444, 0o400] {
         let name = format!("mode {permissions:o}");
         let new = New { permissions, ..mount.new };
-        let (made, file) = verbs.create(root, name.as_bytes(), new, Open::READ_WRITE).unwrap();
-        assert_eq!((made.kind, made.size_bytes, made.nlink), (Kind::File, 0, 1), "{name}");
-        assert_eq!((made.permissions, made.uid, made.gid), (permissions, world.uid, world.gid), "{name}");
-        let found = mount.lookup(root, &name).expect("it was made");
-        assert_eq!((found.node, found.permissions, found.size_bytes), (made.node, permissions, 0));
+        let (created, file) = verbs.create(root, name.as_bytes(), new, Open::READ_WRITE).unwrap();
+        assert_eq!((created.kind, created.size_bytes, created.nlink), (Kind::File, 0, 1), "{name}");
+        assert_eq!(
+            (created.permissions, created.uid, created.gid),
+            (permissions, implementation.uid, implementation.gid),
+            "{name}"
+        );
+        let found = mount.lookup(root, &name).expect("it was created");
+        assert_eq!((found.node, found.permissions, found.size_bytes), (created.node, permissions, 0));
         file.write_at(b"whatever its mode", 0).unwrap();
         file.publish().unwrap();
-        assert_eq!(super::whole(&*file), b"whatever its mode");
+        assert_eq!(super::mount::whole(&*file), b"whatever its mode");
     }
     for name in ["file", "dir", "link"] {
         match name {
@@ -35,24 +40,24 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     let file = mount.lookup(root, "file").unwrap().node;
     refused(verbs.create(file, b"below a file", mount.new, Open::READ_WRITE), ENOTDIR);
     refused(verbs.open_as(root, Open::READ_WRITE), EISDIR);
-    passed_on_group(world);
-    one_winner(world);
+    passed_on_group(implementation);
+    one_winner(implementation);
 }
 
-fn passed_on_group(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn passed_on_group(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let verbs = mount.verbs();
     let dir = mount.make_dir("group");
     verbs.change(dir, &Change { permissions: Some(0o2775), ..Change::default() }).unwrap();
     let below = verbs.make_dir(dir, b"dir", New { permissions: 0o750, ..mount.new }).unwrap();
-    assert_eq!((below.permissions, below.gid), (0o2750, world.gid));
+    assert_eq!((below.permissions, below.gid), (0o2750, implementation.gid));
     let (file, _) = mount.create_in(dir, "file");
-    assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, world.gid));
+    assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, implementation.gid));
 }
 
 /// If several threads create one name, exactly one succeeds.
-fn one_winner(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn one_winner(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     for round in 0..10 {
         let name = format!("lock {round}");
         let name = name.as_bytes();

@@ -3,15 +3,15 @@
 
 use quell_vfs::{NodeId, Open, WritableFile};
 
-use super::{Mount, WritingWorld, read, whole};
+use super::mount::{Mount, WritableImplementation, read, whole};
 use crate::Random;
 
 fn open(mount: &Mount, node: NodeId, process: u32) -> Box<dyn WritableFile> {
     mount.verbs().open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
 }
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, first) = mount.create("file");
     first.write_at(b"first", 0).unwrap();
     let second = open(&mount, node, 17);
@@ -31,13 +31,13 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     first.write_at(b"seen by who only reads", 0).unwrap();
     assert_eq!(reader.read_at(&mut bytes, 15).unwrap(), 7);
     assert_eq!(&bytes[..7], b"y reads");
-    by_turns(world);
-    again_and_again(world);
+    by_turns(implementation);
+    again_and_again(implementation);
 }
 
 /// Processes take turns to write each other's blocks, and each reads all data.
-fn by_turns(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn by_turns(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, creator) = mount.create("file");
     let mut files: Vec<_> = (0..6).map(|i| open(&mount, node, 100 + i / 2)).collect();
     files.push(creator);
@@ -63,8 +63,8 @@ fn by_turns(world: &WritingWorld<'_>) {
 }
 
 /// A file that one process after the other opens, appends to and closes.
-fn again_and_again(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn again_and_again(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let node = mount.write("file", b"");
     let mut expected = Vec::new();
     for process in 0..40_u32 {

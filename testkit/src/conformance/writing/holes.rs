@@ -4,12 +4,13 @@
 use quell_vfs::errno::EINVAL;
 use quell_vfs::{Change, Open};
 
-use super::{WritingWorld, read, refused};
+use super::mount::{WritableImplementation, read};
+use crate::conformance::implementation::refused;
 
 const END: u64 = i64::MAX as u64;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     for offset in [100, 1 << 20, 1 << 40, END - 4] {
         file.write_at(b"here", offset).unwrap();

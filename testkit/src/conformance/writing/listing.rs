@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 
 use quell_vfs::{Cursor, Kind, Open};
 
+use super::mount::{Mount, WritableImplementation};
 use super::names::odd_names;
-use super::{Mount, WritingWorld};
-use crate::operations::listing;
+use crate::compare::listing;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let verbs = mount.verbs();
     let dir = mount.make_dir("dir");
     for (i, name) in odd_names().iter().enumerate() {
@@ -31,8 +31,8 @@ pub(super) fn check(world: &WritingWorld<'_>) {
             assert_eq!(found.kind, [Kind::File, Kind::Dir, Kind::Symlink][i % 3]);
         }
     }
-    while_it_changes(&world.mount());
-    as_rm_does(&world.mount());
+    while_it_changes(&implementation.mount());
+    as_rm_does(&implementation.mount());
 }
 
 fn while_it_changes(mount: &Mount) {

@@ -3,10 +3,10 @@
 
 use quell_vfs::{Change, Open, Rename};
 
-use super::{WritingWorld, whole};
+use super::mount::{WritableImplementation, whole};
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let Some(two) = world.two_mounts() else { return };
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let Some(two) = implementation.two_mounts() else { return };
     let (a, b) = (&two.a, &two.b);
     let node = a.write("file", b"written by a");
     assert_eq!(b.bytes_at("file").unwrap(), b"written by a");
@@ -28,13 +28,13 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     assert_eq!((b.bytes_at("file"), b.bytes_at("dir/moved")), (None, Some(Vec::new())));
     b.verbs().remove(b.lookup(b.root, "dir").unwrap().node, b"moved").unwrap();
     assert_eq!(a.lookup(dir, "moved"), None);
-    checkpoint(world);
+    checkpoint(implementation);
 }
 
 /// Processes on two mounts write to one file at the same time, in alternating blocks without
 /// overlaps.
-fn checkpoint(world: &WritingWorld<'_>) {
-    let Some(two) = world.two_mounts() else { return };
+fn checkpoint(implementation: &WritableImplementation<'_>) {
+    let Some(two) = implementation.two_mounts() else { return };
     let (a, b) = (&two.a, &two.b);
     let (_, first) = a.create("checkpoint");
     let writers: Vec<_> = (0..4_u32)

@@ -4,8 +4,9 @@
 use quell_vfs::errno::{EINVAL, ENAMETOOLONG};
 use quell_vfs::{Open, Rename};
 
-use super::{WritingWorld, refused};
-use crate::operations::listing;
+use super::mount::WritableImplementation;
+use crate::compare::listing;
+use crate::conformance::implementation::refused;
 
 /// Returns names that formats, shells and other systems treat specially.
 pub(super) fn odd_names() -> Vec<Vec<u8>> {
@@ -36,11 +37,11 @@ pub(super) fn odd_names() -> Vec<Vec<u8>> {
     odd.iter().map(|name| name.to_vec()).collect()
 }
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
-    let longest = vec![b'n'; world.name_bytes_max];
-    let almost = vec![b'n'; world.name_bytes_max - 1];
+    let longest = vec![b'n'; implementation.name_bytes_max];
+    let almost = vec![b'n'; implementation.name_bytes_max - 1];
     let names = [odd_names(), vec![longest, almost]].concat();
     for name in &names {
         let (_, file) = verbs.create(root, name, mount.new, Open::READ_WRITE).unwrap();
@@ -53,7 +54,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     sorted.sort();
     assert_eq!(listed, sorted);
     for name in &names {
-        let found = mount.fs.lookup(root, name).unwrap().expect("it was made");
+        let found = mount.fs.lookup(root, name).unwrap().expect("it was created");
         assert_eq!(mount.bytes(found.node), *name);
     }
     for (i, name) in names.iter().enumerate() {
@@ -67,20 +68,20 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     for name in &names {
         let dir = verbs.make_dir(root, name, mount.new_dir).unwrap().node;
         verbs.make_symlink(dir, name, name, mount.new).unwrap();
-        let link = mount.fs.lookup(dir, name).unwrap().expect("it was made");
+        let link = mount.fs.lookup(dir, name).unwrap().expect("it was created");
         assert_eq!(mount.fs.read_link(link.node).unwrap(), *name);
         verbs.remove(dir, name).unwrap();
         verbs.remove_dir(root, name).unwrap();
     }
     assert_eq!(listing(&*mount.fs, root, 10).unwrap(), []);
-    refuse_bad_names(world);
+    refuse_bad_names(implementation);
 }
 
-fn refuse_bad_names(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+fn refuse_bad_names(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
     mount.write("file", b"bytes");
-    let too_long = vec![b'n'; world.name_bytes_max + 1];
+    let too_long = vec![b'n'; implementation.name_bytes_max + 1];
     let longer = vec![b'n'; 256];
     refused(verbs.create(root, &too_long, mount.new, Open::READ_WRITE), ENAMETOOLONG);
     refused(verbs.rename(root, b"file", root, &too_long, Rename::Replace), ENAMETOOLONG);

@@ -4,10 +4,11 @@
 use quell_vfs::errno::ESTALE;
 use quell_vfs::{Cursor, NodeId, Open, Rename};
 
-use super::{WritingWorld, refused};
+use super::mount::WritableImplementation;
+use crate::conformance::implementation::refused;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
     assert_eq!((root, mount.attributes(root).node), (NodeId(0), root));
     let node = mount.write("file", b"bytes");
@@ -32,17 +33,17 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     // A number is not reused while it has references.
     let mut held = vec![root];
     for round in 0..50 {
-        let made = if round % 2 == 0 { mount.write("again", b"x") } else { mount.make_dir("again") };
-        assert!(!held.contains(&made), "{made:?}");
+        let created = if round % 2 == 0 { mount.write("again", b"x") } else { mount.make_dir("again") };
+        assert!(!held.contains(&created), "{created:?}");
         if round % 2 == 0 {
             verbs.remove(root, b"again").unwrap();
         } else {
             verbs.remove_dir(root, b"again").unwrap();
         }
         if round % 3 == 0 {
-            verbs.forget(made, 1);
+            verbs.forget(created, 1);
         } else {
-            held.push(made);
+            held.push(created);
         }
     }
     // A node with a name but without references is found again by its name.
@@ -56,7 +57,7 @@ pub(super) fn check(world: &WritingWorld<'_>) {
     }
 }
 
-fn stale(mount: &super::Mount, node: NodeId) {
+fn stale(mount: &super::mount::Mount, node: NodeId) {
     let (fs, verbs, new) = (&*mount.fs, mount.verbs(), mount.new);
     refused(fs.attributes(node), ESTALE);
     refused(fs.lookup(node, b"x"), ESTALE);

@@ -4,10 +4,11 @@
 use quell_vfs::Change;
 use quell_vfs::errno::ENOENT;
 
-use super::{WritingWorld, refused, whole};
+use super::mount::{WritableImplementation, whole};
+use crate::conformance::implementation::refused;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
     let (old, file) = mount.create("file");
     file.write_at(b"old", 0).unwrap();

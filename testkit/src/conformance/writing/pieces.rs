@@ -1,9 +1,9 @@
 //! Promise: reading and writing several ranges in one call is equivalent to one call per range.
 
-use super::{WritingWorld, whole};
+use super::mount::{WritableImplementation, whole};
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     file.write_pieces(&[]).unwrap();
     file.write_pieces(&[(10, b"ten"), (0, b"zero"), (5, b""), (12, b"N!"), (2, b"RO")]).unwrap();

@@ -3,10 +3,10 @@
 
 use quell_vfs::Open;
 
-use super::{WritingWorld, whole};
+use super::mount::{WritableImplementation, whole};
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     let reader = mount.verbs().open_as(node, Open::READ).unwrap();
     file.publish().unwrap();

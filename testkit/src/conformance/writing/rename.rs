@@ -4,17 +4,18 @@
 use quell_vfs::Rename::{Exchange, Keep, Replace};
 use quell_vfs::errno::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, EOPNOTSUPP};
 
-use super::{Mount, WritingWorld, refused, whole};
-use crate::operations::listing;
+use super::mount::{Mount, WritableImplementation, whole};
+use crate::compare::listing;
+use crate::conformance::implementation::refused;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    files(&world.mount());
-    directories(&world.mount());
-    open_files(&world.mount());
-    if world.rename_kinds {
-        keep_and_exchange(&world.mount());
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    files(&implementation.mount());
+    directories(&implementation.mount());
+    open_files(&implementation.mount());
+    if implementation.rename_kinds {
+        keep_and_exchange(&implementation.mount());
     } else {
-        let mount = world.mount();
+        let mount = implementation.mount();
         mount.write("a", b"a");
         mount.write("b", b"b");
         refused(mount.verbs().rename(mount.root, b"a", mount.root, b"b", Exchange), EOPNOTSUPP);

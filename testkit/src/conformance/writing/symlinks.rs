@@ -3,10 +3,11 @@
 use quell_vfs::errno::{EINVAL, ENOTDIR};
 use quell_vfs::{Kind, Open, Rename};
 
-use super::{WritingWorld, refused};
+use super::mount::WritableImplementation;
+use crate::conformance::implementation::refused;
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
     mount.write("file", b"bytes");
     let long = vec![b'x'; 4000];
@@ -14,10 +15,10 @@ pub(super) fn check(world: &WritingWorld<'_>) {
         [&b"file"[..], b"../../etc/passwd", b"a/b/../c", b"\xff\n", b".", &long].iter().enumerate()
     {
         let name = format!("link {i}");
-        let made = verbs.make_symlink(root, name.as_bytes(), target, mount.new).unwrap();
-        assert_eq!((made.kind, made.size_bytes), (Kind::Symlink, target.len() as u64));
+        let created = verbs.make_symlink(root, name.as_bytes(), target, mount.new).unwrap();
+        assert_eq!((created.kind, created.size_bytes), (Kind::Symlink, target.len() as u64));
         let found = mount.lookup(root, &name).unwrap();
-        assert_eq!((found.kind, found.node), (Kind::Symlink, made.node));
+        assert_eq!((found.kind, found.node), (Kind::Symlink, created.node));
         assert_eq!(mount.fs.read_link(found.node).unwrap(), *target);
         refused(verbs.open_as(found.node, Open::READ), EINVAL);
         refused(mount.fs.lookup(found.node, b"x"), ENOTDIR);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use quell_vfs::{NodeId, Open, WritableFile};
 
-use super::{Mount, WritingWorld, whole};
+use super::mount::{Mount, WritableImplementation, whole};
 
 const THREADS: usize = 4;
 
@@ -24,8 +24,8 @@ fn in_threads(mount: &Mount, node: NodeId, work: impl Fn(usize, &dyn WritableFil
     });
 }
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     disjoint(&mount);
     overlapping(&mount);
     appended(&mount);
@@ -119,7 +119,7 @@ fn names(mount: &Mount) {
                 let verbs = fs.writable().unwrap();
                 for i in 0..30 {
                     let (name, to) = (format!("{thread} {i}"), format!("{thread} moved"));
-                    let (made, file) = verbs.create(dir, name.as_bytes(), new, Open::READ_WRITE).unwrap();
+                    let (created, file) = verbs.create(dir, name.as_bytes(), new, Open::READ_WRITE).unwrap();
                     file.write_at(name.as_bytes(), 0).unwrap();
                     file.publish().unwrap();
                     drop(file);
@@ -127,11 +127,11 @@ fn names(mount: &Mount) {
                         .rename(dir, name.as_bytes(), dir, to.as_bytes(), quell_vfs::Rename::Replace)
                         .unwrap();
                     let found = fs.lookup(dir, to.as_bytes()).unwrap().expect("it was renamed");
-                    assert_eq!(found.node, made.node);
+                    assert_eq!(found.node, created.node);
                     verbs.forget(found.node, 2);
                 }
             });
         }
     });
-    assert_eq!(crate::operations::listing(&*mount.fs, dir, 3).unwrap().len(), THREADS);
+    assert_eq!(crate::compare::listing(&*mount.fs, dir, 3).unwrap().len(), THREADS);
 }

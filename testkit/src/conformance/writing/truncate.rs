@@ -4,7 +4,8 @@
 use quell_vfs::errno::EINVAL;
 use quell_vfs::{Change, Open};
 
-use super::{Mount, WritingWorld, read, refused, whole};
+use super::mount::{Mount, WritableImplementation, read, whole};
+use crate::conformance::implementation::refused;
 
 fn cut(mount: &Mount, node: quell_vfs::NodeId, size_bytes: u64) {
     let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
@@ -13,8 +14,8 @@ fn cut(mount: &Mount, node: quell_vfs::NodeId, size_bytes: u64) {
     assert_eq!(mount.attributes(node).size_bytes, size_bytes);
 }
 
-pub(super) fn check(world: &WritingWorld<'_>) {
-    let mount = world.mount();
+pub(super) fn check(implementation: &WritableImplementation<'_>) {
+    let mount = implementation.mount();
     let (node, file) = mount.create("file");
     file.write_at(&[7; 10_000], 0).unwrap();
     cut(&mount, node, 5000);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use quell_index::{BuildOptions, EntryId, Image, Progress, ROOT, Trust, Xattrs, build, encode};
 use quell_posix::{Dir, OpenFile, Stat};
-use quell_testkit::broken::{BrokenDir, Fault, Faults};
 use quell_testkit::operations::{Shape, random_tree};
+use quell_testkit::{Fault, Faults, FaultyDir};
 use quell_testkit::{MemoryDir, Model, Node, Tree};
 use quell_vfs::{Error, ErrorKind, FileSystem, Time, errno, resolve};
 
@@ -18,11 +18,11 @@ const HANG: Duration = Duration::from_secs(60);
 /// Builds an index over a directory with injected faults.
 fn built(tree: &Arc<Tree>, faults: &Arc<Faults>, threads: usize) -> quell_vfs::Result<Image> {
     let healthy: Arc<dyn Dir> = Arc::new(MemoryDir::new(tree.clone()));
-    let broken: Arc<dyn Dir> = Arc::new(BrokenDir::new(healthy, faults.clone()));
+    let faulty: Arc<dyn Dir> = Arc::new(FaultyDir::new(healthy, faults.clone()));
     let (done, wait) = mpsc::channel();
     std::thread::spawn(move || {
         let options = BuildOptions { xattrs: Xattrs::Always, ..Default::default() };
-        let tree = build(broken, b"/tree", &options, threads, None, &Progress::default());
+        let tree = build(faulty, b"/tree", &options, threads, None, &Progress::default());
         let _ = done.send(tree.and_then(|tree| encode(&tree)));
     });
     let bytes = wait.recv_timeout(HANG).expect("the builder neither panics nor hangs")?;
@@ -50,10 +50,10 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
     let of_problem = |(path, number)| problems.contains(&path).then_some(number);
     let troubled: HashSet<usize> = tree.paths().into_iter().filter_map(of_problem).collect();
     for (path, number) in tree.paths() {
-        let place = format!("seed {seed}, {}", path.escape_ascii());
+        let shown_path = format!("seed {seed}, {}", path.escape_ascii());
         let Some(entry) = entry_at(image, &path) else {
-            let told = with_ancestors(&path).into_iter().any(|p| problems.iter().any(|q| q == p));
-            assert!(told, "{place} is missing and no problem says so");
+            let is_reported = with_ancestors(&path).into_iter().any(|p| problems.iter().any(|q| q == p));
+            assert!(is_reported, "{shown_path} is missing and no problem says so");
             continue;
         };
         let expected = resolve(&model, &path).unwrap();
@@ -62,22 +62,26 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
         if expected.kind == quell_vfs::Kind::Dir {
             found.changed = expected.changed;
         }
-        assert_eq!(found, expected, "{place}");
+        assert_eq!(found, expected, "{shown_path}");
         let node = tree.node(number);
-        assert_eq!(image.link_target(entry).unwrap_or_default(), node.target, "{place}");
+        assert_eq!(image.link_target(entry).unwrap_or_default(), node.target, "{shown_path}");
         let pairs = node.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
-        let told = image.xattrs(entry).count() == 0 && troubled.contains(&number);
-        assert!(image.xattrs(entry).eq(pairs) || told, "{place}: attributes");
-        assert_eq!(*nodes.entry(number).or_insert(image.node_of(entry)), image.node_of(entry), "{place}");
+        let is_reported = image.xattrs(entry).count() == 0 && troubled.contains(&number);
+        assert!(image.xattrs(entry).eq(pairs) || is_reported, "{shown_path}: attributes");
+        assert_eq!(
+            *nodes.entry(number).or_insert(image.node_of(entry)),
+            image.node_of(entry),
+            "{shown_path}"
+        );
     }
     for entry in 0..image.entries() {
         let path = image.path(entry);
         assert!(resolve(&model, &path).is_ok(), "seed {seed}: {} is made up", path.escape_ascii());
     }
-    let struck = faults.struck();
+    let affected = faults.affected_paths();
     for problem in &problems {
         let of_child = |s: &Vec<u8>| with_ancestors(s).len() >= 2 && parent(s) == problem.as_slice();
-        let real = struck.contains(problem) || struck.iter().any(of_child);
+        let real = affected.contains(problem) || affected.iter().any(of_child);
         assert!(real, "seed {seed}: nothing was wrong with {}", problem.escape_ascii());
     }
 }
@@ -95,7 +99,7 @@ fn every_entry_is_correct_or_among_the_problems() {
         match built(&tree, &faults, 1 + seed as usize % 4) {
             Ok(image) => is_honest(seed, &tree, &image, &faults),
             Err(e) => {
-                assert!(faults.struck().contains(&b""[..]), "seed {seed}: {e}");
+                assert!(faults.affected_paths().contains(&b""[..]), "seed {seed}: {e}");
                 refused += 1;
             }
         }
@@ -172,7 +176,7 @@ fn a_tree_in_which_every_call_fails_is_refused() {
         let faults = Faults::new(seed, 1, &[Fault::Error(errno::EIO)]);
         let Err(error) = built(&tree, &faults, 4) else { panic!("seed {seed}: an index of nothing") };
         assert_eq!(error.errno(), errno::EIO, "seed {seed}: {error}");
-        assert!(faults.struck().contains(&b""[..]), "seed {seed}: the root was not asked");
+        assert!(faults.affected_paths().contains(&b""[..]), "seed {seed}: the root had no fault");
     }
 }
 
@@ -208,33 +212,33 @@ fn problems_survive_an_update_that_trusts_directories() {
     let mut seen = 0;
     for seed in 0..60 {
         let tree = Arc::new(random_tree(seed, SHAPE));
-        let broken = || -> Arc<dyn Dir> {
+        let faulty = || -> Arc<dyn Dir> {
             let faults = Faults::new(seed, 25, &[Fault::Error(errno::EIO), Fault::Vanished]);
-            Arc::new(BrokenDir::new(Arc::new(MemoryDir::new(tree.clone())), faults))
+            Arc::new(FaultyDir::new(Arc::new(MemoryDir::new(tree.clone())), faults))
         };
         let progress = Progress::default();
-        let Ok(first) = build(broken(), b"/tree", &options, 2, None, &progress) else { continue };
+        let Ok(first) = build(faulty(), b"/tree", &options, 2, None, &progress) else { continue };
         let bytes = encode(&first).unwrap();
         let image = Image::parse(bytes.clone()).unwrap();
         let trust = Some(Trust { image: &image, before: far });
-        let again = build(broken(), b"/tree", &options, 2, trust, &progress).unwrap();
+        let again = build(faulty(), b"/tree", &options, 2, trust, &progress).unwrap();
         assert_eq!(again.problems, first.problems, "seed {seed}");
         assert!(encode(&again).unwrap() == bytes, "seed {seed}");
         seen += image.problem_count();
     }
-    assert!(seen > 20, "the faults struck something");
+    assert!(seen > 20, "the faults affected something");
 }
 
 #[test]
 fn the_contract_passes_torn_reads_of_the_backend_on() {
-    // The layer passes the engine's file on: a caller's read returns what the engine's read
+    // The layer passes the backend's file on: a caller's read returns what the backend's read
     // returns.
     let mut tree = Tree::new();
     tree.add(Tree::ROOT, "file", Node::file("0123456789"));
     let tree = Arc::new(tree);
     let image = built(&tree, &Faults::new(0, 1, &[]), 1).unwrap();
     let healthy = Arc::new(MemoryDir::new(tree));
-    let source = Arc::new(BrokenDir::new(healthy, Faults::new(0, 1, &[Fault::Torn])));
+    let source = Arc::new(FaultyDir::new(healthy, Faults::new(0, 1, &[Fault::Torn])));
     let fs = quell_index::IndexFs::new(Arc::new(image), source, Default::default());
     let file = fs.open(resolve(&fs, b"file").unwrap().node).unwrap();
     let mut buffer = [0; 10];

@@ -10,8 +10,8 @@ use quell_vfs::{
 };
 
 use super::operation::{DIRECTORIES, FAR, Operation, Path, SLOTS, bytes_of, file_name};
-use crate::conformance::writing::WritingWorld;
-use crate::operations::listing;
+use crate::compare::listing;
+use crate::conformance::writing::WritableImplementation;
 
 /// Times that were set have these nanoseconds; times of clocks do not.
 const SET_NANOSECONDS: u32 = 123_456_789;
@@ -27,19 +27,19 @@ struct Slot {
     idle: bool,
 }
 
-pub(super) struct Side {
+pub(super) struct Executor {
     // Declared before the mounts, so that files are closed first.
     slots: Vec<Vec<Option<Slot>>>,
     mounts: Vec<Arc<dyn FileSystem>>,
     /// The mount whose turn it is.
     mount: usize,
-    taking_turns: usize,
+    mounts_in_turn: usize,
     new: New,
 }
 
 /// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Outcome {
     Done,
     Error(i32),
     Bytes(Vec<u8>),
@@ -58,14 +58,14 @@ pub(super) enum Answer {
     },
     Names(BTreeSet<(Vec<u8>, char)>),
     /// A contradiction within the result.
-    Nonsense(String),
+    Contradiction(String),
 }
 
-impl Answer {
-    fn of(attributes: Attributes) -> Answer {
+impl Outcome {
+    fn from_attributes(attributes: Attributes) -> Outcome {
         let is_file = attributes.kind == Kind::File;
         let set = attributes.modified.nanoseconds == SET_NANOSECONDS;
-        Answer::Stat {
+        Outcome::Stat {
             kind: attributes.kind.letter(),
             permissions: attributes.permissions,
             size_bytes: if is_file { attributes.size_bytes } else { 0 },
@@ -75,12 +75,12 @@ impl Answer {
         }
     }
 
-    pub(super) fn agrees(&self, found: &Answer) -> bool {
+    pub(super) fn agrees(&self, found: &Outcome) -> bool {
         self == found
     }
 
     /// Describes the difference for a report.
-    pub(super) fn difference(&self, found: &Answer) -> String {
+    pub(super) fn difference(&self, found: &Outcome) -> String {
         let at = |place: &str, expected: &[u8], found: &[u8]| {
             let first = expected.iter().zip(found).position(|(a, b)| a != b);
             let first = first.unwrap_or(expected.len().min(found.len()));
@@ -97,15 +97,15 @@ impl Answer {
             )
         };
         match (self, found) {
-            (Answer::Bytes(a), Answer::Bytes(b)) => at("", a, b),
-            (Answer::Pieces(a), Answer::Pieces(b)) => {
+            (Outcome::Bytes(a), Outcome::Bytes(b)) => at("", a, b),
+            (Outcome::Pieces(a), Outcome::Pieces(b)) => {
                 let piece = a.iter().zip(b).position(|(a, b)| a != b).unwrap_or(0);
                 at(&format!("piece {piece}: "), &a[piece], &b[piece])
             }
-            (Answer::All(size, a, far), Answer::All(found_size, b, found_far)) if size == found_size => {
+            (Outcome::All(size, a, far), Outcome::All(found_size, b, found_far)) if size == found_size => {
                 if a != b { at("", a, b) } else { at("beyond 2^40: ", far, found_far) }
             }
-            (Answer::All(size, ..), Answer::All(found, ..)) => {
+            (Outcome::All(size, ..), Outcome::All(found, ..)) => {
                 format!("expected {size} bytes, found {found}")
             }
             (expected, found) => format!("expected {expected:?}\nfound    {found:?}"),
@@ -113,7 +113,7 @@ impl Answer {
     }
 }
 
-fn missing<T>() -> Result<T> {
+fn not_found<T>() -> Result<T> {
     Err(Error::new(ErrorKind::from_errno(ENOENT), "look up", b""))
 }
 
@@ -124,19 +124,19 @@ fn read(file: &dyn WritableFile, offset: u64, count: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn all(file: &dyn WritableFile, size_bytes: u64) -> Result<Answer> {
-    Ok(Answer::All(size_bytes, read(file, 0, WINDOW_BYTES)?, read(file, FAR, WINDOW_BYTES)?))
+fn all(file: &dyn WritableFile, size_bytes: u64) -> Result<Outcome> {
+    Ok(Outcome::All(size_bytes, read(file, 0, WINDOW_BYTES)?, read(file, FAR, WINDOW_BYTES)?))
 }
 
-impl Side {
+impl Executor {
     pub(super) fn new(
         mounts: Vec<Arc<dyn FileSystem>>,
-        taking_turns: usize,
-        world: &WritingWorld<'_>,
-    ) -> Side {
-        let new = New { permissions: 0o644, uid: world.uid, gid: world.gid };
+        mounts_in_turn: usize,
+        implementation: &WritableImplementation<'_>,
+    ) -> Executor {
+        let new = New { permissions: 0o644, uid: implementation.uid, gid: implementation.gid };
         let slots = mounts.iter().map(|_| (0..SLOTS).map(|_| None).collect()).collect();
-        Side { slots, taking_turns, mounts, mount: 0, new }
+        Executor { slots, mounts_in_turn, mounts, mount: 0, new }
     }
 
     pub(super) fn slot_count(&self) -> usize {
@@ -147,7 +147,7 @@ impl Side {
         self.mounts.len()
     }
 
-    pub(super) fn look_through(&mut self, mount: usize) {
+    pub(super) fn start_last_turn(&mut self, mount: usize) {
         self.mount = mount;
     }
 
@@ -164,7 +164,7 @@ impl Side {
     }
 
     /// Returns, on the model, whether the operation is applicable and its result is determined.
-    pub(super) fn would(&self, operation: &Operation) -> bool {
+    pub(super) fn is_possible(&self, operation: &Operation) -> bool {
         let size = |node| self.fs().attributes(node).map_or(0, |attributes| attributes.size_bytes);
         match operation {
             Operation::Open { .. } | Operation::Create { .. } => true,
@@ -199,7 +199,7 @@ impl Side {
             return call(root);
         }
         match self.fs().lookup(root, DIRECTORIES[dir].as_bytes())? {
-            None => missing(),
+            None => not_found(),
             Some(found) => {
                 let answer = call(found.node);
                 self.verbs().forget(found.node, 1);
@@ -210,7 +210,7 @@ impl Side {
 
     fn with_file<T>(&self, path: Path, call: impl FnOnce(NodeId) -> Result<T>) -> Result<T> {
         self.with_dir(path.dir, |dir| match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
-            None => missing(),
+            None => not_found(),
             Some(found) => {
                 let answer = call(found.node);
                 self.verbs().forget(found.node, 1);
@@ -230,13 +230,13 @@ impl Side {
         published
     }
 
-    pub(super) fn close_all(&mut self) -> Answer {
-        let mut answer = Answer::Done;
+    pub(super) fn close_all(&mut self) -> Outcome {
+        let mut answer = Outcome::Done;
         for mount in 0..self.mounts.len() {
             for slot in 0..SLOTS {
                 let idle = self.slots[mount][slot].as_ref().is_some_and(|slot| slot.idle);
                 if let Err(e) = self.close(mount, slot, !idle) {
-                    answer = Answer::Error(e.errno());
+                    answer = Outcome::Error(e.errno());
                 }
             }
         }
@@ -253,7 +253,7 @@ impl Side {
                 outcome = outcome.and(open.file.publish());
             }
         }
-        self.mount = (self.mount + 1) % self.taking_turns;
+        self.mount = (self.mount + 1) % self.mounts_in_turn;
         for slot in 0..SLOTS {
             if self.slots[self.mount][slot].as_ref().is_some_and(|slot| slot.idle) {
                 outcome = outcome.and(self.close(self.mount, slot, false));
@@ -262,11 +262,11 @@ impl Side {
         outcome
     }
 
-    pub(super) fn perform(&mut self, number: usize, operation: &Operation) -> Answer {
-        self.answer(number, operation).unwrap_or_else(|e| Answer::Error(e.errno()))
+    pub(super) fn perform(&mut self, number: usize, operation: &Operation) -> Outcome {
+        self.answer(number, operation).unwrap_or_else(|e| Outcome::Error(e.errno()))
     }
 
-    fn answer(&mut self, number: usize, operation: &Operation) -> Result<Answer> {
+    fn answer(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
         match operation {
             Operation::Open { slot, path, process, truncate } => {
                 self.open(*slot, *path, Open { process: *process, truncate: *truncate, ..Open::READ_WRITE })?;
@@ -286,13 +286,14 @@ impl Side {
             Operation::Stat { path } => {
                 return self.with_dir(path.dir, |dir| {
                     match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
-                        None => missing(),
+                        None => not_found(),
                         Some(found) => {
                             let again = self.fs().attributes(found.node);
                             self.verbs().forget(found.node, 1);
-                            let (again, found) = (Answer::of(again?), Answer::of(found));
+                            let (again, found) =
+                                (Outcome::from_attributes(again?), Outcome::from_attributes(found));
                             if again != found {
-                                return Ok(Answer::Nonsense(format!(
+                                return Ok(Outcome::Contradiction(format!(
                                     "looked up {found:?}, asked again {again:?}"
                                 )));
                             }
@@ -303,11 +304,15 @@ impl Side {
             }
             Operation::Size { path, size } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
-                return self.with_file(*path, |node| Ok(Answer::of(self.verbs().change(node, &change)?)));
+                return self.with_file(*path, |node| {
+                    Ok(Outcome::from_attributes(self.verbs().change(node, &change)?))
+                });
             }
             Operation::Mode { path, permissions } => {
                 let change = Change { permissions: Some(*permissions), ..Change::default() };
-                return self.with_file(*path, |node| Ok(Answer::of(self.verbs().change(node, &change)?)));
+                return self.with_file(*path, |node| {
+                    Ok(Outcome::from_attributes(self.verbs().change(node, &change)?))
+                });
             }
             Operation::Rename { from, to, how } => {
                 let (old, new) = (file_name(from.name), file_name(to.name));
@@ -335,18 +340,18 @@ impl Side {
                 let entries = self.with_dir(*dir, |dir| listing(self.fs(), dir, 1 + number % 5))?;
                 let names: BTreeSet<_> = entries.iter().map(|(n, a)| (n.clone(), a.kind.letter())).collect();
                 if names.len() != entries.len() {
-                    return Ok(Answer::Nonsense(format!("a name was listed twice: {entries:?}")));
+                    return Ok(Outcome::Contradiction(format!("a name was listed twice: {entries:?}")));
                 }
-                return Ok(Answer::Names(names));
+                return Ok(Outcome::Names(names));
             }
             Operation::Turn { closing } => self.turn(*closing)?,
             Operation::CloseAll => return Ok(self.close_all()),
             on_a_slot => return self.on_slot(number, on_a_slot),
         }
-        Ok(Answer::Done)
+        Ok(Outcome::Done)
     }
 
-    fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<Answer> {
+    fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
         let slot = operation.slot().expect("all others are on a slot");
         let open = self.slot(slot).expect("it was asked whether it is open");
         match operation {
@@ -364,10 +369,10 @@ impl Side {
                 open.file.write_pieces(&pieces)?;
             }
             Operation::Append { count, .. } => {
-                return open.file.append(&bytes_of(number, *count)).map(Answer::At);
+                return open.file.append(&bytes_of(number, *count)).map(Outcome::At);
             }
             Operation::Read { offset, count, .. } => {
-                return read(&*open.file, *offset, *count).map(Answer::Bytes);
+                return read(&*open.file, *offset, *count).map(Outcome::Bytes);
             }
             Operation::ReadPieces { pieces, .. } => {
                 let mut buffers: Vec<_> = pieces.iter().map(|(_, count)| vec![0xAA; *count]).collect();
@@ -377,22 +382,22 @@ impl Side {
                 for (buffer, count) in buffers.iter_mut().zip(counts) {
                     buffer.truncate(count);
                 }
-                return Ok(Answer::Pieces(buffers));
+                return Ok(Outcome::Pieces(buffers));
             }
             Operation::ReadOpen { .. } => {
                 return all(&*open.file, self.fs().attributes(open.node)?.size_bytes);
             }
-            Operation::StatOpen { .. } => return self.fs().attributes(open.node).map(Answer::of),
+            Operation::StatOpen { .. } => return self.fs().attributes(open.node).map(Outcome::from_attributes),
             Operation::Publish { .. } => open.file.publish()?,
             Operation::Sync { .. } => open.file.sync()?,
             Operation::SizeOpen { size, .. } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
-                return self.verbs().change(open.node, &change).map(Answer::of);
+                return self.verbs().change(open.node, &change).map(Outcome::from_attributes);
             }
             Operation::TimeOpen { seconds, .. } => {
                 let modified = Time { seconds: *seconds, nanoseconds: SET_NANOSECONDS };
                 let change = Change { modified: Some(modified), ..Change::default() };
-                return self.verbs().change(open.node, &change).map(Answer::of);
+                return self.verbs().change(open.node, &change).map(Outcome::from_attributes);
             }
             Operation::Forget { .. } => {
                 self.verbs().forget(open.node, 1);
@@ -400,7 +405,7 @@ impl Side {
             }
             other => unreachable!("{other} is on no slot"),
         }
-        Ok(Answer::Done)
+        Ok(Outcome::Done)
     }
 
     fn create(&mut self, slot: usize, path: Path, how: Open) -> Result<()> {

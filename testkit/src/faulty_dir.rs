@@ -1,5 +1,7 @@
-//! A backing directory with faults: errors, entries that disappear, listings that change while they
-//! are read, short reads, delays.
+//! A directory with injected faults: errors, entries that disappear, listings that change while they
+//! are read, short reads, delays. The failing operations and their faults depend only on a seed and
+//! on the operation's kind and path, so a run can be repeated and does not depend on the scheduling of
+//! threads.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,42 +48,42 @@ pub struct Faults {
     seed: u64,
     /// The reciprocal of the share of operations that fail.
     one_in: usize,
-    of: Vec<Fault>,
-    struck: Mutex<BTreeSet<Vec<u8>>>,
+    kinds: Vec<Fault>,
+    affected: Mutex<BTreeSet<Vec<u8>>>,
     listings: Mutex<HashMap<Vec<u8>, u32>>,
 }
 
 impl Faults {
-    pub fn new(seed: u64, one_in: usize, of: &[Fault]) -> Arc<Faults> {
-        let (struck, listings) = Default::default();
-        Arc::new(Faults { seed, one_in, of: of.to_vec(), struck, listings })
+    pub fn new(seed: u64, one_in: usize, kinds: &[Fault]) -> Arc<Faults> {
+        let (affected, listings) = Default::default();
+        Arc::new(Faults { seed, one_in, kinds: kinds.to_vec(), affected, listings })
     }
 
     /// Returns the paths on which an operation gave a wrong result.
-    pub fn struck(&self) -> BTreeSet<Vec<u8>> {
-        self.struck.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn affected_paths(&self) -> BTreeSet<Vec<u8>> {
+        self.affected.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn of(&self, verb: &str, path: &[u8]) -> Option<Fault> {
+    fn fault_for(&self, verb: &str, path: &[u8]) -> Option<Fault> {
         let mut hash = DefaultHasher::new();
         (self.seed, verb, path).hash(&mut hash);
         let mut random = Random::new(hash.finish());
-        (!self.of.is_empty() && random.one_in(self.one_in)).then(|| *random.pick(&self.of))
+        (!self.kinds.is_empty() && random.one_in(self.one_in)).then(|| *random.pick(&self.kinds))
     }
 
-    fn strike(&self, path: &[u8]) {
-        self.struck.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_vec());
+    fn record(&self, path: &[u8]) {
+        self.affected.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_vec());
     }
 
     /// Fails if a fault is due. Whether a name has vanished is the same for all operations.
     fn check(&self, verb: &'static str, path: &[u8]) -> Result<()> {
-        if self.of("name", path) == Some(Fault::Vanished) && !path.is_empty() {
-            self.strike(path);
+        if self.fault_for("name", path) == Some(Fault::Vanished) && !path.is_empty() {
+            self.record(path);
             return Err(Error::new(ErrorKind::NotFound, verb, path));
         }
-        match self.of(verb, path) {
+        match self.fault_for(verb, path) {
             Some(Fault::Error(number)) => {
-                self.strike(path);
+                self.record(path);
                 Err(Error::new(ErrorKind::from_errno(number), verb, path))
             }
             Some(Fault::Slow) => {
@@ -95,7 +97,7 @@ impl Faults {
     /// Returns the number of earlier listings of the directory up to the number of wrong ones, and
     /// that number.
     fn unsettled(&self, path: &[u8]) -> (u32, u32) {
-        let Some(Fault::Unsettled(until)) = self.of("settle", path) else { return (0, 0) };
+        let Some(Fault::Unsettled(until)) = self.fault_for("settle", path) else { return (0, 0) };
         let listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
         (listings.get(path).copied().unwrap_or(0).min(until), until)
     }
@@ -103,24 +105,24 @@ impl Faults {
 
 /// A directory with faults.
 #[derive(Clone)]
-pub struct BrokenDir {
+pub struct FaultyDir {
     inner: Arc<dyn Dir>,
     path: Vec<u8>,
     faults: Arc<Faults>,
 }
 
-impl std::fmt::Debug for BrokenDir {
+impl std::fmt::Debug for FaultyDir {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BrokenDir").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("FaultyDir").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl BrokenDir {
-    pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> BrokenDir {
-        BrokenDir { inner, path: Vec::new(), faults }
+impl FaultyDir {
+    pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> FaultyDir {
+        FaultyDir { inner, path: Vec::new(), faults }
     }
 
-    fn at(&self, name: &[u8]) -> Vec<u8> {
+    fn path_of(&self, name: &[u8]) -> Vec<u8> {
         match (self.path.as_slice(), name) {
             (path, b"") => path.to_vec(),
             (b"", name) => name.to_vec(),
@@ -129,7 +131,7 @@ impl BrokenDir {
     }
 
     fn checked(&self, verb: &'static str, name: &[u8]) -> Result<Vec<u8>> {
-        let path = self.at(name);
+        let path = self.path_of(name);
         self.faults.check(verb, &path)?;
         Ok(path)
     }
@@ -141,7 +143,7 @@ impl BrokenDir {
     }
 }
 
-impl Dir for BrokenDir {
+impl Dir for FaultyDir {
     fn stat_self(&self) -> Result<Stat> {
         let path = self.checked("stat itself", b"")?;
         Ok(self.shown(&path, self.inner.stat_self()?))
@@ -159,12 +161,12 @@ impl Dir for BrokenDir {
                 .unwrap_or_else(PoisonError::into_inner)
                 .entry(path.clone())
                 .or_default() += 1;
-            self.faults.strike(&path);
+            self.faults.record(&path);
             if before % 2 == 0 && !names.is_empty() {
                 names.pop();
             } else {
                 names.push(b"\xfe a name that comes and goes".to_vec());
-                self.faults.strike(&self.at(b"\xfe a name that comes and goes"));
+                self.faults.record(&self.path_of(b"\xfe a name that comes and goes"));
             }
         }
         Ok(names)
@@ -188,35 +190,35 @@ impl Dir for BrokenDir {
     fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
         let path = self.checked("open directory", name)?;
         let inner = self.inner.open_dir(name)?;
-        Ok(Arc::new(BrokenDir { inner, path, faults: self.faults.clone() }))
+        Ok(Arc::new(FaultyDir { inner, path, faults: self.faults.clone() }))
     }
 
     fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
         let path = self.checked("enter", name)?;
         let inner = self.inner.enter(name)?;
-        Ok(Arc::new(BrokenDir { inner, path, faults: self.faults.clone() }))
+        Ok(Arc::new(FaultyDir { inner, path, faults: self.faults.clone() }))
     }
 
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         let path = self.checked("open", name)?;
         let inner = self.inner.open_file(name)?;
-        Ok(Box::new(BrokenFile { inner, path, faults: self.faults.clone() }))
+        Ok(Box::new(FaultyFile { inner, path, faults: self.faults.clone() }))
     }
 }
 
-struct BrokenFile {
+struct FaultyFile {
     inner: Box<dyn OpenFile>,
     path: Vec<u8>,
     faults: Arc<Faults>,
 }
 
-impl File for BrokenFile {
+impl File for FaultyFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.faults.check("read", &self.path)?;
         let count = self.inner.read_at(into, offset)?;
-        match self.faults.of("read", &self.path) {
+        match self.faults.fault_for("read", &self.path) {
             Some(Fault::Torn) if count > 1 => {
-                self.faults.strike(&self.path);
+                self.faults.record(&self.path);
                 Ok(count / 2)
             }
             _ => Ok(count),
@@ -224,7 +226,7 @@ impl File for BrokenFile {
     }
 }
 
-impl OpenFile for BrokenFile {
+impl OpenFile for FaultyFile {
     fn stat(&self) -> Result<Stat> {
         self.faults.check("stat open file", &self.path)?;
         self.inner.stat()

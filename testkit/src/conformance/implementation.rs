@@ -1,0 +1,100 @@
+//! An implementation to be checked, and what the checks share: a tree with every kind of node, and
+//! assertions.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use quell_vfs::{FileSystem, Kind, NodeId};
+
+use crate::tree::{Node, Tree};
+
+/// A file system created from a described tree, and the resources that must live as long.
+pub struct Instance {
+    pub fs: Arc<dyn FileSystem>,
+    pub keep: Option<Box<dyn Any>>,
+}
+
+impl std::fmt::Debug for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Instance").finish_non_exhaustive()
+    }
+}
+
+/// One implementation, and the features that it supports.
+pub struct Implementation<'a> {
+    pub name: &'a str,
+    /// All attributes are as described. If false, owners, status change times, block counts, and
+    /// the sizes and link counts of directories are those of the file system that holds the tree.
+    pub exact: bool,
+    pub devices: bool,
+    pub xattrs: bool,
+    pub make: &'a dyn Fn(&Tree) -> Instance,
+}
+
+impl std::fmt::Debug for Implementation<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Implementation").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Implementation<'_> {
+    /// Creates the tree without nodes and attributes that the implementation does not support.
+    pub(super) fn create(&self, tree: &Tree) -> Instance {
+        let device = |node: &Node| matches!(node.kind, Kind::CharDevice | Kind::BlockDevice);
+        let mut tree = tree.without(|node| device(node) && !self.devices);
+        if !self.xattrs {
+            for number in 0..tree.node_count() {
+                tree.node_mut(number).xattrs.clear();
+            }
+        }
+        (self.make)(&tree)
+    }
+}
+
+/// Returns a tree with every kind of node and many kinds of names.
+pub(super) fn varied_tree() -> Tree {
+    let mut tree = Tree::new();
+    let bin = tree.add(Tree::ROOT, "bin", Node::dir().with_permissions(0o2755));
+    let tool = tree.add(bin, "tool", Node::file("#!/bin/sh\n").with_permissions(0o4751));
+    tree.link(bin, "tool-1.0", tool);
+    tree.add(bin, "link", Node::symlink("../lib/a"));
+    tree.add(bin, "dangling", Node::symlink(vec![b'x'; 4000]));
+    let lib = tree.add(Tree::ROOT, "lib", Node::dir().with_permissions(0o700));
+    tree.link(lib, "the tool", tool);
+    tree.add(lib, "a", Node::file(vec![7; 70_000]).with_xattr("user.note", "seven"));
+    let mut sparse = Node::file("begins");
+    sparse.size_bytes = 1 << 33;
+    tree.add(lib, "sparse", sparse);
+    tree.add(lib, "empty file", Node::file(""));
+    tree.add(lib, "fifo", Node::special(Kind::Fifo, 0));
+    tree.add(lib, "socket", Node::special(Kind::Socket, 0));
+    tree.add(lib, "null", Node::special(Kind::CharDevice, 0x0103));
+    tree.add(lib, "disk", Node::special(Kind::BlockDevice, 0x0801));
+    let names = tree.add(lib, "names", Node::dir().with_xattr("user.empty", ""));
+    for name in [&b"\xff\xfe"[..], b"with\nnewline", b" ", b"...", b"-rf", &[b'n'; 255]] {
+        tree.add(names, name, Node::file(name));
+    }
+    let mut at = tree.add(Tree::ROOT, "deep", Node::dir());
+    for depth in 0..40 {
+        at = tree.add(at, format!("{depth}"), Node::dir());
+    }
+    tree.add(Tree::ROOT, "empty", Node::dir());
+    let many = tree.add(Tree::ROOT, "many", Node::dir());
+    for i in 0..700 {
+        tree.add(many, format!("f{i}"), Node::file(format!("{i}")));
+    }
+    tree
+}
+
+/// Returns the node at a path that must exist.
+pub(super) fn node_at(fs: &dyn FileSystem, path: &str) -> NodeId {
+    quell_vfs::resolve(fs, path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}")).node
+}
+
+#[track_caller]
+pub(super) fn refused<T>(answer: quell_vfs::Result<T>, errno: i32) {
+    match answer {
+        Ok(_) => panic!("this must be refused"),
+        Err(e) => assert_eq!(e.errno(), errno, "{e}"),
+    }
+}
