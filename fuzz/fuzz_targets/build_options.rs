@@ -28,9 +28,9 @@ fn image(options: &BuildOptions, lines: Option<Vec<String>>) -> Option<Image> {
 
 fuzz_target!(|text: &str| {
     let with_text = image(&BuildOptions::default(), Some(vec![text.to_owned()])).expect("the defaults work");
-    let Ok(options) = BuildOptions::of(&with_text) else { return };
+    let Ok(options) = BuildOptions::from_image(&with_text) else { return };
     // A pattern may be invalid; then the build returns an error.
     if let Some(again) = image(&options, None) {
-        assert_eq!(BuildOptions::of(&again).expect("we wrote it"), options);
+        assert_eq!(BuildOptions::from_image(&again).expect("we wrote it"), options);
     }
 });

@@ -5,11 +5,11 @@
 use libfuzzer_sys::fuzz_target;
 use quell_index::Image;
 
-#[path = "../../layers/index/tests/questions/mod.rs"]
-mod questions;
+#[path = "../../layers/index/tests/every_method/mod.rs"]
+mod every_method;
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(image) = Image::parse(bytes.to_vec()) {
-        questions::ask_everything(image);
+        every_method::call_every_method(image);
     }
 });

@@ -6,8 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 use quell_index::{Image, format, reseal};
 
-#[path = "../../layers/index/tests/questions/mod.rs"]
-mod questions;
+#[path = "../../layers/index/tests/every_method/mod.rs"]
+mod every_method;
 
 fuzz_target!(|bytes: &[u8]| {
     if bytes.len() < format::PREAMBLE_BYTES {
@@ -23,6 +23,6 @@ fuzz_target!(|bytes: &[u8]| {
     }
     reseal(&mut bytes);
     if let Ok(image) = Image::parse(bytes) {
-        questions::ask_everything(image);
+        every_method::call_every_method(image);
     }
 });

@@ -358,7 +358,7 @@ fn establish(plan: &Plan, mut files: Files) -> std::result::Result<Established, 
         mounted.wake(&mut holder)?;
     }
     for cover in &covers {
-        let crosses_mounts = BuildOptions::of(&cover.covered.image)?.cross_mounts;
+        let crosses_mounts = BuildOptions::from_image(&cover.covered.image)?.cross_mounts;
         holder.covers(CoveredTree { path: cover.path.clone(), crosses_mounts });
     }
     let namespaces = match plan.place {
@@ -832,7 +832,7 @@ fn sample(stamp: &Path, image: &Image, sampler: &mut Sampler) -> Vec<Difference>
     // A stamp with a time in the future is ignored.
     let looks = match age {
         Ok(Ok(age)) if age < CHECK_LASTS => {
-            sampler.by_chance();
+            sampler.skip_path_to_fullest();
             SAMPLE_LOOKS_AGAIN
         }
         _ => SAMPLE_LOOKS,
@@ -862,7 +862,7 @@ fn full_check(plan: &Plan, image: &Image, source: &Path) -> std::result::Result<
     let reading = Reading {
         directory: source,
         root_path: &root_of(image),
-        options: &BuildOptions::of(image)?,
+        options: &BuildOptions::from_image(image)?,
         threads: CHECK_THREADS,
         trust: None,
         expected: Some(image.entries().into()),

@@ -205,7 +205,7 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
         directory,
         root_path,
         output: file,
-        options: BuildOptions::of(&old)?,
+        options: BuildOptions::from_image(&old)?,
         before: (how == Update::Dirs).then_some(before),
         old: Some(old),
     })

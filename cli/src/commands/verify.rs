@@ -20,7 +20,7 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let tree = Reading {
         directory: &directory,
         root_path: &root_of(&image),
-        options: &BuildOptions::of(&image)?,
+        options: &BuildOptions::from_image(&image)?,
         threads: args.threads,
         trust: None,
         expected: Some(image.entries().into()),

@@ -27,7 +27,7 @@ struct Inodes {
 }
 
 impl Inodes {
-    fn of(image: &Image) -> Inodes {
+    fn new(image: &Image) -> Inodes {
         let mut inodes = Inodes { paths: HashMap::new(), numbers: HashMap::new() };
         for entry in 0..image.entries() {
             let path: Arc<[u8]> = image.path(entry).into();
@@ -45,7 +45,7 @@ struct Parents {
 }
 
 impl Parents {
-    fn of(image: &Image) -> Parents {
+    fn new(image: &Image) -> Parents {
         let mut parents = Parents { names: HashMap::new(), numbers: HashMap::new() };
         for entry in 0..image.entries() {
             let (parent, name) = (u64::from(image.parent(entry)), Box::<[u8]>::from(image.name(entry)));
@@ -77,10 +77,10 @@ fn contract(c: &mut Criterion) {
     let source: Arc<dyn Dir> = Arc::new(MemoryDir::new(Arc::new(Tree::new())));
     let fs = IndexFs::new(image.clone(), source, OnChange::Refuse);
     let before = synthetic::resident_bytes();
-    let inodes = Inodes::of(&image);
+    let inodes = Inodes::new(&image);
     let with_inodes = synthetic::resident_bytes();
     println!("a table of inodes with paths: {:.1} MiB more", mib(with_inodes - before));
-    let parents = Parents::of(&image);
+    let parents = Parents::new(&image);
     let with_parents = synthetic::resident_bytes();
     println!("a table of inodes with parents: {:.1} MiB more", mib(with_parents - with_inodes));
 

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const FILE_BYTES: usize = 40 << 20;
 const ROUNDS: usize = 15;
-/// The approximate number of places that one lookup reads: a few steps of a binary search, far
+/// The approximate number of positions that one lookup reads: a few steps of a binary search, far
 /// apart.
 const TOUCHES: usize = 1000;
 
@@ -25,7 +25,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    fn of(file: &File) -> Mapped {
+    fn map(file: &File) -> Mapped {
         // SAFETY: the mapping is new and private; the file belongs to this process and is not
         // truncated while it is mapped.
         #[allow(unsafe_code)]
@@ -62,12 +62,12 @@ fn read_whole(file: &mut File) -> u64 {
 }
 
 fn map_and_check(file: &mut File) -> u64 {
-    xxh3_64(Mapped::of(file).bytes())
+    xxh3_64(Mapped::map(file).bytes())
 }
 
 /// Reads without validation: only the accessed pages are fetched.
 fn map_and_touch(file: &mut File) -> u64 {
-    let mapped = Mapped::of(file);
+    let mapped = Mapped::map(file);
     let mut random = Random::new(1);
     (0..TOUCHES).map(|_| u64::from(mapped.bytes()[random.below(FILE_BYTES)])).sum()
 }
@@ -75,7 +75,7 @@ fn map_and_touch(file: &mut File) -> u64 {
 /// Does the same as `map_and_touch` without read-ahead, similar to a file system with small
 /// read-ahead windows.
 fn map_and_touch_single_pages(file: &mut File) -> u64 {
-    let mapped = Mapped::of(file);
+    let mapped = Mapped::map(file);
     // SAFETY: the advice changes only the kernel's read-ahead, not the content.
     #[allow(unsafe_code)]
     unsafe {
@@ -95,18 +95,18 @@ fn faults() -> u64 {
 fn main() {
     let directory = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     let directory = directory.map_or_else(std::env::temp_dir, PathBuf::from);
-    let mut file = tempfile::NamedTempFile::new_in(directory).expect("a place for a file");
-    file.write_all(&Random::new(7).bytes(FILE_BYTES)).expect("room for a file");
-    file.as_file().sync_all().expect("room for a file");
-    type Way = (&'static str, fn(&mut File) -> u64);
-    let ways: [Way; 4] = [
+    let mut file = tempfile::NamedTempFile::new_in(directory).expect("a temporary file");
+    file.write_all(&Random::new(7).bytes(FILE_BYTES)).expect("space for a file");
+    file.as_file().sync_all().expect("space for a file");
+    type Method = (&'static str, fn(&mut File) -> u64);
+    let methods: [Method; 4] = [
         ("read whole, checksum", read_whole),
         ("map, checksum", map_and_check),
         ("map, no checksum, 1,000 touches", map_and_touch),
         ("the same, nothing read ahead", map_and_touch_single_pages),
     ];
     for cold in [false, true] {
-        for (name, way) in ways {
+        for (name, method) in methods {
             let mut times = Vec::new();
             let mut waited = 0;
             for _ in 0..ROUNDS {
@@ -117,7 +117,7 @@ fn main() {
                     black_box(read_whole(&mut File::open(file.path()).expect("it is ours")));
                 }
                 let (begun, before) = (Instant::now(), faults());
-                black_box(way(&mut open));
+                black_box(method(&mut open));
                 times.push(begun.elapsed().as_secs_f64() * 1000.0);
                 waited = faults() - before;
             }

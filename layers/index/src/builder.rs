@@ -50,7 +50,7 @@ impl Xattrs {
 }
 
 /// The options that affect the content of an index. They are stored in it, so that an update reads
-/// the tree in the same way.
+/// the tree with the same options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BuildOptions {
     /// Names or paths that are left out. A pattern without `/` is matched against names, one with
@@ -75,7 +75,7 @@ impl BuildOptions {
     }
 
     /// Returns the options that an index was built with.
-    pub fn of(image: &Image) -> Result<BuildOptions> {
+    pub fn from_image(image: &Image) -> Result<BuildOptions> {
         let mut options = BuildOptions::default();
         for line in image.option_lines() {
             let text = std::str::from_utf8(line).unwrap_or_default();
@@ -150,7 +150,8 @@ pub fn build(
     trust: Option<Trust<'_>>,
     progress: &Progress,
 ) -> Result<Tree> {
-    let walk = |ask_all| walk(root.clone(), root_path, options, ask_all, threads, trust, progress);
+    let walk =
+        |read_all_xattrs| walk(root.clone(), root_path, options, read_all_xattrs, threads, trust, progress);
     match walk(options.xattrs == Xattrs::Always)? {
         Some(tree) => Ok(tree),
         // An attribute was found in the sample, so the attributes of every file are read.
@@ -168,7 +169,7 @@ fn walk(
     root: Arc<dyn Dir>,
     root_path: &[u8],
     options: &BuildOptions,
-    ask_all: bool,
+    read_all_xattrs: bool,
     threads: usize,
     trust: Option<Trust<'_>>,
     progress: &Progress,
@@ -181,7 +182,7 @@ fn walk(
     if options.xattrs != Xattrs::Never {
         let set = kept_xattrs(root.xattrs(b"")?)?;
         if !set.is_empty() {
-            if !ask_all {
+            if !read_all_xattrs {
                 return Ok(None);
             }
             root_specials.push(Special::Xattrs(set));
@@ -189,11 +190,11 @@ fn walk(
     }
     let walker = Walker {
         root_device: stat.device,
-        exclude: Exclude::of(&options.exclude)?,
+        exclude: Exclude::new(&options.exclude)?,
         options,
-        ask_all,
+        read_all_xattrs,
         trust,
-        distrusted: trust.map(|trust| troubled_directories(trust.image)).unwrap_or_default(),
+        distrusted: trust.map(|trust| directories_with_problems(trust.image)).unwrap_or_default(),
         progress,
         found: Mutex::new(Found {
             root: stat,
@@ -206,14 +207,14 @@ fn walk(
     let first = Job::List(Task {
         source: Source::Open(root),
         listing: 0,
-        place: None,
+        parent_slot: None,
         path: Vec::new(),
         record: stat,
         old: trust.map(|_| ROOT),
         tries: LISTING_TRIES,
         share: 1.0,
     });
-    quell_workers::run(threads, [first], |job, jobs| walker.work(job, jobs));
+    quell_workers::run(threads, [first], |job, jobs| walker.run_job(job, jobs));
     let Found { root, listings, mut problems, failure } =
         walker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(failure) = failure {
@@ -246,7 +247,7 @@ struct Found {
 
 enum Job {
     List(Task),
-    Look(Arc<Chunks>, usize),
+    ReadChunk(Arc<Chunks>, usize),
 }
 
 enum Source {
@@ -259,7 +260,7 @@ struct Task {
     source: Source,
     listing: u32,
     /// The directory's index in its parent's listing; `None` for the root.
-    place: Option<(u32, u32)>,
+    parent_slot: Option<(u32, u32)>,
     path: Vec<u8>,
     record: Stat,
     /// The same directory in the trusted index.
@@ -275,12 +276,12 @@ struct Chunks {
     task: Task,
     before: Stat,
     names: Vec<Vec<u8>>,
-    looks: Mutex<Vec<Option<Vec<Look>>>>,
+    results: Mutex<Vec<Option<Vec<EntryResult>>>>,
     open_chunks: AtomicUsize,
 }
 
 /// The result of reading one entry.
-enum Look {
+enum EntryResult {
     /// An entry, with an error number if its extended attributes could not be read.
     Entry(Stat, Vec<Special>, Option<u32>),
     /// The name exists, but its metadata cannot be read.
@@ -293,7 +294,7 @@ struct Walker<'a> {
     root_device: u64,
     exclude: Exclude,
     options: &'a BuildOptions,
-    ask_all: bool,
+    read_all_xattrs: bool,
     trust: Option<Trust<'a>>,
     /// Directories whose content the trusted index does not have completely. They are read again.
     distrusted: HashSet<Vec<u8>>,
@@ -309,7 +310,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Walker<'_> {
-    fn work(&self, job: Job, jobs: &Tasks<Job>) {
+    fn run_job(&self, job: Job, jobs: &Tasks<Job>) {
         let stop = self.progress.stop.load(Ordering::Relaxed);
         if stop {
             lock(&self.found).failure.get_or_insert_with(|| {
@@ -322,7 +323,7 @@ impl Walker<'_> {
         }
         match job {
             Job::List(task) => self.list(task, jobs),
-            Job::Look(chunks, number) => self.look_at_chunk(&chunks, number, jobs),
+            Job::ReadChunk(chunks, number) => self.read_chunk(&chunks, number, jobs),
         }
     }
 
@@ -378,74 +379,74 @@ impl Walker<'_> {
             task,
             before,
             names,
-            looks: Mutex::new((0..chunk_count).map(|_| None).collect()),
+            results: Mutex::new((0..chunk_count).map(|_| None).collect()),
             open_chunks: AtomicUsize::new(chunk_count),
         });
         // Other threads process the rest of a long directory while this one starts.
-        jobs.push((1..chunk_count).map(|number| Job::Look(chunks.clone(), number)));
-        self.look_at_chunk(&chunks, 0, jobs);
+        jobs.push((1..chunk_count).map(|number| Job::ReadChunk(chunks.clone(), number)));
+        self.read_chunk(&chunks, 0, jobs);
     }
 
-    fn look_at_chunk(&self, chunks: &Arc<Chunks>, number: usize, jobs: &Tasks<Job>) {
+    fn read_chunk(&self, chunks: &Arc<Chunks>, number: usize, jobs: &Tasks<Job>) {
         let start = number * CHUNK_NAMES;
         let end = (start + CHUNK_NAMES).min(chunks.names.len());
         let mut sampled_files = if number == 0 { 0 } else { XATTR_SAMPLE_FILES };
-        let looks: Vec<Look> = chunks.names[start..end]
+        let results: Vec<EntryResult> = chunks.names[start..end]
             .iter()
             .map(|name| {
                 self.progress.entries.fetch_add(1, Ordering::Relaxed);
-                match self.look(&*chunks.dir, name, &mut sampled_files) {
-                    Ok(look) => look,
-                    Err(e) if e.kind == ErrorKind::NotFound => Look::Vanished,
-                    Err(e) => Look::Refused(e.errno() as u32),
+                match self.read_entry(&*chunks.dir, name, &mut sampled_files) {
+                    Ok(result) => result,
+                    Err(e) if e.kind == ErrorKind::NotFound => EntryResult::Vanished,
+                    Err(e) => EntryResult::Refused(e.errno() as u32),
                 }
             })
             .collect();
-        lock(&chunks.looks)[number] = Some(looks);
+        lock(&chunks.results)[number] = Some(results);
         if chunks.open_chunks.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.complete(chunks, jobs);
         }
     }
 
-    fn look(&self, dir: &dyn Dir, name: &[u8], sampled_files: &mut usize) -> Result<Look> {
+    fn read_entry(&self, dir: &dyn Dir, name: &[u8], sampled_files: &mut usize) -> Result<EntryResult> {
         let stat = dir.stat(name)?;
-        let Some(kind) = stat.kind() else { return Ok(Look::Refused(errno::EIO as u32)) };
+        let Some(kind) = stat.kind() else { return Ok(EntryResult::Refused(errno::EIO as u32)) };
         let mut specials = Vec::new();
         if kind == Kind::Symlink {
             let target = dir.read_link(name)?;
             if target.is_empty() || target.len() > TARGET_BYTES_MAX {
-                return Ok(Look::Refused(errno::ENAMETOOLONG as u32));
+                return Ok(EntryResult::Refused(errno::ENAMETOOLONG as u32));
             }
             specials.push(Special::Target(target));
         }
         if kind == Kind::Dir && self.is_boundary(&stat) {
             specials.push(Special::Boundary);
         }
-        if self.asks_for_xattrs(kind, &stat, sampled_files) {
+        if self.reads_xattrs(kind, &stat, sampled_files) {
             let set = match dir.xattrs(name).and_then(kept_xattrs) {
                 Ok(set) => set,
                 Err(e) if e.kind == ErrorKind::NotFound => return Err(e),
                 // A file without read permission still has a name and a size.
-                Err(e) => return Ok(Look::Entry(stat, specials, Some(e.errno() as u32))),
+                Err(e) => return Ok(EntryResult::Entry(stat, specials, Some(e.errno() as u32))),
             };
             if !set.is_empty() {
-                if !self.ask_all {
+                if !self.read_all_xattrs {
                     self.attributes_found.store(true, Ordering::Relaxed);
                 }
                 specials.push(Special::Xattrs(set));
             }
         }
-        Ok(Look::Entry(stat, specials, None))
+        Ok(EntryResult::Entry(stat, specials, None))
     }
 
     fn is_boundary(&self, stat: &Stat) -> bool {
         !self.options.cross_mounts && (stat.mount_root || stat.device != self.root_device)
     }
 
-    fn asks_for_xattrs(&self, kind: Kind, record: &Stat, sampled_files: &mut usize) -> bool {
+    fn reads_xattrs(&self, kind: Kind, record: &Stat, sampled_files: &mut usize) -> bool {
         match self.options.xattrs {
             Xattrs::Never => false,
-            _ if self.ask_all => true,
+            _ if self.read_all_xattrs => true,
             _ if kind == Kind::Dir => true,
             _ if kind == Kind::Symlink => false,
             _ if record.changed != record.modified => true,
@@ -459,15 +460,15 @@ impl Walker<'_> {
     /// Completes a directory after all of its entries were read.
     fn complete(&self, chunks: &Arc<Chunks>, jobs: &Tasks<Job>) {
         let task = &chunks.task;
-        let looks: Vec<Look> = lock(&chunks.looks).drain(..).flatten().flatten().collect();
-        let vanished = looks.iter().any(|look| matches!(look, Look::Vanished));
+        let results: Vec<EntryResult> = lock(&chunks.results).drain(..).flatten().flatten().collect();
+        let vanished = results.iter().any(|result| matches!(result, EntryResult::Vanished));
         let after = chunks.dir.stat_self();
         let changed = vanished || after.as_ref().is_ok_and(|after| differs(&chunks.before, after));
         if changed && task.tries > 1 {
             let again = Task {
                 source: Source::Open(chunks.dir.clone()),
                 listing: task.listing,
-                place: task.place,
+                parent_slot: task.parent_slot,
                 path: task.path.clone(),
                 record: task.record,
                 old: None,
@@ -484,16 +485,16 @@ impl Walker<'_> {
             self.set_own_record(task, after);
         }
         let mut children = Children::default();
-        for (name, look) in chunks.names.iter().zip(looks) {
-            match look {
-                Look::Entry(record, specials, trouble) => {
-                    if let Some(errno) = trouble {
+        for (name, result) in chunks.names.iter().zip(results) {
+            match result {
+                EntryResult::Entry(record, specials, xattr_errno) => {
+                    if let Some(errno) = xattr_errno {
                         self.problem(join(&task.path, name), errno as i32);
                     }
                     children.push(name, record, specials);
                 }
-                Look::Refused(errno) => self.problem(join(&task.path, name), errno as i32),
-                Look::Vanished => self.problem(join(&task.path, name), errno::ENOENT),
+                EntryResult::Refused(errno) => self.problem(join(&task.path, name), errno as i32),
+                EntryResult::Vanished => self.problem(join(&task.path, name), errno::ENOENT),
             }
         }
         let old = |name: &[u8]| self.trust.and_then(|trust| trust.image.lookup(task.old?, name));
@@ -507,7 +508,7 @@ impl Walker<'_> {
             return;
         }
         let mut found = lock(&self.found);
-        match task.place {
+        match task.parent_slot {
             Some((listing, child)) => found.listings[listing as usize].set_record(child, now),
             None => found.root = now,
         }
@@ -533,7 +534,7 @@ impl Walker<'_> {
             listing.push_special(child, Special::Listing(number));
             more.push(Job::List(Task {
                 listing: number,
-                place: Some((task.listing, child)),
+                parent_slot: Some((task.listing, child)),
                 path: join(&task.path, &name),
                 record,
                 old: old(&name),
@@ -556,8 +557,8 @@ impl Walker<'_> {
         let image = trust.image;
         let entry = task.old.expect("only a known directory is trusted");
         let children = image.children(entry).unwrap_or(0..0);
-        let looks_needed = |e: &EntryId| image.kind(*e) == Kind::Dir || image.attributes(*e).nlink > 1;
-        let dir = if children.clone().any(|e| looks_needed(&e)) {
+        let must_be_read = |e: &EntryId| image.kind(*e) == Kind::Dir || image.attributes(*e).nlink > 1;
+        let dir = if children.clone().any(|e| must_be_read(&e)) {
             match self.open(&task.source) {
                 Ok(dir) => Some(dir),
                 Err(e) => return self.cannot_list(&task, e),
@@ -570,19 +571,19 @@ impl Walker<'_> {
             let name = image.name(child);
             self.progress.entries.fetch_add(1, Ordering::Relaxed);
             let (record, specials) = match &dir {
-                Some(dir) if looks_needed(&child) => match self.look(&**dir, name, &mut 0) {
-                    Ok(Look::Entry(record, specials, trouble)) => {
-                        if let Some(errno) = trouble {
+                Some(dir) if must_be_read(&child) => match self.read_entry(&**dir, name, &mut 0) {
+                    Ok(EntryResult::Entry(record, specials, xattr_errno)) => {
+                        if let Some(errno) = xattr_errno {
                             self.problem(join(&task.path, name), errno as i32);
                         }
                         (record, specials)
                     }
-                    Ok(Look::Refused(errno)) => {
+                    Ok(EntryResult::Refused(errno)) => {
                         self.problem(join(&task.path, name), errno as i32);
                         continue;
                     }
                     // The directory changed between the two requests, so it is read.
-                    Ok(Look::Vanished) | Err(_) => return self.list_open(dir.clone(), task, jobs),
+                    Ok(EntryResult::Vanished) | Err(_) => return self.list_open(dir.clone(), task, jobs),
                 },
                 _ => from_index(image, child),
             };
@@ -630,7 +631,7 @@ impl Trust<'_> {
 }
 
 /// Returns the directories that have a problem, or an entry with a problem.
-fn troubled_directories(image: &Image) -> HashSet<Vec<u8>> {
+fn directories_with_problems(image: &Image) -> HashSet<Vec<u8>> {
     let above = |path: &[u8]| path.iter().rposition(|b| *b == b'/').unwrap_or(0);
     image
         .problems()
@@ -704,7 +705,7 @@ pub(crate) struct Exclude {
 }
 
 impl Exclude {
-    pub(crate) fn of(patterns: &[String]) -> Result<Exclude> {
+    pub(crate) fn new(patterns: &[String]) -> Result<Exclude> {
         let mut names = GlobSetBuilder::new();
         let mut paths = GlobSetBuilder::new();
         for pattern in patterns {

@@ -17,10 +17,10 @@ use quell_workers::Tasks;
 
 use crate::builder::{BuildOptions, Exclude};
 use crate::compare::{Change, Difference, changed_attributes};
+use crate::file_state::same_status_change;
 use crate::format::Field;
 use crate::freshness::{OVERFLOW_ID, attributes_of};
 use crate::image::{EntryId, Image, ROOT};
-use crate::opened::same_status_change;
 
 /// Number of names of one directory that a thread processes at a time.
 const CHUNK_NAMES: usize = 256;
@@ -49,12 +49,12 @@ pub fn check(
     differences_max: usize,
     stop: &AtomicBool,
 ) -> Result<Checked> {
-    let options = BuildOptions::of(image)?;
+    let options = BuildOptions::from_image(image)?;
     let stat = root.stat_self()?;
     let indexed = image.attributes(ROOT);
     let checker = Checker {
         image,
-        exclude: Exclude::of(&options.exclude)?,
+        exclude: Exclude::new(&options.exclude)?,
         problems: image.problems().map(|problem| problem.path).collect(),
         compares_ctime: stat.changed == indexed.changed && stat.modified == indexed.modified,
         differences_max,
@@ -64,7 +64,9 @@ pub fn check(
         found: Mutex::new(Found::default()),
     };
     checker.compare(ROOT, &stat);
-    quell_workers::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| checker.work(job, jobs));
+    quell_workers::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| {
+        checker.run_job(job, jobs)
+    });
     let entries = checker.entries.load(Ordering::Relaxed);
     let is_full = checker.full.load(Ordering::Relaxed);
     let Found { mut differences, failure } =
@@ -85,7 +87,7 @@ enum Source {
 enum Job {
     List(Source, EntryId),
     /// A range of the children of an open directory.
-    Ask(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
+    Compare(Arc<dyn Dir>, Arc<Vec<EntryId>>, Range<usize>),
 }
 
 #[derive(Default)]
@@ -119,14 +121,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Checker<'_> {
-    fn work(&self, job: Job, jobs: &Tasks<Job>) {
+    fn run_job(&self, job: Job, jobs: &Tasks<Job>) {
         // After the end of the check, the remaining jobs are dropped.
         if self.is_over() {
             return;
         }
         match job {
             Job::List(source, directory) => self.list(source, directory, jobs),
-            Job::Ask(dir, children, range) => self.ask(&dir, &children[range], jobs),
+            Job::Compare(dir, children, range) => self.compare_children(&dir, &children[range], jobs),
         }
     }
 
@@ -188,12 +190,12 @@ impl Checker<'_> {
         // Other threads process the rest of a long directory while this one starts.
         jobs.push((first..children.len()).step_by(CHUNK_NAMES).map(|start| {
             let range = start..(start + CHUNK_NAMES).min(children.len());
-            Job::Ask(dir.clone(), children.clone(), range)
+            Job::Compare(dir.clone(), children.clone(), range)
         }));
-        self.ask(&dir, &children[..first], jobs);
+        self.compare_children(&dir, &children[..first], jobs);
     }
 
-    fn ask(&self, dir: &Arc<dyn Dir>, children: &[EntryId], jobs: &Tasks<Job>) {
+    fn compare_children(&self, dir: &Arc<dyn Dir>, children: &[EntryId], jobs: &Tasks<Job>) {
         for &entry in children {
             if self.is_over() {
                 return;

@@ -13,7 +13,7 @@ use crate::tree::{Listing, Special, Tree};
 
 /// The location of one entry's record and specials in the tree.
 #[derive(Clone, Copy)]
-struct Place {
+struct Location {
     listing: u32,
     child: u32,
 }
@@ -21,8 +21,8 @@ struct Place {
 /// The entries of a tree in the order of the index, and values that depend on all of them.
 struct Order<'a> {
     tree: &'a Tree,
-    /// The place of each entry except the root.
-    places: Vec<Place>,
+    /// The location of each entry except the root.
+    locations: Vec<Location>,
     /// (first child, entry) for each directory.
     dirs: Vec<(u32, u32)>,
     /// The first entry of each hard-linked file.
@@ -31,7 +31,7 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    fn of(tree: &'a Tree) -> Result<Order<'a>> {
+    fn new(tree: &'a Tree) -> Result<Order<'a>> {
         let total: u64 = 1 + tree.listings.iter().map(|l| u64::from(l.len())).sum::<u64>();
         if total > format::ENTRIES_MAX {
             return Err(Error::new(
@@ -42,7 +42,7 @@ impl<'a> Order<'a> {
         }
         let mut order = Order {
             tree,
-            places: Vec::with_capacity(total as usize - 1),
+            locations: Vec::with_capacity(total as usize - 1),
             dirs: Vec::with_capacity(tree.listings.len()),
             first_names: HashMap::new(),
             longest_path: 0,
@@ -53,14 +53,14 @@ impl<'a> Order<'a> {
         let mut next = 0;
         while let Some(&(listing, entry, path_bytes)) = found.get(next) {
             next += 1;
-            order.dirs.push((order.places.len() as u32 + 1, entry));
+            order.dirs.push((order.locations.len() as u32 + 1, entry));
             let Some(number) = listing else { continue };
             let listing = &tree.listings[number as usize];
             let prefix = if path_bytes == 0 { 0 } else { path_bytes + 1 };
             for child in 0..listing.len() {
                 let record = listing.record(child);
-                order.places.push(Place { listing: number, child });
-                let entry = order.places.len() as u32;
+                order.locations.push(Location { listing: number, child });
+                let entry = order.locations.len() as u32;
                 let path_bytes = prefix + listing.name(child).len() as u64;
                 order.longest_path = order.longest_path.max(path_bytes);
                 if record.kind() == Some(Kind::Dir) {
@@ -78,19 +78,19 @@ impl<'a> Order<'a> {
     }
 
     fn entries(&self) -> u32 {
-        self.places.len() as u32 + 1
+        self.locations.len() as u32 + 1
     }
 
-    fn listing(&self, place: Place) -> &'a Listing {
-        &self.tree.listings[place.listing as usize]
+    fn listing(&self, location: Location) -> &'a Listing {
+        &self.tree.listings[location.listing as usize]
     }
 
     fn name(&self, entry: u32) -> &'a [u8] {
         match entry {
             0 => b"",
             _ => {
-                let place = self.places[entry as usize - 1];
-                self.listing(place).name(place.child)
+                let location = self.locations[entry as usize - 1];
+                self.listing(location).name(location.child)
             }
         }
     }
@@ -108,8 +108,8 @@ impl<'a> Order<'a> {
         match entry {
             0 => &self.tree.root,
             _ => {
-                let place = self.places[entry as usize - 1];
-                self.listing(place).record(place.child)
+                let location = self.locations[entry as usize - 1];
+                self.listing(location).record(location.child)
             }
         }
     }
@@ -124,8 +124,8 @@ impl<'a> Order<'a> {
         match entry {
             0 => Box::new(self.tree.root_specials.iter()),
             _ => {
-                let place = self.places[entry as usize - 1];
-                Box::new(self.listing(place).specials(place.child))
+                let location = self.locations[entry as usize - 1];
+                Box::new(self.listing(location).specials(location.child))
             }
         }
     }
@@ -140,7 +140,7 @@ fn listing_of(specials: &[Special]) -> Option<u32> {
 
 /// Returns the bytes of an index of `tree`.
 pub fn encode(tree: &Tree) -> Result<Vec<u8>> {
-    let order = Order::of(tree)?;
+    let order = Order::new(tree)?;
     let entries = order.entries();
     let granule = best_granule(&order);
     let (names, name_offsets) = string_table((0..entries).map(|e| order.name(e)).collect(), |name, out| {

@@ -13,9 +13,9 @@ use quell_vfs::{
 };
 
 use crate::builder::{CAPABILITY, is_kept};
+use crate::file_state::{FileState, is_indexed_root, same_access};
 use crate::format::{self, Field};
 use crate::image::{EntryId, Image, ROOT};
-use crate::opened::{Opened, is_indexed_root, same_access};
 
 /// Number of directories of the tree that are kept open, so that opening another file in them needs
 /// one lookup.
@@ -33,7 +33,7 @@ const ACL: &[u8] = b"system.posix_acl_access";
 /// directory, a symbolic link, a FIFO or a socket, or a component of the path is not a directory.
 const NO_FILE: [i32; 5] = [errno::ENOENT, errno::ENOTDIR, errno::EISDIR, errno::ELOOP, errno::ENXIO];
 
-/// The action of an open if the file is not the indexed one (see [`Opened`]), or does not exist any
+/// The action of an open if the file is not the indexed one (see [`FileState`]), or does not exist any
 /// more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
@@ -80,7 +80,7 @@ pub struct IndexFs {
     /// Whether inode numbers distinguish files.
     has_inodes: bool,
     /// Whether the tree is on the file system where it was indexed.
-    at_home: bool,
+    on_indexed_file_system: bool,
     entered: Mutex<LruCache<EntryId, Arc<Entered>>>,
     /// The state of each file at its first open, if the index does not have it.
     versions: Mutex<HashMap<EntryId, Version>>,
@@ -109,7 +109,7 @@ impl Drop for Entered {
 #[derive(Debug, Clone, Copy)]
 struct Version {
     number: u32,
-    state: Opened,
+    state: FileState,
 }
 
 impl fmt::Debug for IndexFs {
@@ -126,7 +126,7 @@ impl IndexFs {
 
     /// Returns the file system with other rules than those of a user's own view.
     pub fn with_rules(image: Arc<Image>, source: Arc<dyn Dir>, on_change: OnChange, rules: Rules) -> IndexFs {
-        let at_home = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
+        let on_indexed_file_system = source.stat_self().is_ok_and(|root| is_indexed_root(&image, &root));
         // Inode number 1 is the root of a separate file system, and also of file systems that
         // assign inode numbers on demand (such as sshfs), whose numbers are not persistent.
         let has_inodes = image.inode(ROOT).is_some_and(|number| number > 1);
@@ -134,7 +134,7 @@ impl IndexFs {
         let root = Arc::new(Entered { dir: source, entry: ROOT, indexed, above: None });
         let entered = Mutex::new(LruCache::new(ENTERED_MAX));
         let versions = Mutex::default();
-        IndexFs { image, root, on_change, rules, has_inodes, at_home, entered, versions }
+        IndexFs { image, root, on_change, rules, has_inodes, on_indexed_file_system, entered, versions }
     }
 
     /// Returns the entry of a node, regardless of its version.
@@ -191,7 +191,7 @@ impl IndexFs {
 
     /// Checks for users with fewer permissions that the access to each directory on the path still
     /// equals the indexed one, now and not only when the directory was opened.
-    fn check_way(&self, last: &Entered) -> Result<()> {
+    fn check_ancestors(&self, last: &Entered) -> Result<()> {
         let mut at = Some(last);
         while let Some(Entered { dir, entry, indexed, above }) = at {
             self.check_access(*entry, indexed, &dir.stat_self_cached()?)?;
@@ -230,7 +230,7 @@ impl IndexFs {
                 self.check_acl(entry, file.acl()?.as_deref())?;
             }
         }
-        let state = Opened::of(&now);
+        let state = FileState::from_stat(&now);
         let owners = self.rules.serves_others || !self.rules.owners_unknown;
         let same = match self.on_change {
             OnChange::Ignore => true,
@@ -239,7 +239,7 @@ impl IndexFs {
                 same_access(&indexed, &now, owners)
                     && (now.size_bytes, now.modified) == (indexed.size_bytes, indexed.modified)
                     && match self.indexed_state(entry, &indexed) {
-                        Some(before) => before.is(&state, self.has_inodes),
+                        Some(before) => before.is_same(&state, self.has_inodes),
                         None => self.version_of(entry, state) == 0,
                     }
             }
@@ -249,9 +249,9 @@ impl IndexFs {
 
     /// Returns the file's indexed state, if inode numbers and status change times are valid on this
     /// file system.
-    fn indexed_state(&self, entry: EntryId, indexed: &Attributes) -> Option<Opened> {
-        let inode = self.image.inode(entry).filter(|_| self.at_home)?;
-        Some(Opened {
+    fn indexed_state(&self, entry: EntryId, indexed: &Attributes) -> Option<FileState> {
+        let inode = self.image.inode(entry).filter(|_| self.on_indexed_file_system)?;
+        Some(FileState {
             inode,
             nlink: indexed.nlink,
             size_bytes: indexed.size_bytes,
@@ -261,10 +261,10 @@ impl IndexFs {
     }
 
     /// Returns the number of other states of the file that were opened before this one.
-    fn version_of(&self, entry: EntryId, state: Opened) -> u32 {
+    fn version_of(&self, entry: EntryId, state: FileState) -> u32 {
         let mut versions = self.versions();
         let known = versions.entry(entry).or_insert(Version { number: 0, state });
-        if !known.state.is(&state, self.has_inodes) {
+        if !known.state.is_same(&state, self.has_inodes) {
             *known = Version { number: known.number.saturating_add(1), state };
         }
         known.number
@@ -277,7 +277,7 @@ impl IndexFs {
     /// Opens the tree's directory of an entry, starting from the nearest ancestor that is open.
     /// Iterative, because recursion could overflow the stack on a deep tree.
     fn enter(&self, entry: EntryId) -> Result<Arc<Entered>> {
-        let mut way = Vec::new();
+        let mut missing = Vec::new();
         let mut at = entry;
         let mut last = loop {
             if at == ROOT {
@@ -286,10 +286,10 @@ impl IndexFs {
             if let Some(entered) = self.entered().get(&at) {
                 break entered.clone();
             }
-            way.push(at);
+            missing.push(at);
             at = self.image.parent(at);
         };
-        while let Some(entry) = way.pop() {
+        while let Some(entry) = missing.pop() {
             // The lock is not held during I/O.
             let dir = last.dir.enter(self.image.name(entry))?;
             if self.rules.serves_others && !self.rules.index_is_roots {
@@ -391,7 +391,7 @@ impl FileSystem for IndexFs {
         }
         let opened = self.enter(self.image.parent(entry)).and_then(|above| {
             if self.rules.serves_others {
-                self.check_way(&above)?;
+                self.check_ancestors(&above)?;
             }
             above.dir.open_file(self.image.name(entry))
         });

@@ -50,7 +50,7 @@ impl Sampler {
 
     /// Continues with random entries after the root, because the path to the directory with the
     /// most entries was compared just before.
-    pub fn by_chance(&mut self) {
+    pub fn skip_path_to_fullest(&mut self) {
         self.plan = vec![ROOT];
     }
 
@@ -60,29 +60,29 @@ impl Sampler {
         let entry = match self.plan.pop() {
             Some(entry) => entry,
             None => {
-                self.plan_a_descent();
+                self.plan_random_descent();
                 self.plan.pop().unwrap_or(ROOT)
             }
         };
-        let found = self.look(entry);
+        let found = self.read_attributes(entry);
         let image = &self.image;
-        let gone = |what| Ok(Some(Difference { path: image.path(entry), what }));
+        let difference = |what| Ok(Some(Difference { path: image.path(entry), what }));
         match found {
             Ok(found) => {
                 let mut changed = changed_attributes(&image.attributes(entry), &found);
                 if found.uid == OVERFLOW_ID || found.gid == OVERFLOW_ID {
                     changed.retain(|what| *what != "owner");
                 }
-                if changed.is_empty() { Ok(None) } else { gone(Change::Changed(changed)) }
+                if changed.is_empty() { Ok(None) } else { difference(Change::Changed(changed)) }
             }
             Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                gone(Change::Removed)
+                difference(Change::Removed)
             }
             Err(e) => Err(e),
         }
     }
 
-    fn look(&mut self, entry: EntryId) -> Result<Attributes> {
+    fn read_attributes(&mut self, entry: EntryId) -> Result<Attributes> {
         if entry == ROOT {
             return Ok(attributes_of(&self.entered[0].1.stat_self()?));
         }
@@ -93,17 +93,17 @@ impl Sampler {
 
     /// Returns the open directory for `entry`, starting from the nearest ancestor that is open.
     fn enter(&mut self, entry: EntryId) -> Result<Arc<dyn Dir>> {
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         let mut at = entry;
         let depth = loop {
             match self.entered.iter().position(|(open, _)| *open == at) {
                 Some(depth) => break depth,
-                None => way.push(at),
+                None => path.push(at),
             }
             at = self.image.parent(at);
         };
         self.entered.truncate(depth + 1);
-        while let Some(next) = way.pop() {
+        while let Some(next) = path.pop() {
             let dir = self.entered.last().expect("the root stays").1.enter(self.image.name(next))?;
             self.entered.push((next, dir));
         }
@@ -112,16 +112,16 @@ impl Sampler {
 
     /// Plans a random descent from the root to an entry that has no children. Each entry on the
     /// path is compared, because the file system has to look it up anyway.
-    fn plan_a_descent(&mut self) {
-        let mut way = Vec::new();
+    fn plan_random_descent(&mut self) {
+        let mut path = Vec::new();
         let mut at = ROOT;
         while let Some(children) = self.image.children(at).filter(|c| !c.is_empty()) {
             let pick = self.next_random() % u64::from(children.end - children.start);
             at = children.start + pick as u32;
-            way.push(at);
+            path.push(at);
         }
-        way.reverse();
-        self.plan = way;
+        path.reverse();
+        self.plan = path;
     }
 
     /// Returns the next number of Marsaglia's xorshift generator, which is sufficient to choose

@@ -8,11 +8,11 @@ mod builder;
 mod check;
 mod compare;
 mod encode;
+mod file_state;
 mod file_system;
 pub mod format;
 mod freshness;
 mod image;
-mod opened;
 mod tree;
 
 pub use builder::{BuildOptions, Progress, Trust, Xattrs, build};

@@ -98,7 +98,7 @@ fn excluded_names_and_paths_are_absent() {
     let names: Vec<_> = (0..image.entries()).map(|e| String::from_utf8(image.path(e)).unwrap()).collect();
     // `empty/` has slashes only at its ends, so it is a name.
     assert_eq!(names, ["", "bin", "lib", "bin/link", "bin/tool", "bin/z-link"]);
-    assert_eq!(BuildOptions::of(&image).unwrap().exclude, exclude);
+    assert_eq!(BuildOptions::from_image(&image).unwrap().exclude, exclude);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::image::{Image, ROOT};
 
 /// The state of a file, as far as a file system's metadata distinguishes it from other states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Opened {
+pub struct FileState {
     pub inode: u64,
     pub nlink: u32,
     pub size_bytes: u64,
@@ -15,9 +15,9 @@ pub struct Opened {
     pub changed: Time,
 }
 
-impl Opened {
-    pub fn of(now: &Stat) -> Opened {
-        Opened {
+impl FileState {
+    pub fn from_stat(now: &Stat) -> FileState {
+        FileState {
             inode: now.inode,
             nlink: now.nlink,
             size_bytes: now.size_bytes,
@@ -32,7 +32,7 @@ impl Opened {
     /// environments that share files. If only the link count differs and the inode number is the
     /// same, size and modification time are sufficient. `inodes`: the file system's inode numbers
     /// are persistent.
-    pub fn is(&self, later: &Opened, inodes: bool) -> bool {
+    pub fn is_same(&self, later: &FileState, inodes: bool) -> bool {
         let same_inode = self.inode == later.inode;
         let linked = inodes && same_inode && self.nlink != later.nlink;
         (same_inode || !inodes)
@@ -84,31 +84,36 @@ mod tests {
 
     #[test]
     fn a_new_inode_or_status_change_time_is_a_change_and_a_new_link_is_none() {
-        let file = Opened { inode: 7, nlink: 1, size_bytes: 10, modified: TIME, changed: TIME };
+        let file = FileState { inode: 7, nlink: 1, size_bytes: 10, modified: TIME, changed: TIME };
         for (what, later, inodes, same) in [
             ("itself", file, true, true),
-            ("replaced", Opened { inode: 8, changed: LATER, ..file }, true, false),
-            ("replaced within a tick of the clock", Opened { inode: 8, ..file }, true, false),
-            ("replaced, by a file with a used number", Opened { changed: LATER, ..file }, true, false),
-            ("written, and its time set back", Opened { changed: LATER, ..file }, true, false),
-            ("linked", Opened { nlink: 2, changed: LATER, ..file }, true, true),
-            ("linked and written", Opened { nlink: 2, changed: LATER, modified: LATER, ..file }, true, false),
-            ("replaced by a linked one", Opened { inode: 8, nlink: 2, ..file }, true, false),
-            ("numbered anew", Opened { inode: 8, ..file }, false, true),
+            ("replaced", FileState { inode: 8, changed: LATER, ..file }, true, false),
+            ("replaced within a tick of the clock", FileState { inode: 8, ..file }, true, false),
+            ("replaced, by a file with a used number", FileState { changed: LATER, ..file }, true, false),
+            ("written, and its time set back", FileState { changed: LATER, ..file }, true, false),
+            ("linked", FileState { nlink: 2, changed: LATER, ..file }, true, true),
+            (
+                "linked and written",
+                FileState { nlink: 2, changed: LATER, modified: LATER, ..file },
+                true,
+                false,
+            ),
+            ("replaced by a linked one", FileState { inode: 8, nlink: 2, ..file }, true, false),
+            ("numbered anew", FileState { inode: 8, ..file }, false, true),
             (
                 "changed two seconds later",
-                Opened { changed: Time { seconds: 3, nanoseconds: 2 }, ..file },
+                FileState { changed: Time { seconds: 3, nanoseconds: 2 }, ..file },
                 true,
                 false,
             ),
             (
                 "replaced, without numbers",
-                Opened { inode: 8, nlink: 2, changed: LATER, ..file },
+                FileState { inode: 8, nlink: 2, changed: LATER, ..file },
                 false,
                 false,
             ),
         ] {
-            assert_eq!(file.is(&later, inodes), same, "{what}");
+            assert_eq!(file.is_same(&later, inodes), same, "{what}");
         }
     }
 }

@@ -15,7 +15,7 @@ use quell_vfs::{Cursor, FileSystem, Kind, NodeId};
 /// some entries only.
 const PATHS_MAX: u32 = 300;
 
-pub fn ask_everything(image: Image) {
+pub fn call_every_method(image: Image) {
     let _ = (image.generation().to_string(), image.nodes(), image.file_bytes(), image.root_path().len());
     let _ = (image.longest_path_bytes(), image.problem_count(), format!("{image:?}"));
     let _ = (image.problems().count(), image.option_lines().count(), image.section_bytes().count());
@@ -38,7 +38,7 @@ pub fn ask_everything(image: Image) {
             let _ = image.path(entry);
         }
     }
-    let options = BuildOptions::of(&image);
+    let options = BuildOptions::from_image(&image);
     let mut found = 0;
     compare(&image, &image, &mut |_| {
         found += 1;
