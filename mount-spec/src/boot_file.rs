@@ -20,43 +20,43 @@ use rustix::io::Errno;
 use crate::output::{ASIDE, BOOT_IMAGE, Output, aside_prefix};
 
 /// How long to wait for the lock before it is reported.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPORT_WAIT_AFTER: Duration = Duration::from_secs(5);
 /// Number of tries: on a shared file system, a file that another node has just removed may appear
 /// to exist, or be stale, for a moment.
 const TRIES_MAX: u32 = 10;
-const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// A temporary file that was not changed for this time belongs to no running writer.
-const ABANDONED: Duration = Duration::from_secs(3600);
+const ABANDONED_AGE: Duration = Duration::from_secs(3600);
 /// The id that the kernel shows for a group that the user namespace does not map.
 const NO_GROUP: u32 = 65534;
 
 /// An image's path with its lock, which is held until this value is dropped.
 #[derive(Debug)]
-pub struct BootPlace {
+pub struct LockedBootFile {
     path: PathBuf,
     lock: PathBuf,
-    _held: File,
+    _lock_file: File,
 }
 
-impl BootPlace {
+impl LockedBootFile {
     /// Waits until no other process writes the image. Calls `waiting` with the lock's path if that
     /// takes long. On a file system without locks, writers are not excluded, and the last one wins.
-    pub fn claim(path: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<BootPlace> {
-        let lock = lock_of(path);
+    pub fn claim(path: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<LockedBootFile> {
+        let lock = lock_path(path);
         let mut tries = 0;
         loop {
             match claim_once(&lock, waiting) {
-                Ok(Some((file, is_alone))) => {
-                    let place = BootPlace { path: path.into(), lock, _held: file };
-                    if is_alone {
-                        place.sweep();
+                Ok(Some((file, is_exclusive))) => {
+                    let locked = LockedBootFile { path: path.into(), lock, _lock_file: file };
+                    if is_exclusive {
+                        locked.remove_abandoned();
                     }
-                    return Ok(place);
+                    return Ok(locked);
                 }
                 Ok(None) => {}
                 Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) && tries < TRIES_MAX => {
                     tries += 1;
-                    std::thread::sleep(BETWEEN_TRIES);
+                    std::thread::sleep(RETRY_PAUSE);
                 }
                 Err(e) => return Err(e),
             }
@@ -67,12 +67,12 @@ impl BootPlace {
     /// no lock and does not wait.
     pub fn check(path: &Path, force: bool) -> Result<()> {
         Output { path, format: BOOT_IMAGE, force }.check()?;
-        let lock = lock_of(path);
+        let lock = lock_path(path);
         match open_lock(&lock) {
             Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) => Ok(()),
             Err(e) => Err(e),
             Ok(file) => match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Err(Errno::BADF) => Err(others(&lock)),
+                Err(Errno::BADF) => Err(foreign_lock(&lock)),
                 _ => Ok(()),
             },
         }
@@ -101,7 +101,7 @@ impl BootPlace {
 
     /// Removes temporary files of killed writers. A live writer holds the lock, or is on another
     /// node where locks are not visible; in that case its file is recent.
-    fn sweep(&self) {
+    fn remove_abandoned(&self) {
         let directory = self.lock.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let Ok(entries) = fs::read_dir(directory) else { return };
         let prefix = aside_prefix(&self.path);
@@ -113,20 +113,20 @@ impl BootPlace {
                 .and_then(|n| n.strip_suffix(ASIDE.as_bytes()));
             let is_aside = middle.is_some_and(|random| random.iter().all(u8::is_ascii_alphanumeric));
             let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
-            if is_aside && age().is_some_and(|age| age > ABANDONED) {
+            if is_aside && age().is_some_and(|age| age > ABANDONED_AGE) {
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 }
 
-impl Drop for BootPlace {
+impl Drop for LockedBootFile {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.lock);
     }
 }
 
-fn lock_of(path: &Path) -> PathBuf {
+fn lock_path(path: &Path) -> PathBuf {
     let mut name = aside_prefix(path);
     name.push("lock");
     path.with_file_name(name)
@@ -141,7 +141,7 @@ fn refused(lock: &Path, kind: ErrorKind, why: &str) -> Error {
     Error { source, ..Error::new(kind, "lock", lock.as_os_str().as_bytes()) }
 }
 
-fn others(lock: &Path) -> Error {
+fn foreign_lock(lock: &Path) -> Error {
     let why = "it belongs to another user's run, which is writing it or was killed; remove it if there is no such run";
     refused(lock, ErrorKind::PermissionDenied, why)
 }
@@ -156,17 +156,17 @@ fn open_lock(lock: &Path) -> Result<File> {
         Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => open(OFlags::RDONLY),
         other => other,
     };
-    let no_plain_file = || refused(lock, ErrorKind::InvalidInput, "it is no plain file: remove it");
+    let not_regular = || refused(lock, ErrorKind::InvalidInput, "it is not a regular file: remove it");
     let file = match opened {
         Ok(file) => file,
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(no_plain_file()),
-        Err(Errno::ACCESS | Errno::PERM) => return Err(others(lock)),
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(not_regular()),
+        Err(Errno::ACCESS | Errno::PERM) => return Err(foreign_lock(lock)),
         Err(e) => return Err(failed(lock, e)),
     };
     let stat = fstat(&file).map_err(|e| failed(lock, e))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(file.into()),
-        _ => Err(no_plain_file()),
+        _ => Err(not_regular()),
     }
 }
 
@@ -184,16 +184,16 @@ fn claim_once(lock: &Path, waiting: &(dyn Fn(&Path) + Sync)) -> Result<Option<(F
         }
         other => other?,
     };
-    let is_alone = match wait(&file, &|| waiting(lock)) {
+    let is_exclusive = match wait(&file, &|| waiting(lock)) {
         Ok(()) => true,
         Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => false,
-        Err(Errno::BADF) => return Err(others(lock)),
+        Err(Errno::BADF) => return Err(foreign_lock(lock)),
         Err(e) => return Err(failed(lock, e)),
     };
     // The previous holder of the lock may have removed the file.
     let ours = fstat(&file).map_err(|e| failed(lock, e))?;
     let is_there = lstat(lock).is_ok_and(|there| (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino));
-    Ok(is_there.then_some((file, is_alone)))
+    Ok(is_there.then_some((file, is_exclusive)))
 }
 
 fn wait(file: &File, waiting: &(dyn Fn() + Sync)) -> std::result::Result<(), Errno> {
@@ -204,7 +204,7 @@ fn wait(file: &File, waiting: &(dyn Fn() + Sync)) -> std::result::Result<(), Err
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            if is_done.recv_timeout(REPORT_WAIT_AFTER) == Err(RecvTimeoutError::Timeout) {
                 waiting();
             }
         });
@@ -234,10 +234,10 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..rounds {
-                        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+                        let locked = LockedBootFile::claim(&path, &|_| {}).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         let old = fs::read(&path).unwrap_or_default();
-                        place.replace(&[old, vec![1]].concat(), true).unwrap();
+                        locked.replace(&[old, vec![1]].concat(), true).unwrap();
                         inside.fetch_sub(1, Ordering::SeqCst);
                     }
                 });
@@ -261,10 +261,10 @@ mod tests {
         for name in others.iter().chain(&[".app.boot.aB3456.aside", ".app.boot.lock"]) {
             let file = File::create(directory.path().join(name)).unwrap();
             if !name.contains("fresh") {
-                file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED).unwrap();
+                file.set_modified(std::time::SystemTime::now() - 2 * ABANDONED_AGE).unwrap();
             }
         }
-        drop(BootPlace::claim(&directory.path().join("app.boot"), &|_| {}).unwrap());
+        drop(LockedBootFile::claim(&directory.path().join("app.boot"), &|_| {}).unwrap());
         let mut left: Vec<_> = fs::read_dir(directory.path())
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())
@@ -280,9 +280,9 @@ mod tests {
         let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
         let elsewhere = directory.path().join("elsewhere");
         let refused = || {
-            for error in [BootPlace::check(&path, false).err(), BootPlace::claim(&path, &|_| {}).err()] {
+            for error in [LockedBootFile::check(&path, false).err(), LockedBootFile::claim(&path, &|_| {}).err()] {
                 let message = error.expect("it was taken for a lock").to_string();
-                assert!(message.contains("no plain file"), "{message}");
+                assert!(message.contains("not a regular file"), "{message}");
             }
             assert!(fs::symlink_metadata(&lock).is_ok(), "it was removed");
         };
@@ -303,21 +303,21 @@ mod tests {
     fn the_lock_can_be_held_by_its_owner_only() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("app.boot");
-        let place = BootPlace::claim(&path, &|_| {}).unwrap();
-        assert_eq!(fs::metadata(&place.lock).unwrap().mode() & 0o177, 0);
-        BootPlace::check(&path, false).unwrap();
+        let locked = LockedBootFile::claim(&path, &|_| {}).unwrap();
+        assert_eq!(fs::metadata(&locked.lock).unwrap().mode() & 0o177, 0);
+        LockedBootFile::check(&path, false).unwrap();
     }
 
     #[test]
     fn replacing_a_boot_image_keeps_its_wider_permissions() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("app.boot");
-        let place = BootPlace::claim(&path, &|_| {}).unwrap();
+        let locked = LockedBootFile::claim(&path, &|_| {}).unwrap();
         let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
-        place.replace(b"one", true).unwrap();
+        locked.replace(b"one", true).unwrap();
         assert_eq!(mode(), 0o600);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        place.replace(b"two", true).unwrap();
+        locked.replace(b"two", true).unwrap();
         assert_eq!((mode(), &fs::read(&path).unwrap()[..]), (0o644, &b"two"[..]));
     }
 }

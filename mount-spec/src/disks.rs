@@ -252,10 +252,10 @@ impl OpenDisks {
                 chain.into_iter().take_while(|file| matches!(file.reached, Reached::Within(_))).collect()
             }
         };
-        let named = shown.iter().enumerate().map(|(place, file)| {
+        let named = shown.iter().enumerate().map(|(position, file)| {
             let name = match (&file.reached, names) {
                 (Reached::Within(path), DiskNames::Relative) => path.clone().into_os_string().into_vec(),
-                _ => place.to_string().into_bytes(),
+                _ => position.to_string().into_bytes(),
             };
             let attributes = attributes(&file.stat, owner);
             DiskFile { name, attributes, source: Arc::new(Source(file.file.clone())) }

@@ -43,7 +43,7 @@ pub fn load_index_from<E: From<Error>>(
         let what = if length == 0 {
             "the file is empty"
         } else {
-            "the file is no index: it does not begin with QUELLIDX"
+            "the file is not an index: it does not begin with QUELLIDX"
         };
         return Err(wrong_file(path, READ_INDEX, format!("at byte 0: {what}")).into());
     }
@@ -53,7 +53,7 @@ pub fn load_index_from<E: From<Error>>(
     Ok(Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?)
 }
 
-/// Reads a boot image in the same way, and validates everything except its frames.
+/// Reads a boot image in one pass, and validates everything except its frames.
 pub fn load_boot(path: &Path) -> Result<BootImage> {
     load_boot_from(&open(path, READ_BOOT)?, path, |_| Ok(()))
 }
@@ -286,7 +286,7 @@ mod tests {
         let refused = |begin: &[u8]| {
             fs::write(&path, begin).unwrap();
             File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
-            let never = |_| -> Result<()> { panic!("memory was asked for") };
+            let never = |_| -> Result<()> { panic!("memory was admitted for") };
             let file = File::open(&path).unwrap();
             let index = load_index_from(&file, &path, never).map(drop).unwrap_err();
             let boot = load_boot_from(&file, &path, never).map(drop).unwrap_err();
@@ -320,15 +320,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("machine.boot");
         fs::write(&path, &bytes).unwrap();
-        let mut asked = 0;
+        let mut admitted = 0;
         OpenBoot::begin(None, &path, |bytes| {
-            asked = bytes;
+            admitted = bytes;
             Ok::<(), Error>(())
         })
         .unwrap();
-        assert!((quell_boot::HEADER_BYTES as u64..=bytes.len() as u64).contains(&asked), "{asked}");
-        let none = |_| Err::<(), _>(Error::new(ErrorKind::InvalidInput, "ask for memory", b""));
-        assert_eq!(OpenBoot::begin(None, &path, none).unwrap_err().operation, "ask for memory");
+        assert!((quell_boot::HEADER_BYTES as u64..=bytes.len() as u64).contains(&admitted), "{admitted}");
+        let none = |_| Err::<(), _>(Error::new(ErrorKind::InvalidInput, "reserve memory", b""));
+        assert_eq!(OpenBoot::begin(None, &path, none).unwrap_err().operation, "reserve memory");
         // A sparse file whose header claims that almost all of it is names: `admit` must not be
         // called.
         let length = 60 << 30;

@@ -9,14 +9,14 @@ mod output;
 mod trust;
 
 pub use assemble::{Covered, belongs_to_root, cover, owners_are_hidden};
-pub use boot_file::BootPlace;
+pub use boot_file::LockedBootFile;
 pub use disks::{ChainFile, DiskFormat, DiskNames, OpenDisks, Reached, disk_chain};
 pub use index_file::{
     OpenBoot, Readers, default_index_path, load_boot, load_boot_from, load_index, load_index_from,
     readers_of, save_index,
 };
 pub use log_stores::{
-    change_stores, foretell_stores, is_store, look_into_stores, open_log, open_log_at, open_stores,
+    change_stores, plan_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};

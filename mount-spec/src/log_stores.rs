@@ -42,14 +42,14 @@ pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &P
 /// must be absolute; it is opened one component at a time, without following symbolic links.
 fn open_added(path: &[u8]) -> Result<Arc<dyn WritableDir>> {
     let names: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
-    let [b"", way @ .., last] = &names[..] else {
+    let [b"", ancestors @ .., last] = &names[..] else {
         return Err(Error::new(ErrorKind::InvalidInput, "open", path));
     };
-    if way.iter().chain([last]).any(|name| matches!(*name, b"" | b"." | b"..")) {
+    if ancestors.iter().chain([last]).any(|name| matches!(*name, b"" | b"." | b"..")) {
         return Err(Error::new(ErrorKind::InvalidInput, "open", path));
     }
     let root: Arc<dyn WritableDir> = Arc::new(PosixDir::start_shared(Path::new("/"))?);
-    way.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
+    ancestors.iter().try_fold(root, |dir, name| dir.enter_writable(name))?.open_writable_dir(last)
 }
 
 /// Opens the stores and creates their own data where it is missing.
@@ -63,12 +63,12 @@ pub fn is_store(path: &Path) -> Result<bool> {
 }
 
 /// Opens existing stores. Nothing is written, so they may be read-only.
-pub fn look_into_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
+pub fn open_existing_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     let roots = roots(stores)?;
     for (root, path) in roots.iter().zip(stores) {
         if !quell_log::is_store(&*root.dir)? {
             let path = path.as_ref().as_os_str().as_encoded_bytes();
-            let source = Some("it is no store".into());
+            let source = Some("it is not a store".into());
             return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
         }
     }
@@ -81,7 +81,7 @@ pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
 }
 
 /// Returns the map that `change_stores` would create; nothing is written.
-pub fn foretell_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
+pub fn plan_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
     Stores::foretell(roles(stores)?, &this_host()?)
 }
 
@@ -105,11 +105,11 @@ fn this_host() -> Result<Host> {
     let pid = std::process::id();
     // `self` is correct even if `/proc` belongs to another PID namespace, in which this process has
     // another number.
-    let start = match begin_of("self") {
-        Begin::At(start) => start,
+    let start = match process_start("self") {
+        ProcessStart::At(start) => start,
         _ => return Err(Error::new(ErrorKind::Os(errno::EIO), "read", "/proc/self/stat")),
     };
-    let node = Node::this()?;
+    let node = ProcessScope::current()?;
     let holder = Holder::new(pid, start, &node.text);
     let own = holder.clone();
     Ok(Host {
@@ -117,7 +117,7 @@ fn this_host() -> Result<Host> {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         random: Box::new(random),
-        is_gone: Box::new(move |holder| holder.node == own.node && node.lacks(holder)),
+        is_gone: Box::new(move |holder| holder.node == own.node && node.has_ended(holder)),
         scratch: Scratch::new(scratch_file),
     })
 }
@@ -134,7 +134,7 @@ fn scratch_file() -> Result<Box<dyn WritableFile>> {
 
 /// The scope in which a process id and a start time identify one process: one boot of one kernel,
 /// one PID namespace, and one time namespace, which determines the time since boot.
-struct Node {
+struct ProcessScope {
     /// The form in the names of writers: `BOOT-PIDS-TIME.NAME`. The boot id and the inode numbers
     /// of the two namespaces are hexadecimal; an unknown namespace has the number 0. The kernel
     /// reuses a namespace's number only when no process is left in it.
@@ -145,8 +145,8 @@ struct Node {
     has_own_proc: bool,
 }
 
-impl Node {
-    fn this() -> Result<Node> {
+impl ProcessScope {
+    fn current() -> Result<ProcessScope> {
         let path = "/proc/sys/kernel/random/boot_id";
         let boot = std::fs::read_to_string(path).map_err(|cause| Error::from_io(cause, "read", path))?;
         let name = rustix::system::uname();
@@ -160,12 +160,12 @@ impl Node {
         let text = format!("{boot}-{pids:x}-{time:x}.{}", name.nodename().to_string_lossy());
         let own = std::fs::read_link("/proc/self").ok();
         let has_own_proc = own.is_some_and(|link| link.as_os_str() == &*std::process::id().to_string());
-        Ok(Node { text, is_known: pids != 0 && has_time, has_own_proc })
+        Ok(ProcessScope { text, is_known: pids != 0 && has_time, has_own_proc })
     }
 
     /// Returns whether the process of `holder`, which is on this node, has certainly ended. A
     /// process whose state is unknown counts as alive.
-    fn lacks(&self, holder: &Holder) -> bool {
+    fn has_ended(&self, holder: &Holder) -> bool {
         let Some(pid) = i32::try_from(holder.pid).ok().and_then(Pid::from_raw) else { return false };
         if !self.is_known {
             return false;
@@ -175,11 +175,11 @@ impl Node {
         match rustix::process::test_kill_process(pid) {
             Err(Errno::SRCH) => true,
             _ if !self.has_own_proc => false,
-            _ => match begin_of(&pid.as_raw_nonzero().to_string()) {
+            _ => match process_start(&pid.as_raw_nonzero().to_string()) {
                 // Process ids are reused, but never with the same start time.
-                Begin::At(start) => start != holder.start,
-                Begin::Ended => true,
-                Begin::Unknown => false,
+                ProcessStart::At(start) => start != holder.start,
+                ProcessStart::Ended => true,
+                ProcessStart::Unknown => false,
             },
         }
     }
@@ -187,7 +187,7 @@ impl Node {
 
 /// The start time of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Begin {
+enum ProcessStart {
     /// In clock ticks after the boot of the node.
     At(u64),
     /// The process has ended, and its parent has not waited for it yet.
@@ -195,23 +195,23 @@ enum Begin {
     Unknown,
 }
 
-fn begin_of(process: &str) -> Begin {
-    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(Begin::Unknown, |stat| begin_in(&stat))
+fn process_start(process: &str) -> ProcessStart {
+    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(ProcessStart::Unknown, |stat| parse_process_start(&stat))
 }
 
-fn begin_in(stat: &str) -> Begin {
+fn parse_process_start(stat: &str) -> ProcessStart {
     // The second field is a name in parentheses, which may contain any character. After it, the
     // first field is the state, the eighteenth the number of threads, and the twentieth the start
     // time.
-    let Some((_, rest)) = stat.rsplit_once(')') else { return Begin::Unknown };
+    let Some((_, rest)) = stat.rsplit_once(')') else { return ProcessStart::Unknown };
     let fields: Vec<&str> = rest.split_ascii_whitespace().take(20).collect();
-    let [state, .., threads, _, start] = fields[..] else { return Begin::Unknown };
+    let [state, .., threads, _, start] = fields[..] else { return ProcessStart::Unknown };
     // If the first thread of a process has ended, other threads may still run.
     match start.parse() {
-        _ if fields.len() < 20 => Begin::Unknown,
-        _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => Begin::Ended,
-        Ok(start) => Begin::At(start),
-        Err(_) => Begin::Unknown,
+        _ if fields.len() < 20 => ProcessStart::Unknown,
+        _ if matches!(state, "Z" | "X") && matches!(threads, "0" | "1") => ProcessStart::Ended,
+        Ok(start) => ProcessStart::At(start),
+        Err(_) => ProcessStart::Unknown,
     }
 }
 
@@ -242,26 +242,26 @@ mod tests {
         let stat = |state, threads| {
             format!("7 (a) b) {state} 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 4711 0 0 0")
         };
-        assert_eq!(begin_in(&stat("S", 1)), Begin::At(4711));
-        assert_eq!(begin_in(&stat("Z", 3)), Begin::At(4711));
-        assert_eq!(begin_in(&stat("Z", 1)), Begin::Ended);
-        assert_eq!(begin_in("7 (a) S"), Begin::Unknown);
+        assert_eq!(parse_process_start(&stat("S", 1)), ProcessStart::At(4711));
+        assert_eq!(parse_process_start(&stat("Z", 3)), ProcessStart::At(4711));
+        assert_eq!(parse_process_start(&stat("Z", 1)), ProcessStart::Ended);
+        assert_eq!(parse_process_start("7 (a) S"), ProcessStart::Unknown);
     }
 
     #[test]
     fn paths_of_a_placement_map_are_opened_without_links_and_dots() {
-        let scene = tempfile::tempdir().unwrap();
-        let real = scene.path().canonicalize().unwrap();
-        std::fs::create_dir_all(real.join("way/store")).unwrap();
-        std::os::unix::fs::symlink("way", real.join("link")).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let real = temp.path().canonicalize().unwrap();
+        std::fs::create_dir_all(real.join("parent/store")).unwrap();
+        std::os::unix::fs::symlink("parent", real.join("link")).unwrap();
         let open = |path: &Path| open_added(path.as_os_str().as_bytes());
-        assert!(open(&real.join("way/store")).is_ok());
+        assert!(open(&real.join("parent/store")).is_ok());
         for wrong in
-            ["link/store", "way/../way/store", "way/./store", "way//store", "way/store/", "none", "link"]
+            ["link/store", "parent/../parent/store", "parent/./store", "parent//store", "parent/store/", "none", "link"]
         {
             assert!(open(&real.join(wrong)).is_err(), "{wrong}");
         }
-        for wrong in ["", "/", "way/store", "."] {
+        for wrong in ["", "/", "parent/store", "."] {
             assert!(open(Path::new(wrong)).is_err(), "{wrong}");
         }
     }
@@ -292,12 +292,12 @@ mod tests {
                 );
             }
         }
-        let node = Node { has_own_proc: false, ..Node::this().unwrap() };
+        let node = ProcessScope { has_own_proc: false, ..ProcessScope::current().unwrap() };
         assert!(
-            !node.lacks(&Holder { start: 1, ..host.holder.clone() }),
-            "another's /proc says nothing of a start"
+            !node.has_ended(&Holder { start: 1, ..host.holder.clone() }),
+            "/proc of another namespace does not show start times"
         );
-        assert!(node.lacks(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }));
+        assert!(node.has_ended(&Holder { pid: i32::MAX as u32, ..host.holder.clone() }));
         assert_ne!((host.random)(), (host.random)());
     }
 }

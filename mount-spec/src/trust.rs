@@ -32,7 +32,7 @@ pub struct Ownership {
 
 impl Ownership {
     /// Returns the ownership of the file behind a descriptor.
-    pub fn of(file: &File, path: &Path) -> Result<Ownership> {
+    pub fn read(file: &File, path: &Path) -> Result<Ownership> {
         let failed = |e| Error::from_io(e, "read the owner of", path.as_os_str().as_encoded_bytes());
         let found = file.metadata().map_err(failed)?;
         // Without the bit no access control list allows writing, and the request is not needed. An
@@ -129,7 +129,7 @@ impl Trusted {
         file_use: TrustedUse,
         tree: Option<&Ownership>,
     ) -> Result<std::result::Result<(), Distrust>> {
-        let owner = Ownership::of(file, path)?;
+        let owner = Ownership::read(file, path)?;
         let decided = self.decide(&owner, file_use, tree);
         Ok(decided.map_err(|reason| Distrust { path: path.into(), file_use, reason }))
     }

@@ -195,7 +195,7 @@ fn a_lock_that_leads_elsewhere_is_refused_before_anything_runs() {
     let fixture = Fixture::new();
     let elsewhere = fixture.stage.path("elsewhere");
     std::os::unix::fs::symlink(&elsewhere, fixture.lock()).unwrap();
-    let ended = fixture.record(&["-q"], READ_SMALL).expect(2).says("no plain file");
+    let ended = fixture.record(&["-q"], READ_SMALL).expect(2).says("not a regular file");
     assert_eq!(ended.text(), "", "it ran for nothing");
     assert!(!elsewhere.exists(), "a link was followed");
 }

@@ -262,8 +262,8 @@ pub(super) fn say_waiting(lock: &Path) {
 }
 
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    quell_mount_spec::BootPlace::check(&args.output, args.force)?;
-    let place = quell_mount_spec::BootPlace::claim(&args.output, &say_waiting)?;
+    quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
+    let place = quell_mount_spec::LockedBootFile::claim(&args.output, &say_waiting)?;
     // The output belongs to the caller and is trusted as the caller's own, so the input must be
     // trusted too.
     let trusted = Trusted::by_caller(&args.trust_owner);

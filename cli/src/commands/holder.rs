@@ -603,7 +603,7 @@ impl Unfinished {
         let _ = std::fs::remove_file(&how.pipe);
         let unfinished = Unfinished { how: how.clone(), recorder, fs, subject, trust, pipe };
         // Errors that can be found now are reported before the program runs.
-        quell_mount_spec::BootPlace::check(&how.output, how.force)?;
+        quell_mount_spec::LockedBootFile::check(&how.output, how.force)?;
         unfinished.old()?;
         Ok(unfinished)
     }
@@ -676,7 +676,7 @@ impl Unfinished {
             };
             return Err(Failure::cannot(format!("no file of the {of} was opened")));
         }
-        let place = quell_mount_spec::BootPlace::claim(output, &super::boot::say_waiting)?;
+        let place = quell_mount_spec::LockedBootFile::claim(output, &super::boot::say_waiting)?;
         let old = self.old()?;
         let blocks_max = self.how.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
         let choice = Choice { old: old.as_ref(), min_recordings: self.how.min_runs, blocks_max };

@@ -198,7 +198,7 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
     // that belongs to the caller, so the old index must be trusted.
     let owner = std::fs::File::open(&directory)
         .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&directory))))?;
-    let owner = Ownership::of(&owner, &directory)?;
+    let owner = Ownership::read(&owner, &directory)?;
     let trusted = Trusted::by_caller(&args.trust_owner);
     trust::check(&trusted, &opened, &file, TrustedUse::Index, Some((&directory, &owner)))?;
     Ok(Task {

@@ -32,7 +32,7 @@ pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
 
 /// Opens existing stores; creates nothing.
 pub(super) fn open(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
-    let opened = quell_mount_spec::look_into_stores(&stores.paths());
+    let opened = quell_mount_spec::open_existing_stores(&stores.paths());
     opened.map(Arc::new).map_err(|error| of_stores(stores, error))
 }
 

@@ -24,14 +24,14 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if args.dry_run {
         let kept: Vec<_> =
             roles.iter().filter(|(_, role)| *role != Role::Add).map(|(path, _)| path).collect();
-        let map = quell_mount_spec::foretell_stores(&roles).map_err(failed)?;
+        let map = quell_mount_spec::plan_stores(&roles).map_err(failed)?;
         // A store that an earlier, interrupted run has added exists already, and must be opened
         // with the others.
-        let stores = match quell_mount_spec::look_into_stores(&kept) {
+        let stores = match quell_mount_spec::open_existing_stores(&kept) {
             Ok(stores) => stores,
             Err(_) => {
                 let all: Vec<_> = roles.iter().map(|(path, _)| path).collect();
-                quell_mount_spec::look_into_stores(&all).map_err(failed)?
+                quell_mount_spec::open_existing_stores(&all).map_err(failed)?
             }
         };
         let told = quell_log::foretell(&Arc::new(stores), &map).map_err(failed)?;

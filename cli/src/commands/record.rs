@@ -36,7 +36,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(image) = &args.image {
         disks::check(image, args.image_format)?;
     }
-    quell_mount_spec::BootPlace::check(&args.output, args.force)?;
+    quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
     let output = output_of(&args.output)?;
     let interrupted = progress::interruption();
     let pipe = Pipe::make("record")?;

@@ -23,12 +23,12 @@ pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
     // crate has no state of its own.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(number)) => number,
-        Ok(Err(error)) => errors::told(&error),
+        Ok(Err(error)) => errors::store(&error),
         Err(panic) => {
-            let words = (panic.downcast_ref::<&str>().copied())
+            let message = (panic.downcast_ref::<&str>().copied())
                 .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-                .unwrap_or("a panic without words");
-            errors::keep(format!("a fault in libquell: {words}"));
+                .unwrap_or("a panic without a message");
+            errors::store_message(format!("a fault in libquell: {message}"));
             // Dropping the panic payload could panic again.
             let _ = ManuallyDrop::new(panic);
             -EIO
@@ -37,7 +37,7 @@ pub fn number(call: impl FnOnce() -> Result<i64>) -> i64 {
 }
 
 /// As `number`, for functions that return only success or an error.
-pub fn done(call: impl FnOnce() -> Result<()>) -> c_int {
+pub fn status(call: impl FnOnce() -> Result<()>) -> c_int {
     number(|| call().map(|()| 0)) as c_int
 }
 
@@ -51,7 +51,7 @@ pub fn invalid(operation: &'static str, why: &'static str) -> Error {
 /// # Safety
 ///
 /// `pointer` is NULL, or points to a `T` that stays valid and unchanged while the result is used: a
-/// handle from `give` that was not passed to `take`.
+/// handle from `return_handle` that was not passed to `take_handle`.
 // SAFETY: the section above states the conditions.
 pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
     let refused = |why: &'static str| Error {
@@ -65,28 +65,28 @@ pub unsafe fn handle<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a
     unsafe { pointer.as_ref() }.ok_or_else(|| refused("the pointer is NULL"))
 }
 
-/// Takes ownership of a handle created by `give`; `None` for NULL.
+/// Takes ownership of a handle created by `return_handle`; `None` for NULL.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL or came from `give`, was not taken before, and is not used by another thread
+/// `pointer` is NULL or came from `return_handle`, was not taken before, and is not used by another thread
 /// during the call.
 // SAFETY: the section above states the conditions.
-pub unsafe fn take<T>(pointer: *mut T) -> Option<Box<T>> {
-    // SAFETY: it came from `Box::into_raw` in `give`, and only this call takes it back.
+pub unsafe fn take_handle<T>(pointer: *mut T) -> Option<Box<T>> {
+    // SAFETY: it came from `Box::into_raw` in `return_handle`, and only this call takes it back.
     (!pointer.is_null()).then(|| unsafe { Box::from_raw(pointer) })
 }
 
-/// Stores a value as a handle in the caller's variable, which `place_for` has checked.
+/// Stores a value as a handle in the caller's variable, which `check_output` has checked.
 ///
 /// # Safety
 ///
-/// `place_for` has accepted `place`, and a pointer can still be written there.
+/// `check_output` has accepted `output`, and a pointer can still be written there.
 // SAFETY: the section above states the conditions.
-pub unsafe fn give<T>(place: *mut *mut T, value: T) {
-    // SAFETY: `place_for` has checked that it is not NULL and aligned; the caller guarantees the
+pub unsafe fn return_handle<T>(output: *mut *mut T, value: T) {
+    // SAFETY: `check_output` has checked that it is not NULL and aligned; the caller guarantees the
     // rest.
-    unsafe { place.write(Box::into_raw(Box::new(value))) };
+    unsafe { output.write(Box::into_raw(Box::new(value))) };
 }
 
 /// Checks the caller's variable for a handle and sets it to NULL, so that a caller who ignores an
@@ -94,29 +94,29 @@ pub unsafe fn give<T>(place: *mut *mut T, value: T) {
 ///
 /// # Safety
 ///
-/// `place` is NULL, or a pointer can be written there.
+/// `output` is NULL, or a pointer can be written there.
 // SAFETY: the section above states the conditions.
-pub unsafe fn place_for<T>(place: *mut *mut T) -> Result<()> {
+pub unsafe fn check_output<T>(output: *mut *mut T) -> Result<()> {
     // SAFETY: the caller guarantees the same.
-    unsafe { put(place, std::ptr::null_mut()) }
+    unsafe { write_output(output, std::ptr::null_mut()) }
 }
 
 /// Writes a result into the caller's variable.
 ///
 /// # Safety
 ///
-/// `place` is NULL, or a `T` can be written there.
+/// `output` is NULL, or a `T` can be written there.
 // SAFETY: the section above states the conditions.
-pub unsafe fn put<T>(place: *mut T, value: T) -> Result<()> {
-    if place.is_null() || !place.is_aligned() {
+pub unsafe fn write_output<T>(output: *mut T, value: T) -> Result<()> {
+    if output.is_null() || !output.is_aligned() {
         return Err(invalid(
-            "answer",
-            "there is no place for the answer: the pointer is NULL, or not aligned",
+            "return the result",
+            "the pointer for the result is NULL, or not aligned",
         ));
     }
     // SAFETY: it is not NULL and aligned, and the caller guarantees that a `T` can be written
     // there.
-    unsafe { place.write(value) };
+    unsafe { output.write(value) };
     Ok(())
 }
 
@@ -153,7 +153,7 @@ pub unsafe fn path<'a>(pointer: *const c_char) -> Result<&'a Path> {
 /// If `count` is not 0 and `pointer` is not NULL, it points to `count` initialized values that stay
 /// unchanged while the result is used.
 // SAFETY: the section above states the conditions.
-pub unsafe fn many<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
+pub unsafe fn slice<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
     match check(pointer, count)? {
         // SAFETY: `check` has checked that it is aligned, not NULL and at most `isize::MAX` bytes
         // long; the caller guarantees the values.
@@ -162,15 +162,15 @@ pub unsafe fn many<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T]> {
     }
 }
 
-/// As `many`, but mutable.
+/// As `slice`, but mutable.
 ///
 /// # Safety
 ///
-/// As for `many`; in addition, no other thread reads the values while the result is used.
+/// As for `slice`; in addition, no other thread reads the values while the result is used.
 // SAFETY: the section above states the conditions.
-pub unsafe fn many_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T]> {
+pub unsafe fn slice_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T]> {
     match check(pointer, count)? {
-        // SAFETY: as in `many`, and the caller guarantees that no other thread uses them.
+        // SAFETY: as in `slice`, and the caller guarantees that no other thread uses them.
         true => Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) }),
         false => Ok(&mut []),
     }
@@ -207,36 +207,36 @@ mod tests {
     fn a_panic_becomes_an_error_with_the_panics_message() {
         assert_eq!(number(|| panic!("the {} of the world", "end")), -EIO);
         assert_eq!(last(), "a fault in libquell: the end of the world");
-        assert_eq!(done(|| std::panic::panic_any(5)), -EIO as c_int);
-        assert_eq!(last(), "a fault in libquell: a panic without words");
+        assert_eq!(status(|| std::panic::panic_any(5)), -EIO as c_int);
+        assert_eq!(last(), "a fault in libquell: a panic without a message");
     }
 
     #[test]
     fn each_thread_has_its_own_last_error() {
-        assert_eq!(done(|| Err(invalid("be", "it was wrong"))), -22);
+        assert_eq!(status(|| Err(invalid("be", "it was wrong"))), -22);
         let here = last();
         std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
         assert!(here.contains("it was wrong"), "{here}");
     }
 
     #[test]
-    fn invalid_table_entries_are_refused() {
+    fn invalid_pointers_are_refused() {
         // SAFETY: each is NULL, has no element, or is rejected for its alignment or length before
         // it is dereferenced.
         unsafe {
             assert!(handle::<u8>(std::ptr::null(), "a file").is_err());
             assert!(handle::<u64>(std::ptr::without_provenance(9), "a file").is_err());
-            assert!(take::<u8>(std::ptr::null_mut()).is_none());
-            assert!(place_for::<u8>(std::ptr::null_mut()).is_err());
-            assert!(put::<u64>(std::ptr::null_mut(), 1).is_err());
-            assert!(put::<u64>(std::ptr::without_provenance_mut(9), 1).is_err());
-            assert!(many::<u8>(std::ptr::null(), 1).is_err());
-            assert!(many::<u64>(std::ptr::without_provenance(9), 1).is_err());
-            assert!(many::<u64>(std::ptr::dangling(), usize::MAX).is_err());
-            assert!(many::<u8>(std::ptr::dangling(), isize::MAX as usize + 1).is_err());
-            assert!(many::<u64>(std::ptr::dangling(), isize::MAX as usize / 8 + 1).is_err());
-            assert!(many_mut::<u8>(std::ptr::without_provenance_mut(usize::MAX - 9), 100).is_err());
-            assert!(many_mut::<u8>(std::ptr::null_mut(), 0).unwrap().is_empty());
+            assert!(take_handle::<u8>(std::ptr::null_mut()).is_none());
+            assert!(check_output::<u8>(std::ptr::null_mut()).is_err());
+            assert!(write_output::<u64>(std::ptr::null_mut(), 1).is_err());
+            assert!(write_output::<u64>(std::ptr::without_provenance_mut(9), 1).is_err());
+            assert!(slice::<u8>(std::ptr::null(), 1).is_err());
+            assert!(slice::<u64>(std::ptr::without_provenance(9), 1).is_err());
+            assert!(slice::<u64>(std::ptr::dangling(), usize::MAX).is_err());
+            assert!(slice::<u8>(std::ptr::dangling(), isize::MAX as usize + 1).is_err());
+            assert!(slice::<u64>(std::ptr::dangling(), isize::MAX as usize / 8 + 1).is_err());
+            assert!(slice_mut::<u8>(std::ptr::without_provenance_mut(usize::MAX - 9), 100).is_err());
+            assert!(slice_mut::<u8>(std::ptr::null_mut(), 0).unwrap().is_empty());
             assert!(text(std::ptr::null()).is_err());
             assert!(path(std::ptr::null()).is_err());
         }
@@ -244,14 +244,14 @@ mod tests {
 
     #[test]
     fn a_variable_is_null_until_it_holds_a_handle() {
-        let mut place = std::ptr::without_provenance_mut(9);
-        // SAFETY: the place is a variable, and the handle is taken back once.
+        let mut output = std::ptr::without_provenance_mut(9);
+        // SAFETY: the output is a variable, and the handle is taken back once.
         unsafe {
-            place_for::<u32>(&mut place).unwrap();
-            assert!(place.is_null());
-            give(&mut place, 7);
-            assert_eq!(*handle(place, "a number").unwrap(), 7);
-            assert_eq!(take(place).as_deref(), Some(&7));
+            check_output::<u32>(&mut output).unwrap();
+            assert!(output.is_null());
+            return_handle(&mut output, 7);
+            assert_eq!(*handle(output, "a number").unwrap(), 7);
+            assert_eq!(take_handle(output).as_deref(), Some(&7));
         }
     }
 }

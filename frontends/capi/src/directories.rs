@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use quell_client::Kind;
 
-use crate::boundary::{done, give, handle, number, place_for, put, take, text};
+use crate::boundary::{status, return_handle, handle, number, check_output, write_output, take_handle, text};
 use crate::stores::StoreHandle;
 
 /// An open directory: its entries at the time of the open, and the position of the next one.
@@ -36,10 +36,10 @@ pub unsafe extern "C" fn quell_dir_open(
     path: *const c_char,
     dir: *mut *mut DirectoryHandle,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe {
-            place_for(dir)?;
+            check_output(dir)?;
             (handle(store, "a store")?, text(path)?)
         };
         let listed = store.0.list(path)?;
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn quell_dir_open(
             listed.into_iter().filter_map(|entry| Some((CString::new(entry.name).ok()?, entry.kind)));
         let opened = DirectoryHandle { entries: entries.collect(), next: Mutex::new(0) };
         // SAFETY: the caller meets the requirements above.
-        unsafe { give(dir, opened) };
+        unsafe { return_handle(dir, opened) };
         Ok(())
     })
 }
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn quell_dir_next(dir: *const DirectoryHandle, entry: *mut
         let mut next = dir.next.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((name, kind)) = dir.entries.get(*next) else { return Ok(0) };
         // SAFETY: the caller meets the requirements above.
-        unsafe { put(entry, EntryC { name: name.as_ptr(), mode: kind.mode_bits() })? };
+        unsafe { write_output(entry, EntryC { name: name.as_ptr(), mode: kind.mode_bits() })? };
         *next += 1;
         Ok(1)
     });
@@ -83,9 +83,9 @@ pub unsafe extern "C" fn quell_dir_next(dir: *const DirectoryHandle, entry: *mut
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_dir_close(dir: *mut DirectoryHandle) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
-        drop(unsafe { take(dir) });
+        drop(unsafe { take_handle(dir) });
         Ok(())
     })
 }

@@ -10,16 +10,16 @@ thread_local! {
 }
 
 /// Stores the message for `quell_last_error` and returns the negative error number.
-pub fn told(error: &Error) -> i64 {
-    keep(error.to_string());
+pub fn store(error: &Error) -> i64 {
+    store_message(error.to_string());
     -i64::from(error.errno())
 }
 
 /// Stores the message that `quell_last_error` returns in this thread.
-pub fn keep(words: String) {
-    let words = CString::new(words).unwrap_or_else(|_| c"an error whose words have a zero in them".into());
+pub fn store_message(message: String) {
+    let message = CString::new(message).unwrap_or_else(|_| c"an error message that contains a zero byte".into());
     // While the thread is being destroyed, no caller can read the message.
-    let _ = LAST.try_with(|last| last.replace(words));
+    let _ = LAST.try_with(|last| last.replace(message));
 }
 
 /// Returns the message of the last error in this thread; never NULL. It is valid until the next

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use quell_client::{Create, How, Result, StoreFile};
 
-use crate::boundary::{done, give, handle, invalid, many, many_mut, number, place_for, put, take, text};
+use crate::boundary::{status, return_handle, handle, invalid, slice, slice_mut, number, check_output, write_output, take_handle, text};
 use crate::stores::{StatC, StoreHandle};
 
 /// The flags of open(2), the same on every architecture that Quell supports.
@@ -55,16 +55,16 @@ pub unsafe extern "C" fn quell_open(
     permissions: u32,
     file: *mut *mut FileHandle,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe {
-            place_for(file)?;
+            check_output(file)?;
             (handle(store, "a store")?, text(path)?)
         };
-        let how = How { permissions, ..how(flags)? };
+        let how = How { permissions, ..open_options(flags)? };
         let opened = FileHandle(store.0.open_file(path, how)?);
         // SAFETY: the caller meets the requirements above.
-        unsafe { give(file, opened) };
+        unsafe { return_handle(file, opened) };
         Ok(())
     })
 }
@@ -76,7 +76,7 @@ fn bound(lengths: impl Iterator<Item = usize>) -> Result<()> {
     total.map(drop).ok_or_else(|| invalid("use pieces", "together they are longer than a file can be"))
 }
 
-fn how(flags: c_int) -> Result<How> {
+fn open_options(flags: c_int) -> Result<How> {
     let known = ACCESS | CREATE | EXCLUSIVE | TRUNCATE | CLOSE_ON_EXEC;
     let access = flags & ACCESS;
     if flags & !known != 0 || access > READ_WRITE {
@@ -100,9 +100,9 @@ fn how(flags: c_int) -> Result<How> {
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_close(file: *mut FileHandle) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
-        let file = unsafe { take(file) };
+        let file = unsafe { take_handle(file) };
         file.map_or(Ok(()), |file| file.0.close())
     })
 }
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn quell_pread(
 ) -> i64 {
     number(|| {
         // SAFETY: the caller meets the requirements above.
-        let (file, into) = unsafe { (handle(file, "a file")?, many_mut(into.cast::<u8>(), length)?) };
+        let (file, into) = unsafe { (handle(file, "a file")?, slice_mut(into.cast::<u8>(), length)?) };
         Ok(file.0.read_at(into, offset)? as i64)
     })
 }
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn quell_pwrite(
 ) -> i64 {
     number(|| {
         // SAFETY: the caller meets the requirements above.
-        let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
+        let (file, from) = unsafe { (handle(file, "a file")?, slice(from.cast::<u8>(), length)?) };
         file.0.write_at(from, offset)?;
         Ok(length as i64)
     })
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn quell_pwrite(
 pub unsafe extern "C" fn quell_append(file: *const FileHandle, from: *const c_void, length: usize) -> i64 {
     number(|| {
         // SAFETY: the caller meets the requirements above.
-        let (file, from) = unsafe { (handle(file, "a file")?, many(from.cast::<u8>(), length)?) };
+        let (file, from) = unsafe { (handle(file, "a file")?, slice(from.cast::<u8>(), length)?) };
         Ok(file.0.append(from)? as i64)
     })
 }
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn quell_read_pieces(
 ) -> i64 {
     number(|| {
         // SAFETY: the caller meets the requirements above.
-        let (file, pieces) = unsafe { (handle(file, "a file")?, many_mut(pieces, count)?) };
+        let (file, pieces) = unsafe { (handle(file, "a file")?, slice_mut(pieces, count)?) };
         for piece in &mut *pieces {
             piece.received = 0;
         }
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn quell_read_pieces(
         let mut wanted = Vec::with_capacity(count);
         for piece in &*pieces {
             // SAFETY: the caller guarantees the space, and that no two buffers overlap.
-            let into = unsafe { many_mut(piece.into.cast::<u8>(), piece.length)? };
+            let into = unsafe { slice_mut(piece.into.cast::<u8>(), piece.length)? };
             wanted.push((piece.offset, into));
         }
         let received = file.0.read_pieces(&mut wanted)?;
@@ -220,12 +220,12 @@ pub unsafe extern "C" fn quell_write_pieces(
 ) -> i64 {
     number(|| {
         // SAFETY: the caller meets the requirements above.
-        let (file, pieces) = unsafe { (handle(file, "a file")?, many(pieces, count)?) };
+        let (file, pieces) = unsafe { (handle(file, "a file")?, slice(pieces, count)?) };
         bound(pieces.iter().map(|piece| piece.length))?;
         let mut given = Vec::with_capacity(count);
         for piece in pieces {
             // SAFETY: the caller guarantees the bytes.
-            let from = unsafe { many(piece.from.cast::<u8>(), piece.length)? };
+            let from = unsafe { slice(piece.from.cast::<u8>(), piece.length)? };
             given.push((piece.offset, from));
         }
         file.0.write_pieces(&given)?;
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn quell_write_pieces(
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_publish(file: *const FileHandle) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.publish()
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn quell_publish(file: *const FileHandle) -> c_int {
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_sync(file: *const FileHandle) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.sync()
@@ -272,12 +272,12 @@ pub unsafe extern "C" fn quell_sync(file: *const FileHandle) -> c_int {
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_stat(file: *const FileHandle, stat: *mut StatC) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
-        let found = StatC::of(&file.0.stat()?);
+        let found = StatC::from_attributes(&file.0.stat()?);
         // SAFETY: the caller meets the requirements above.
-        unsafe { put(stat, found) }
+        unsafe { write_output(stat, found) }
     })
 }
 
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn quell_file_stat(file: *const FileHandle, stat: *mut Sta
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_file_truncate(file: *const FileHandle, size_bytes: u64) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let file = unsafe { handle(file, "a file")? };
         file.0.truncate(size_bytes)
@@ -311,11 +311,11 @@ mod tests {
 
     #[test]
     fn flags_of_open_2_are_accepted_and_others_refused() {
-        let how = |flags| how(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
-        assert_eq!(how(0), Some((true, false, Create::Never, false)));
-        assert_eq!(how(1 | CREATE), Some((false, true, Create::IfMissing, false)));
-        assert_eq!(how(2 | CREATE | EXCLUSIVE | TRUNCATE), Some((true, true, Create::New, true)));
-        assert_eq!(how(3), None);
-        assert_eq!(how(0o2000), None); // O_APPEND
+        let parsed = |flags| open_options(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
+        assert_eq!(parsed(0), Some((true, false, Create::Never, false)));
+        assert_eq!(parsed(1 | CREATE), Some((false, true, Create::IfMissing, false)));
+        assert_eq!(parsed(2 | CREATE | EXCLUSIVE | TRUNCATE), Some((true, true, Create::New, true)));
+        assert_eq!(parsed(3), None);
+        assert_eq!(parsed(0o2000), None); // O_APPEND
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use quell_client::{Attributes, Choices, Store};
 
-use crate::boundary::{done, give, handle, many, number, path, place_for, put, take, text};
+use crate::boundary::{status, return_handle, handle, slice, number, path, check_output, write_output, take_handle, text};
 
 /// Stores opened as one directory tree.
 pub struct StoreHandle(pub(crate) Store);
@@ -43,7 +43,7 @@ pub struct StatC {
 }
 
 impl StatC {
-    pub fn of(attributes: &Attributes) -> StatC {
+    pub fn from_attributes(attributes: &Attributes) -> StatC {
         let Attributes { modified, changed, .. } = attributes;
         StatC {
             size_bytes: attributes.size_bytes,
@@ -77,11 +77,11 @@ pub unsafe extern "C" fn quell_store_open(
     choices: *const ChoicesC,
     store: *mut *mut StoreHandle,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (paths, choices) = unsafe {
-            place_for(store)?;
-            let paths = many(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
+            check_output(store)?;
+            let paths = slice(paths, count)?.iter().map(|each| path(*each)).collect::<Result<Vec<_>, _>>()?;
             (paths, if choices.is_null() { None } else { Some(handle(choices, "choices")?) })
         };
         let mut chosen = Choices::default();
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn quell_store_open(
         }
         let opened = StoreHandle(Store::open(&paths, chosen)?);
         // SAFETY: the caller meets the requirements above.
-        unsafe { give(store, opened) };
+        unsafe { return_handle(store, opened) };
         Ok(())
     })
 }
@@ -106,9 +106,9 @@ pub unsafe extern "C" fn quell_store_open(
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_store_close(store: *mut StoreHandle) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
-        drop(unsafe { take(store) });
+        drop(unsafe { take_handle(store) });
         Ok(())
     })
 }
@@ -126,12 +126,12 @@ pub unsafe extern "C" fn quell_stat(
     path: *const c_char,
     stat: *mut StatC,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
-        let found = StatC::of(&store.0.stat(path)?);
+        let found = StatC::from_attributes(&store.0.stat(path)?);
         // SAFETY: the caller meets the requirements above.
-        unsafe { put(stat, found) }
+        unsafe { write_output(stat, found) }
     })
 }
 
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn quell_truncate(
     path: *const c_char,
     size_bytes: u64,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.truncate(path, size_bytes)
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn quell_flatten(store: *const StoreHandle, path: *const c
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_remove(store: *const StoreHandle, path: *const c_char) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.remove(path)
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn quell_rename(
     from: *const c_char,
     to: *const c_char,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, from, to) = unsafe { (handle(store, "a store")?, text(from)?, text(to)?) };
         store.0.rename(from, to)
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn quell_mkdir(
     path: *const c_char,
     permissions: u32,
 ) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.make_dir(path, permissions)
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn quell_mkdir(
 // SAFETY: no other symbol has this name; the section above states the requirements on the pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn quell_rmdir(store: *const StoreHandle, path: *const c_char) -> c_int {
-    done(|| {
+    status(|| {
         // SAFETY: the caller meets the requirements above.
         let (store, path) = unsafe { (handle(store, "a store")?, text(path)?) };
         store.0.remove_dir(path)
