@@ -190,7 +190,7 @@ impl WritableFile for Nothing {
     }
 }
 
-/// A way to write or read a file.
+/// A method to write or read a file.
 struct Case {
     name: &'static str,
     bytes_each: usize,
@@ -228,7 +228,7 @@ fn time(path: &Path, case: &Case, writes: bool) -> f64 {
 }
 
 /// Returns the requests between two snapshots, by name.
-fn asked(before: Snapshot, after: Snapshot) -> String {
+fn describe_requests(before: Snapshot, after: Snapshot) -> String {
     let pairs = before.pairs().zip(after.pairs());
     let grown = pairs.filter(|((_, before), (_, after))| after > before);
     let words: Vec<String> = grown.map(|((name, b), (_, a))| format!("{name} {}", a - b)).collect();
@@ -237,7 +237,8 @@ fn asked(before: Snapshot, after: Snapshot) -> String {
 
 fn main() {
     let dir = tempfile::tempdir().unwrap();
-    let session = quell_fuse::mount_at(Arc::new(Discard::default()), dir.path(), &Options::default()).unwrap();
+    let session =
+        quell_fuse::mount_at(Arc::new(Discard::default()), dir.path(), &Options::default()).unwrap();
     let path = dir.path().join(NAME);
     let case = |name, bytes_each, count, clients, operate| Case { name, bytes_each, count, clients, operate };
     let cases = [
@@ -267,7 +268,7 @@ fn main() {
             let rate = time(&path, case, writes);
             if rate > best {
                 best = rate;
-                seen = asked(before, session.counters().snapshot());
+                seen = describe_requests(before, session.counters().snapshot());
             }
         }
         println!("{:32}{best:9.0} MiB/s   {seen}", case.name);

@@ -21,16 +21,16 @@ use quell_fuse::{Options, Session, Snapshot};
 use quell_vfs::{ErrorKind, Kind, Time};
 
 /// A tree mounted for one test, unmounted and removed when dropped.
-struct View {
+struct TestMount {
     // Declared before the directory, because fields are dropped in order.
     session: Session,
     dir: tempfile::TempDir,
 }
 
-impl View {
-    fn of(memory: Memory, options: &Options) -> Option<View> {
+impl TestMount {
+    fn new(memory: Memory, options: &Options) -> Option<TestMount> {
         let (session, dir) = mounted(Arc::new(memory), options)?;
-        Some(View { session, dir })
+        Some(TestMount { session, dir })
     }
 
     fn path(&self, name: impl AsRef<OsStr>) -> PathBuf {
@@ -48,7 +48,7 @@ macro_rules! view {
         view!($memory, Options::default())
     };
     ($memory:expr, $options:expr) => {
-        match View::of($memory, &$options) {
+        match TestMount::new($memory, &$options) {
             Some(view) => view,
             None => return,
         }
@@ -57,7 +57,7 @@ macro_rules! view {
 
 /// Returns whether the kernel answers `ask` from its caches. Tried a few times, because the kernel
 /// drops cached data when memory is short or a user requests it.
-fn kept(view: &View, mut ask: impl FnMut()) -> bool {
+fn kept(view: &TestMount, mut ask: impl FnMut()) -> bool {
     (0..5).any(|_| {
         ask();
         let before = view.counters();
@@ -660,7 +660,7 @@ fn an_unmount_ends_the_session_and_a_busy_mount_is_kept() {
 fn dropping_a_session_unmounts_even_when_in_use() {
     let mut memory = Memory::new();
     memory.file_with(ROOT, "file", 100, Content::Pattern);
-    let View { session, dir } = view!(memory);
+    let TestMount { session, dir } = view!(memory);
     let mut open = File::open(dir.path().join("file")).unwrap();
     session.stop();
     assert!(!fs::read_to_string("/proc/self/mounts").unwrap().contains(dir.path().to_str().unwrap()));

@@ -19,21 +19,21 @@ use quell_fuse::Options;
 use quell_vfs::FileSystem;
 
 const ORDER: &str = "QUELL_FUSE_TEST_ORDER";
-const PLACE: &str = "QUELL_FUSE_TEST_PLACE";
+const MOUNTPOINT: &str = "QUELL_FUSE_TEST_MOUNTPOINT";
 const NOBODY: u32 = 65534;
 const ENOTCONN: i32 = 107;
 const ECONNABORTED: i32 = 103;
 
 /// The time limit that detects a hang. No test takes this long, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Not a test, but a program that the tests below start.
 #[test]
 #[ignore = "a program that tests start"]
 fn child() {
     let order = std::env::var(ORDER).expect("started by a test, which sets the variable");
-    let place = std::env::var_os(PLACE).expect("started by a test, which sets the variable");
-    let place = Path::new(&place);
+    let mountpoint = std::env::var_os(MOUNTPOINT).expect("started by a test, which sets the variable");
+    let mountpoint = Path::new(&mountpoint);
     let say = |line: &str| {
         println!("\n{line}"); // after the test runner's unfinished line
         io::stdout().flush().unwrap();
@@ -43,7 +43,7 @@ fn child() {
             let options = Options { allow_other: order.ends_with("others"), ..Options::default() };
             let fs: Arc<dyn FileSystem> =
                 if order.ends_with("write") { watched::Watched::new().0 } else { Arc::new(tree()) };
-            match quell_fuse::mount_at(fs, place, &options) {
+            match quell_fuse::mount_at(fs, mountpoint, &options) {
                 Ok(session) => {
                     say("READY");
                     session.join().unwrap();
@@ -58,13 +58,13 @@ fn child() {
                 assert_eq!(fs::read(anchor).unwrap(), b"content", "used while attached nowhere");
                 use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount, unmount};
                 let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-                move_mount(&mount, "", rustix::fs::CWD, place, flags).unwrap();
+                move_mount(&mount, "", rustix::fs::CWD, mountpoint, flags).unwrap();
                 drop(mount);
-                assert_eq!(fs::read(place.join("dir/file")).unwrap(), b"content");
-                let stat = fs::metadata(place.join("dir/file")).unwrap();
+                assert_eq!(fs::read(mountpoint.join("dir/file")).unwrap(), b"content");
+                let stat = fs::metadata(mountpoint.join("dir/file")).unwrap();
                 assert_eq!(stat.uid(), rustix::process::geteuid().as_raw());
                 assert_eq!(session.counters().snapshot().negative_lookups, 0);
-                unmount(place, UnmountFlags::empty()).unwrap();
+                unmount(mountpoint, UnmountFlags::empty()).unwrap();
                 session.join().unwrap();
                 say("DETACHED WORKS");
             }
@@ -121,7 +121,7 @@ impl Stage {
         let mut words = before.iter().map(|word| word.as_ref()).chain([program.as_os_str()]);
         let mut command = Command::new(words.next().unwrap());
         command.args(words).args(["--exact", "child", "--ignored", "--nocapture"]);
-        command.env(ORDER, order).env(PLACE, self.view()).stdout(Stdio::piped());
+        command.env(ORDER, order).env(MOUNTPOINT, self.view()).stdout(Stdio::piped());
         command
     }
 }
@@ -150,7 +150,7 @@ impl Server {
     /// Returns the next line in capitals, which is a line of `child` and not of the test runner.
     fn says(&self) -> String {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).expect("the child says something");
+            let line = self.lines.recv_timeout(HANG_TIMEOUT).expect("the child says something");
             if line.starts_with(|first: char| first.is_ascii_uppercase()) {
                 return line;
             }
@@ -173,12 +173,12 @@ impl Drop for Server {
 fn promptly<T: Send + 'static>(ask: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, answer) = mpsc::channel();
     thread::spawn(move || sender.send(ask()));
-    answer.recv_timeout(PATIENCE).expect("no hang")
+    answer.recv_timeout(HANG_TIMEOUT).expect("no hang")
 }
 
-fn unmount(place: &Path) {
-    let _ = rustix::mount::unmount(place, rustix::mount::UnmountFlags::DETACH);
-    let _ = Command::new("fusermount3").arg("-uzq").arg(place).status();
+fn unmount(mountpoint: &Path) {
+    let _ = rustix::mount::unmount(mountpoint, rustix::mount::UnmountFlags::DETACH);
+    let _ = Command::new("fusermount3").arg("-uzq").arg(mountpoint).status();
 }
 
 #[test]
@@ -200,10 +200,11 @@ fn a_killed_server_causes_errors_and_blocks_no_program() {
                 use std::os::unix::fs::FileExt;
                 let mut at = n;
                 loop {
-                    let asked = fs::metadata(path.with_file_name(format!("missing-{n}-{at}")));
+                    let attributes = fs::metadata(path.with_file_name(format!("missing-{n}-{at}")));
                     let read =
                         fs::File::open(&path).and_then(|f| f.read_at(&mut [0; 4096], (at % 999) * 65536));
-                    let error = asked.err().filter(|e| e.kind() != io::ErrorKind::NotFound).or(read.err());
+                    let error =
+                        attributes.err().filter(|e| e.kind() != io::ErrorKind::NotFound).or(read.err());
                     if let Some(error) = error {
                         return error.raw_os_error().unwrap();
                     }
@@ -219,8 +220,8 @@ fn a_killed_server_causes_errors_and_blocks_no_program() {
         let number = promptly(move || reader.join().unwrap());
         assert!([ENOTCONN, ECONNABORTED, 5].contains(&number), "{number}");
     }
-    let asked = view.join("never asked before");
-    let number = promptly(move || fs::metadata(asked).unwrap_err().raw_os_error());
+    let name = view.join("not looked up before");
+    let number = promptly(move || fs::metadata(name).unwrap_err().raw_os_error());
     assert_eq!(number, Some(ENOTCONN));
     let number = promptly({
         let path = view.join("dir/file");

@@ -302,7 +302,7 @@ fn files_are_truncated_and_extended_also_after_removal() {
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 2, 6).unwrap();
     assert_eq!(mounted.read("file"), b"0123\0\0\0\0");
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 3).unwrap();
-    assert_eq!(mounted.read("file").len(), 8, "nothing was to be made longer");
+    assert_eq!(mounted.read("file").len(), 8, "the size must not change");
     let keep = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 100);
     assert_eq!(keep, Err(Errno::OPNOTSUPP));
     let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -512,7 +512,7 @@ fn the_kernel_checks_permissions() {
     }
     assert_eq!(mounted.read("mine"), b"secret");
     let seen = mounted.counters();
-    assert_eq!((seen.removed, seen.renamed, seen.made), (0, 0, 1), "the frontend was not even asked");
+    assert_eq!((seen.removed, seen.renamed, seen.made), (0, 0, 1), "the frontend got no request");
 }
 
 #[test]
@@ -558,10 +558,10 @@ fn a_program_that_was_just_written_runs() {
 fn statfs_returns_the_space_of_the_file_system() {
     let mounted = mounted!();
     mounted.write("file", vec![1; 1 << 20]);
-    let (told, stat) = (mounted.fs.space().unwrap(), rustix::fs::statvfs(mounted.path("")).unwrap());
-    assert!(told.free_bytes < told.total_bytes);
-    assert_eq!(stat.f_blocks * stat.f_frsize, told.total_bytes);
-    assert_eq!(stat.f_bfree * stat.f_frsize, told.free_bytes / 4096 * 4096);
+    let (space, stat) = (mounted.fs.space().unwrap(), rustix::fs::statvfs(mounted.path("")).unwrap());
+    assert!(space.free_bytes < space.total_bytes);
+    assert_eq!(stat.f_blocks * stat.f_frsize, space.total_bytes);
+    assert_eq!(stat.f_bfree * stat.f_frsize, space.free_bytes / 4096 * 4096);
     assert_eq!((stat.f_namemax, stat.f_files), (255, 0));
 }
 

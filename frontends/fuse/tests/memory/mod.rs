@@ -205,17 +205,17 @@ impl FileSystem for Memory {
         let Node { attributes, content, .. } = self.node(node);
         match content {
             Content::Refused(kind) => Err(Error::new(*kind, "open", self.path(node)?)),
-            content => Ok(Box::new(Open { content: content.clone(), size_bytes: attributes.size_bytes })),
+            content => Ok(Box::new(OpenFile { content: content.clone(), size_bytes: attributes.size_bytes })),
         }
     }
 }
 
-struct Open {
+struct OpenFile {
     content: Content,
     size_bytes: u64,
 }
 
-impl File for Open {
+impl File for OpenFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let left = self.size_bytes.saturating_sub(offset);
         let n = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));

@@ -48,7 +48,7 @@ fn io_failed(operation: &'static str) -> impl Fn(io::Error) -> Error {
 }
 
 /// Returns a path to the file of a descriptor.
-fn way(fd: impl AsFd) -> PathBuf {
+fn fd_path(fd: impl AsFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).into()
 }
 
@@ -87,7 +87,7 @@ impl Through {
         }
         let known = self.known.lock().unwrap();
         let found = known.get(&node).map(|known| Arc::clone(&known.fd));
-        found.ok_or_else(|| Error::new(ErrorKind::Stale, "use", "a node that nobody refers to"))
+        found.ok_or_else(|| Error::new(ErrorKind::Stale, "use", "a node without references"))
     }
 
     fn refer(&self, fd: OwnedFd, dir: NodeId, name: &[u8]) -> Result<Attributes> {
@@ -98,14 +98,14 @@ impl Through {
         Ok(found)
     }
 
-    fn made(&self, dir: NodeId, name: &[u8]) -> Result<Attributes> {
+    fn created_entry(&self, dir: NodeId, name: &[u8]) -> Result<Attributes> {
         let fd = point_at(&*self.fd(dir)?, name, OFlags::NOFOLLOW).map_err(failed("look up", name))?;
         self.refer(fd, dir, name)
     }
 
     /// Returns the path from the mount point to a node that has a name.
     fn path_of(&self, node: NodeId) -> Result<PathBuf> {
-        let path = match std::fs::read_link(way(&*self.fd(node)?)).map_err(io_failed("find")) {
+        let path = match std::fs::read_link(fd_path(&*self.fd(node)?)).map_err(io_failed("find")) {
             Err(error) if error.kind == ErrorKind::NameTooLong => {
                 let (dir, name) = self.known.lock().unwrap()[&node].place.clone();
                 return Ok(self.path_of(dir)?.join(OsStr::from_bytes(&name)));
@@ -241,7 +241,8 @@ impl Through {
             Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
             _ => return Err(Error::new(ErrorKind::InvalidInput, "open", b"")),
         }
-        let file = rustix::fs::open(way(&*fd), flags_of(how), Mode::empty()).map_err(failed("open", b""))?;
+        let file =
+            rustix::fs::open(fd_path(&*fd), flags_of(how), Mode::empty()).map_err(failed("open", b""))?;
         Ok(ThroughFile { file: file.into(), appending: Mutex::new(None) })
     }
 }
@@ -259,23 +260,23 @@ impl Writable for Through {
         let mode = Mode::from_raw_mode(new.permissions);
         let file = rustix::fs::openat(&*self.fd(dir)?, OsStr::from_bytes(name), flags, mode)
             .map_err(failed("create", name))?;
-        let fd = point_at(CWD, way(&file).as_os_str().as_bytes(), OFlags::empty());
-        let made = self.refer(fd.map_err(failed("create", name))?, dir, name)?;
-        Ok((made, Box::new(ThroughFile { file: file.into(), appending: Mutex::new(None) })))
+        let fd = point_at(CWD, fd_path(&file).as_os_str().as_bytes(), OFlags::empty());
+        let attributes = self.refer(fd.map_err(failed("create", name))?, dir, name)?;
+        Ok((attributes, Box::new(ThroughFile { file: file.into(), appending: Mutex::new(None) })))
     }
 
     fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
         check_name(name)?;
         let mode = Mode::from_raw_mode(new.permissions);
         rustix::fs::mkdirat(&*self.fd(dir)?, OsStr::from_bytes(name), mode).map_err(failed("make", name))?;
-        self.made(dir, name)
+        self.created_entry(dir, name)
     }
 
     fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], _: New) -> Result<Attributes> {
         check_name(name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), &*self.fd(dir)?, OsStr::from_bytes(name))
             .map_err(failed("make", name))?;
-        self.made(dir, name)
+        self.created_entry(dir, name)
     }
 
     fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
@@ -302,7 +303,7 @@ impl Writable for Through {
 
     fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
         let fd = self.fd(node)?;
-        let path = way(&*fd);
+        let path = fd_path(&*fd);
         if let Some(size) = change.size_bytes {
             if attributes_of(fd.as_fd())?.kind != Kind::File {
                 return Err(Error::new(ErrorKind::InvalidInput, "set size", b""));
@@ -378,8 +379,8 @@ fn close_another(file: &Opened) -> Result<()> {
 impl File for ThroughFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         // The kernel rejects these offsets; no file extends there.
-        let Some(room) = (i64::MAX as u64).checked_sub(offset) else { return Ok(0) };
-        let length = into.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let Some(bytes_left) = (i64::MAX as u64).checked_sub(offset) else { return Ok(0) };
+        let length = into.len().min(usize::try_from(bytes_left).unwrap_or(usize::MAX));
         let into = &mut into[..length];
         let mut done = 0;
         while done < into.len() {
@@ -404,7 +405,7 @@ impl WritableFile for ThroughFile {
     fn append(&self, from: &[u8]) -> Result<u64> {
         let mut appending = self.appending.lock().unwrap();
         if appending.is_none() {
-            let opened = OpenOptions::new().append(true).open(way(&self.file));
+            let opened = OpenOptions::new().append(true).open(fd_path(&self.file));
             *appending = Some(opened.map_err(io_failed("append"))?);
         }
         let file = appending.as_mut().expect("it was just opened");

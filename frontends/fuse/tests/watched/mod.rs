@@ -71,7 +71,7 @@ impl Watched {
 }
 
 fn fail_if<T>(ordered: &AtomicBool, kind: ErrorKind, otherwise: impl FnOnce() -> Result<T>) -> Result<T> {
-    if ordered.load(SeqCst) { Err(Error::new(kind, "do", "what was asked")) } else { otherwise() }
+    if ordered.load(SeqCst) { Err(Error::new(kind, "do", "the requested error")) } else { otherwise() }
 }
 
 impl FileSystem for Watched {
@@ -140,16 +140,16 @@ impl Writable for Watched {
         new: New,
         how: Open,
     ) -> Result<(Attributes, Box<dyn WritableFile>)> {
-        let (made, file) = self.model.create(dir, name, new, how)?;
-        Ok((self.watch.refers(made), self.watched(file, how)))
+        let (created, file) = self.model.create(dir, name, new, how)?;
+        Ok((self.watch.refers(created), self.watched(file, how)))
     }
 
     fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
-        self.model.make_dir(dir, name, new).map(|made| self.watch.refers(made))
+        self.model.make_dir(dir, name, new).map(|created| self.watch.refers(created))
     }
 
     fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
-        self.model.make_symlink(dir, name, target, new).map(|made| self.watch.refers(made))
+        self.model.make_symlink(dir, name, target, new).map(|created| self.watch.refers(created))
     }
 
     fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
