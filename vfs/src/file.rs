@@ -1,6 +1,6 @@
-//! The contract for an open file: reads at offsets.
+//! The contract for an open file: reads and writes at offsets.
 
-use crate::Result;
+use crate::error::Result;
 
 /// An open file. Any number of threads may read at the same time.
 pub trait File: Send + Sync {
@@ -8,4 +8,44 @@ pub trait File: Send + Sync {
     /// than the length of `into` only if the file ends there, and 0 at and beyond the end of the
     /// file.
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize>;
+}
+
+/// An open file that may be written to. docs/semantics.md states when written data becomes visible
+/// to other processes and nodes.
+///
+/// Dropping the file closes it. A drop cannot report errors, so callers must call
+/// [`publish`](Self::publish) first.
+pub trait WritableFile: File {
+    /// Writes all of `from` at `offset` (bytes). After an error, any part of it may have been
+    /// written. Errors: `InvalidInput` if the file would end beyond 2^63 - 1.
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()>;
+
+    /// Appends all of `from` to the file atomically and returns the offset at which it was written.
+    fn append(&self, from: &[u8]) -> Result<u64>;
+
+    /// Passes all data written so far to the file system below, where other processes can read it
+    /// (close-to-open consistency).
+    fn publish(&self) -> Result<()>;
+
+    /// As [`publish`](Self::publish); in addition the data survives a power failure.
+    fn sync(&self) -> Result<()>;
+
+    /// Removes the set-user-ID bit, and the set-group-ID bit if the group may execute the file. A
+    /// write or truncation by a process without `CAP_FSETID` has this effect. An implementation
+    /// whose files never have these bits needs no action.
+    fn drop_set_id(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Reads several ranges, each from its own offset, and returns the number of bytes read for
+    /// each (see [`File::read_at`]).
+    fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
+        pieces.iter_mut().map(|(offset, into)| self.read_at(into, *offset)).collect()
+    }
+
+    /// Writes several ranges in order, each at its own offset. Where two overlap, the later one
+    /// remains.
+    fn write_pieces(&self, pieces: &[(u64, &[u8])]) -> Result<()> {
+        pieces.iter().try_for_each(|(offset, from)| self.write_at(from, *offset))
+    }
 }

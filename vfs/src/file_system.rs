@@ -1,6 +1,14 @@
-//! The contract for a directory tree: a caller resolves a name to a node once, then uses the node.
+//! The contract for a directory tree: a caller resolves a name to a node once, then uses the node. A
+//! read-only implementation does not have the operations of [`Writable`], so it does not have to
+//! refuse them.
 
-use crate::{Attributes, Capabilities, Error, ErrorKind, File, Kind, NodeId, Result, Writable};
+use std::any::Any;
+
+use crate::arguments::{Caller, Change, New, Open, Rename, Space};
+use crate::attributes::{Attributes, Kind, NodeId};
+use crate::capability::Capabilities;
+use crate::error::{Error, ErrorKind, Result};
+use crate::file::{File, WritableFile};
 
 /// A position in the listing of one directory. `Cursor::START` is before the first entry; the
 /// cursor of a `DirEntry` continues after that entry. Cursors of an immutable file system never
@@ -68,44 +76,69 @@ pub trait FileSystem: Send + Sync {
     }
 }
 
-/// Implements the methods for names, attributes and link targets in an `impl FileSystem` by calling
-/// those of the field `inner`. For file systems that wrap another one.
-#[macro_export]
-macro_rules! names_of_inner {
-    () => {
-        fn root(&self) -> $crate::NodeId {
-            self.inner.root()
-        }
+/// A writable tree of files. Every method may be called from any number of threads.
+///
+/// Access is checked by the frontend (or by its kernel). The methods return only the errors of the
+/// file system below.
+///
+/// **References to nodes.** Each `Attributes` that `lookup`, `create`, `make_dir` or `make_symlink`
+/// returns is one reference to the node, and [`forget`](Self::forget) returns references. A node
+/// with references keeps its number and its data, even if it is renamed or removed. A listing
+/// creates no references.
+pub trait Writable: FileSystem {
+    /// Creates an empty regular file and opens it. The attributes are one reference. Errors:
+    /// `Exists`.
+    fn create(
+        &self,
+        dir: NodeId,
+        name: &[u8],
+        new: New,
+        how: Open,
+    ) -> Result<(Attributes, Box<dyn WritableFile>)>;
 
-        fn lookup(&self, dir: $crate::NodeId, name: &[u8]) -> $crate::Result<Option<$crate::Attributes>> {
-            self.inner.lookup(dir, name)
-        }
+    /// Creates a directory. Errors: `Exists`.
+    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes>;
 
-        fn attributes(&self, node: $crate::NodeId) -> $crate::Result<$crate::Attributes> {
-            self.inner.attributes(node)
-        }
+    /// Creates a symbolic link. Errors: `Exists`.
+    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes>;
 
-        fn parent(&self, node: $crate::NodeId) -> $crate::Result<$crate::NodeId> {
-            self.inner.parent(node)
-        }
+    /// Removes an entry that is not a directory. Errors: `NotFound`, `IsADirectory`.
+    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()>;
 
-        fn path(&self, node: $crate::NodeId) -> $crate::Result<Vec<u8>> {
-            self.inner.path(node)
-        }
+    /// Removes an empty directory. Errors: `NotFound`, `NotADirectory`, `NotEmpty`.
+    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()>;
 
-        fn list(
-            &self,
-            dir: $crate::NodeId,
-            after: $crate::Cursor,
-            visit: &mut dyn FnMut($crate::DirEntry<'_>) -> bool,
-        ) -> $crate::Result<()> {
-            self.inner.list(dir, after, visit)
-        }
+    /// Renames an entry. Errors: `NotFound`; `Exists` as described in [`Rename`]; `NotEmpty`;
+    /// `IsADirectory` or `NotADirectory` if only one of the two entries is a directory;
+    /// `InvalidInput` if a directory would be moved below itself.
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()>;
 
-        fn read_link(&self, node: $crate::NodeId) -> $crate::Result<Vec<u8>> {
-            self.inner.read_link(node)
-        }
-    };
+    /// Changes attributes and returns the new ones. Errors: `InvalidInput` if a size is set and the
+    /// node is not a regular file.
+    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes>;
+
+    /// Opens a regular file as described by `how`.
+    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>>;
+
+    /// Makes the names created, removed and renamed in a directory survive a power failure. An
+    /// implementation whose names always survive needs no action.
+    fn sync_dir(&self, _dir: NodeId) -> Result<()> {
+        Ok(())
+    }
+
+    /// Performs all further calls of this thread with the permissions of `caller`, until the result
+    /// is dropped; files that are opened keep these permissions. For a process that serves several
+    /// users. An implementation without permissions of its own, such as one that keeps its files in
+    /// memory, needs no action.
+    fn act_for(&self, _caller: Caller) -> Result<Box<dyn Any>> {
+        Ok(Box::new(()))
+    }
+
+    /// Returns `references` references to a node.
+    fn forget(&self, node: NodeId, references: u64);
+
+    /// Returns the space for new files.
+    fn space(&self) -> Result<Space>;
 }
 
 /// Resolves `path` from the root without following symbolic links. Components are separated by `/`;

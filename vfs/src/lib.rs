@@ -22,6 +22,7 @@
 //! docs/decisions/0001-nodes-in-the-contract.md explains why the contract uses nodes instead of
 //! paths.
 
+mod arguments;
 mod attributes;
 mod capability;
 mod error;
@@ -29,13 +30,12 @@ mod file;
 mod file_system;
 mod name;
 mod printable;
-mod writable;
 
+pub use arguments::{Caller, Change, New, Open, Rename, Space};
 pub use attributes::{Attributes, Kind, NodeId, Time};
 pub use capability::Capabilities;
 pub use error::{Error, ErrorKind, Result, errno};
-pub use file::File;
-pub use file_system::{Cursor, DirEntry, FileSystem, resolve};
+pub use file::{File, WritableFile};
+pub use file_system::{Cursor, DirEntry, FileSystem, Writable, resolve};
 pub use name::{NAME_BYTES_MAX, check_name};
 pub use printable::{is_unprintable, printable};
-pub use writable::{Caller, Change, New, Open, Rename, Space, Writable, WritableFile};

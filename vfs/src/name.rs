@@ -1,6 +1,6 @@
 //! The rules for names in a directory.
 
-use crate::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The limit of Linux for one name.
 pub const NAME_BYTES_MAX: usize = 255;

@@ -20,14 +20,14 @@ thread_local! {
 }
 
 /// The group and supplementary groups with which the process was started.
-struct Own {
+struct ProcessCredentials {
     gid: Gid,
     groups: Vec<Gid>,
 }
 
-fn own() -> &'static Own {
-    static OWN: OnceLock<Own> = OnceLock::new();
-    OWN.get_or_init(|| Own {
+fn process_credentials() -> &'static ProcessCredentials {
+    static CREDENTIALS: OnceLock<ProcessCredentials> = OnceLock::new();
+    CREDENTIALS.get_or_init(|| ProcessCredentials {
         gid: rustix::process::getegid(),
         groups: rustix::process::getgroups().unwrap_or_default(),
     })
@@ -48,7 +48,7 @@ pub fn has_root_power() -> bool {
 #[derive(Debug)]
 pub struct Acting {
     before: Option<Arc<Caller>>,
-    _of_this_thread: PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
 }
 
 /// Makes this thread access files with the credentials of `caller`, or with those of the process if
@@ -65,23 +65,23 @@ pub fn assume(caller: Option<Arc<Caller>>) -> Result<Acting> {
         if before.is_none() && !rustix::process::geteuid().is_root() {
             return Err(refused(Errno::PERM));
         }
-        if let Err(errno) = set(caller.as_deref()) {
+        if let Err(errno) = set_credentials(caller.as_deref()) {
             restore(before.as_deref());
             return Err(refused(errno));
         }
         ASSUMED.set(caller);
     }
-    Ok(Acting { before, _of_this_thread: PhantomData })
+    Ok(Acting { before, _not_send: PhantomData })
 }
 
-fn set(caller: Option<&Caller>) -> rustix::io::Result<()> {
+fn set_credentials(caller: Option<&Caller>) -> rustix::io::Result<()> {
     // Only root can change groups.
-    let own = own();
+    let process = process_credentials();
     set_thread_res_uid(None, Uid::ROOT, None)?;
     match caller {
         None => {
-            set_thread_groups(&own.groups)?;
-            set_thread_res_gid(None, own.gid, None)
+            set_thread_groups(&process.groups)?;
+            set_thread_res_gid(None, process.gid, None)
         }
         Some(Caller { uid, gid, groups }) => {
             // -1 would mean "unchanged" to the kernel.
@@ -100,18 +100,18 @@ fn set(caller: Option<&Caller>) -> rustix::io::Result<()> {
 /// than it is assumed to have would access files with the wrong permissions.
 fn restore(before: Option<&Caller>) {
     // If groups cannot be changed at all, the call fails and the credentials are unchanged.
-    let result = set(before);
-    if result.is_err() && !has(before) {
+    let result = set_credentials(before);
+    if result.is_err() && !are_credentials(before) {
         eprintln!("quell: cannot restore the credentials of a thread ({result:?}); the process ends");
         std::process::abort();
     }
 }
 
-fn has(caller: Option<&Caller>) -> bool {
+fn are_credentials(caller: Option<&Caller>) -> bool {
     let ids = (rustix::process::geteuid(), rustix::process::getegid());
     let groups = rustix::process::getgroups().unwrap_or_default();
     match caller {
-        None => ids == (Uid::ROOT, own().gid) && groups == own().groups,
+        None => ids == (Uid::ROOT, process_credentials().gid) && groups == process_credentials().groups,
         Some(Caller { uid, gid, groups: wanted }) => {
             (ids.0.as_raw(), ids.1.as_raw()) == (*uid, *gid)
                 && groups.iter().map(|group| group.as_raw()).eq(wanted.iter().copied())

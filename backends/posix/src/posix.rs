@@ -33,7 +33,7 @@ pub struct PosixDir {
 }
 
 impl PosixDir {
-    fn of(fd: OwnedFd, is_shared: bool) -> PosixDir {
+    fn new(fd: OwnedFd, is_shared: bool) -> PosixDir {
         PosixDir { fd, listing: Mutex::new(()), is_shared }
     }
 
@@ -75,14 +75,14 @@ impl PosixDir {
         let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(CWD, path, flags, Mode::empty())
             .map_err(|e| failed(e, "open", path.as_os_str().as_bytes()))?;
-        Ok(PosixDir::of(fd, is_shared))
+        Ok(PosixDir::new(fd, is_shared))
     }
 
     fn child(&self, name: &[u8], access: OFlags) -> Result<PosixDir> {
         let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, OsStr::from_bytes(name), flags, Mode::empty())
             .map_err(|e| failed(e, "open", name))?;
-        Ok(PosixDir::of(fd, self.is_shared))
+        Ok(PosixDir::new(fd, self.is_shared))
     }
 
     fn regular_file(&self, name: &[u8], access: OFlags) -> Result<PosixFile> {
@@ -148,7 +148,7 @@ impl Dir for PosixDir {
     }
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
-        let _alone = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _position = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&self.fd, &mut buffer);
@@ -272,9 +272,9 @@ impl OpenFile for PosixFile {
 
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
         let mut done = 0;
-        for some in pieces.chunks_mut(PIECES_MAX) {
+        for batch in pieces.chunks_mut(PIECES_MAX) {
             let mut slices: Vec<IoSliceMut<'_>> =
-                some.iter_mut().map(|piece| IoSliceMut::new(piece)).collect();
+                batch.iter_mut().map(|piece| IoSliceMut::new(piece)).collect();
             let mut left = &mut slices[..];
             // Advancing by 0 skips empty buffers, for which the kernel would return 0 as at the end
             // of file.

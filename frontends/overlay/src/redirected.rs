@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use quell_vfs::{Capabilities, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
+use quell_vfs::{
+    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno,
+};
 
 pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
 pub(crate) const REDIRECT: &[u8] = b"user.overlay.redirect";
@@ -52,7 +54,33 @@ impl FileSystem for Redirected {
         Capabilities { xattrs: self.redirects || inner.xattrs, ..inner }
     }
 
-    quell_vfs::names_of_inner!();
+    fn root(&self) -> NodeId {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        self.inner.lookup(dir, name)
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(node)
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        self.inner.parent(node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.path(node)
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.inner.list(dir, after, visit)
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(node)
+    }
 
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         if self.redirects && (name == METACOPY || name == REDIRECT) {

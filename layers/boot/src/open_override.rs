@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use quell_vfs::{Capabilities, File, FileSystem, NodeId, Result};
+use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, NodeId, Result};
 
 /// Opens files instead of `inner`.
 pub trait Opener: Send + Sync {
@@ -33,7 +33,33 @@ impl<O: Opener> FileSystem for OpenOverride<O> {
         self.inner.capabilities()
     }
 
-    quell_vfs::names_of_inner!();
+    fn root(&self) -> NodeId {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+        self.inner.lookup(dir, name)
+    }
+
+    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(node)
+    }
+
+    fn parent(&self, node: NodeId) -> Result<NodeId> {
+        self.inner.parent(node)
+    }
+
+    fn path(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.path(node)
+    }
+
+    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        self.inner.list(dir, after, visit)
+    }
+
+    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(node)
+    }
 
     fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         self.inner.xattr(node, name)

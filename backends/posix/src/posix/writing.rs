@@ -22,7 +22,7 @@ const SET_GROUP_ID: u32 = 0o2000;
 const SET_ID: u32 = 0o6000;
 
 /// Checks a name and converts it for a system call.
-fn one(name: &[u8]) -> Result<&OsStr> {
+fn component(name: &[u8]) -> Result<&OsStr> {
     check_name(name)?;
     Ok(OsStr::from_bytes(name))
 }
@@ -49,16 +49,16 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
-        Identity::with(fd, AtFlags::empty())
+    fn current(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::read(fd, AtFlags::empty())
     }
 
     /// Returns the identity at the time of the open, without a request to a file server.
-    fn known(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
-        Identity::with(fd, AtFlags::STATX_DONT_SYNC)
+    fn at_open(fd: BorrowedFd<'_>) -> rustix::io::Result<Identity> {
+        Identity::read(fd, AtFlags::STATX_DONT_SYNC)
     }
 
-    fn with(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<Identity> {
+    fn read(fd: BorrowedFd<'_>, flags: AtFlags) -> rustix::io::Result<Identity> {
         let wanted =
             StatxFlags::UID | StatxFlags::GID | StatxFlags::TYPE | StatxFlags::MODE | StatxFlags::NLINK;
         let found = rustix::fs::statx(fd, "", flags | AtFlags::EMPTY_PATH, wanted)?;
@@ -76,7 +76,7 @@ impl Identity {
     }
 
     /// Makes the thread assume the credentials of the file's owner; `None` if that is root.
-    fn act(&self) -> Result<Option<Acting>> {
+    fn assume_owner(&self) -> Result<Option<Acting>> {
         match self.uid {
             0 => Ok(None),
             uid => {
@@ -133,7 +133,9 @@ impl PosixDir {
     /// If root changes names in this directory, makes the thread assume the owner's credentials.
     fn act_as_owner(&self, operation: &'static str, name: &[u8]) -> Result<Option<Acting>> {
         match self.is_guarded() {
-            true => Identity::known(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.act(),
+            true => {
+                Identity::at_open(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?.assume_owner()
+            }
             false => Ok(None),
         }
     }
@@ -141,12 +143,12 @@ impl PosixDir {
     /// Checks that root may use the child `name`, whose identity is `child`, on behalf of the owner
     /// of this directory.
     fn check_child(&self, child: &Identity, operation: &'static str, name: &[u8]) -> Result<()> {
-        let dir = Identity::of(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
+        let dir = Identity::current(self.fd.as_fd()).map_err(|e| failed(e, operation, name))?;
         if child.kind() != FileType::Directory && child.nlink != 1 {
-            return Err(refused(operation, name, "it has another name, which may lie elsewhere"));
+            return Err(refused(operation, name, "it has another name, which may be in another directory"));
         }
         if child.device != dir.device {
-            return Err(refused(operation, name, "it lies on another file system"));
+            return Err(refused(operation, name, "it is on another file system"));
         }
         if dir.uid != 0 && child.uid != dir.uid {
             return Err(refused(operation, name, "it belongs to another user than its directory"));
@@ -158,7 +160,7 @@ impl PosixDir {
     /// it.
     fn change_guarded(&self, fd: BorrowedFd<'_>, name: &[u8], change: &Change) -> Result<()> {
         let fail = |e| failed(e, "change", name);
-        let found = Identity::of(fd).map_err(fail)?;
+        let found = Identity::current(fd).map_err(fail)?;
         if !name.is_empty() {
             self.check_child(&found, "change", name)?;
         }
@@ -177,7 +179,7 @@ impl PosixDir {
         if rest == Change::default() {
             return Ok(());
         }
-        let _owner = Identity::of(fd).map_err(fail)?.act()?;
+        let _owner = Identity::current(fd).map_err(fail)?.assume_owner()?;
         change_descriptor(fd, found.kind(), &rest).map_err(fail)
     }
 }
@@ -200,7 +202,7 @@ impl WritableDir for PosixDir {
         }
         let fail = |e| failed(e, "open", name);
         let child = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = Identity::of(child.as_fd()).map_err(fail)?;
+        let found = Identity::current(child.as_fd()).map_err(fail)?;
         match found.kind() {
             FileType::RegularFile => {}
             FileType::Directory => return Err(fail(Errno::ISDIR)),
@@ -208,7 +210,7 @@ impl WritableDir for PosixDir {
             _ => return Err(fail(Errno::NXIO)),
         }
         self.check_child(&found, "open", name)?;
-        let _owner = found.act()?;
+        let _owner = found.assume_owner()?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = rustix::fs::openat(CWD, path_of(child.as_fd()), flags, Mode::empty()).map_err(fail)?;
         Ok(Box::new(PosixFile { fd, may_change: false }))
@@ -219,7 +221,7 @@ impl WritableDir for PosixDir {
         let mode = Mode::from_raw_mode(permissions);
         let fail = |e| failed(e, "create", name);
         let _owner = self.act_as_owner("create", name)?;
-        let fd = rustix::fs::openat(&self.fd, one(name)?, flags, mode).map_err(fail)?;
+        let fd = rustix::fs::openat(&self.fd, component(name)?, flags, mode).map_err(fail)?;
         if mode_of(fd.as_fd()).map_err(fail)? & 0o7777 != permissions {
             rustix::fs::fchmod(&fd, mode).map_err(fail)?;
         }
@@ -230,35 +232,36 @@ impl WritableDir for PosixDir {
         let fail = |e| failed(e, "make directory", name);
         let mode = Mode::from_raw_mode(permissions);
         let _owner = self.act_as_owner("make directory", name)?;
-        rustix::fs::mkdirat(&self.fd, one(name)?, mode).map_err(fail)?;
-        let made = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
-        let found = Identity::known(made.as_fd()).map_err(fail)?;
+        rustix::fs::mkdirat(&self.fd, component(name)?, mode).map_err(fail)?;
+        let created = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
+        let found = Identity::at_open(created.as_fd()).map_err(fail)?;
         let (has, inherited) = (found.mode & 0o7777, found.mode & SET_GROUP_ID);
         if has == permissions | inherited {
             return Ok(());
         }
         // Another user may have replaced it after it was created.
         if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
-            return Err(refused("make directory", name, "another user has exchanged it"));
+            return Err(refused("make directory", name, "another user has replaced it"));
         }
         let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
-        change_descriptor(made.as_fd(), FileType::Directory, &exact).map_err(fail)
+        change_descriptor(created.as_fd(), FileType::Directory, &exact).map_err(fail)
     }
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
         let _owner = self.act_as_owner("make link", name)?;
-        rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, one(name)?)
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, component(name)?)
             .map_err(|e| failed(e, "make link", name))
     }
 
     fn remove(&self, name: &[u8]) -> Result<()> {
         let _owner = self.act_as_owner("remove", name)?;
-        rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::empty()).map_err(|e| failed(e, "remove", name))
+        rustix::fs::unlinkat(&self.fd, component(name)?, AtFlags::empty())
+            .map_err(|e| failed(e, "remove", name))
     }
 
     fn remove_dir(&self, name: &[u8]) -> Result<()> {
         let _owner = self.act_as_owner("remove directory", name)?;
-        rustix::fs::unlinkat(&self.fd, one(name)?, AtFlags::REMOVEDIR)
+        rustix::fs::unlinkat(&self.fd, component(name)?, AtFlags::REMOVEDIR)
             .map_err(|e| failed(e, "remove directory", name))
     }
 
@@ -270,15 +273,15 @@ impl WritableDir for PosixDir {
             Rename::Keep => RenameFlags::NOREPLACE,
             Rename::Exchange => RenameFlags::EXCHANGE,
         };
-        let (from_name, to_name) = (one(from)?, one(to)?);
+        let (from_name, to_name) = (component(from)?, component(to)?);
         // If the directories have different owners, neither user may rename between them. Root then
         // moves the directory entry with its own privileges and does nothing else.
         let _owner = match self.is_guarded() {
             true => {
                 let owner =
-                    |dir: &PosixDir| Identity::known(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
+                    |dir: &PosixDir| Identity::at_open(dir.fd.as_fd()).map_err(|e| failed(e, "rename", from));
                 let (source, target) = (owner(self)?, owner(to_dir)?);
-                if source.uid == target.uid { source.act()? } else { None }
+                if source.uid == target.uid { source.assume_owner()? } else { None }
             }
             false => None,
         };
@@ -332,7 +335,7 @@ impl WritableDir for PosixDir {
     }
 
     fn space(&self) -> Result<Space> {
-        let found = rustix::fs::fstatvfs(&self.fd).map_err(|e| failed(e, "ask for the space of", b""))?;
+        let found = rustix::fs::fstatvfs(&self.fd).map_err(|e| failed(e, "read the space of", b""))?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(Space {
             total_bytes: bytes(found.f_blocks),
@@ -351,8 +354,8 @@ impl WritableDir for PosixDir {
 impl WritableFile for PosixFile {
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
         let mut at = offset;
-        for some in pieces.chunks(PIECES_MAX) {
-            let mut slices: Vec<IoSlice<'_>> = some.iter().map(|piece| IoSlice::new(piece)).collect();
+        for batch in pieces.chunks(PIECES_MAX) {
+            let mut slices: Vec<IoSlice<'_>> = batch.iter().map(|piece| IoSlice::new(piece)).collect();
             let mut left = &mut slices[..];
             // Advancing by 0 skips empty buffers, for which the kernel would return 0 as on a full
             // disk.
@@ -386,7 +389,7 @@ impl WritableFile for PosixFile {
             return Err(Error::new(ErrorKind::InvalidInput, "change", b""));
         }
         if !self.may_change && rustix::process::geteuid().is_root() {
-            return Err(refused("change", b"", "it was not made here, and others may have exchanged it"));
+            return Err(refused("change", b"", "another user may have replaced it after it was created"));
         }
         change_descriptor(self.fd.as_fd(), FileType::RegularFile, change)
             .map_err(|e| failed(e, "change", b""))

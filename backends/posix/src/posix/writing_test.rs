@@ -9,7 +9,7 @@ use crate::Dir;
 use quell_vfs::{Time, errno};
 
 /// Returns a directory, and the same directory opened through this crate.
-fn world() -> (tempfile::TempDir, Arc<dyn WritableDir>) {
+fn test_directory() -> (tempfile::TempDir, Arc<dyn WritableDir>) {
     let temp = tempfile::tempdir().unwrap();
     let dir = Arc::new(PosixDir::open(temp.path()).unwrap());
     (temp, dir)
@@ -29,7 +29,7 @@ fn fifo(path: impl AsRef<Path>) {
 
 #[test]
 fn permissions_do_not_depend_on_the_umask() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     for permissions in [0o666, 0o600, 0o777, 0o4711, 0o000] {
         let name = format!("{permissions:o}");
         dir.create_file(name.as_bytes(), permissions).unwrap();
@@ -42,7 +42,7 @@ fn permissions_do_not_depend_on_the_umask() {
 
 #[test]
 fn directories_inherit_the_set_group_id_bit() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     fs::set_permissions(temp.path(), fs::Permissions::from_mode(0o2777)).unwrap();
     dir.make_dir(b"below", 0o777).unwrap();
     assert_eq!(mode(temp.path().join("below")), 0o2777);
@@ -52,21 +52,21 @@ fn directories_inherit_the_set_group_id_bit() {
 
 #[test]
 fn creation_fails_on_an_existing_name_and_on_a_link() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     dir.create_file(b"file", 0o600).unwrap();
     dir.make_dir(b"dir", 0o700).unwrap();
-    symlink(temp.path().join("made-through-a-link"), temp.path().join("link")).unwrap();
+    symlink(temp.path().join("created-through-a-link"), temp.path().join("link")).unwrap();
     for name in [&b"file"[..], b"dir", b"link"] {
         assert_eq!(kind(dir.create_file(name, 0o600)), ErrorKind::Exists);
         assert_eq!(kind(dir.make_dir(name, 0o600)), ErrorKind::Exists);
         assert_eq!(kind(dir.make_symlink(name, b"x")), ErrorKind::Exists);
     }
-    assert!(!temp.path().join("made-through-a-link").exists());
+    assert!(!temp.path().join("created-through-a-link").exists());
 }
 
 #[test]
 fn only_regular_files_open_for_writing_without_blocking() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     fs::write(temp.path().join("target"), b"safe").unwrap();
     symlink("target", temp.path().join("link")).unwrap();
     fifo(temp.path().join("fifo"));
@@ -83,7 +83,7 @@ fn only_regular_files_open_for_writing_without_blocking() {
 
 #[test]
 fn a_name_is_one_component() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     dir.make_dir(b"dir", 0o700).unwrap();
     fs::write(temp.path().join("dir/file"), b"").unwrap();
     for name in [&b"dir/file"[..], b"..", b".", b"", b"a\0b"] {
@@ -103,7 +103,7 @@ fn a_name_is_one_component() {
 
 #[test]
 fn names_are_removed_as_what_they_are() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     dir.make_dir(b"full", 0o700).unwrap();
     let full = dir.open_writable_dir(b"full").unwrap();
     full.create_file(b"file", 0o600).unwrap();
@@ -123,14 +123,14 @@ fn names_are_removed_as_what_they_are() {
 
 #[test]
 fn a_link_keeps_its_target_byte_for_byte() {
-    let (_temp, dir) = world();
+    let (_temp, dir) = test_directory();
     dir.make_symlink(b"link", b"\xff/../ \n").unwrap();
     assert_eq!(dir.read_link(b"link").unwrap(), b"\xff/../ \n");
 }
 
 #[test]
 fn a_rename_replaces_keeps_or_exchanges() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     let write = |name: &str| fs::write(temp.path().join(name), name).unwrap();
     let read = |name: &str| fs::read_to_string(temp.path().join(name)).unwrap();
     dir.make_dir(b"below", 0o700).unwrap();
@@ -155,7 +155,7 @@ fn a_rename_replaces_keeps_or_exchanges() {
 
 #[test]
 fn changes_affect_a_link_and_never_its_target() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     fs::write(temp.path().join("target"), b"").unwrap();
     symlink("target", temp.path().join("link")).unwrap();
     let at = |name: &str| fs::symlink_metadata(temp.path().join(name)).unwrap();
@@ -181,7 +181,7 @@ fn changes_affect_a_link_and_never_its_target() {
 
 #[test]
 fn the_directory_itself_is_changed_by_the_empty_name() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     dir.make_dir(b"dir", 0o755).unwrap();
     let time = Time { seconds: 1_000_000, nanoseconds: 7 };
     let change = Change { permissions: Some(0o710), modified: Some(time), ..Change::default() };
@@ -199,7 +199,7 @@ fn owners_change_before_permissions_and_not_for_link_targets() {
     if !rustix::process::geteuid().is_root() {
         return println!("SKIPPED: giving files away needs root");
     }
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     dir.create_file(b"file", 0o755).unwrap();
     symlink("file", temp.path().join("link")).unwrap();
     let give =
@@ -216,7 +216,7 @@ fn owners_change_before_permissions_and_not_for_link_targets() {
 
 #[test]
 fn any_number_of_pieces_is_written_and_read() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     let file = dir.create_file(b"file", 0o600).unwrap();
     // Lengths from 0 to 7. Many buffers are empty, including the first, the last, and all buffers
     // of some calls.
@@ -240,7 +240,7 @@ fn any_number_of_pieces_is_written_and_read() {
 
 #[test]
 fn an_open_file_is_written_truncated_and_synced() {
-    let (temp, dir) = world();
+    let (temp, dir) = test_directory();
     fs::write(temp.path().join("file"), b"0123456789").unwrap();
     let file = dir.open_writable_file(b"file").unwrap();
     file.write_at(b"xy", 9).unwrap();
@@ -257,7 +257,7 @@ fn an_open_file_is_written_truncated_and_synced() {
 
 #[test]
 fn the_free_space_is_that_of_the_file_system_below() {
-    let (_temp, dir) = world();
+    let (_temp, dir) = test_directory();
     let space = dir.space().unwrap();
     assert!(space.total_bytes > 0 && space.available_bytes <= space.free_bytes, "{space:?}");
     assert!(space.free_bytes <= space.total_bytes && space.entries_free <= space.entries, "{space:?}");

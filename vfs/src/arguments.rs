@@ -1,0 +1,79 @@
+//! The arguments of operations that open and change files: the caller, the options of an open, the changes.
+
+use crate::attributes::Time;
+
+/// The user for whom an operation is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// The supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// How to open a regular file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Open {
+    pub read: bool,
+    pub write: bool,
+    /// Truncate the file to 0 bytes. Only with `write`.
+    pub truncate: bool,
+    /// The process that opens the file, as numbered on its node; 0 if it is not known. An
+    /// implementation may keep the writes of different processes apart; it uses the number for
+    /// nothing else.
+    pub process: u32,
+}
+
+impl Open {
+    pub const READ: Open = Open { read: true, write: false, truncate: false, process: 0 };
+    pub const WRITE: Open = Open { read: false, write: true, truncate: false, process: 0 };
+    pub const READ_WRITE: Open = Open { read: true, write: true, truncate: false, process: 0 };
+}
+
+/// The attributes of a new entry. In a directory with the set-group-id bit the entry gets the group
+/// of the directory, and a new directory also gets the bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct New {
+    /// The lower twelve bits of `st_mode`, after the caller's umask was applied.
+    pub permissions: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// A change of a node's attributes. A field that is `None` is left unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Change {
+    /// The lower twelve bits of `st_mode`.
+    pub permissions: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    /// For a regular file: its new size. Data beyond it is removed; a file that becomes longer is
+    /// filled with zeros.
+    pub size_bytes: Option<u64>,
+    pub modified: Option<Time>,
+}
+
+/// What a rename does if an entry of the new name already exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rename {
+    /// It is replaced atomically, if neither of the two is a directory, or if both are and it is
+    /// empty.
+    Replace,
+    /// The rename fails with `Exists`.
+    Keep,
+    /// The two entries exchange their names.
+    Exchange,
+}
+
+/// The space of a file system, as `statfs` reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Space {
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    /// Free for users other than root.
+    pub available_bytes: u64,
+    /// How many entries can exist, and how many more can be created; 0 and 0 if the file system
+    /// does not report them.
+    pub entries: u64,
+    pub entries_free: u64,
+}
