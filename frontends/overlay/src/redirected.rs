@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno,
+    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
+    errno,
 };
 
 pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
