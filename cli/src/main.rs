@@ -1,5 +1,6 @@
 //! The `quell` command: parses the command line, runs the command, and prints its result.
 
+#![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;

@@ -12,7 +12,9 @@ use quell_vfs::{FileSystem, Result};
 
 /// One tree that is ready to be mounted.
 pub struct Covered {
+    /// The index.
     pub image: Arc<Image>,
+    /// The tree as the index describes it.
     pub fs: Arc<dyn FileSystem>,
     /// The tree's blocks in a boot image. The view decides from where they are served.
     pub hot: Option<HotSet>,

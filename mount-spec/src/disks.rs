@@ -14,6 +14,7 @@ use quell_vfs::{Attributes, Error, ErrorKind, File, Kind, NodeId, Result};
 /// The format of a file in a backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskFormat {
+    /// QEMU's qcow2 format.
     Qcow2,
     /// The bytes of the file are the bytes of the disk.
     Raw,
@@ -34,13 +35,17 @@ pub enum Reached {
 pub struct ChainFile {
     /// The absolute path, without symbolic links.
     pub path: PathBuf,
+    /// How a program finds the file.
     pub reached: Reached,
+    /// The format of the file.
     pub format: DiskFormat,
     /// The header, for qcow2.
     pub header: Option<Header>,
     /// Whether this is an external data file of the previous file. It has no backing file.
     pub is_data_file: bool,
+    /// The metadata when the file was opened.
     pub stat: Stat,
+    /// The open file.
     pub file: Arc<dyn OpenFile>,
 }
 
@@ -237,7 +242,9 @@ pub enum DiskNames {
 /// The chain as a file system, and its files, which are checked for changes.
 #[derive(Debug)]
 pub struct OpenDisks {
+    /// The file system of the chain.
     pub disks: Disks,
+    /// The files of the chain, from top to bottom.
     pub files: Vec<ChainFile>,
 }
 

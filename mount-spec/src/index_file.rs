@@ -84,6 +84,7 @@ const READ_BOOT: &str = "read boot image";
 /// A boot image whose tables were read and validated; its frames are not read yet.
 #[derive(Debug)]
 pub struct OpenBoot {
+    /// The validated tables.
     pub image: BootImage,
     file: File,
     path: PathBuf,
@@ -211,6 +212,7 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
 /// extended attributes of every file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Readers {
+    /// All users.
     pub others: bool,
     /// The members of this group.
     pub group: Option<u32>,

@@ -1,5 +1,8 @@
 //! Assembles layers from files that a user names, once for each mount. Not part of the read path.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod assemble;
 mod boot_file;
 mod disks;

@@ -22,19 +22,25 @@ const STICKY: u32 = 0o1000;
 pub struct OutputFormat {
     /// The name with its article: `an index`.
     pub name: &'static str,
+    /// Returns whether a file begins as one of this format does.
     pub begins: fn(&[u8]) -> bool,
 }
 
+/// An index of a tree.
 pub const INDEX: OutputFormat = OutputFormat { name: "an index", begins: quell_index::Image::is_index };
+/// A boot image.
 pub const BOOT_IMAGE: OutputFormat =
     OutputFormat { name: "a boot image", begins: |bytes| bytes.starts_with(&quell_boot::MAGIC) };
+/// A qcow2 image.
 pub const QCOW2: OutputFormat =
     OutputFormat { name: "a qcow2 image", begins: |bytes| quell_qcow2::is_qcow2(bytes) };
 
 /// An output file.
 #[derive(Debug, Clone, Copy)]
 pub struct Output<'a> {
+    /// The path of the file.
     pub path: &'a Path,
+    /// The format that is written.
     pub format: OutputFormat,
     /// Whether to replace any regular file.
     pub force: bool,

@@ -21,7 +21,9 @@ const GROUP_WRITE: u32 = 0o020;
 /// Owner, group and mode of an open file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ownership {
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
     /// The mode, including the file type.
     pub mode: u32,
@@ -69,8 +71,11 @@ pub struct Trusted {
 /// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrustedUse {
+    /// An index of a tree.
     Index,
+    /// A boot image.
     BootImage,
+    /// A configuration file.
     Configuration,
 }
 
@@ -87,11 +92,15 @@ impl fmt::Display for TrustedUse {
 /// Why a file is not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Distrust {
+    /// The path of the file.
     pub path: PathBuf,
+    /// The purpose of the file.
     pub file_use: TrustedUse,
+    /// Why it is not used.
     pub reason: DistrustReason,
 }
 
+/// The reason why a file is not trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DistrustReason {
     /// It is a device, directory or FIFO.
@@ -100,6 +109,7 @@ pub enum DistrustReason {
     ForeignOwner(u32),
     /// It belongs to this id, which stands for all users that the namespace does not map.
     UnmappedOwner(u32),
+    /// Every user can write to it.
     WritableByOthers,
     /// Members of this group can write to it, and cannot write to the tree.
     WritableByGroup(u32),

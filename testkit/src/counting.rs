@@ -10,7 +10,9 @@ use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Operation {
     pub verb: &'static str,
+    /// The name of the operation.
     pub path: Vec<u8>,
+    /// The path below the directory that counts; empty for that directory itself.
 }
 
 /// Called before each operation, with its number, while no lock is held.
@@ -56,6 +58,7 @@ impl<D: ?Sized> std::fmt::Debug for CountingDir<D> {
 
 impl<D: ?Sized> CountingDir<D> {
     pub fn new(inner: Arc<D>) -> CountingDir<D> {
+    /// Returns a directory that has counted nothing yet.
         CountingDir { inner, path: Vec::new(), log: Arc::default() }
     }
 

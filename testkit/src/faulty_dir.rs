@@ -31,6 +31,7 @@ pub enum Fault {
 
 impl Fault {
     pub const ALL: [Fault; 8] = [
+    /// One fault of each kind, and several error numbers.
         Fault::Error(errno::EIO),
         Fault::Error(errno::EACCES),
         Fault::Error(errno::ESTALE),
@@ -55,6 +56,7 @@ pub struct Faults {
 
 impl Faults {
     pub fn new(seed: u64, one_in: usize, kinds: &[Fault]) -> Arc<Faults> {
+    /// Returns faults of these kinds that affect one in `one_in` operations.
         let (affected, listings) = Default::default();
         Arc::new(Faults { seed, one_in, kinds: kinds.to_vec(), affected, listings })
     }
@@ -119,6 +121,7 @@ impl std::fmt::Debug for FaultyDir {
 
 impl FaultyDir {
     pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> FaultyDir {
+    /// Returns `inner` with faults.
         FaultyDir { inner, path: Vec::new(), faults }
     }
 

@@ -30,6 +30,7 @@ pub use shape::Shape;
 
 /// A difference between the results of an implementation and of the model.
 pub struct Difference {
+    /// The seed of the history.
     pub seed: u64,
     /// The number of the operation; the number of operations if the difference was found at the
     /// end.

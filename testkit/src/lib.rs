@@ -4,6 +4,9 @@
 //!
 //! All random choices come from a seed, so a run can be repeated from one number.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod compare;
 pub mod conformance;
 mod counting;

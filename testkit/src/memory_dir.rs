@@ -18,6 +18,7 @@ pub struct MemoryDir {
 }
 
 impl MemoryDir {
+    /// Opens the root of a tree.
     pub fn new(tree: Arc<Tree>) -> MemoryDir {
         let link_counts = Arc::new(tree.link_counts());
         MemoryDir { tree, link_counts, number: Tree::ROOT, can_list: true }

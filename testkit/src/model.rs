@@ -21,6 +21,7 @@ pub struct Model {
 }
 
 impl Model {
+    /// Returns the file system of a tree.
     pub fn new(tree: Arc<Tree>) -> Model {
         let mut paths = vec![None; tree.node_count()];
         let mut parents = vec![Tree::ROOT; tree.node_count()];
@@ -34,6 +35,7 @@ impl Model {
         Model { link_counts: tree.link_counts(), paths, parents, tree }
     }
 
+    /// Returns the tree.
     pub fn tree(&self) -> &Arc<Tree> {
         &self.tree
     }

@@ -11,15 +11,19 @@ use crate::tree::{Node, NodeNumber, Tree};
 /// The parameters of a generated tree.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
+    /// The number of entries to generate; entries of equal name are skipped.
     pub entries: usize,
     /// Times before 1678 and after 2261, sizes up to the maximum, long names, many links and
     /// attributes: values that a format can store but hardly any file system can.
     pub extremes: bool,
+    /// Whether nodes have extended attributes.
     pub xattrs: bool,
 }
 
 impl Shape {
+    /// A small tree that every file system can hold.
     pub const SMALL: Shape = Shape { entries: 60, extremes: false, xattrs: false };
+    /// A tree with values that only formats can hold.
     pub const EXTREME: Shape = Shape { entries: 120, extremes: true, xattrs: true };
 }
 
@@ -227,6 +231,7 @@ impl std::fmt::Debug for Comparison<'_> {
 }
 
 impl<'a> Comparison<'a> {
+    /// Starts at the roots, which must be equal.
     pub fn new(model: &'a dyn FileSystem, other: &'a dyn FileSystem, exact: bool) -> Comparison<'a> {
         let mut comparison =
             Comparison { model, other, exact, known: Vec::new(), pairs: HashMap::new(), names: Vec::new() };

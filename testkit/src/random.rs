@@ -6,10 +6,12 @@
 pub struct Random(u64);
 
 impl Random {
+    /// Returns the generator of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -28,10 +30,12 @@ impl Random {
         self.below(n) == 0
     }
 
-    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[self.below(of.len())]
+    /// Returns a random element; panics if there is none.
+    pub fn pick<'a, T>(&mut self, elements: &'a [T]) -> &'a T {
+        &elements[self.below(elements.len())]
     }
 
+    /// Returns random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         (0..count).map(|_| self.number() as u8).collect()
     }

@@ -17,8 +17,11 @@ use crate::tree::{Node, Tree};
 /// An entry that could not be created, and the reason. Tests report it as skipped.
 #[derive(Debug)]
 pub struct CannotMake {
+    /// The path of the node.
     pub path: PathBuf,
+    /// The operation that failed.
     pub what: &'static str,
+    /// The error of the system.
     pub cause: io::Error,
 }
 

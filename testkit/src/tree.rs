@@ -11,19 +11,29 @@ pub type NodeNumber = usize;
 /// A node of the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
+    /// The kind.
     pub kind: Kind,
+    /// The lower twelve bits of `st_mode`.
     pub permissions: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
+    /// The device number of a device.
     pub rdev: u64,
+    /// The size.
     pub size_bytes: u64,
+    /// The block count, in units of 512 bytes.
     pub blocks: u64,
+    /// The modification time.
     pub modified: Time,
+    /// The status change time.
     pub changed: Time,
     /// The first bytes of a file; zeros follow up to its size.
     pub data: Vec<u8>,
     /// The target of a symbolic link.
     pub target: Vec<u8>,
+    /// The extended attributes.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The entries of a directory.
     pub children: BTreeMap<Vec<u8>, NodeNumber>,
@@ -52,16 +62,19 @@ impl Node {
         }
     }
 
+    /// Returns an empty directory.
     pub fn dir() -> Node {
         Node { size_bytes: 4096, blocks: 8, ..Node::new(Kind::Dir, 0o755) }
     }
 
+    /// Returns a regular file with this data.
     pub fn file(data: impl AsRef<[u8]>) -> Node {
         let data = data.as_ref().to_vec();
         let size_bytes = data.len() as u64;
         Node { size_bytes, blocks: size_bytes.div_ceil(4096) * 8, data, ..Node::new(Kind::File, 0o644) }
     }
 
+    /// Returns a symbolic link with this target.
     pub fn symlink(target: impl AsRef<[u8]>) -> Node {
         let target = target.as_ref().to_vec();
         Node { size_bytes: target.len() as u64, target, ..Node::new(Kind::Symlink, 0o777) }
@@ -72,10 +85,12 @@ impl Node {
         Node { rdev, ..Node::new(kind, 0o600) }
     }
 
+    /// Returns the node with other permissions.
     pub fn with_permissions(self, permissions: u32) -> Node {
         Node { permissions, ..self }
     }
 
+    /// Returns the node with one more extended attribute.
     pub fn with_xattr(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Node {
         self.xattrs.insert(name.as_ref().to_vec(), value.as_ref().to_vec());
         self
@@ -105,6 +120,7 @@ impl Default for Tree {
 }
 
 impl Tree {
+    /// The root directory.
     pub const ROOT: NodeNumber = 0;
 
     /// Creates a root without entries.
@@ -112,10 +128,12 @@ impl Tree {
         Tree { nodes: vec![Node::dir()] }
     }
 
+    /// Returns a node.
     pub fn node(&self, number: NodeNumber) -> &Node {
         &self.nodes[number]
     }
 
+    /// Returns a node to be changed.
     pub fn node_mut(&mut self, number: NodeNumber) -> &mut Node {
         &mut self.nodes[number]
     }
@@ -140,6 +158,7 @@ impl Tree {
         self.nodes[dir].children.insert(name.as_ref().to_vec(), number);
     }
 
+    /// Removes a name and returns its node; `None` if there is no such name.
     pub fn remove(&mut self, dir: NodeNumber, name: &[u8]) -> Option<NodeNumber> {
         self.nodes[dir].children.remove(name)
     }

@@ -5,7 +5,9 @@ use crate::attributes::Time;
 /// The user for whom an operation is done.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
+    /// The effective user id.
     pub uid: u32,
+    /// The effective group id.
     pub gid: u32,
     /// The supplementary groups.
     pub groups: Vec<u32>,
@@ -14,7 +16,9 @@ pub struct Caller {
 /// How to open a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Open {
+    /// Whether the file can be read.
     pub read: bool,
+    /// Whether the file can be written to.
     pub write: bool,
     /// Truncate the file to 0 bytes. Only with `write`.
     pub truncate: bool,
@@ -25,8 +29,11 @@ pub struct Open {
 }
 
 impl Open {
+    /// Read only.
     pub const READ: Open = Open { read: true, write: false, truncate: false, process: 0 };
+    /// Write only, by an unknown process.
     pub const WRITE: Open = Open { read: false, write: true, truncate: false, process: 0 };
+    /// Read and write, by an unknown process.
     pub const READ_WRITE: Open = Open { read: true, write: true, truncate: false, process: 0 };
 }
 
@@ -36,7 +43,9 @@ impl Open {
 pub struct New {
     /// The lower twelve bits of `st_mode`, after the caller's umask was applied.
     pub permissions: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group, unless the directory determines it.
     pub gid: u32,
 }
 
@@ -45,11 +54,14 @@ pub struct New {
 pub struct Change {
     /// The lower twelve bits of `st_mode`.
     pub permissions: Option<u32>,
+    /// The new owner.
     pub uid: Option<u32>,
+    /// The new group.
     pub gid: Option<u32>,
     /// For a regular file: its new size. Data beyond it is removed; a file that becomes longer is
     /// filled with zeros.
     pub size_bytes: Option<u64>,
+    /// The new modification time.
     pub modified: Option<Time>,
 }
 
@@ -68,12 +80,15 @@ pub enum Rename {
 /// The space of a file system, as `statfs` reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Space {
+    /// The size of the file system.
     pub total_bytes: u64,
+    /// The free space, including the part that is reserved for root.
     pub free_bytes: u64,
     /// Free for users other than root.
     pub available_bytes: u64,
     /// How many entries can exist, and how many more can be created; 0 and 0 if the file system
     /// does not report them.
     pub entries: u64,
+    /// How many more entries can be created.
     pub entries_free: u64,
 }

@@ -7,12 +7,19 @@ pub struct NodeId(pub u64);
 /// The seven kinds of node in Linux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
+    /// A regular file.
     File,
+    /// A directory.
     Dir,
+    /// A symbolic link.
     Symlink,
+    /// A named pipe.
     Fifo,
+    /// A Unix socket.
     Socket,
+    /// A character device.
     CharDevice,
+    /// A block device.
     BlockDevice,
 }
 
@@ -61,7 +68,9 @@ impl Kind {
 /// A point in time in the form of `stat`. `nanoseconds` is below 1,000,000,000.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Time {
+    /// Seconds since 1970, rounded down.
     pub seconds: i64,
+    /// The rest, in nanoseconds.
     pub nanoseconds: u32,
 }
 
@@ -69,19 +78,27 @@ pub struct Time {
 /// reports the modification time instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
+    /// The number of the node.
     pub node: NodeId,
+    /// The kind of the node.
     pub kind: Kind,
     /// The lower twelve bits of `st_mode`.
     pub permissions: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
+    /// The number of hard links.
     pub nlink: u32,
     /// Major and minor number for devices as `st_rdev` packs them, 0 otherwise.
     pub rdev: u64,
+    /// The size; for a symbolic link the length of its target.
     pub size_bytes: u64,
     /// In units of 512 bytes, as `st_blocks`.
     pub blocks: u64,
+    /// The time of the last change of the data.
     pub modified: Time,
+    /// The time of the last change of the data or attributes.
     pub changed: Time,
 }
 

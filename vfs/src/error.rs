@@ -3,18 +3,25 @@
 
 use std::fmt;
 
+/// The result of an operation of the contract.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of an error. There are only as many kinds as a caller needs to decide what to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
+    /// There is no such entry.
     NotFound,
+    /// The caller has no permission for this file.
     PermissionDenied,
+    /// A component of the path, or the operand, is not a directory.
     NotADirectory,
+    /// The operand is a directory.
     IsADirectory,
     /// The tree is covered read-only, or lies on a read-only file system.
     ReadOnly,
+    /// A name is longer than the file system allows.
     NameTooLong,
+    /// An argument is not valid (EINVAL).
     InvalidInput,
     /// An entry of this name already exists.
     Exists,
@@ -33,6 +40,7 @@ pub enum ErrorKind {
 }
 
 /// The error numbers of Linux, the same on every architecture that Quell supports.
+#[allow(missing_docs)] // errno(3) has the meanings
 pub mod errno {
     pub const EPERM: i32 = 1;
     pub const ENOENT: i32 = 2;
@@ -108,19 +116,24 @@ impl ErrorKind {
 /// An error of the contract.
 #[derive(Debug)]
 pub struct Error {
+    /// What the caller can do about it.
     pub kind: ErrorKind,
+    /// What failed, as a verb: `open`, `rename`.
     pub operation: &'static str,
     /// The path or name that the operation was applied to, as bytes, because names need not be
     /// UTF-8.
     pub subject: Vec<u8>,
+    /// The error that caused this one.
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
 impl Error {
+    /// Returns an error without a cause.
     pub fn new(kind: ErrorKind, operation: &'static str, subject: impl AsRef<[u8]>) -> Error {
         Error { kind, operation, subject: subject.as_ref().to_vec(), source: None }
     }
 
+    /// Returns an error of the operating system, with the kind of its number.
     pub fn from_io(cause: std::io::Error, operation: &'static str, subject: impl AsRef<[u8]>) -> Error {
         let kind = cause.raw_os_error().map_or(ErrorKind::Os(errno::EIO), ErrorKind::from_errno);
         Error { source: Some(Box::new(cause)), ..Error::new(kind, operation, subject) }

@@ -17,6 +17,7 @@ use crate::file::{File, WritableFile};
 pub struct Cursor(pub u64);
 
 impl Cursor {
+    /// Before the first entry.
     pub const START: Cursor = Cursor(0);
 }
 
@@ -24,6 +25,7 @@ impl Cursor {
 /// frontend adds them.
 #[derive(Debug, Clone, Copy)]
 pub struct DirEntry<'a> {
+    /// The name of the entry, one component.
     pub name: &'a [u8],
     /// The cursor that continues after this entry.
     pub next: Cursor,
@@ -34,6 +36,7 @@ pub struct DirEntry<'a> {
 
 /// A readable tree of files. Every method may be called from any number of threads.
 pub trait FileSystem: Send + Sync {
+    /// Returns the capabilities, which never change while mounted.
     fn capabilities(&self) -> Capabilities;
 
     /// Returns the root: always node 0, a number that no other node has.
@@ -44,6 +47,7 @@ pub trait FileSystem: Send + Sync {
     /// not known), name too long.
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>>;
 
+    /// Returns the attributes of a node. Errors: `Stale` or `NotFound` if it no longer exists.
     fn attributes(&self, node: NodeId) -> Result<Attributes>;
 
     /// Returns the directory that contains `node`. For a hard-linked file it is one of several; the

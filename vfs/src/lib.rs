@@ -22,6 +22,9 @@
 //! docs/decisions/0001-nodes-in-the-contract.md explains why the contract uses nodes instead of
 //! paths.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod arguments;
 mod attributes;
 mod capability;

@@ -10,17 +10,27 @@ use quell_vfs::{Change, File, Kind, Rename, Result, Space, Time};
 /// The metadata of one name, without following symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
+    /// `st_mode`: kind and permissions.
     pub mode: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
+    /// The number of hard links.
     pub nlink: u32,
+    /// The device number of a device, as `st_rdev` packs it.
     pub rdev: u64,
+    /// The size.
     pub size_bytes: u64,
     /// In units of 512 bytes.
     pub blocks: u64,
+    /// The time of the last change of the data.
     pub modified: Time,
+    /// The time of the last change of the data or metadata.
     pub changed: Time,
+    /// The number of the file system, as `st_dev` packs it.
     pub device: u64,
+    /// The inode number.
     pub inode: u64,
     /// The name is a mount point.
     pub mount_root: bool,
@@ -51,8 +61,10 @@ pub trait Dir: Send + Sync {
     /// Returns all names except `.` and `..`, in the order of the file system.
     fn names(&self) -> Result<Vec<Vec<u8>>>;
 
+    /// Returns the metadata of a child, without following a link.
     fn stat(&self, name: &[u8]) -> Result<Stat>;
 
+    /// Returns the target of a symbolic link.
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>>;
 
     /// Returns the extended attributes of a child, or of the directory itself if `name` is empty,
@@ -150,6 +162,7 @@ pub trait WritableDir: Dir {
     /// Makes names created, removed and renamed here survive a power failure.
     fn sync(&self) -> Result<()>;
 
+    /// Returns the space of the file system.
     fn space(&self) -> Result<Space>;
 
     /// For `rename`, which needs two directories of the same implementation.
@@ -161,10 +174,12 @@ pub trait WritableFile: OpenFile {
     /// Writes all of several consecutive buffers from `offset` (bytes).
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()>;
 
+    /// Writes all of a buffer at `offset` (bytes).
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         self.write_pieces_at(&[from], offset)
     }
 
+    /// Truncates the file, or extends it with zeros.
     fn set_size(&self, size_bytes: u64) -> Result<()>;
 
     /// Asks the system to drop the clean pages of this range from its cache, so that the next read

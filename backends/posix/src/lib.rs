@@ -7,6 +7,9 @@
 //! directory in which other users may change names is opened with `PosixDir::open_shared`, whose
 //! documentation states the operations that root performs and refuses there.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod credentials;
 mod dir;
 mod posix;

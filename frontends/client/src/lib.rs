@@ -28,6 +28,8 @@
 //! Written data becomes visible to other processes as on a mount: when they open the file, or call
 //! [`StoreFile::sync`], after the writer has closed, published or synced it.
 
+#![forbid(unsafe_code)]
+
 mod file;
 mod owned;
 mod store;

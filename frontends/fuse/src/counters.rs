@@ -23,6 +23,7 @@ macro_rules! counters {
         }
 
         impl Counters {
+            /// Reads all totals.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot {
                     $($name: self.$name.load(Relaxed),)+

@@ -68,6 +68,9 @@
 //! `ENOTCONN`; [`Session::join`] returns the reason. In both cases data cached by the kernel can
 //! still be read.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod callers;
 mod convert;
 mod counters;

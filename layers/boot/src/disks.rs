@@ -25,6 +25,7 @@ pub struct DiskFile {
     pub name: Vec<u8>,
     /// Attributes; the node number is assigned here.
     pub attributes: Attributes,
+    /// The open file.
     pub source: Arc<dyn File>,
 }
 
@@ -45,16 +46,21 @@ struct Node {
 /// How a file of a boot image corresponds to the chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fit {
+    /// The file has not changed.
     Same {
+        /// The position in the chain.
         position: usize,
     },
     /// The file's size or modification time has changed.
     Changed {
+        /// The position in the chain.
         position: usize,
+        /// The path at the time of the recording.
         recorded_path: Vec<u8>,
     },
     /// The chain has no file at this position.
     Absent {
+        /// The path at the time of the recording.
         recorded_path: Vec<u8>,
     },
 }
@@ -171,6 +177,7 @@ impl Disks {
         self.changed[position].store(true, Ordering::Relaxed);
     }
 
+    /// Returns the number of blocks served so far.
     pub fn served(&self) -> Served {
         self.tally.served()
     }

@@ -64,6 +64,7 @@ pub struct HotFiles {
 }
 
 impl HotFiles {
+    /// Returns the layer for the recorded files of `tree`.
     pub fn new(tree: Arc<dyn FileSystem>, hot: Arc<Hot>) -> HotFiles {
         HotFiles { inner: BootFs::new(tree, hot.clone()), hot }
     }

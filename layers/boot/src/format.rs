@@ -1,8 +1,10 @@
 //! The constants of the boot image format, described in docs/formats/boot.md.
 
+/// The first bytes of a boot image.
 pub const MAGIC: [u8; 8] = *b"QUELLBOO";
 pub const VERSION: u32 = 1;
 
+/// The size of the header.
 pub const HEADER_BYTES: usize = 128;
 pub const FILE_ROW_BYTES: usize = 40;
 pub const RUN_ROW_BYTES: usize = 16;
@@ -19,6 +21,7 @@ pub const FRAME_BYTES_MAX: usize = 2 << 20;
 /// Limit on the blocks of all runs together, including zeros: 16 GiB, more than a start reads, and
 /// few enough for every tool to list.
 pub const BLOCKS_MAX: u64 = 1 << 22;
+/// The maximum size of an image.
 pub const FILE_BYTES_MAX: u64 = 64 << 30;
 
 /// The number of a content.

@@ -59,6 +59,7 @@ impl HotSet {
         HotSet { image, files, stale }
     }
 
+    /// Returns the names of files that have changed since the recording.
     pub fn stale(&self) -> &[Vec<u8>] {
         &self.stale
     }
@@ -160,7 +161,9 @@ impl fmt::Debug for Hot {
 /// Number of blocks served so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Served {
+    /// Blocks that were in memory.
     pub from_memory: u64,
+    /// Blocks that were read from the file system below.
     pub from_source: u64,
 }
 
@@ -191,6 +194,7 @@ impl Hot {
         Arc::new(Hot { image, contents, files, tally: Tally::default() })
     }
 
+    /// Returns the number of blocks served so far.
     pub fn served(&self) -> Served {
         self.tally.served()
     }
@@ -200,6 +204,7 @@ impl Hot {
         self.files.keys().copied()
     }
 
+    /// Returns whether a file has blocks in memory.
     pub fn has(&self, node: NodeId) -> bool {
         self.files.contains_key(&node)
     }

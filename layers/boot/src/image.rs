@@ -23,6 +23,7 @@ pub struct Damage {
     pub section: &'static str,
     /// A row of a table, the number of a frame, or an offset in the header.
     pub at: u64,
+    /// What is wrong.
     pub what: String,
 }
 
@@ -43,20 +44,25 @@ fn damage<T>(section: &'static str, at: usize, what: impl Into<String>) -> Resul
 pub enum Kind {
     /// Files of the tree whose index has this generation.
     Tree(u128),
+    /// Files of a disk's backing chain.
     Disk,
 }
 
 /// A file of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BootFile<'a> {
+    /// The name in the image.
     pub name: &'a [u8],
+    /// The size when the file was recorded.
     pub size_bytes: u64,
+    /// The modification time when the file was recorded.
     pub modified: Time,
     first_run: u32,
     runs: u32,
 }
 
 impl BootFile<'_> {
+    /// Returns the number of blocks of the file.
     pub fn blocks(&self) -> u32 {
         blocks_of(self.size_bytes)
     }
@@ -65,10 +71,13 @@ impl BootFile<'_> {
 /// Consecutive blocks with consecutive contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
+    /// The number of the first block in its file.
     pub first_block: u32,
+    /// The number of blocks.
     pub blocks: u32,
     /// The content of the first block, or `ZEROS`.
     pub content: ContentId,
+    /// The number of recordings in which the blocks were read.
     pub recordings: u32,
 }
 
@@ -332,10 +341,12 @@ impl BootImage {
         Ok(())
     }
 
+    /// Returns the kind of the image.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
+    /// Returns the number of recordings merged in the image.
     pub fn recordings(&self) -> u32 {
         self.recordings
     }
@@ -353,6 +364,7 @@ impl BootImage {
         &self.bytes
     }
 
+    /// Returns the size of the image file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -374,6 +386,7 @@ impl BootImage {
         u64::from(self.contents) * BLOCK_BYTES as u64
     }
 
+    /// Returns the number of files.
     pub fn files(&self) -> u32 {
         (self.files.len() / FILE_ROW_BYTES) as u32
     }
@@ -421,6 +434,7 @@ impl BootImage {
         Run { first_block, blocks, content, recordings }
     }
 
+    /// Returns the runs of a file, in the order of its blocks.
     pub fn runs_of(&self, file: &BootFile) -> impl ExactSizeIterator<Item = Run> {
         (file.first_run..file.first_run + file.runs).map(|number| self.run(number))
     }

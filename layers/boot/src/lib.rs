@@ -4,6 +4,9 @@
 //!
 //! The format of the file is described in docs/formats/boot.md.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod disk_name;
 mod disks;
 mod file_system;

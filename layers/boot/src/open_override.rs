@@ -7,6 +7,7 @@ use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, No
 
 /// Opens files instead of `inner`.
 pub trait Opener: Send + Sync {
+    /// Opens a file of `inner` for reading.
     fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>>;
 }
 
@@ -23,6 +24,7 @@ impl<O: fmt::Debug> fmt::Debug for OpenOverride<O> {
 }
 
 impl<O: Opener> OpenOverride<O> {
+    /// Returns `inner` with another way to open files.
     pub fn new(inner: Arc<dyn FileSystem>, opener: O) -> OpenOverride<O> {
         OpenOverride { inner, opener }
     }

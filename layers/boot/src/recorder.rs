@@ -40,6 +40,7 @@ impl Choice<'_> {
 #[derive(Debug, Default)]
 pub struct Unreadable {
     pub blocks: u64,
+    /// The number of these blocks.
     /// The error of the first of them.
     pub first: Option<String>,
 }
@@ -69,6 +70,7 @@ impl fmt::Debug for Recorder {
 
 impl Recorder {
     pub fn new() -> Arc<Recorder> {
+    /// Returns a recorder that has seen no read.
         let state = State { recording: Recording::new(), ..State::default() };
         Arc::new(Recorder { state: Mutex::new(state) })
     }

@@ -15,7 +15,9 @@ pub struct Recording {
 /// One block of a recording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recorded {
+    /// The number of the file.
     pub file: u32,
+    /// The number of the block in the file.
     pub block: u32,
     /// Number of recordings in which it was read.
     pub recordings: u32,
@@ -67,10 +69,12 @@ impl Recording {
         }
     }
 
+    /// Returns the number of merged recordings.
     pub fn recordings(&self) -> u32 {
         self.recordings
     }
 
+    /// Returns the number of different blocks.
     pub fn blocks(&self) -> usize {
         self.order.len()
     }

@@ -17,6 +17,7 @@ pub enum Subject {
 }
 
 impl Subject {
+    /// Returns the kind of an image of this subject.
     pub fn kind(&self) -> Kind {
         match self {
             Subject::Tree(generation) => Kind::Tree(*generation),

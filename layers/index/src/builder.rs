@@ -35,11 +35,14 @@ pub enum Xattrs {
     /// attribute, those of all entries are read.
     #[default]
     Auto,
+    /// Reads those of every entry.
     Always,
+    /// Reads none.
     Never,
 }
 
 impl Xattrs {
+    /// Returns the name on the command line and in the index.
     pub fn name(self) -> &'static str {
         match self {
             Xattrs::Auto => "auto",
@@ -58,6 +61,7 @@ pub struct BuildOptions {
     pub exclude: Vec<String>,
     /// Whether to include other file systems mounted below the root.
     pub cross_mounts: bool,
+    /// Which extended attributes to read.
     pub xattrs: Xattrs,
 }
 
@@ -95,6 +99,7 @@ impl BuildOptions {
 /// instead of reading them.
 #[derive(Debug, Clone, Copy)]
 pub struct Trust<'a> {
+    /// The older index.
     pub image: &'a Image,
     /// The time at which the build of that index began, minus the timestamp granularity of the file
     /// system: a directory that changed later may have changed again unnoticed.
@@ -116,10 +121,12 @@ pub struct Progress {
 const WHOLE: f64 = (1u64 << 53) as f64;
 
 impl Progress {
+    /// Returns the number of entries read so far.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of directories that are complete.
     pub fn directories_done(&self) -> u64 {
         self.directories_done.load(Ordering::Relaxed)
     }

@@ -16,12 +16,16 @@ use crate::image::{EntryId, Image, ROOT};
 pub struct Difference {
     /// The path relative to the root; empty for the root itself.
     pub path: Vec<u8>,
+    /// The kind of the difference.
     pub what: Change,
 }
 
+/// How a path differs from the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// The path is not in the index.
     Added,
+    /// The path is only in the index.
     Removed,
     /// The names of the changed attributes: `mode`, `owner`, `size`, ...
     Changed(Vec<&'static str>),

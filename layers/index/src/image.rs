@@ -16,6 +16,7 @@ pub struct Damage {
     pub section: &'static str,
     /// Offset of the byte within the section.
     pub at: u64,
+    /// What is wrong.
     pub what: String,
 }
 
@@ -44,6 +45,7 @@ impl fmt::Display for Generation {
 /// The number of an entry: one name in the tree.
 pub type EntryId = u32;
 
+/// The root of the tree.
 pub const ROOT: EntryId = 0;
 
 /// A path that could not be read when the index was built.
@@ -51,6 +53,7 @@ pub const ROOT: EntryId = 0;
 pub struct Problem {
     /// The path relative to the root.
     pub path: Vec<u8>,
+    /// The error number.
     pub errno: u32,
 }
 
@@ -485,6 +488,7 @@ impl Image {
         blob.get(at + 4..(at + 4).checked_add(length)?)
     }
 
+    /// Returns the version of the format.
     pub fn format_version(&self) -> u32 {
         u32_at(&self.bytes, 8)
     }
@@ -495,6 +499,7 @@ impl Image {
         (self.format_version() > 1).then(|| self.column(Section::Inode, entry) as u64)
     }
 
+    /// Returns the generation of the tree.
     pub fn generation(&self) -> Generation {
         Generation(u128::from_le_bytes(self.bytes[16..32].try_into().expect("sixteen bytes")))
     }
@@ -504,6 +509,7 @@ impl Image {
         self.entries
     }
 
+    /// Returns the number of directories.
     pub fn directories(&self) -> u32 {
         self.directories
     }
@@ -513,6 +519,7 @@ impl Image {
         u64_at(&self.bytes, 96)
     }
 
+    /// Returns the size of the index file.
     pub fn file_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -542,10 +549,12 @@ impl Image {
         self.section(Section::Root)
     }
 
+    /// Returns the lines of the OPTIONS section.
     pub fn option_lines(&self) -> impl Iterator<Item = &[u8]> {
         self.section(Section::Options).split(|b| *b == b'\n').filter(|line| !line.is_empty())
     }
 
+    /// Returns the number of paths that could not be read.
     pub fn problem_count(&self) -> u64 {
         u64_at(&self.bytes, 88)
     }
@@ -567,6 +576,7 @@ impl Image {
         &names[at + 1..at + 1 + names[at] as usize]
     }
 
+    /// Returns the kind of an entry.
     pub fn kind(&self, entry: EntryId) -> Kind {
         Kind::from_mode(u32_at(self.class(entry), 0)).expect("checked when the image was parsed")
     }

@@ -4,6 +4,9 @@
 //!
 //! The format of the file is described in docs/formats/index.md.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod builder;
 mod check;
 mod compare;

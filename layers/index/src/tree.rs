@@ -9,6 +9,7 @@ use quell_posix::Stat;
 pub enum Special {
     /// The index of the child's own listing in `Tree::listings`.
     Listing(u32),
+    /// The target of a symbolic link.
     Target(Vec<u8>),
     /// Sorted by name.
     Xattrs(Vec<(Vec<u8>, Vec<u8>)>),
@@ -43,20 +44,24 @@ impl Listing {
         self.specials.push((child, special));
     }
 
+    /// Returns the number of children.
     pub fn len(&self) -> u32 {
         self.records.len() as u32
     }
 
+    /// Returns whether there are no children.
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
+    /// Returns the name of a child.
     pub fn name(&self, child: u32) -> &[u8] {
         let child = child as usize;
         let start = if child == 0 { 0 } else { self.ends[child - 1] };
         &self.names[start as usize..self.ends[child] as usize]
     }
 
+    /// Returns the metadata of a child.
     pub fn record(&self, child: u32) -> &Stat {
         &self.records[child as usize]
     }
@@ -65,6 +70,7 @@ impl Listing {
         self.records[child as usize] = record;
     }
 
+    /// Returns the specials of a child.
     pub fn specials(&self, child: u32) -> impl Iterator<Item = &Special> {
         let start = self.specials.partition_point(|(c, _)| *c < child);
         self.specials[start..].iter().take_while(move |(c, _)| *c == child).map(|(_, s)| s)
@@ -85,12 +91,16 @@ impl Listing {
 pub struct Tree {
     /// The absolute path of the root.
     pub root_path: Vec<u8>,
+    /// The metadata of the root.
     pub root: Stat,
+    /// The specials of the root.
     pub root_specials: Vec<Special>,
     /// Listing 0 is the root's.
     pub listings: Vec<Listing>,
     /// Sorted by path.
     pub problems: Vec<crate::image::Problem>,
+    /// The lines of the OPTIONS section.
     pub options: Vec<String>,
+    /// Whether extended attributes were not read.
     pub xattrs_skipped: bool,
 }

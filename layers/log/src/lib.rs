@@ -4,6 +4,8 @@
 //!
 //! The formats are described in docs/formats/log.md.
 
+#![forbid(unsafe_code)]
+
 mod container;
 mod format;
 mod fs;

@@ -10,7 +10,9 @@ use crate::tree::{Node, Tree};
 
 /// A file system created from a described tree, and the resources that must live as long.
 pub struct Instance {
+    /// The file system.
     pub fs: Arc<dyn FileSystem>,
+    /// What must live as long as the file system.
     pub keep: Option<Box<dyn Any>>,
 }
 
@@ -22,12 +24,16 @@ impl std::fmt::Debug for Instance {
 
 /// One implementation, and the features that it supports.
 pub struct Implementation<'a> {
+    /// The name for messages.
     pub name: &'a str,
     /// All attributes are as described. If false, owners, status change times, block counts, and
     /// the sizes and link counts of directories are those of the file system that holds the tree.
     pub exact: bool,
+    /// Whether trees may have devices.
     pub devices: bool,
+    /// Whether trees may have extended attributes.
     pub xattrs: bool,
+    /// Creates the file system from a tree.
     pub make: &'a dyn Fn(&Tree) -> Instance,
 }
 

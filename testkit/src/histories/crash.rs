@@ -30,13 +30,16 @@ pub type Mount<'a> = dyn Fn(&[MemoryStore], u64) -> Arc<dyn FileSystem> + 'a;
 
 /// An implementation mounted on stores in memory.
 pub struct CrashImplementation<'a> {
+    /// The name for messages.
     pub name: &'a str,
     /// The number of stores it uses.
     pub stores: usize,
     /// Mounts the stores in any state that an earlier mount left. The number is that of the node's
     /// restarts.
     pub make: &'a Mount<'a>,
+    /// The owner of new files.
     pub uid: u32,
+    /// The group of new files.
     pub gid: u32,
     /// Whether a file that was never synced may be damaged after a power failure, so that it cannot
     /// be read, and in other files the unsynced data. A damaged file can be removed.
@@ -54,7 +57,9 @@ impl std::fmt::Debug for CrashImplementation<'_> {
 pub enum Failure {
     /// Each mount ends with a kill or with a power failure.
     KillOrPowerLoss,
+    /// Each mount ends with a kill.
     Kill,
+    /// Each mount ends with a power failure.
     PowerLoss,
     /// The stores are full for some time.
     NoSpace,

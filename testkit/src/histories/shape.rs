@@ -3,14 +3,17 @@
 /// The parameters of histories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
+    /// The number of operations.
     pub operations: usize,
     /// The number of mounts that take turns.
     pub mounts: usize,
+    /// The number of processes that open files.
     pub processes: u32,
     /// The number of file names in each of three directories.
     pub names: usize,
     /// The size below which most files stay, in bytes.
     pub file_bytes: usize,
+    /// The maximum length of one write.
     pub write_bytes_max: usize,
     /// Whether some writes go beyond 2^40.
     pub far: bool,
@@ -20,6 +23,7 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Three processes on one mount.
     pub const ONE_MOUNT: Shape = Shape {
         operations: 250,
         mounts: 1,
@@ -31,6 +35,7 @@ impl Shape {
         forgets: false,
     };
 
+    /// Two mounts that take turns.
     pub const TWO_MOUNTS: Shape = Shape { mounts: 2, ..Shape::ONE_MOUNT };
 
     /// Short writes close together, so that many overlap.

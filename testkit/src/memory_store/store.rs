@@ -76,6 +76,7 @@ impl MemoryStore {
         self.lock().evict();
     }
 
+    /// Makes every change fail with EROFS, or ends this.
     pub fn set_read_only(&self, read_only: bool) {
         self.lock().read_only = read_only;
     }
@@ -117,6 +118,7 @@ impl MemoryStore {
         });
     }
 
+    /// Ends all failures set by the functions `fail...`.
     pub fn fail_nothing(&self) {
         self.lock().refusal = None;
     }
@@ -131,6 +133,7 @@ impl MemoryStore {
         self.lock().open_handles()
     }
 
+    /// Sets the rules for later crashes.
     pub fn set_crash_rules(&self, rules: CrashRules) {
         self.lock().rules = rules;
     }

@@ -41,6 +41,7 @@ impl Limits {
         self.operations / KIND_SHARE
     }
 
+    /// Returns the time for measuring one kind alone.
     pub fn kind_duration(&self) -> Duration {
         self.duration / 20
     }

@@ -16,17 +16,22 @@ const STEP_SECONDS_MIN: f64 = 0.02;
 /// One measurement of the mix with a given number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
+    /// The number of threads.
     pub parallelism: u32,
+    /// The operations completed.
     pub operations: u64,
+    /// The duration in seconds.
     pub seconds: f64,
     /// The latency of a call.
     pub p50: Duration,
+    /// The 99th percentile of the latencies.
     pub p99: Duration,
     /// The share of the time that this node's processors were busy, with any program.
     pub node_busy: Option<f64>,
 }
 
 impl Step {
+    /// Returns the operations per second.
     pub fn rate(&self) -> f64 {
         rate(self.operations, self.seconds)
     }
@@ -57,12 +62,15 @@ pub enum End {
     Plateau,
     /// The rate still rose at the highest parallelism allowed.
     Highest,
+    /// The limit of operations was reached.
     Operations,
+    /// The time limit was reached.
     Seconds,
     /// A call took too long.
     Slow,
     /// All requests were answered from caches.
     Cached,
+    /// The user stopped the probe.
     Interrupted,
 }
 

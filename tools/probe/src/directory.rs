@@ -329,6 +329,7 @@ pub fn first_live(leftovers: &[Leftover]) -> Option<&Leftover> {
 #[derive(Debug, Default)]
 pub struct Cleaned {
     pub removed: Vec<String>,
+    /// The names of the directories that were removed.
     /// The directories that remain, and why.
     pub kept: Vec<(String, String)>,
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+/// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A lookup of a name that does not exist and was never used.
@@ -11,13 +12,16 @@ pub enum Kind {
     Attributes,
     /// Opening a directory and reading it to the end.
     List,
+    /// Creating a file or directory.
     Create,
+    /// Removing a file or directory.
     Remove,
     /// Checks and locks: counted, but not measured as a rate.
     Other,
 }
 
 impl Kind {
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::LookUp => "lookup",
@@ -54,6 +58,7 @@ pub fn round(answered: impl Fn(Kind) -> bool) -> Vec<Kind> {
 /// Where requests seem to have been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnsweredBy {
+    /// On the file server.
     Server,
     /// In this node's caches, so this is not a rate of the file system.
     Cache,
@@ -62,6 +67,7 @@ pub enum AnsweredBy {
 }
 
 impl AnsweredBy {
+    /// Returns the name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             AnsweredBy::Server => "server",

@@ -17,7 +17,9 @@ pub fn is_probe_directory_name(name: &[u8]) -> bool {
 /// The owner's line that a probe writes into its directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
+    /// The name of the node.
     pub host: String,
+    /// The id of the process.
     pub process: u32,
     /// Seconds since 1970.
     pub started: u64,
@@ -45,9 +47,11 @@ impl fmt::Display for Owner {
 /// The state of another probe's directory.
 #[derive(Debug, Clone)]
 pub struct Leftover {
+    /// The name of the directory.
     pub name: String,
     /// The owner of the directory.
     pub uid: u32,
+    /// The owner's line, if it is complete.
     pub owner: Option<Owner>,
     /// Whether a process holds its lock; `None` if this is not permitted to check, or locks are not
     /// supported.

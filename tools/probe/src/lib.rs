@@ -4,6 +4,9 @@
 //! follows a link and never removes a file that a probe did not create. docs/techniques/probe.md describes
 //! the requests and the reasons for them.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod budget;
 mod curve;
 mod directory;

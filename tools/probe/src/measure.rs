@@ -51,17 +51,24 @@ pub struct Survey {
 /// The result of one kind, measured one call at a time.
 #[derive(Debug, Clone)]
 pub struct KindRate {
+    /// The kind of request.
     pub kind: Kind,
+    /// The number of calls.
     pub calls: u64,
+    /// The operations of these calls.
     pub operations: u64,
     /// The total duration of these calls.
     pub seconds: f64,
+    /// The median latency.
     pub p50: Duration,
+    /// The 99th percentile of the latencies.
     pub p99: Duration,
+    /// Where the requests seem to have been answered.
     pub answered_by: AnsweredBy,
 }
 
 impl KindRate {
+    /// Returns the operations per second.
     pub fn rate(&self) -> f64 {
         curve::rate(self.operations, self.seconds)
     }
@@ -70,9 +77,13 @@ impl KindRate {
 /// The result of a probe.
 #[derive(Debug)]
 pub struct Outcome {
+    /// When the probe started.
     pub started: SystemTime,
+    /// The results of the kinds measured alone.
     pub kinds: Vec<KindRate>,
+    /// The results of the mix, by number of threads.
     pub steps: Vec<Step>,
+    /// Why the measurement ended.
     pub end: End,
     /// All operations, from the first check to the last removal.
     pub operations: u64,

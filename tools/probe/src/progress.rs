@@ -2,14 +2,18 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+/// The part of a probe that is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
+    /// Checking the directory.
     Checking,
+    /// Creating the tree.
     Creating,
     /// Measuring each kind alone.
     Kinds,
     /// Measuring the mix with this number of threads.
     Mix(u32),
+    /// Removing the tree.
     Removing,
 }
 
@@ -30,6 +34,7 @@ impl Progress {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the measurement was stopped.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
@@ -43,6 +48,7 @@ impl Progress {
         self.operations.fetch_add(operations, Ordering::Relaxed);
     }
 
+    /// Returns the part of the probe that is running.
     pub fn stage(&self) -> Stage {
         match self.stage.load(Ordering::Relaxed) {
             0 => Stage::Checking,

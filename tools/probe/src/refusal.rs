@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quell_vfs::Error;
 
+/// The reason why a probe does not start or has no result.
 #[derive(Debug)]
 pub enum Refusal {
     /// The caller may not write to the directory.
@@ -15,11 +16,14 @@ pub enum Refusal {
     Busy(Duration),
     /// Another probe is running in the directory: the name of its directory and its owner.
     InUse {
+        /// The name of its directory.
         name: String,
+        /// A description of its owner.
         owner: String,
     },
     /// A call did not return and was given up.
     Unanswered,
+    /// Another error.
     Failed(Error),
 }
 

@@ -2,6 +2,8 @@
 //! absorb, and draws the report. The crate runs no program, opens no file and reads no clock: lines
 //! are its input, values and text its output. The rules of counting are in docs/formats/profile.md.
 
+#![forbid(unsafe_code)]
+
 mod calls;
 mod descriptors;
 #[cfg(test)]

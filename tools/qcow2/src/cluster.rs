@@ -12,14 +12,18 @@ const SECTOR_BYTES: u64 = 512;
 /// The location of a cluster that is allocated in an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cluster {
+    /// The cluster consists of zeros.
     Zeros,
     /// Uncompressed, from this offset in the file.
     Plain {
+        /// In bytes.
         offset: u64,
     },
     /// Compressed into at most this many bytes.
     Compressed {
+        /// The offset in the file, in bytes.
         offset: u64,
+        /// The maximum number of compressed bytes.
         bytes: u64,
     },
 }

@@ -35,29 +35,39 @@ pub struct Backing {
     pub format: Option<Vec<u8>>,
 }
 
+/// The compression of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
+    /// The raw Deflate format.
     Deflate,
+    /// The Zstandard format.
     Zstd,
 }
 
 /// The validated values of a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
+    /// The version of the format: 2 or 3.
     pub version: u32,
     /// Size of the disk that a machine sees.
     pub virtual_bytes: u64,
+    /// The cluster size is 2 to this power.
     pub cluster_bits: u32,
+    /// The file that has the clusters that this image has not.
     pub backing: Option<Backing>,
     /// The name of the external data file, if there is one.
     pub data_file: Option<Vec<u8>>,
+    /// Whether the data is encrypted.
     pub encrypted: bool,
+    /// The compression of compressed clusters.
     pub compression: Compression,
     /// Whether the entries of L2 tables have 128 bits.
     pub extended_l2: bool,
     /// Whether QEMU has marked the image as corrupt.
     pub corrupt: bool,
+    /// The number of entries in the first table.
     pub l1_entries: u32,
+    /// The offset of the first table.
     pub l1_offset: u64,
 }
 
@@ -157,6 +167,7 @@ impl Header {
         })
     }
 
+    /// Returns the size of a cluster.
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
@@ -210,6 +221,7 @@ fn extensions(first_cluster: &[u8], mut at: usize) -> Result<Vec<(u32, &[u8])>, 
 /// A name of a file in a header, as QEMU interprets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Named<'a> {
+    /// An absolute path.
     Absolute(&'a [u8]),
     /// Relative to the directory of the file that has the header.
     Relative(&'a [u8]),

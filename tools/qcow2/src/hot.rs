@@ -21,7 +21,9 @@ const BLOCKS_MAX: usize = 1 << 22;
 pub struct Layer<'a> {
     /// `None` for a raw file, whose bytes are the disk's bytes.
     pub header: Option<&'a Header>,
+    /// The open file.
     pub file: &'a dyn File,
+    /// The size of the file.
     pub file_bytes: u64,
     /// The numbers of its recorded blocks, sorted.
     pub hot: &'a [u32],
@@ -40,9 +42,23 @@ impl std::fmt::Debug for Layer<'_> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// A block of a layer's file.
-    Block { layer: usize, block: u32 },
+    Block {
+        /// The number of the layer, from the top.
+        layer: usize,
+        /// The number of the block in the file.
+        block: u32,
+    },
     /// The block at offset `within` of a compressed cluster.
-    Compressed { layer: usize, offset: u64, bytes: u64, within: u64 },
+    Compressed {
+        /// The number of the layer, from the top.
+        layer: usize,
+        /// The offset of the cluster in the file, in bytes.
+        offset: u64,
+        /// The maximum number of compressed bytes.
+        bytes: u64,
+        /// The offset in the decompressed cluster, in bytes.
+        within: u64,
+    },
 }
 
 /// Returns the recorded blocks of the disk that the first of `layers` shows, in the order of the
@@ -98,8 +114,8 @@ fn overlay(
             Cluster::Plain { offset } => {
                 let begin = offset / BLOCK_BYTES;
                 for block in hot_in(begin, begin + blocks) {
-                    let guest = first + (u64::from(*block) - begin);
-                    found.insert(guest, Source::Block { layer: number, block: *block });
+                    let disk_block = first + (u64::from(*block) - begin);
+                    found.insert(disk_block, Source::Block { layer: number, block: *block });
                 }
             }
             Cluster::Compressed { offset, bytes } => {

@@ -6,6 +6,9 @@
 //! The format: docs/interop/qcow2.rst of QEMU. Reasons for not using a library:
 //! docs/decisions/0009-qcow2.md.
 
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
 mod cluster;
 mod damage;
 mod header;

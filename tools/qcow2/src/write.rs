@@ -24,6 +24,7 @@ const ZERO: u64 = 1;
 /// A block of the disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Block<'a> {
+    /// The number of the block on the disk.
     pub number: u64,
     /// 4,096 bytes; `None`: zeros.
     pub content: Option<&'a [u8]>,

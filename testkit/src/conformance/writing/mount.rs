@@ -7,6 +7,7 @@ use quell_vfs::{Attributes, FileSystem, New, NodeId, Open, Writable, WritableFil
 
 /// Mounts of one new, empty store: files created through one mount are visible through the others.
 pub struct Mounts {
+    /// The mounts.
     pub mounts: Vec<Arc<dyn FileSystem>>,
     /// The resources that must live as long as the mounts.
     pub keep: Option<Box<dyn Any>>,
@@ -20,6 +21,7 @@ impl std::fmt::Debug for Mounts {
 
 /// One implementation, and the features that it supports.
 pub struct WritableImplementation<'a> {
+    /// The name for messages.
     pub name: &'a str,
     /// Creates a new store with this number of mounts.
     pub make: &'a dyn Fn(usize) -> Mounts,
@@ -30,6 +32,7 @@ pub struct WritableImplementation<'a> {
     pub name_bytes_max: usize,
     /// The owner of new files.
     pub uid: u32,
+    /// The group of new files.
     pub gid: u32,
     /// Whether files can be given to other owners.
     pub owners: bool,
