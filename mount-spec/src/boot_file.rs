@@ -280,7 +280,9 @@ mod tests {
         let (path, lock) = (directory.path().join("app.boot"), directory.path().join(".app.boot.lock"));
         let elsewhere = directory.path().join("elsewhere");
         let refused = || {
-            for error in [LockedBootFile::check(&path, false).err(), LockedBootFile::claim(&path, &|_| {}).err()] {
+            for error in
+                [LockedBootFile::check(&path, false).err(), LockedBootFile::claim(&path, &|_| {}).err()]
+            {
                 let message = error.expect("it was taken for a lock").to_string();
                 assert!(message.contains("not a regular file"), "{message}");
             }

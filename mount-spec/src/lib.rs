@@ -19,7 +19,7 @@ pub use index_file::{
     readers_of, save_index,
 };
 pub use log_stores::{
-    change_stores, plan_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores,
+    change_stores, is_store, open_existing_stores, open_log, open_log_at, open_stores, plan_stores,
 };
 pub use output::{BOOT_IMAGE, INDEX, Output, OutputFormat, QCOW2};
 pub use trust::{Distrust, DistrustReason, Ownership, Trusted, TrustedUse};

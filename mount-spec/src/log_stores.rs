@@ -196,7 +196,8 @@ enum ProcessStart {
 }
 
 fn process_start(process: &str) -> ProcessStart {
-    std::fs::read_to_string(format!("/proc/{process}/stat")).map_or(ProcessStart::Unknown, |stat| parse_process_start(&stat))
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .map_or(ProcessStart::Unknown, |stat| parse_process_start(&stat))
 }
 
 fn parse_process_start(stat: &str) -> ProcessStart {
@@ -256,9 +257,15 @@ mod tests {
         std::os::unix::fs::symlink("parent", real.join("link")).unwrap();
         let open = |path: &Path| open_added(path.as_os_str().as_bytes());
         assert!(open(&real.join("parent/store")).is_ok());
-        for wrong in
-            ["link/store", "parent/../parent/store", "parent/./store", "parent//store", "parent/store/", "none", "link"]
-        {
+        for wrong in [
+            "link/store",
+            "parent/../parent/store",
+            "parent/./store",
+            "parent//store",
+            "parent/store/",
+            "none",
+            "link",
+        ] {
             assert!(open(&real.join(wrong)).is_err(), "{wrong}");
         }
         for wrong in ["", "/", "parent/store", "."] {

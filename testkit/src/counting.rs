@@ -1,18 +1,19 @@
 //! A directory that records every operation that would reach the file system.
 
 use std::any::Any;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
+use quell_threads::lock;
 use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space};
 
 /// An operation and its path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Operation {
-    pub verb: &'static str,
     /// The name of the operation.
-    pub path: Vec<u8>,
+    pub verb: &'static str,
     /// The path below the directory that counts; empty for that directory itself.
+    pub path: Vec<u8>,
 }
 
 /// Called before each operation, with its number, while no lock is held.
@@ -27,7 +28,7 @@ struct Log {
 fn record(log: &Log, verb: &'static str, path: &[u8]) {
     let operation = Operation { verb, path: path.to_vec() };
     let number = {
-        let mut operations = log.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut operations = lock(&log.operations);
         operations.push(operation.clone());
         operations.len() - 1
     };
@@ -57,8 +58,8 @@ impl<D: ?Sized> std::fmt::Debug for CountingDir<D> {
 }
 
 impl<D: ?Sized> CountingDir<D> {
-    pub fn new(inner: Arc<D>) -> CountingDir<D> {
     /// Returns a directory that has counted nothing yet.
+    pub fn new(inner: Arc<D>) -> CountingDir<D> {
         CountingDir { inner, path: Vec::new(), log: Arc::default() }
     }
 
@@ -75,7 +76,7 @@ impl<D: ?Sized> CountingDir<D> {
 
     /// Returns all operations so far in the whole tree, in their order.
     pub fn operations(&self) -> Vec<Operation> {
-        self.log.operations.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.log.operations).clone()
     }
 
     /// Returns the number of operations that a client's cache does not answer. Entering a directory

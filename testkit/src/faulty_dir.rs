@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quell_posix::{Dir, OpenFile, Stat};
+use quell_threads::lock;
 use quell_vfs::{Error, ErrorKind, File, Result, errno};
 
 use crate::Random;
@@ -30,8 +31,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 8] = [
     /// One fault of each kind, and several error numbers.
+    pub const ALL: [Fault; 8] = [
         Fault::Error(errno::EIO),
         Fault::Error(errno::EACCES),
         Fault::Error(errno::ESTALE),
@@ -55,15 +56,15 @@ pub struct Faults {
 }
 
 impl Faults {
-    pub fn new(seed: u64, one_in: usize, kinds: &[Fault]) -> Arc<Faults> {
     /// Returns faults of these kinds that affect one in `one_in` operations.
+    pub fn new(seed: u64, one_in: usize, kinds: &[Fault]) -> Arc<Faults> {
         let (affected, listings) = Default::default();
         Arc::new(Faults { seed, one_in, kinds: kinds.to_vec(), affected, listings })
     }
 
     /// Returns the paths on which an operation gave a wrong result.
     pub fn affected_paths(&self) -> BTreeSet<Vec<u8>> {
-        self.affected.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.affected).clone()
     }
 
     fn fault_for(&self, verb: &str, path: &[u8]) -> Option<Fault> {
@@ -74,7 +75,7 @@ impl Faults {
     }
 
     fn record(&self, path: &[u8]) {
-        self.affected.lock().unwrap_or_else(PoisonError::into_inner).insert(path.to_vec());
+        lock(&self.affected).insert(path.to_vec());
     }
 
     /// Fails if a fault is due. Whether a name has vanished is the same for all operations.
@@ -100,7 +101,7 @@ impl Faults {
     /// that number.
     fn unsettled(&self, path: &[u8]) -> (u32, u32) {
         let Some(Fault::Unsettled(until)) = self.fault_for("settle", path) else { return (0, 0) };
-        let listings = self.listings.lock().unwrap_or_else(PoisonError::into_inner);
+        let listings = lock(&self.listings);
         (listings.get(path).copied().unwrap_or(0).min(until), until)
     }
 }
@@ -120,8 +121,8 @@ impl std::fmt::Debug for FaultyDir {
 }
 
 impl FaultyDir {
-    pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> FaultyDir {
     /// Returns `inner` with faults.
+    pub fn new(inner: Arc<dyn Dir>, faults: Arc<Faults>) -> FaultyDir {
         FaultyDir { inner, path: Vec::new(), faults }
     }
 
@@ -157,13 +158,7 @@ impl Dir for FaultyDir {
         let mut names = self.inner.names()?;
         let (before, until) = self.faults.unsettled(&path);
         if before < until {
-            *self
-                .faults
-                .listings
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .entry(path.clone())
-                .or_default() += 1;
+            *lock(&self.faults.listings).entry(path.clone()).or_default() += 1;
             self.faults.record(&path);
             if before % 2 == 0 && !names.is_empty() {
                 names.pop();

@@ -2,8 +2,9 @@
 //! by reading.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
     NAME_BYTES_MAX, New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
@@ -72,7 +73,7 @@ impl WritableModel {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     fn opened(&self, table: &mut Table, node: NodeId, how: Open) -> ModelFile {

@@ -358,7 +358,11 @@ fn a_directory_that_may_not_be_written_to_is_refused() {
     if !is_root() {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o555)).unwrap();
     }
-    stage.run(&mut probe(&stage, &directory, &[])).expect(3).says("is not probed").says("creates and removes files");
+    stage
+        .run(&mut probe(&stage, &directory, &[]))
+        .expect(3)
+        .says("is not probed")
+        .says("creates and removes files");
     expect_empty(&directory);
 }
 

@@ -6,8 +6,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use quell_threads::lock;
 use quell_vfs::{Error, File, Result, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
@@ -148,7 +149,7 @@ impl Dir for PosixDir {
     }
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
-        let _position = self.listing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _position = lock(&self.listing);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
         let mut entries = RawDir::new(&self.fd, &mut buffer);

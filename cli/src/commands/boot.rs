@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_boot::{BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, parse_disk_name};
+use quell_boot::{
+    BLOCK_BYTES, BootImage, Contents, DisksFs, Kind, Packer, ReadBlock, Subject, parse_disk_name,
+};
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
 use quell_vfs::{Attributes, FileSystem, resolve};
@@ -338,16 +340,17 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&args.directory))))?;
     for number in 0..image.files() {
         let file = image.file(number);
-        let path = args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
-            // Files of a backing chain may have the same name in several directories.
-            Some((place, path)) => {
-                let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-                let mut name = std::ffi::OsString::from(format!("{place}-"));
-                name.push(std::ffi::OsStr::from_bytes(last));
-                name
-            }
-            None => std::ffi::OsStr::from_bytes(file.name).into(),
-        });
+        let path =
+            args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
+                // Files of a backing chain may have the same name in several directories.
+                Some((place, path)) => {
+                    let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+                    let mut name = std::ffi::OsString::from(format!("{place}-"));
+                    name.push(std::ffi::OsStr::from_bytes(last));
+                    name
+                }
+                None => std::ffi::OsStr::from_bytes(file.name).into(),
+            });
         if let Some(parent) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(|e| failed(parent, e))?;
         }

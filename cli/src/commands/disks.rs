@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quell_boot::{Disks, DisksFs, LoadingContents, Fit, Kind, Recorder, RecorderFs, Subject};
+use quell_boot::{Disks, DisksFs, Fit, Kind, LoadingContents, Recorder, RecorderFs, Subject};
 use quell_fuse::Session;
 use quell_mount_spec::{
     ChainFile, DiskFormat, DiskNames, OpenBoot, OpenDisks, Ownership, Reached, TrustedUse, disk_chain,

@@ -109,10 +109,7 @@ pub unsafe fn check_output<T>(output: *mut *mut T) -> Result<()> {
 // SAFETY: the section above states the conditions.
 pub unsafe fn write_output<T>(output: *mut T, value: T) -> Result<()> {
     if output.is_null() || !output.is_aligned() {
-        return Err(invalid(
-            "return the result",
-            "the pointer for the result is NULL, or not aligned",
-        ));
+        return Err(invalid("return the result", "the pointer for the result is NULL, or not aligned"));
     }
     // SAFETY: it is not NULL and aligned, and the caller guarantees that a `T` can be written
     // there.

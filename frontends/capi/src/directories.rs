@@ -1,11 +1,12 @@
 //! Listings of directories.
 
 use std::ffi::{CString, c_char, c_int};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use quell_client::Kind;
+use quell_threads::lock;
 
-use crate::boundary::{status, return_handle, handle, number, check_output, write_output, take_handle, text};
+use crate::boundary::{check_output, handle, number, return_handle, status, take_handle, text, write_output};
 use crate::stores::StoreHandle;
 
 /// An open directory: its entries at the time of the open, and the position of the next one.
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn quell_dir_next(dir: *const DirectoryHandle, entry: *mut
     let found = number(|| {
         // SAFETY: the caller meets the requirements above.
         let dir = unsafe { handle(dir, "a directory")? };
-        let mut next = dir.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = lock(&dir.next);
         let Some((name, kind)) = dir.entries.get(*next) else { return Ok(0) };
         // SAFETY: the caller meets the requirements above.
         unsafe { write_output(entry, EntryC { name: name.as_ptr(), mode: kind.mode_bits() })? };

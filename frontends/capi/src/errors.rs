@@ -17,7 +17,8 @@ pub fn store(error: &Error) -> i64 {
 
 /// Stores the message that `quell_last_error` returns in this thread.
 pub fn store_message(message: String) {
-    let message = CString::new(message).unwrap_or_else(|_| c"an error message that contains a zero byte".into());
+    let message =
+        CString::new(message).unwrap_or_else(|_| c"an error message that contains a zero byte".into());
     // While the thread is being destroyed, no caller can read the message.
     let _ = LAST.try_with(|last| last.replace(message));
 }

@@ -4,7 +4,10 @@ use std::ffi::{c_char, c_int, c_void};
 
 use quell_client::{Create, How, Result, StoreFile};
 
-use crate::boundary::{status, return_handle, handle, invalid, slice, slice_mut, number, check_output, write_output, take_handle, text};
+use crate::boundary::{
+    check_output, handle, invalid, number, return_handle, slice, slice_mut, status, take_handle, text,
+    write_output,
+};
 use crate::stores::{StatC, StoreHandle};
 
 /// The flags of open(2), the same on every architecture that Quell supports.
@@ -311,7 +314,8 @@ mod tests {
 
     #[test]
     fn flags_of_open_2_are_accepted_and_others_refused() {
-        let parsed = |flags| open_options(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
+        let parsed =
+            |flags| open_options(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
         assert_eq!(parsed(0), Some((true, false, Create::Never, false)));
         assert_eq!(parsed(1 | CREATE), Some((false, true, Create::IfMissing, false)));
         assert_eq!(parsed(2 | CREATE | EXCLUSIVE | TRUNCATE), Some((true, true, Create::New, true)));

@@ -4,7 +4,9 @@ use std::ffi::{c_char, c_int};
 
 use quell_client::{Attributes, Choices, Store};
 
-use crate::boundary::{status, return_handle, handle, slice, number, path, check_output, write_output, take_handle, text};
+use crate::boundary::{
+    check_output, handle, number, path, return_handle, slice, status, take_handle, text, write_output,
+};
 
 /// Stores opened as one directory tree.
 pub struct StoreHandle(pub(crate) Store);

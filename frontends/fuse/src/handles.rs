@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use fuser::FileHandle;
 use lru::LruCache;
+use quell_threads::{lock, read_lock, write_lock};
 use quell_vfs::{File, NodeId, Result};
 
 /// A shared reference, so that a read may run during a close or an eviction. The file is closed
@@ -28,7 +29,7 @@ impl<F: ?Sized> Default for Handles<F> {
 
 impl<F: ?Sized> Handles<F> {
     pub(crate) fn insert(&self, file: Arc<F>) -> FileHandle {
-        let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let slots = &mut *write_lock(&self.0);
         let slot = match slots.free.pop() {
             Some(slot) => {
                 slots.files[slot] = Some(file);
@@ -43,19 +44,19 @@ impl<F: ?Sized> Handles<F> {
     }
 
     pub(crate) fn get(&self, handle: FileHandle) -> Option<Arc<F>> {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = read_lock(&self.0);
         slots.files.get(slot_of(handle)?)?.clone()
     }
 
     /// Returns the files that are open now.
     pub(crate) fn all(&self) -> Vec<Arc<F>> {
-        let slots = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = read_lock(&self.0);
         slots.files.iter().flatten().cloned().collect()
     }
 
     /// Removes the file for the caller to drop. A close may be slow and is done outside the lock.
     pub(crate) fn remove(&self, handle: FileHandle) -> Option<Arc<F>> {
-        let slots = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let slots = &mut *write_lock(&self.0);
         let slot = slot_of(handle)?;
         let file = slots.files.get_mut(slot)?.take()?;
         slots.free.push(slot);
@@ -101,7 +102,7 @@ impl RecentFiles {
     }
 
     fn lock(&self) -> MutexGuard<'_, LruCache<NodeId, OpenFile>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

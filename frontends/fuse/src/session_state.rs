@@ -4,9 +4,10 @@ use std::fs;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 
+use quell_threads::{lock, wait_while};
 use quell_vfs::{Error, ErrorKind, Result, errno};
 
 #[derive(Debug, Clone)]
@@ -56,7 +57,7 @@ impl SessionState {
     /// Ends the session. The first reason is kept.
     pub(crate) fn end(&self, outcome: Outcome) {
         let unmounted = matches!(outcome, Outcome::Unmounted);
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
+        lock(&self.outcome).get_or_insert(outcome);
         self.over.store(true, Ordering::Relaxed);
         self.changed.notify_all();
         if let Some(connection) = self.connection.filter(|_| !unmounted) {
@@ -70,16 +71,13 @@ impl SessionState {
     }
 
     pub(crate) fn is_unmounted(&self) -> bool {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = lock(&self.outcome);
         matches!(*outcome, Some(Outcome::Unmounted))
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        let outcome = self
-            .changed
-            .wait_while(outcome, |outcome| outcome.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        let outcome = lock(&self.outcome);
+        let outcome = wait_while(&self.changed, outcome, |outcome| outcome.is_none());
         match &*outcome {
             Some(Outcome::Failed(reason)) => {
                 let failed = Error::new(ErrorKind::Os(errno::EIO), "serve", "the mount");

@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
@@ -56,7 +57,7 @@ impl LoadingContents {
                 let Some(slot) = self.frames.get(number) else { return };
                 match frame(image, number, read) {
                     Ok(bytes) => _ = slot.set(Some(bytes)),
-                    Err(e) => *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(e),
+                    Err(e) => *lock(&failure) = Some(e),
                 }
             }
         };
@@ -66,7 +67,7 @@ impl LoadingContents {
             }
             work();
         });
-        failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        into_inner(failure).map_or(Ok(()), Err)
     }
 
     /// Waits for a content, which must be one of the same image. Returns `None` if its frame could

@@ -4,8 +4,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use quell_threads::lock;
 use quell_vfs::{ErrorKind, File, FileSystem, NodeId, Result};
 
 use crate::format::BLOCK_BYTES;
@@ -39,8 +40,8 @@ impl Choice<'_> {
 /// it.
 #[derive(Debug, Default)]
 pub struct Unreadable {
-    pub blocks: u64,
     /// The number of these blocks.
+    pub blocks: u64,
     /// The error of the first of them.
     pub first: Option<String>,
 }
@@ -69,14 +70,14 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    pub fn new() -> Arc<Recorder> {
     /// Returns a recorder that has seen no read.
+    pub fn new() -> Arc<Recorder> {
         let state = State { recording: Recording::new(), ..State::default() };
         Arc::new(Recorder { state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Returns the number of different files that were opened.

@@ -7,12 +7,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use quell_posix::{Dir, Stat};
+use quell_threads::{Tasks, into_inner, lock};
 use quell_vfs::{Error, ErrorKind, Kind, Result, Time, errno};
-use quell_workers::Tasks;
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::image::{EntryId, Image, Problem, ROOT};
@@ -221,9 +221,8 @@ fn walk(
         tries: LISTING_TRIES,
         share: 1.0,
     });
-    quell_workers::run(threads, [first], |job, jobs| walker.run_job(job, jobs));
-    let Found { root, listings, mut problems, failure } =
-        walker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    quell_threads::run(threads, [first], |job, jobs| walker.run_job(job, jobs));
+    let Found { root, listings, mut problems, failure } = into_inner(walker.found);
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -308,12 +307,6 @@ struct Walker<'a> {
     progress: &'a Progress,
     found: Mutex<Found>,
     attributes_found: AtomicBool,
-}
-
-/// Locks a mutex. A poisoned lock means that another thread panicked; the scope reports that panic,
-/// so this thread continues.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Walker<'_> {

@@ -9,11 +9,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, Stat};
+use quell_threads::{Tasks, into_inner, lock};
 use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result};
-use quell_workers::Tasks;
 
 use crate::builder::{BuildOptions, Exclude};
 use crate::compare::{Change, Difference, changed_attributes};
@@ -64,13 +64,12 @@ pub fn check(
         found: Mutex::new(Found::default()),
     };
     checker.compare(ROOT, &stat);
-    quell_workers::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| {
+    quell_threads::run(threads, [Job::List(Source::Open(root), ROOT)], |job, jobs| {
         checker.run_job(job, jobs)
     });
     let entries = checker.entries.load(Ordering::Relaxed);
     let is_full = checker.full.load(Ordering::Relaxed);
-    let Found { mut differences, failure } =
-        checker.found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Found { mut differences, failure } = into_inner(checker.found);
     if let Some(failure) = failure {
         return Err(failure);
     }
@@ -112,12 +111,6 @@ struct Checker<'a> {
     full: AtomicBool,
     entries: AtomicU64,
     found: Mutex<Found>,
-}
-
-/// Locks a mutex. A poisoned lock means that another thread panicked; the scope reports that panic,
-/// so this thread continues.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Checker<'_> {

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
 use quell_posix::{Dir, OpenFile, Stat};
+use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
     NodeId, Result, errno,
@@ -271,7 +272,7 @@ impl IndexFs {
     }
 
     fn versions(&self) -> MutexGuard<'_, HashMap<EntryId, Version>> {
-        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.versions)
     }
 
     /// Opens the tree's directory of an entry, starting from the nearest ancestor that is open.
@@ -305,7 +306,7 @@ impl IndexFs {
     }
 
     fn entered(&self) -> MutexGuard<'_, LruCache<EntryId, Arc<Entered>>> {
-        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.entered)
     }
 }
 

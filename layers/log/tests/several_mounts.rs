@@ -304,7 +304,8 @@ fn random_histories_of_mounts_that_truncate_what_others_write() {
         };
         let (uid, gid) = MEMORY;
         let name = format!("log over {stores} stores, buffers of {buffer_bytes}");
-        let implementation = CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
+        let implementation =
+            CrashImplementation { name: &name, stores, make: &make, uid, gid, unsynced_damage: true };
         for mounts in 1..=3 {
             truncation::check(&implementation, mounts, 0..60);
         }

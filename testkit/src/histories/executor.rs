@@ -387,7 +387,9 @@ impl Executor {
             Operation::ReadOpen { .. } => {
                 return all(&*open.file, self.fs().attributes(open.node)?.size_bytes);
             }
-            Operation::StatOpen { .. } => return self.fs().attributes(open.node).map(Outcome::from_attributes),
+            Operation::StatOpen { .. } => {
+                return self.fs().attributes(open.node).map(Outcome::from_attributes);
+            }
             Operation::Publish { .. } => open.file.publish()?,
             Operation::Sync { .. } => open.file.sync()?,
             Operation::SizeOpen { size, .. } => {

@@ -1,9 +1,10 @@
 //! The tree of a store: inodes, names, space and time. All of it is protected by one lock.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use quell_posix::Stat;
+use quell_threads::lock;
 use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, Time, errno};
 
 use super::inode::{Attributes, Content, Inode, NAME_BYTES, Number, ROOT};
@@ -38,7 +39,7 @@ impl SharedState {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(super) fn is_same(&self, other: &SharedState) -> bool {

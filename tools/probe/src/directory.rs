@@ -13,9 +13,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use quell_threads::lock;
 use quell_vfs::Error;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RawDir, StatxFlags};
 use rustix::io::Errno;
@@ -168,7 +169,7 @@ impl ProbeDirectory {
         if let (Err(e), false) = (written, locked) {
             return Err(Stopped::Failed(failed(e, "write", OWNER)));
         }
-        *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+        *lock(&self.owner) = Some(file);
         Ok(())
     }
 
@@ -215,7 +216,7 @@ impl ProbeDirectory {
             }
             gone &= unlink(&self.fd, &subdirectory.name, AtFlags::REMOVEDIR, worker);
         }
-        drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(lock(&self.owner).take());
         gone && unlink(&self.fd, OWNER, AtFlags::empty(), worker)
             && unlink(&self.parent, &self.name, AtFlags::REMOVEDIR, worker)
     }
@@ -328,8 +329,8 @@ pub fn first_live(leftovers: &[Leftover]) -> Option<&Leftover> {
 /// The result of cleaning up the directories of killed probes.
 #[derive(Debug, Default)]
 pub struct Cleaned {
-    pub removed: Vec<String>,
     /// The names of the directories that were removed.
+    pub removed: Vec<String>,
     /// The directories that remain, and why.
     pub kept: Vec<(String, String)>,
 }

@@ -30,7 +30,7 @@ pub enum Cluster {
 
 impl Cluster {
     /// Parses an entry; `None` means that the backing file has the cluster.
-    pub(crate) fn of(entry: u64, header: &Header) -> Result<Option<Cluster>, Damage> {
+    pub(crate) fn parse(entry: u64, header: &Header) -> Result<Option<Cluster>, Damage> {
         if entry & COMPRESSED != 0 {
             let bits = 62 - (header.cluster_bits - 8);
             let offset = entry & ((1 << bits) - 1);

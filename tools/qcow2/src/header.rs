@@ -188,7 +188,7 @@ fn backing(first_cluster: &[u8], format: Option<Vec<u8>>) -> Result<Option<Backi
     let name = usize::try_from(offset).ok().and_then(|from| first_cluster.get(from..)?.get(..length));
     match name {
         Some(name) if named_bytes(name) => Ok(Some(Backing { name: name.to_vec(), format })),
-        Some(_) => wrong("the backing file's name is no name"),
+        Some(_) => wrong("the backing file's name is not a valid name"),
         None => wrong("the backing file's name is not in the first cluster"),
     }
 }

@@ -23,7 +23,7 @@ pub fn visit(
         return unsupported("it is encrypted");
     }
     if header.data_file.is_some() {
-        return unsupported("its data is in a file of its own");
+        return unsupported("its data is in an external file");
     }
     if header.extended_l2 {
         return unsupported("its tables have extended entries (extended_l2)");
@@ -36,7 +36,7 @@ pub fn visit(
     let in_table = cluster_bytes / 8;
     let tables = clusters.div_ceil(in_table);
     if tables > header.l1_entries.into() {
-        return wrong(format!("a first table of {} entries where {tables} are due", header.l1_entries));
+        return wrong(format!("a first table of {} entries where {tables} are required", header.l1_entries));
     }
     let mut first = vec![0; tables as usize * 8];
     read_whole(file, &mut first, header.l1_offset, "the first table")?;
@@ -58,12 +58,12 @@ pub fn visit(
         }
         read_whole(file, &mut second, offset, "a second table")?;
         for (at, entry) in (0u64..).zip(entries(&second)) {
-            let guest = number * in_table + at;
-            if guest >= clusters {
+            let disk_cluster = number * in_table + at;
+            if disk_cluster >= clusters {
                 break;
             }
-            if let Some(cluster) = Cluster::of(entry, header)? {
-                visit(guest, cluster)?;
+            if let Some(cluster) = Cluster::parse(entry, header)? {
+                visit(disk_cluster, cluster)?;
             }
         }
     }

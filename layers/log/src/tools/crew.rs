@@ -45,7 +45,7 @@ pub(crate) fn run<T: Send>(
     tally: &Tally,
     work: &(dyn Fn(T, &mut Vec<T>) + Sync),
 ) {
-    quell_workers::run(threads, first, |task, tasks| {
+    quell_threads::run(threads, first, |task, tasks| {
         if tally.is_stopped() {
             return;
         }

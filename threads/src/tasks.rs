@@ -3,9 +3,9 @@
 //! Tasks are taken last in, first out: the queue then grows with the depth of a tree and the length
 //! of its directories, and not with the number of its entries.
 
-#![forbid(unsafe_code)]
+use std::sync::{Condvar, Mutex, MutexGuard};
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::locks::{lock, wait};
 
 /// The tasks of one call of [`run`].
 #[derive(Debug)]
@@ -47,7 +47,7 @@ impl<T> Tasks<T> {
             if queue.unfinished == 0 {
                 return None;
             }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = wait(&self.changed, queue);
         }
     }
 
@@ -63,7 +63,7 @@ impl<T> Tasks<T> {
     /// Locks the queue. A poisoned lock means that another thread panicked; the scope of the
     /// threads reports its panic, and the queue is unchanged.
     fn lock(&self) -> MutexGuard<'_, Queue<T>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 }
 
