@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use quell_client::{Create, How, Result, StoreFile};
+use quell_client::{Create, OpenOptions, Result, StoreFile};
 
 use crate::boundary::{
     check_output, handle, invalid, number, return_handle, slice, slice_mut, status, take_handle, text,
@@ -64,8 +64,8 @@ pub unsafe extern "C" fn quell_open(
             check_output(file)?;
             (handle(store, "a store")?, text(path)?)
         };
-        let how = How { permissions, ..open_options(flags)? };
-        let opened = FileHandle(store.0.open_file(path, how)?);
+        let options = OpenOptions { permissions, ..open_options(flags)? };
+        let opened = FileHandle(store.0.open_file(path, options)?);
         // SAFETY: the caller meets the requirements above.
         unsafe { return_handle(file, opened) };
         Ok(())
@@ -79,7 +79,7 @@ fn bound(lengths: impl Iterator<Item = usize>) -> Result<()> {
     total.map(drop).ok_or_else(|| invalid("use pieces", "together they are longer than a file can be"))
 }
 
-fn open_options(flags: c_int) -> Result<How> {
+fn open_options(flags: c_int) -> Result<OpenOptions> {
     let known = ACCESS | CREATE | EXCLUSIVE | TRUNCATE | CLOSE_ON_EXEC;
     let access = flags & ACCESS;
     if flags & !known != 0 || access > READ_WRITE {
@@ -91,7 +91,7 @@ fn open_options(flags: c_int) -> Result<How> {
         (true, true) => Create::New,
     };
     let (read, write) = (access != 1, access != 0);
-    Ok(How { read, write, create, truncate: flags & TRUNCATE != 0, ..How::READ })
+    Ok(OpenOptions { read, write, create, truncate: flags & TRUNCATE != 0, ..OpenOptions::READ })
 }
 
 /// Publishes all written data and closes the file. The file is closed even if publishing fails.
@@ -314,8 +314,7 @@ mod tests {
 
     #[test]
     fn flags_of_open_2_are_accepted_and_others_refused() {
-        let parsed =
-            |flags| open_options(flags).map(|how| (how.read, how.write, how.create, how.truncate)).ok();
+        let parsed = |flags| open_options(flags).map(|o| (o.read, o.write, o.create, o.truncate)).ok();
         assert_eq!(parsed(0), Some((true, false, Create::Never, false)));
         assert_eq!(parsed(1 | CREATE), Some((false, true, Create::IfMissing, false)));
         assert_eq!(parsed(2 | CREATE | EXCLUSIVE | TRUNCATE), Some((true, true, Create::New, true)));

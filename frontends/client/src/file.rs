@@ -1,16 +1,16 @@
-//! An open file of a store.
+//! An open file.
 
-use quell_vfs::{
-    Attributes, Change, Error, ErrorKind, FileSystem, NodeId, Result, Writable, WritableFile, errno,
-};
+use std::sync::Arc;
 
+use quell_vfs::{Attributes, Change, Error, ErrorKind, NodeId, Result, Writable, WritableFile, errno};
+
+use crate::open_options::OpenOptions;
 use crate::owned::Owned;
-use crate::store::{How, Store};
 
 /// An open file. Dropping it closes it without reporting errors; [`close`](Self::close) reports
 /// them.
-pub struct StoreFile {
-    store: Store,
+pub struct ClientFile<F: Writable> {
+    fs: Arc<Owned<F>>,
     /// This object has one reference to the node.
     node: NodeId,
     // In a child process, dropping the file would write the data that its parent has buffered.
@@ -19,15 +19,20 @@ pub struct StoreFile {
     writes: bool,
 }
 
-impl std::fmt::Debug for StoreFile {
+impl<F: Writable> std::fmt::Debug for ClientFile<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoreFile").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("ClientFile").field("node", &self.node).finish_non_exhaustive()
     }
 }
 
-impl StoreFile {
-    pub(crate) fn new(store: Store, node: NodeId, file: Box<dyn WritableFile>, how: How) -> StoreFile {
-        StoreFile { store, node, file: Owned::new(file), reads: how.read, writes: how.write }
+impl<F: Writable> ClientFile<F> {
+    pub(crate) fn new(
+        fs: Arc<Owned<F>>,
+        node: NodeId,
+        file: Box<dyn WritableFile>,
+        options: OpenOptions,
+    ) -> ClientFile<F> {
+        ClientFile { fs, node, file: Owned::new(file), reads: options.read, writes: options.write }
     }
 
     fn reader(&self) -> Result<&dyn WritableFile> {
@@ -81,8 +86,9 @@ impl StoreFile {
         self.file.get()?.sync()
     }
 
+    /// Returns the attributes of the file.
     pub fn stat(&self) -> Result<Attributes> {
-        self.store.fs()?.attributes(self.node)
+        self.fs.get()?.attributes(self.node)
     }
 
     /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
@@ -90,7 +96,7 @@ impl StoreFile {
     pub fn truncate(&self, size_bytes: u64) -> Result<()> {
         self.writer()?;
         let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
-        self.store.fs()?.change(self.node, &change).map(drop)
+        self.fs.get()?.change(self.node, &change).map(drop)
     }
 
     /// Publishes the file and closes it. In a process that did not open the file, nothing is
@@ -100,14 +106,14 @@ impl StoreFile {
     }
 }
 
-fn refused(operation: &'static str, why: &'static str) -> Error {
-    Error { source: Some(why.into()), ..Error::new(ErrorKind::Os(errno::EBADF), operation, "a file") }
+fn refused(operation: &'static str, reason: &'static str) -> Error {
+    Error { source: Some(reason.into()), ..Error::new(ErrorKind::Os(errno::EBADF), operation, "a file") }
 }
 
-impl Drop for StoreFile {
+impl<F: Writable> Drop for ClientFile<F> {
     fn drop(&mut self) {
         self.file.close();
-        if let Ok(fs) = self.store.fs() {
+        if let Ok(fs) = self.fs.get() {
             fs.forget(self.node, 1);
         }
     }

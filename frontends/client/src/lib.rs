@@ -1,15 +1,17 @@
-//! The client library: access to the files of log stores by path, in the program's own process,
-//! without a mount and without a daemon.
+//! The client library: access to the files of a file system of the contract by path, in the
+//! program's own process, without a mount and without a daemon. [`Client`] takes any such file
+//! system; [`Store`] is the client of log stores.
 //!
 //! ```
-//! use quell_client::{Choices, Create, How, Store};
+//! use quell_client::{Choices, Create, OpenOptions, Store};
 //!
 //! # fn main() -> quell_client::Result<()> {
 //! # let directory = tempfile::tempdir().unwrap();
 //! # let directory = directory.path();
 //! let store = Store::open(&[directory], Choices::default())?;
 //! store.make_dir(b"run", 0o777)?;
-//! let file = store.open_file(b"run/checkpoint", How { create: Create::IfMissing, ..How::READ_WRITE })?;
+//! let options = OpenOptions { create: Create::IfMissing, ..OpenOptions::READ_WRITE };
+//! let file = store.open_file(b"run/checkpoint", options)?;
 //! file.write_at(b"world", 6)?;
 //! file.write_at(b"hello", 0)?;
 //! file.publish()?; // visible to every later open
@@ -26,16 +28,20 @@
 //! published stays with the parent.
 //!
 //! Written data becomes visible to other processes as on a mount: when they open the file, or call
-//! [`StoreFile::sync`], after the writer has closed, published or synced it.
+//! [`ClientFile::sync`], after the writer has closed, published or synced it.
 
 #![forbid(unsafe_code)]
 
+mod client;
 mod file;
+mod log_store;
+mod open_options;
 mod owned;
-mod store;
 mod walk;
 
-pub use file::StoreFile;
+pub use client::{Client, Entry};
+pub use file::ClientFile;
+pub use log_store::{Store, StoreFile};
+pub use open_options::{Create, OpenOptions};
 pub use quell_log::{Choices, Flattened};
 pub use quell_vfs::{Attributes, Error, ErrorKind, Kind, Result, Time};
-pub use store::{Create, Entry, How, Store};

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use quell_client::{Choices, Create, ErrorKind, How, Kind, Store};
+use quell_client::{Choices, Client, Create, ErrorKind, Kind, OpenOptions, Store};
+use quell_testkit::WritableModel;
 
-const MAKE: How = How { create: Create::IfMissing, ..How::READ_WRITE };
+const MAKE: OpenOptions = OpenOptions { create: Create::IfMissing, ..OpenOptions::READ_WRITE };
 
 fn open(directory: &Path) -> Store {
     Store::open(&[directory], Choices::default()).unwrap()
@@ -35,8 +36,8 @@ fn symbolic_links_are_not_followed() {
     let store = open(temp.path());
     std::os::unix::fs::symlink("/", temp.path().join("link")).unwrap();
     assert_eq!(store.stat(b"link").unwrap().kind, Kind::Symlink);
-    assert_eq!(store.open_file(b"link", How::READ).unwrap_err().errno(), 40);
-    assert_eq!(store.open_file(b"link/etc/passwd", How::READ).unwrap_err().errno(), 40);
+    assert_eq!(store.open_file(b"link", OpenOptions::READ).unwrap_err().errno(), 40);
+    assert_eq!(store.open_file(b"link/etc/passwd", OpenOptions::READ).unwrap_err().errno(), 40);
     store.remove(b"link").unwrap();
 }
 
@@ -50,18 +51,18 @@ fn a_file_that_another_one_replaced_is_another_file() {
         file.close().unwrap();
     };
     write(&store, b"first");
-    let open_still = store.open_file(b"file", How::READ).unwrap();
+    let open_still = store.open_file(b"file", OpenOptions::READ).unwrap();
     other.remove(b"file").unwrap();
     write(&other, b"second!");
     assert_eq!(store.stat(b"file").unwrap().size_bytes, 7);
     let mut bytes = [0; 16];
-    let n = store.open_file(b"file", How::READ).unwrap().read_at(&mut bytes, 0).unwrap();
+    let n = store.open_file(b"file", OpenOptions::READ).unwrap().read_at(&mut bytes, 0).unwrap();
     assert_eq!(&bytes[..n], b"second!");
     drop(open_still);
 }
 
 #[test]
-fn what_was_opened_and_closed_many_times_leaves_no_descriptors() {
+fn repeated_opens_leave_no_descriptors() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let temp = tempfile::tempdir().unwrap();
     let before = descriptors();
@@ -76,4 +77,18 @@ fn what_was_opened_and_closed_many_times_leaves_no_descriptors() {
     drop(store);
     // Other tests of this program open descriptors at the same time.
     assert!(descriptors() < before + 100);
+}
+
+#[test]
+fn a_client_works_with_any_writable_file_system() {
+    let client = Client::new(WritableModel::new()).unwrap();
+    client.make_dir(b"a", 0o755).unwrap();
+    let file = client.open_file(b"a/file", MAKE).unwrap();
+    file.write_at(b"data", 2).unwrap();
+    file.close().unwrap();
+    client.rename(b"a/file", b"b").unwrap();
+    let mut bytes = [0; 8];
+    let read = client.open_file(b"b", OpenOptions::READ).unwrap().read_at(&mut bytes, 0).unwrap();
+    assert_eq!(&bytes[..read], b"\0\0data");
+    assert_eq!(client.stat(b"a/file").unwrap_err().kind, ErrorKind::NotFound);
 }
