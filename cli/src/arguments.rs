@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use quell_supervisor::StopCondition;
 use serde::{Deserialize, Serialize};
 
-use crate::trust;
-use crate::until::{self, Until};
+use crate::{stop_condition, users};
 
 mod log;
 
@@ -117,7 +117,7 @@ pub struct IndexArgs {
     /// Also update an index that belongs to this user (a name or a number; can be repeated).
     /// Without this option an index is updated only if it belongs to you, to root or to the owner
     /// of the tree, and other users may not write to it.
-    #[arg(long, value_name = "USER", requires = "update", value_parser = trust::user)]
+    #[arg(long, value_name = "USER", requires = "update", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// Print the result as JSON.
     #[arg(long)]
@@ -216,8 +216,7 @@ impl ImageFormatArgs {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ImageFormatArg {
     Qcow2,
     /// Content of the image is never interpreted as the name of another file.
@@ -271,7 +270,7 @@ pub struct RecordArgs {
     /// Also use indexes and boot images that belong to this user (a name or a number; can be
     /// repeated). Without this option they are used only if they belong to you, to root or to the
     /// owner of the tree, and other users may not write to them.
-    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    #[arg(long, value_name = "USER", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// Merge the new recording with the existing image, if there is one.
     #[arg(long)]
@@ -284,8 +283,8 @@ pub struct RecordArgs {
     pub budget: Option<u64>,
     /// For programs that never end: end CMD after this many seconds, or when a line of its output
     /// matches.
-    #[arg(long, value_name = "PATTERN|SECONDS", value_parser = until::parse)]
-    pub until: Option<Until>,
+    #[arg(long, value_name = "PATTERN|SECONDS", value_parser = stop_condition::parse)]
+    pub until: Option<StopCondition>,
     /// The tree's location on this node, if it is not where it was indexed.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
@@ -357,7 +356,7 @@ pub struct BootMergeArgs {
     /// Also merge boot images that belong to this user (a name or a number; can be repeated).
     /// Without this option they are merged only if they belong to you or to root, and other users
     /// may not write to them, because the output belongs to you.
-    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    #[arg(long, value_name = "USER", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// Keep only blocks that were read in at least N recordings.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -398,7 +397,7 @@ pub struct BootQcow2Args {
     /// Also use a boot image that belongs to this user (a name or a number; can be repeated).
     /// Without this option it is used only if it belongs to you, to root or to the owner of the
     /// disk image, and other users may not write to it.
-    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    #[arg(long, value_name = "USER", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// The disk image that was recorded [default: its path at the time of the recording].
     #[arg(long, value_name = "DISK")]
@@ -438,7 +437,7 @@ pub struct CoverArgs {
     /// Also use indexes and boot images that belong to this user (a name or a number; can be
     /// repeated). Without this option they are used only if they belong to you, to root or to the
     /// owner of the tree, and other users may not write to them.
-    #[arg(long, value_name = "USER", value_parser = trust::user)]
+    #[arg(long, value_name = "USER", value_parser = users::parse)]
     pub trust_owner: Vec<u32>,
     /// Add a private writable layer in memory, which is discarded at the end.
     #[arg(long, conflicts_with = "writable")]
@@ -467,8 +466,7 @@ pub struct CoverArgs {
     pub threads: u16,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ViewArg {
     Auto,
     /// Metadata from a tmpfs, data from the tree, both combined by the kernel; no daemon serves
@@ -481,8 +479,7 @@ pub enum ViewArg {
     Fuse,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Check {
     /// A sample; in addition, one node of a job checks every entry: before the program starts (for
     /// at most 5 s) if you may write to the tree, otherwise while it runs, and not again for 10
@@ -496,8 +493,7 @@ pub enum Check {
     Full,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnChangeArg {
     /// Fail with "stale file handle" (ESTALE).
     Refuse,

@@ -1,12 +1,10 @@
 //! The commands, one module for each.
 
 pub mod boot;
-pub mod disks;
 pub mod doctor;
 pub mod generate;
 pub mod holder;
 pub mod index;
-pub mod log;
 pub mod log_flatten;
 pub mod log_fsck;
 pub mod log_list;

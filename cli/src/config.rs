@@ -6,12 +6,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use quell_mount_spec::{Trusted, TrustedUse};
+use quell_supervisor::check_trust;
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::IndexWay;
 use crate::failure::Failure;
-use crate::inputs::{Named, shown};
-use crate::trust;
+use crate::inputs::{InputFile, shown};
 
 /// Size limit in bytes: a larger file is not a configuration.
 const BYTES_MAX: u64 = 1 << 20;
@@ -66,9 +66,9 @@ impl Config {
 
     fn read(file: &Path, trust_owners: &[u32]) -> Result<Config, Failure> {
         let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(file)));
-        let opened = Named::open(file)?.file;
+        let opened = InputFile::open(file)?.file;
         let trusted = Trusted::by_caller(trust_owners);
-        trust::check(&trusted, &opened, file, TrustedUse::Configuration, None)?;
+        check_trust(&trusted, &opened, file, TrustedUse::Configuration, None)?;
         let mut text = String::new();
         let length = opened.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| wrong(&e))?;
         if length as u64 > BYTES_MAX {
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn a_configuration_is_written_and_read_again() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
         let path = PathBuf::from("/shared/a \"b\"\n[tree]");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_not_know_is_refused_with_the_place() {
+    fn invalid_configurations_are_refused_with_the_reason() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
         for (text, words) in [

@@ -4,28 +4,19 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;
+mod boot_images;
 mod commands;
 mod config;
-mod ending;
 mod failure;
-mod freshness;
+mod indexes;
 mod inputs;
-mod memory;
-mod mounts;
-mod notices;
 mod output;
-mod plan;
+mod plans;
 mod progress;
-mod runtime;
-mod streams;
-mod tap;
+mod stop_condition;
 mod tracer;
 mod traces;
-mod trust;
-mod until;
-mod views;
-mod whole_check;
-mod working_directory;
+mod users;
 
 use std::process::ExitCode;
 
@@ -37,11 +28,11 @@ use crate::output::errln;
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(e) => return explained(&e),
+        Err(e) => return print_usage(&e),
     };
     let quiet = arguments.quiet;
     let result = match arguments.command {
-        Command::Index(args) => commands::index::run(args, quiet, commands::index::Voice::Result),
+        Command::Index(args) => commands::index::run(args, quiet, commands::index::ReportStream::Stdout),
         Command::Boot(command) => commands::boot::run(command, quiet),
         Command::Record(args) => commands::record::run(args, quiet),
         Command::Run(args) => commands::run::run(args, quiet),
@@ -58,11 +49,11 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(args),
         Command::Holder(args) => commands::holder::run(args, quiet),
     };
-    ended(result)
+    exit_code(result)
 }
 
 /// Prints the error of a wrong command line, or the requested help.
-fn explained(error: &clap::Error) -> ExitCode {
+fn print_usage(error: &clap::Error) -> ExitCode {
     let text = error.render();
     if error.use_stderr() {
         // The message repeats arguments, which may be file names, so it is escaped.
@@ -73,11 +64,11 @@ fn explained(error: &clap::Error) -> ExitCode {
         true => output::print_coloured(&text.ansi().to_string()),
         false => output::print(format_args!("{text}")),
     }
-    ended(Ok(ExitCode::SUCCESS))
+    exit_code(Ok(ExitCode::SUCCESS))
 }
 
 /// Prints a failure. The failure of the command takes precedence over a failure of standard output.
-fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
+fn exit_code(result: Result<ExitCode, failure::Failure>) -> ExitCode {
     let printed = output::finish();
     match result.and_then(|code| printed.map(|()| code)) {
         Ok(code) => code,
@@ -86,7 +77,7 @@ fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
             if !message.is_empty() {
                 errln!("quell: {message}");
             }
-            failure.exit_code()
+            ExitCode::from(failure.code())
         }
     }
 }

@@ -30,11 +30,11 @@ macro_rules! errln {
 pub(crate) use {errln, outln};
 
 pub fn print(text: fmt::Arguments<'_>) {
-    write(harmless(&text.to_string()).as_bytes());
+    write(escape_control(&text.to_string()).as_bytes());
 }
 
 pub fn print_line(text: fmt::Arguments<'_>) {
-    write(harmless(&format!("{text}\n")).as_bytes());
+    write(escape_control(&format!("{text}\n")).as_bytes());
 }
 
 /// Prints text with colours, in which names are already escaped.
@@ -43,7 +43,7 @@ pub fn print_coloured(text: &str) {
 }
 
 pub fn report_line(text: fmt::Arguments<'_>) {
-    let _ = io::stderr().write_all(harmless(&format!("{text}\n")).as_bytes());
+    let _ = io::stderr().write_all(escape_control(&format!("{text}\n")).as_bytes());
 }
 
 /// Prints text with colours on standard error, without a line end; names are already escaped.
@@ -76,22 +76,22 @@ pub fn finish() -> Result<(), Failure> {
     let error = failed.take().or_else(|| io::stdout().flush().err());
     match error {
         None => Ok(()),
-        Some(e) if e.kind() == ErrorKind::BrokenPipe => Err(Failure::of_code(NO_READER, "")),
-        Some(e) => Err(Failure::of_code(CANNOT, format!("cannot write to standard output: {e}"))),
+        Some(e) if e.kind() == ErrorKind::BrokenPipe => Err(Failure::with_code(NO_READER, "")),
+        Some(e) => Err(Failure::with_code(CANNOT, format!("cannot write to standard output: {e}"))),
     }
 }
 
 /// Returns the text with control characters escaped, except newlines and tabs. They can come from
 /// names of files, arguments and output of other programs. Each is written as a backslash and its
 /// code.
-fn harmless(text: &str) -> Cow<'_, str> {
-    let obeyed = |c: char| !matches!(c, '\n' | '\t') && quell_vfs::is_unprintable(c);
-    if !text.chars().any(obeyed) {
+fn escape_control(text: &str) -> Cow<'_, str> {
+    let is_control = |c: char| !matches!(c, '\n' | '\t') && quell_vfs::is_unprintable(c);
+    if !text.chars().any(is_control) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
     for c in text.chars() {
-        if obeyed(c) {
+        if is_control(c) {
             // The form of JSON escapes. Writing to a string does not fail.
             let _ = write!(escaped, "\\u{:04x}", c as u32);
         } else {
@@ -106,13 +106,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_obeys_is_escaped() {
-        assert_eq!(harmless("a\tb\nc é 名\n"), "a\tb\nc é 名\n");
-        assert_eq!(harmless("\x1b[2J\r\u{7f}\u{9b}\u{202e}"), "\\u001b[2J\\u000d\\u007f\\u009b\\u202e");
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_control("a\tb\nc é 名\n"), "a\tb\nc é 名\n");
+        assert_eq!(escape_control("\x1b[2J\r\u{7f}\u{9b}\u{202e}"), "\\u001b[2J\\u000d\\u007f\\u009b\\u202e");
         // JSON remains valid JSON with the same value.
         let value = serde_json::json!({ "path": "\u{9b}\u{202e}\u{7f}\x1b" });
         let text = value.to_string();
-        let printed = harmless(&text);
+        let printed = escape_control(&text);
         assert!(printed.is_ascii());
         assert_eq!(serde_json::from_str::<serde_json::Value>(&printed).unwrap(), value);
     }

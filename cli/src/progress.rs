@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 use quell_index::Progress;
+use quell_supervisor::{Console, ProgressTask};
 
 /// Interval between two lines in a log.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -23,6 +24,21 @@ pub fn interruption() -> Arc<AtomicBool> {
         let _ = signal_hook::flag::register(signal, interrupted.clone());
     }
     interrupted
+}
+
+/// Standard error, for the supervisor.
+#[derive(Debug)]
+pub struct Terminal;
+
+impl Console for Terminal {
+    fn print(&self, message: &str) {
+        errln!("quell: {message}");
+    }
+
+    fn watch(&self, task: &ProgressTask<'_>, is_unwanted: &dyn Fn() -> bool, run: &mut (dyn FnMut() + Send)) {
+        let ProgressTask { title, progress, expected_entries, quiet } = *task;
+        watch(title, progress, expected_entries, quiet, is_unwanted, run);
+    }
 }
 
 /// Runs `work` and shows its `progress`. `unwanted` is called at intervals; if it returns true, the

@@ -20,10 +20,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
+use quell_supervisor::Fifo;
+
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::outln;
-use crate::runtime::Pipe;
 
 /// Number of calls that are timed to measure the cost of tracing: 0.2 s on the slowest machines
 /// seen.
@@ -120,9 +121,9 @@ impl Tracer {
         output: &Path,
         interrupted: &AtomicBool,
     ) -> Result<(ExitStatus, Duration), Failure> {
-        let pipe = Pipe::make("trace")?;
+        let pipe = Fifo::create("trace")?;
         // The maximum for an ordinary user; with a smaller pipe the tracer blocks more often.
-        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.end, PIPE_BYTES);
+        let _ = rustix::pipe::fcntl_setpipe_size(&pipe.reader, PIPE_BYTES);
         let mut options = std::fs::File::options();
         let mut file = options
             .write(true)
@@ -178,13 +179,13 @@ impl Tracer {
 /// Copies the output of strace until all of it was read. strace writes each line separately; the
 /// file, which may be on a shared file system, is written in large pieces. The pipe is polled at
 /// intervals, so that not every line wakes this thread.
-fn copy(from: &Pipe, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
+fn copy(from: &Fifo, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::Result<()> {
     let mut piece = Vec::with_capacity(PIPE_BYTES);
     let mut result = Ok(());
     loop {
         // Loaded before the read, so that output written before the end is still read.
         let was_ended = ended.load(Ordering::Acquire);
-        let read = rustix::io::read(&from.end, spare_capacity(&mut piece));
+        let read = rustix::io::read(&from.reader, spare_capacity(&mut piece));
         match read {
             Ok(0) | Err(Errno::AGAIN) if was_ended => break,
             Ok(0) | Err(Errno::AGAIN) => std::thread::sleep(PIPE_POLL),
@@ -221,13 +222,13 @@ pub fn run_plainly(
 /// has ended, and does not end on signals itself.
 fn wait(mut child: Child, interrupted: &AtomicBool) -> Result<ExitStatus, Failure> {
     let failed = |e: std::io::Error| Failure::cannot(format!("cannot wait for the program: {e}"));
-    let mut told = false;
+    let mut was_signalled = false;
     loop {
         if let Some(status) = child.try_wait().map_err(failed)? {
             return Ok(status);
         }
-        if interrupted.load(Ordering::Relaxed) && !told {
-            told = true;
+        if interrupted.load(Ordering::Relaxed) && !was_signalled {
+            was_signalled = true;
             for pid in tracees_of(child.id()).into_iter().chain([child.id() as i32]) {
                 let _ = Pid::from_raw(pid).map(|pid| rustix::process::kill_process(pid, Signal::TERM));
             }
@@ -265,14 +266,14 @@ struct Awake {
 impl Awake {
     fn begin() -> Awake {
         let enough = Arc::new(AtomicBool::new(false));
-        let asked = enough.clone();
+        let stop = enough.clone();
         // Without the thread, tracing is only slower.
         let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
             // On Linux this sets the priority of the calling thread only.
             if rustix::process::setpriority_process(None, 19).is_err() {
                 return;
             }
-            while !asked.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
         });

@@ -12,18 +12,15 @@ use quell_boot::{
 };
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
+use quell_supervisor::{check_trust, processors, waiting_for_recording};
 use quell_vfs::{Attributes, FileSystem, resolve};
 use serde_json::json;
 
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
+use crate::boot_images::{load_whole, load_whole_from};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Named, real_path, root_of, shown, shown_bytes, text_of_bytes};
-use crate::output::outln;
-use crate::runtime::processors;
-use crate::trust;
-
-/// Memory limit for an image whose blocks this command decodes completely.
-const MEMORY_BYTES_MAX: u64 = 64 << 30;
+use crate::inputs::{InputFile, real_path, root_of, shown, shown_bytes, text_of_bytes};
+use crate::output::{errln, outln};
 
 pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
@@ -33,26 +30,6 @@ pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
         BootCommand::Extract(args) => extract(&args, quiet),
         BootCommand::Qcow2(args) => super::qcow2_layer::run(&args, quiet),
     }
-}
-
-/// Loads a boot image with the contents of all its blocks.
-pub(super) fn whole(path: &Path) -> Result<(BootImage, Contents), Failure> {
-    whole_from(&Named::open(path)?.file, path)
-}
-
-/// Does the same as `whole`, for a file that is already open.
-pub(super) fn whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents), Failure> {
-    let image = quell_mount_spec::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
-    if image.memory_bytes() > MEMORY_BYTES_MAX {
-        return Err(Failure::cannot(format!(
-            "{} takes {} of memory",
-            shown(path),
-            HumanBytes(image.memory_bytes())
-        )));
-    }
-    let damaged = |damage| Failure::wrong_input(format!("{}: {damage}", shown(path)));
-    let contents = image.decode(processors()).map_err(damaged)?;
-    Ok((image, contents))
 }
 
 fn blocks_here(image: &BootImage, number: u32) -> u64 {
@@ -74,7 +51,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
         let file = image.file(number);
         let recordings = image.runs_of(&file).map(|run| run.recordings).max().unwrap_or(0);
         let name = match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
-            Some((place, path)) => format!("{place} {}", text(path)),
+            Some((position, path)) => format!("{position} {}", text(path)),
             None => text(file.name),
         };
         (name, file.size_bytes, blocks_here(&image, number), recordings)
@@ -118,7 +95,7 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
 }
 
 fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let (image, contents) = whole(&args.file)?;
+    let (image, contents) = load_whole(&args.file)?;
     if let Some(disk) = &args.image {
         return verify_disk(args, disk, &image, &contents, quiet);
     }
@@ -233,7 +210,7 @@ fn same(
 /// position in the backing chain, because the path may have been another.
 fn same_file(kind: Kind, name: &[u8]) -> Vec<u8> {
     match parse_disk_name(name).filter(|_| kind == Kind::Disk) {
-        Some((place, _)) => place.to_string().into_bytes(),
+        Some((position, _)) => position.to_string().into_bytes(),
         None => name.to_vec(),
     }
 }
@@ -259,20 +236,20 @@ impl ReadBlock for Images {
 }
 
 /// Reports that another process holds the lock. On a slow file system this can take long.
-pub(super) fn say_waiting(lock: &Path) {
-    super::holder::say(&format!("waiting for another recording to be written: it holds {}", shown(lock)));
+fn print_waiting(lock: &Path) {
+    errln!("quell: {}", waiting_for_recording(lock));
 }
 
 fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     quell_mount_spec::LockedBootFile::check(&args.output, args.force)?;
-    let place = quell_mount_spec::LockedBootFile::claim(&args.output, &say_waiting)?;
+    let claimed = quell_mount_spec::LockedBootFile::claim(&args.output, &print_waiting)?;
     // The output belongs to the caller and is trusted as the caller's own, so the input must be
     // trusted too.
     let trusted = Trusted::by_caller(&args.trust_owner);
     let open = |path: &std::path::PathBuf| {
-        let file = Named::open(path)?.file;
-        trust::check(&trusted, &file, path, TrustedUse::BootImage, None)?;
-        whole_from(&file, path)
+        let file = InputFile::open(path)?.file;
+        check_trust(&trusted, &file, path, TrustedUse::BootImage, None)?;
+        load_whole_from(&file, path)
     };
     let images = args.files.iter().map(open).collect::<Result<Vec<_>, Failure>>()?;
     let kind = images[0].0.kind();
@@ -316,7 +293,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let blocks_max = args.budget.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
     let recording = joined.expect("there is a first one").chosen(args.min_runs, blocks_max);
     let bytes = packer.pack(kind, &recording, &mut Images { images, numbers }, processors())?;
-    place.replace(&bytes, args.force)?;
+    claimed.replace(&bytes, args.force)?;
     if !quiet {
         outln!(
             "{}: {} recordings, {} blocks, {}",
@@ -330,7 +307,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
 }
 
 fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let (image, contents) = whole(&args.file)?;
+    let (image, contents) = load_whole(&args.file)?;
     let failed = |path: &Path, e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(path)));
     // The directory must be new, so that no link in it can redirect the output. It is created with
     // mode 0700 because the image does not have the modes of the files whose data is written.
@@ -343,9 +320,9 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         let path =
             args.directory.join(match parse_disk_name(file.name).filter(|_| image.kind() == Kind::Disk) {
                 // Files of a backing chain may have the same name in several directories.
-                Some((place, path)) => {
+                Some((position, path)) => {
                     let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
-                    let mut name = std::ffi::OsString::from(format!("{place}-"));
+                    let mut name = std::ffi::OsString::from(format!("{position}-"));
                     name.push(std::ffi::OsStr::from_bytes(last));
                     name
                 }

@@ -4,15 +4,13 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use quell_supervisor::{View, file_system_of, needs_user_namespace, refuses_overlay, runtime_directory};
 use serde_json::json;
 
 use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
 use crate::inputs::{real_path, shown};
-use crate::mounts::file_system_of;
 use crate::output::outln;
-use crate::runtime;
-use crate::views::{View, refuses_overlay};
 
 /// The result of one test.
 struct Finding {
@@ -87,7 +85,7 @@ struct Trial {
 
 impl Trial {
     fn new() -> Result<Trial, Failure> {
-        let directory = runtime::directory()?.join(format!("doctor-{}", std::process::id()));
+        let directory = runtime_directory()?.join(format!("doctor-{}", std::process::id()));
         let failed = |e: std::io::Error| Failure::cannot(format!("{}: {e}", shown(&directory)));
         std::fs::DirBuilder::new()
             .mode(0o700)
@@ -179,7 +177,7 @@ fn groups_and_owners() -> Finding {
     let groups = rustix::process::getgroups().unwrap_or_default();
     let others: Vec<String> =
         groups.iter().filter(|group| **group != own).map(|group| group.as_raw().to_string()).collect();
-    let without_namespace = super::holder::isolation() == quell_overlay::Isolation::Mount;
+    let without_namespace = !needs_user_namespace();
     let detail = if without_namespace {
         "all are kept: root's views need no user namespace".into()
     } else {

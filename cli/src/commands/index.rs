@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use quell_index::{BuildOptions, Image, Trust, Xattrs};
 use quell_mount_spec::{INDEX, Output, Ownership, Trusted, TrustedUse};
+use quell_supervisor::{check_trust, load_index};
 use quell_vfs::{ErrorKind, Time, errno};
 
 use crate::arguments::{IndexArgs, Update, XattrsArg};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{
-    Named, Reading, image_of, real_path, root_of, shown, shown_bytes, text_of, text_of_bytes,
+    InputFile, Reading, image_of, real_path, root_of, shown, shown_bytes, text_of, text_of_bytes,
 };
 use crate::output::{errln, outln};
-use crate::{memory, trust};
 
 /// A directory that changed less than this before the old index was written may have changed again
 /// within the same timestamp granule. Some file systems have timestamps in steps of two seconds.
@@ -36,16 +36,15 @@ struct Task {
 
 /// The stream to which the result is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Voice {
-    /// Standard output.
-    Result,
+pub enum ReportStream {
+    Stdout,
     /// Standard error, because standard output belongs to the program that is run.
-    Aside,
+    Stderr,
 }
 
-pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failure> {
+pub fn run(args: IndexArgs, quiet: bool, stream: ReportStream) -> Result<ExitCode, Failure> {
     let task = match args.update {
-        Some(how) => update_task(&args, how)?,
+        Some(update) => update_task(&args, update)?,
         None => new_task(&args)?,
     };
     refuse_within(&task.output, std::slice::from_ref(&task.directory))?;
@@ -79,7 +78,7 @@ pub fn run(args: IndexArgs, quiet: bool, voice: Voice) -> Result<ExitCode, Failu
         (true, _) => "unchanged",
         _ => "written",
     };
-    report(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), quiet, voice);
+    report(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), quiet, stream);
     Ok(ExitCode::from(if problems > 0 { NO } else { YES }))
 }
 
@@ -114,7 +113,8 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
 /// There is no default path for the root directory, or for a directory in an indexed tree, because
 /// creating the file would change that tree.
 pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
-    let wrong = |why: String| Failure::wrong_input(format!("{why}; choose a place for the index with -o"));
+    let wrong =
+        |reason: String| Failure::wrong_input(format!("{reason}; choose a place for the index with -o"));
     let path = quell_mount_spec::default_index_path(directory)
         .ok_or_else(|| wrong(format!("there is no place beside {}", shown(directory))))?;
     if path.exists() {
@@ -124,7 +124,8 @@ pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
         let Some(index) = quell_mount_spec::default_index_path(above).filter(|index| index.is_file()) else {
             continue;
         };
-        if Named::open(&index).and_then(|index| index.index()).is_ok_and(|image| root_of(&image) == above) {
+        if InputFile::open(&index).and_then(|index| index.index()).is_ok_and(|image| root_of(&image) == above)
+        {
             return Err(wrong(format!(
                 "{} would lie inside {}, the tree of {}, and change it by being written",
                 shown(&path),
@@ -151,18 +152,18 @@ pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
     }
 }
 
-fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
-    let named = Named::open(&args.path)?;
+fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
+    let named = InputFile::open(&args.path)?;
     let (file, directory_named) = match named.is_dir() {
         true => {
             let index = quell_mount_spec::default_index_path(&named.path).ok_or_else(|| {
                 Failure::wrong_input("there is no index beside the root directory; name the index".to_owned())
             })?;
-            (Named::open(&index)?, Some(named.path))
+            (InputFile::open(&index)?, Some(named.path))
         }
         false => (named, None),
     };
-    let Named { path: file, file: opened } = file;
+    let InputFile { path: file, file: opened } = file;
     if !args.exclude.is_empty()
         || args.cross_mounts
         || args.output.is_some()
@@ -170,7 +171,7 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
     {
         return Err(Failure::wrong_input("an update follows the options that the index was made with"));
     }
-    let old = memory::load_index(&opened, &file)?;
+    let old = load_index(&opened, &file)?;
     let written = opened.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&file))))?;
     let before =
         Time { seconds: written.mtime() - CLOCK_TICK_SECONDS, nanoseconds: written.mtime_nsec() as u32 };
@@ -200,13 +201,13 @@ fn update_task(args: &IndexArgs, how: Update) -> Result<Task, Failure> {
         .map_err(|e| Failure::cannot(format!("{}: {e}", shown(&directory))))?;
     let owner = Ownership::read(&owner, &directory)?;
     let trusted = Trusted::by_caller(&args.trust_owner);
-    trust::check(&trusted, &opened, &file, TrustedUse::Index, Some((&directory, &owner)))?;
+    check_trust(&trusted, &opened, &file, TrustedUse::Index, Some((&directory, &owner)))?;
     Ok(Task {
         directory,
         root_path,
         output: file,
         options: BuildOptions::from_image(&old)?,
-        before: (how == Update::Dirs).then_some(before),
+        before: (update == Update::Dirs).then_some(before),
         old: Some(old),
     })
 }
@@ -218,7 +219,7 @@ fn report(
     outcome: &str,
     seconds: f64,
     quiet: bool,
-    voice: Voice,
+    stream: ReportStream,
 ) {
     let entries = image.entries();
     let bytes = image.file_bytes();
@@ -256,9 +257,9 @@ fn report(
         image.directories(),
         bytes as f64 / f64::from(entries),
     );
-    match voice {
-        Voice::Result => outln!("{line}"),
-        Voice::Aside => errln!("quell: {line}"),
+    match stream {
+        ReportStream::Stdout => outln!("{line}"),
+        ReportStream::Stderr => errln!("quell: {line}"),
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn open(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
 
 pub(super) fn of_stores(stores: &StoresArg, error: Error) -> Failure {
     let failure = Failure::from(error);
-    Failure::of_code(failure.code(), format!("{}: {failure}", shown(&stores.stores)))
+    Failure::with_code(failure.code(), format!("{}: {failure}", shown(&stores.stores)))
 }
 
 pub(super) fn find(stores: &Arc<Stores>, path: &Path) -> Result<Found, Failure> {

@@ -1,19 +1,17 @@
 //! `quell mount`: mounts a view, or a log mount, at a mount point; a background process serves it.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
 
-use crate::arguments::{LogArgs, MountArgs};
-use crate::commands::{disks, holder, log, umount};
+use quell_supervisor::{BootPlan, Plan, Source, TreePlan, disk_plan, log_plan, mount, mount_target};
+
+use crate::arguments::MountArgs;
+use crate::commands::umount::unmount;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
-use crate::inputs::{real_path, shown};
-use crate::mounts;
+use crate::inputs::real_path;
 use crate::output::errln;
-use crate::plan::{Place, Plan, TreePlan, refuse_mixtures, refuse_powers};
-use crate::runtime;
+use crate::plans;
 
 pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(config) = &args.config {
@@ -43,14 +41,19 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
     if args.cover.at.is_some() {
         return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
     }
-    refuse_mixtures(&args.boot, &args.cover)?;
-    refuse_powers(&args.cover, args.image)?;
-    let (mountpoint, place) = place(args, mountpoint)?;
-    let mut plan = if args.image {
-        disks::check_boots(args.boot.boot.len(), false)?;
-        let disk = disks::plan_of(file, args.image_format, &args.cover)?;
-        let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
-        Plan { disk: Some(disk), ..plan }
+    plans::refuse_mixed_content(&args.boot, &args.cover)?;
+    plans::refuse_powers(&args.cover, args.image)?;
+    let target = mount_target(mountpoint, args.allow_other)?;
+    let boot = || -> Result<BootPlan, Failure> {
+        let images = args.boot.boot.iter().map(|path| real_path(path)).collect::<Result<_, _>>()?;
+        Ok(BootPlan::Serve { images, budget_mib: args.boot.budget })
+    };
+    let plan = if args.image {
+        plans::check_disk_boot_images(args.boot.boot.len(), false)?;
+        plans::refuse_tree_options(&args.cover)?;
+        let format = args.image_format.image_format.map(Into::into);
+        let disk = disk_plan(file, format, boot()?, args.cover.recheck)?;
+        plans::plan(target, Source::Disk(disk), &args.cover, quiet)
     } else {
         let tree = TreePlan {
             index: real_path(file)?,
@@ -58,107 +61,33 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
             at: None,
             named: None,
         };
-        Plan { strict: true, ..Plan::new(place, vec![tree], &args.boot, &args.cover, quiet) }
+        let trees = plans::trees(vec![tree], boot()?, &args.cover)?;
+        Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };
-    plan.resolve_writable()?;
-    plan.boots = args.boot.boot.iter().map(|path| real_path(path)).collect::<Result<_, _>>()?;
-    start(plan, &mountpoint)?;
+    mount(&plan)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Mounts stores at their mount points: all of them, or none.
 fn mount_logs(logs: Vec<LogConfig>, args: &MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let mut plans = Vec::new();
+    let mut log_plans = Vec::new();
     for LogConfig { path, stores, index } in &logs {
-        let (mountpoint, place) = place(args, path)?;
-        let how = LogArgs { index_way: args.logs.index_way.or(*index), ..args.logs };
-        let log = log::plan_of(stores, &mountpoint, how, args.init)?;
-        let plan = Plan::new(place, Vec::new(), &args.boot, &args.cover, quiet);
-        plans.push((Plan { log: Some(log), ..plan }, mountpoint));
+        let target = mount_target(path, args.allow_other)?;
+        let mountpoint = target.mountpoint().unwrap_or(path);
+        let log = log_plan(stores, mountpoint, args.logs.options(*index), args.init)?;
+        log_plans.push(plans::plan(target, Source::Log(log), &args.cover, quiet));
     }
     let mut mounted: Vec<PathBuf> = Vec::new();
-    for (plan, mountpoint) in plans {
-        if let Err(failure) = start(plan, &mountpoint) {
+    for plan in log_plans {
+        if let Err(failure) = mount(&plan) {
             for point in mounted.iter().rev() {
-                if let Err(failure) = umount::take_away(point, false) {
+                if let Err(failure) = unmount(point, false) {
                     errln!("quell: {failure}");
                 }
             }
             return Err(failure);
         }
-        mounted.push(mountpoint);
+        mounted.extend(plan.target.mountpoint().map(Path::to_owned));
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the mount point without symbolic links, and whether other users have access.
-fn place(args: &MountArgs, mountpoint: &Path) -> Result<(PathBuf, Place), Failure> {
-    // This check comes first: any access to a view blocks if its process was killed or stopped, and
-    // fails if the view belongs to another user.
-    let named = umount::path_of(mountpoint)?;
-    refuse_taken(&named)?;
-    let found = mountpoint.canonicalize().and_then(|path| Ok((path.metadata()?.is_dir(), path)));
-    let (is_dir, path) = found.map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(mountpoint))))?;
-    if !is_dir {
-        return Err(Failure::wrong_input(format!("{} is not a directory", shown(&path))));
-    }
-    // Root's mounts are for all users: the overlay views have no other mode.
-    let allow_other = args.allow_other || rustix::process::geteuid().is_root();
-    Ok((path.clone(), Place::Mountpoint { path, allow_other }))
-}
-
-fn start(mut plan: Plan, mountpoint: &Path) -> Result<(), Failure> {
-    plan.directory = runtime::directory()?;
-    plan.key = runtime::mount_key(mountpoint);
-    let lock = lock_free(&plan, mountpoint)?;
-    match holder::start(&plan, &[], &lock)?.refused {
-        None => Ok(()),
-        Some(refusal) => {
-            runtime::remove_lock(&plan);
-            Err(refusal.into())
-        }
-    }
-}
-
-/// Locks a mount point that has neither a view nor a process that served one. Waits for such a
-/// process to end.
-fn lock_free(plan: &Plan, mountpoint: &Path) -> Result<File, Failure> {
-    let until = Instant::now() + umount::END_TIMEOUT;
-    let left = || until.saturating_duration_since(Instant::now());
-    let (point, seconds) = (shown(mountpoint), umount::END_TIMEOUT.as_secs());
-    loop {
-        let Some(lock) = quell_overlay::lock_key_within(&plan.directory, &plan.key, left())? else {
-            return Err(Failure::cannot(format!(
-                "another quell mount of {point} has not ended after {seconds} s; try again later"
-            )));
-        };
-        refuse_taken(mountpoint)?;
-        let Some(process) = quell_overlay::process_of(&plan.directory, &plan.key)? else { return Ok(lock) };
-        // The process needs the lock in order to end.
-        drop(lock);
-        if !process.wait(left()) {
-            return Err(Failure::cannot(format!(
-                "{point} was unmounted, and process {}, which served it, has not ended after {seconds} s; try again later",
-                process.pid
-            )));
-        }
-    }
-}
-
-/// Returns an error if any user has a view at the mount point. `mountpoint` has no symbolic links.
-pub fn refuse_taken(mountpoint: &Path) -> Result<(), Failure> {
-    let Some(mount) = mounts::ours_at(mountpoint) else { return Ok(()) };
-    let directory = runtime::directory().ok();
-    let process = directory.and_then(|directory| {
-        quell_overlay::process_of(&directory, &runtime::mount_key(mountpoint)).ok().flatten()
-    });
-    let by = match process {
-        Some(process) => format!("served by process {}", process.pid),
-        None => "not served by a process of yours: it is another user's, or its process has ended".into(),
-    };
-    let point = shown(mountpoint);
-    Err(Failure::wrong_input(format!(
-        "{point} has a view already, {} ({by}); quell umount {point} takes it away",
-        shown(&mount.source)
-    )))
 }

@@ -10,12 +10,12 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use quell_mount_spec::{Output, OutputFormat};
 use quell_probe::{AnsweredBy, End, Kind, Leftover, Limits, Outcome, Progress, Refusal, Stage};
+use quell_supervisor::file_system_of;
 use serde_json::{Value, json};
 
 use crate::arguments::ProbeArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, text_of};
-use crate::mounts::file_system_of;
 use crate::output::{errln, outln};
 use crate::{output, progress};
 
@@ -84,8 +84,8 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
             parallelism: args.max_parallel,
         },
     };
-    let asked = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-    if !args.yes && !asked {
+    let is_interactive = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if !args.yes && !is_interactive {
         let plan = task.plan();
         return Err(Failure::wrong_input(format!(
             "{plan}\nquell: standard input is not a terminal; pass --yes to start"
@@ -441,19 +441,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_told_with_two_digits() {
-        for (rate, told) in [(32_481.0, "32,000"), (9_870.0, "9,900"), (104.0, "100"), (7.0, "7"), (0.4, "0")]
+    fn rates_have_two_digits() {
+        for (rate, expected) in
+            [(32_481.0, "32,000"), (9_870.0, "9,900"), (104.0, "100"), (7.0, "7"), (0.4, "0")]
         {
-            assert_eq!(about(rate), told);
+            assert_eq!(about(rate), expected);
         }
     }
 
     #[test]
-    fn latencies_are_told_in_the_unit_that_fits() {
-        for (nanoseconds, told) in
+    fn latencies_have_the_unit_that_fits() {
+        for (nanoseconds, expected) in
             [(480, "0.5 us"), (85_400, "85 us"), (9_999_000, "9999 us"), (62_000_000, "62 ms")]
         {
-            assert_eq!(latency(Duration::from_nanos(nanoseconds)), told);
+            assert_eq!(latency(Duration::from_nanos(nanoseconds)), expected);
         }
     }
 }

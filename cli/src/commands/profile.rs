@@ -21,7 +21,8 @@ use crate::output::{errln, outln};
 use crate::progress::LOG_INTERVAL;
 use crate::tracer::Tracer;
 use crate::traces::Traces;
-use crate::{mounts, output, progress, tracer};
+use crate::{output, progress, tracer};
+use quell_supervisor::{MOUNT_TABLE, mount_table, parse_mount_table};
 
 const TRACE: &str = "trace.strace";
 const MOUNTINFO: &str = "mountinfo";
@@ -51,7 +52,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
         None => (args.import.clone(), None),
         Some(tracer) => {
             let trace = output.path(TRACE);
-            let table = std::fs::read(mounts::TABLE).unwrap_or_default();
+            let table = std::fs::read(MOUNT_TABLE).unwrap_or_default();
             output.write(MOUNTINFO, &table)?;
             let traced = trace_program(tracer, &args, &trace, &interrupted, quiet)
                 .inspect_err(|_| output.discard())?;
@@ -146,8 +147,8 @@ fn bytes(path: &Path) -> Vec<u8> {
 
 fn geography(args: &ProfileArgs, shared: &[PathBuf]) -> Result<Geography, Failure> {
     let table = match &args.mounts {
-        Some(file) => mounts::read(&read_small(file, MOUNTS_BYTES_MAX)?),
-        None => mounts::table().map_err(|e| Failure::cannot(format!("{}: {e}", mounts::TABLE)))?,
+        Some(file) => parse_mount_table(&read_small(file, MOUNTS_BYTES_MAX)?),
+        None => mount_table().map_err(|e| Failure::cannot(format!("{}: {e}", MOUNT_TABLE)))?,
     };
     if table.is_empty() {
         return Err(Failure::wrong_input("the mount table is empty: is it a copy of /proc/self/mountinfo?"));
@@ -244,7 +245,7 @@ fn trace_program(
     if std::fs::metadata(trace).map_or(0, |m| m.len()) == 0 {
         // The code that `quell run` and shells return.
         let code = tracer::code_of(status);
-        return Err(Failure::of_code(
+        return Err(Failure::with_code(
             if code == 1 { 127 } else { code.max(1) },
             format!("{} was not started: nothing was traced", shown_argument(&args.command[0])),
         ));

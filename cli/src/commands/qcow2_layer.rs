@@ -11,18 +11,18 @@ use indicatif::HumanBytes;
 use quell_boot::{BootImage, Contents, Kind, ZEROS, parse_disk_name};
 use quell_mount_spec::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
 use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
+use quell_supervisor::check_trust;
 use quell_vfs::File;
 
 use crate::arguments::BootQcow2Args;
-use crate::commands::boot::whole_from;
+use crate::boot_images::load_whole_from;
 use crate::failure::{Failure, YES};
-use crate::inputs::{Named, shown, shown_bytes};
+use crate::inputs::{InputFile, shown, shown_bytes};
 use crate::output::outln;
-use crate::trust;
 
 pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
-    let file = Named::open(&args.file)?.file;
-    let (image, contents) = whole_from(&file, &args.file)?;
+    let file = InputFile::open(&args.file)?.file;
+    let (image, contents) = load_whole_from(&file, &args.file)?;
     if image.kind() != Kind::Disk {
         let message =
             format!("{} holds files of an indexed tree, not blocks of a disk image", shown(&args.file));
@@ -40,7 +40,7 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
     let chain = disk_chain(&base, args.image_format.map(Into::into))?;
     let owner = Ownership::from(&chain[0].stat);
     let trusted = Trusted::by_caller(&args.trust_owner);
-    trust::check(&trusted, &file, &args.file, TrustedUse::BootImage, Some((&chain[0].path, &owner)))?;
+    check_trust(&trusted, &file, &args.file, TrustedUse::BootImage, Some((&chain[0].path, &owner)))?;
     if let Some(misfit) = misfit(&image, &chain) {
         return Err(Failure::wrong_input(format!("{}: {misfit}", shown(&args.file))));
     }
@@ -68,16 +68,16 @@ pub fn run(args: &BootQcow2Args, quiet: bool) -> Result<ExitCode, Failure> {
 
 /// Returns the path that the disk image had when it was recorded.
 fn recorded_path(image: &BootImage) -> Option<PathBuf> {
-    let mut places = (0..image.files()).filter_map(|number| parse_disk_name(image.file(number).name));
-    let (_, path) = places.find(|(place, _)| *place == 0)?;
+    let mut positions = (0..image.files()).filter_map(|number| parse_disk_name(image.file(number).name));
+    let (_, path) = positions.find(|(position, _)| *position == 0)?;
     Some(std::ffi::OsStr::from_bytes(path).into())
 }
 
 fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
     (0..image.files()).find_map(|number| {
         let file = image.file(number);
-        let (place, path) = parse_disk_name(file.name).expect("checked with the image");
-        match chain.get(place) {
+        let (position, path) = parse_disk_name(file.name).expect("checked with the image");
+        match chain.get(position) {
             None => Some(format!("the disk image lies on no file like {} any more", shown_bytes(path))),
             Some(now) if (now.stat.size_bytes, now.stat.modified) != (file.size_bytes, file.modified) => {
                 Some(format!("{} has another size or time than what was recorded", shown(&now.path)))
@@ -105,26 +105,26 @@ struct Recorded<'a> {
 }
 
 impl Recorded<'_> {
-    fn blocks(&self, place: usize) -> Vec<u32> {
-        let Some(number) = self.numbers[place] else { return Vec::new() };
+    fn blocks(&self, position: usize) -> Vec<u32> {
+        let Some(number) = self.numbers[position] else { return Vec::new() };
         let file = self.image.file(number);
         let runs = self.image.runs_of(&file);
         runs.flat_map(|run| run.first_block..run.first_block + run.blocks).collect()
     }
 
     /// Returns the number and the bytes of a block's content, or `None` for zeros.
-    fn content(&self, place: usize, block: u32) -> Option<(u32, &[u8])> {
-        let file = self.image.file(self.numbers[place]?);
+    fn content(&self, position: usize, block: u32) -> Option<(u32, &[u8])> {
+        let file = self.image.file(self.numbers[position]?);
         let content = self.image.content(&file, block).filter(|content| *content != ZEROS)?;
         Some((content, self.contents.block(content)))
     }
 
     /// Returns bytes of the file. All of them are recorded, except those beyond its end.
-    fn bytes(&self, place: usize, offset: u64, length: u64) -> Vec<u8> {
+    fn bytes(&self, position: usize, offset: u64, length: u64) -> Vec<u8> {
         let (first, end) = (offset / BLOCK_BYTES, (offset + length).div_ceil(BLOCK_BYTES));
         let mut bytes = Vec::with_capacity(((end - first) * BLOCK_BYTES) as usize);
         for block in first..end {
-            match u32::try_from(block).ok().and_then(|block| self.content(place, block)) {
+            match u32::try_from(block).ok().and_then(|block| self.content(position, block)) {
                 Some((_, content)) => bytes.extend_from_slice(content),
                 None => bytes.resize(bytes.len() + BLOCK_BYTES as usize, 0),
             }
@@ -150,18 +150,18 @@ fn layer(
 ) -> Result<Vec<u8>, quell_qcow2::Damage> {
     let mut numbers = vec![None; chain.len()];
     for number in 0..image.files() {
-        let (place, _) = parse_disk_name(image.file(number).name).expect("checked with the image");
-        numbers[place] = Some(number);
+        let (position, _) = parse_disk_name(image.file(number).name).expect("checked with the image");
+        numbers[position] = Some(number);
     }
     let recorded = Recorded { image, contents, numbers };
-    let hot: Vec<Vec<u32>> = (0..chain.len()).map(|place| recorded.blocks(place)).collect();
+    let hot: Vec<Vec<u32>> = (0..chain.len()).map(|position| recorded.blocks(position)).collect();
     let tables: Vec<Tables<'_>> = chain.iter().map(Tables).collect();
     let layers: Vec<Layer<'_>> = (0..chain.len())
-        .map(|place| Layer {
-            header: chain[place].header.as_ref(),
-            file: &tables[place],
-            file_bytes: chain[place].stat.size_bytes,
-            hot: &hot[place],
+        .map(|position| Layer {
+            header: chain[position].header.as_ref(),
+            file: &tables[position],
+            file_bytes: chain[position].stat.size_bytes,
+            hot: &hot[position],
         })
         .collect();
     let found = hot_blocks(&layers)?;

@@ -7,19 +7,20 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::ValueEnum;
 use quell_mount_spec::{Output, OutputFormat};
+use quell_supervisor::{LogReport, Report, Reports, reports_of, shown_list};
 
-use crate::arguments::{IndexWay, StatsArgs};
-use crate::commands::log::joined;
+use crate::arguments::StatsArgs;
 use crate::failure::{Failure, NO};
-use crate::inputs::{real_path, shown};
+use crate::inputs::shown;
+use crate::output;
 use crate::output::{errln, outln};
-use crate::plan::{LogReport, Report, TreeReport};
-use crate::{output, runtime};
 
 pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
-    let reports = reports(&args.path)?;
+    let Reports { reports, unanswered } = reports_of(&args.path)?;
+    for message in unanswered {
+        errln!("quell: {message}");
+    }
     if let Some(file) = &args.prometheus {
         let text = prometheus(&reports);
         if file == Path::new("-") {
@@ -48,32 +49,6 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the reports of the holders that serve the path as mount point, index, store or covered
-/// tree.
-fn reports(path: &Path) -> Result<Vec<Report>, Failure> {
-    let directory = runtime::directory()?;
-    let real = real_path(path)?;
-    let mut reports = Vec::new();
-    for key in runtime::keys(&directory) {
-        let text = match quell_overlay::ask(&directory, &key) {
-            Ok(Some(text)) => text,
-            Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
-                errln!("quell: no report of {key}: {e}");
-                continue;
-            }
-            // A holder that has just ended is not an error.
-            Ok(None) | Err(_) => continue,
-        };
-        let Ok(report) = serde_json::from_str::<Report>(&text) else { continue };
-        let serves = |tree: &TreeReport| tree.index == real || tree.path == real;
-        let stores = report.log.as_ref().is_some_and(|log| log.stores.contains(&real));
-        if report.mountpoint.as_ref() == Some(&real) || stores || report.trees.iter().any(serves) {
-            reports.push(report);
-        }
-    }
-    Ok(reports)
-}
-
 fn print(report: &Report) {
     if let Some(log) = &report.log {
         print_log(log, report.pid);
@@ -98,16 +73,12 @@ fn print(report: &Report) {
 }
 
 fn print_log(log: &LogReport, pid: u32) {
-    outln!("{} (log of {}, process {pid})", shown(&log.path), joined(&log.stores));
+    outln!("{} (log of {}, process {pid})", shown(&log.path), shown_list(&log.stores));
     outln!("  buffer bytes        {}", log.buffer_bytes);
-    outln!("  index               {}", way(log.index));
+    outln!("  index               {}", log.index.name());
     for (name, value) in &log.counters {
         outln!("  {:<20}{value}", name.replace('_', " "));
     }
-}
-
-fn way(way: IndexWay) -> String {
-    way.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
 
 /// Formats the counters in the Prometheus text format.
@@ -116,7 +87,7 @@ fn prometheus(reports: &[Report]) -> String {
     let escape = |text: String| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     for report in reports {
         if let Some(log) = &report.log {
-            let (path, stores) = (escape(shown(&log.path)), escape(joined(&log.stores)));
+            let (path, stores) = (escape(shown(&log.path)), escape(shown_list(&log.stores)));
             let labels = format!("path=\"{path}\",stores=\"{stores}\",view=\"log\",pid=\"{}\"", report.pid);
             for (name, value) in &log.counters {
                 samples

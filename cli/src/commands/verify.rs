@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use quell_index::{BuildOptions, Change, compare};
+use quell_supervisor::difference_line;
 
 use crate::arguments::VerifyArgs;
-use crate::commands::holder::line_of;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{Reading, image_of, real_path, root_of, shown, text_of, text_of_bytes};
 use crate::output;
@@ -42,7 +42,7 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
                 "path": text_of_bytes(&difference.path), "what": what, "attributes": attributes
             }));
         } else {
-            outln!("{}", line_of(&difference));
+            outln!("{}", difference_line(&difference));
         }
         !output::has_failed()
     });

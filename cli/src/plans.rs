@@ -1,0 +1,171 @@
+//! Turns arguments into plans for the supervisor.
+
+use quell_mount_spec::DiskFormat;
+use quell_supervisor::{
+    BootPlan, ChangePolicy, CheckMode, ImageFormat, IndexMode, LogOptions, Plan, Source, Target, TreePlan,
+    TreesPlan, ViewChoice, Writes,
+};
+
+use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, IndexWay, LogArgs, OnChangeArg, ViewArg};
+use crate::failure::Failure;
+
+/// Returns a plan with the options that all kinds of views have in common.
+pub fn plan(target: Target, source: Source, cover: &CoverArgs, quiet: bool) -> Plan {
+    Plan {
+        target,
+        source,
+        strict: cover.strict,
+        trust_owners: cover.trust_owner.clone(),
+        threads: cover.threads,
+        quiet,
+        verbose: cover.verbose,
+    }
+}
+
+/// Returns the part of a plan that concerns trees.
+pub fn trees(trees: Vec<TreePlan>, boot: BootPlan, cover: &CoverArgs) -> Result<Source, Failure> {
+    let writes = match (&cover.writable, cover.scratch) {
+        (Some(directory), _) => Writes::Kept(directory.clone()),
+        (None, true) => Writes::Scratch,
+        (None, false) => Writes::Refused,
+    };
+    Ok(Source::Trees(TreesPlan {
+        trees,
+        boot,
+        view: cover.view.into(),
+        check: cover.check.into(),
+        rechecks_per_second: cover.recheck,
+        writes: writes.resolved()?,
+        on_change: cover.on_change.into(),
+        suid: cover.suid,
+        dev: cover.dev,
+        memory_mib: cover.memory,
+    }))
+}
+
+/// Refuses options that are for trees, with `--image`.
+pub fn refuse_tree_options(cover: &CoverArgs) -> Result<(), Failure> {
+    let for_trees = [
+        ("--source", cover.source.is_some()),
+        ("--at", cover.at.is_some()),
+        ("--scratch", cover.scratch),
+        ("--writable", cover.writable.is_some()),
+        ("--view", !matches!(cover.view, ViewArg::Auto | ViewArg::Fuse)),
+        ("--check full", cover.check == Check::Full),
+    ];
+    match for_trees.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((option, _)) => {
+            Err(Failure::wrong_input(format!("{option} is for trees, and does not go with --image")))
+        }
+    }
+}
+
+/// Checks the number of boot images of a disk image: exactly one, or none for a recording.
+pub fn check_disk_boot_images(count: usize, is_recording: bool) -> Result<(), Failure> {
+    match (count, is_recording) {
+        (1, _) | (0, true) => Ok(()),
+        (0, false) => Err(Failure::wrong_input(
+            "--image goes with -b, the boot image that `quell record --image` wrote",
+        )),
+        _ => Err(Failure::wrong_input(
+            "one boot image goes with --image; `quell boot merge` joins several of one disk",
+        )),
+    }
+}
+
+/// Refuses a boot image with `--on-change serve` or `ignore`. A block in memory has the file's
+/// content at indexing; together with blocks of a changed file, it would form content that the file
+/// never had.
+pub fn refuse_mixed_content(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Failure> {
+    if boot.boot.is_empty() || cover.on_change == OnChangeArg::Refuse {
+        return Ok(());
+    }
+    Err(Failure::wrong_input(
+        "a boot image is of files as they were indexed: it goes with --on-change refuse alone",
+    ))
+}
+
+/// Refuses `--suid` and `--dev` for other users than root, and for disk images.
+pub fn refuse_powers(cover: &CoverArgs, is_disk: bool) -> Result<(), Failure> {
+    if !cover.suid && !cover.dev {
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::wrong_input("--suid and --dev are for root"));
+    }
+    if is_disk {
+        return Err(Failure::wrong_input("--suid and --dev go with an index, not with a disk image"));
+    }
+    Ok(())
+}
+
+impl LogArgs {
+    /// Returns the options of a log mount. `index`: the index mode of the configuration file, which
+    /// the command line overrides.
+    pub fn options(&self, index: Option<IndexWay>) -> LogOptions {
+        LogOptions {
+            buffer_bytes: self.buffer,
+            index: self.index_way.or(index).map(Into::into),
+            flatten_threshold_bytes: self.flatten_threshold,
+        }
+    }
+}
+
+impl From<ViewArg> for ViewChoice {
+    fn from(view: ViewArg) -> ViewChoice {
+        match view {
+            ViewArg::Auto => ViewChoice::Auto,
+            ViewArg::Overlay => ViewChoice::Overlay,
+            ViewArg::OverlayFuse => ViewChoice::OverlayFuse,
+            ViewArg::Fuse => ViewChoice::Fuse,
+        }
+    }
+}
+
+impl From<Check> for CheckMode {
+    fn from(check: Check) -> CheckMode {
+        match check {
+            Check::Auto => CheckMode::Auto,
+            Check::None => CheckMode::None,
+            Check::Sample => CheckMode::Sample,
+            Check::Full => CheckMode::Full,
+        }
+    }
+}
+
+impl From<OnChangeArg> for ChangePolicy {
+    fn from(on_change: OnChangeArg) -> ChangePolicy {
+        match on_change {
+            OnChangeArg::Refuse => ChangePolicy::Refuse,
+            OnChangeArg::Serve => ChangePolicy::Serve,
+            OnChangeArg::Ignore => ChangePolicy::Ignore,
+        }
+    }
+}
+
+impl From<ImageFormatArg> for ImageFormat {
+    fn from(format: ImageFormatArg) -> ImageFormat {
+        match format {
+            ImageFormatArg::Qcow2 => ImageFormat::Qcow2,
+            ImageFormatArg::Raw => ImageFormat::Raw,
+        }
+    }
+}
+
+impl From<ImageFormatArg> for DiskFormat {
+    fn from(format: ImageFormatArg) -> DiskFormat {
+        ImageFormat::from(format).into()
+    }
+}
+
+impl From<IndexWay> for IndexMode {
+    fn from(mode: IndexWay) -> IndexMode {
+        match mode {
+            IndexWay::Original => IndexMode::Original,
+            IndexWay::Flatten => IndexMode::Flatten,
+            IndexWay::FlattenLater => IndexMode::FlattenLater,
+            IndexWay::Parallel => IndexMode::Parallel,
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! The output of the command that started a holder.
+
+use quell_index::Progress;
+
+/// Prints messages and progress for the user. The holder calls it from several threads.
+pub trait Console: Send + Sync {
+    /// Prints a message as one line on standard error. Errors are ignored.
+    fn print(&self, message: &str);
+
+    /// Runs `run` and shows its progress until it returns. Stops the work early, with
+    /// `Progress::stop`, once `is_unwanted` returns true.
+    fn watch(&self, task: &ProgressTask<'_>, is_unwanted: &dyn Fn() -> bool, run: &mut (dyn FnMut() + Send));
+}
+
+/// Long work whose progress is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct ProgressTask<'a> {
+    pub title: &'a str,
+    pub progress: &'a Progress,
+    /// The number of entries of an older index of the same tree, if there is one.
+    pub expected_entries: Option<u64>,
+    pub quiet: bool,
+}

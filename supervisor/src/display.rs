@@ -1,0 +1,21 @@
+//! Paths in messages.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Returns a path as one printable line; control characters and bytes that are not UTF-8 are
+/// escaped.
+pub fn shown(path: impl AsRef<Path>) -> String {
+    quell_vfs::printable(path.as_ref().as_os_str().as_bytes())
+}
+
+/// Does the same as `shown`, for the bytes of a path within an index.
+pub fn shown_bytes(path: &[u8]) -> String {
+    shown(OsStr::from_bytes(path))
+}
+
+/// Returns paths as one printable line, separated by commas.
+pub fn shown_list(paths: &[PathBuf]) -> String {
+    paths.iter().map(shown).collect::<Vec<_>>().join(",")
+}

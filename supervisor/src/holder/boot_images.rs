@@ -1,0 +1,89 @@
+//! Adds boot images to trees.
+
+use std::fs::File;
+use std::path::Path;
+
+use quell_boot::Kind;
+use quell_mount_spec::{Ownership, TrustedUse};
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::holder::checked_tree::CheckedTree;
+use crate::holder::handshake::Context;
+use crate::inputs::InputFile;
+use crate::protocol::plan::BootPlan;
+use crate::protocol::transfer::OpenFiles;
+use crate::resources::{self, MemoryBudget};
+use crate::trust::check_trust;
+
+/// Assigns each boot image to the tree with its index. Without `--strict`, an image that cannot be
+/// used is reported and left out, and the tree is served without it.
+pub fn add_boot_images(
+    context: &Context,
+    boot: &BootPlan,
+    trees: &mut Vec<CheckedTree>,
+    files: &mut OpenFiles,
+) -> Result<(), Failure> {
+    if boot.images().is_empty() {
+        return Ok(());
+    }
+    let mut budget = MemoryBudget::new(boot.budget_mib());
+    for path in boot.images() {
+        if let Err(failure) = add_boot_image(context, path, files.remove(path), &mut budget, trees) {
+            if context.plan.strict || failure.is_final() {
+                return Err(failure);
+            }
+            context.print(&format!("{failure}; nothing of it is served from memory"));
+        }
+    }
+    Ok(())
+}
+
+fn add_boot_image(
+    context: &Context,
+    path: &Path,
+    opened: Option<File>,
+    budget: &mut MemoryBudget,
+    trees: &mut Vec<CheckedTree>,
+) -> Result<(), Failure> {
+    let file = match opened {
+        Some(file) => file,
+        None => InputFile::open(path)?.file,
+    };
+    let boot = resources::load_boot(&file, path, budget)?;
+    if boot.kind() == Kind::Disk {
+        let message = format!("{} holds blocks of a disk image: it goes with --image", shown(path));
+        return Err(Failure::wrong_input(message));
+    }
+    let is_of = |tree: &CheckedTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
+    let Some(position) = trees.iter().position(is_of) else {
+        return Err(Failure::wrong_input(format!(
+            "{} belongs to another index, or to an older state of this one: record it again",
+            shown(path)
+        )));
+    };
+    let covered = &trees[position].covered;
+    let owner = Ownership::from(&covered.source().stat_self()?);
+    let tree = Some((&*covered.source_path, &owner));
+    check_trust(&context.plan.trusted(), &file, path, TrustedUse::BootImage, tree)?;
+    if covered.hot.is_some() {
+        return Err(Failure::wrong_input(format!(
+            "{} is the second boot image of {}: `quell boot merge` joins them",
+            shown(path),
+            shown(&covered.source_path)
+        )));
+    }
+    // While the image is decoded, its file is in memory too.
+    budget.reserve(path, boot.serving_bytes(), boot.file_bytes())?;
+    let mut tree = trees.swap_remove(position);
+    tree.covered = tree.covered.with_boot_image(boot);
+    let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
+    if stale > 0 {
+        context.print(&format!(
+            "{stale} files of {} are another now; they are served from the tree",
+            shown(path)
+        ));
+    }
+    trees.push(tree);
+    Ok(())
+}

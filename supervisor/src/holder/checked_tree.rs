@@ -1,0 +1,177 @@
+//! Trees that were opened and compared with their indexes before anything is covered.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quell_index::Sampler;
+use quell_mount_spec::{Covered, Ownership, TrustedUse};
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::freshness::decision::START_TIMEOUT;
+use crate::freshness::full_check::full_check;
+use crate::freshness::sample::sample;
+use crate::freshness::stale::StaleReport;
+use crate::freshness::whole_check::{CheckPlan, RunningCheck, TreeCheck};
+use crate::holder::handshake::Context;
+use crate::holder::privileges;
+use crate::inputs::{InputFile, root_of};
+use crate::protocol::plan::{CheckMode, Target, TreePlan, TreesPlan};
+use crate::protocol::transfer::OpenFiles;
+use crate::resources;
+use crate::trust::check_trust;
+
+/// How long programs get between SIGTERM and SIGKILL when --strict ends them.
+const END_GRACE: Duration = Duration::from_secs(5);
+
+/// A tree that was compared with its index and opened before anything is covered.
+pub struct CheckedTree {
+    pub covered: Covered,
+    pub index: PathBuf,
+    pub index_belongs_to_root: bool,
+    /// The directory to cover.
+    pub path: PathBuf,
+    pub sampler: Sampler,
+    /// The check of the whole tree, before it starts (`planned_check`) and while it runs.
+    planned_check: Option<TreeCheck>,
+    pub running_check: Option<RunningCheck>,
+}
+
+/// A tree whose index is out of date.
+pub struct StaleTree {
+    pub index: PathBuf,
+    pub path: PathBuf,
+    pub report: StaleReport,
+}
+
+/// Opens the trees of a plan and compares them with their indexes, as far as this is done before
+/// the namespace exists. Trees with differences are left out and reported.
+pub fn open_trees(
+    context: &Context,
+    plan: &TreesPlan,
+    files: &mut OpenFiles,
+) -> Result<Vec<CheckedTree>, Failure> {
+    let (mut trees, mut stale) = (Vec::new(), Vec::new());
+    for tree in &plan.trees {
+        match open_tree(context, plan, tree, files)? {
+            (tree, None) => trees.push(tree),
+            (tree, Some(report)) => stale.push(StaleTree { index: tree.index, path: tree.path, report }),
+        }
+    }
+    report_stale(context, &stale, trees.is_empty())?;
+    Ok(trees)
+}
+
+fn open_tree(
+    context: &Context,
+    trees: &TreesPlan,
+    tree: &TreePlan,
+    files: &mut OpenFiles,
+) -> Result<(CheckedTree, Option<StaleReport>), Failure> {
+    let plan = &context.plan;
+    let file = match files.remove(&tree.index) {
+        Some(file) => file,
+        None => InputFile::open(&tree.index)?.file,
+    };
+    let image = resources::load_index(&file, &tree.index).map_err(|failure| match failure.is_damage() {
+        true => failure,
+        false => failure.into_final(),
+    })?;
+    let image = Arc::new(image);
+    let root = root_of(&image);
+    if let Some(named) = tree.named.as_ref().filter(|named| **named != root) {
+        return Err(Failure::refused(format!(
+            "{} is an index of {}, not of {}: index that directory, or tell with --source or --at where the tree of the index is",
+            shown(&tree.index),
+            shown(&root),
+            shown(named)
+        )));
+    }
+    let source = tree.source.clone().unwrap_or(root);
+    let index_belongs_to_root = quell_mount_spec::belongs_to_root(&file);
+    let rules = privileges::rules(plan, trees, index_belongs_to_root)?;
+    let covered = quell_mount_spec::cover(image.clone(), &source, trees.on_change.into(), rules)?;
+    // So far, only the path of the tree was taken from the index.
+    let owner = Ownership::from(&covered.source().stat_self()?);
+    check_trust(&plan.trusted(), &file, &tree.index, TrustedUse::Index, Some((&source, &owner)))?;
+    let path = match &plan.target {
+        Target::Mountpoint { path, .. } => path.clone(),
+        Target::Namespace => tree.at.clone().unwrap_or_else(|| covered.source_path.clone()),
+    };
+    let seed = u64::from(std::process::id()) << 32
+        | u64::from(std::time::UNIX_EPOCH.elapsed().map_or(1, |t| t.subsec_nanos()));
+    let mut sampler = Sampler::new(image.clone(), covered.source(), seed);
+    let directory = &context.address.directory;
+    let stale = match trees.check {
+        CheckMode::None => None,
+        CheckMode::Sample | CheckMode::Auto => {
+            let differences = sample(directory, &image, &source, &mut sampler);
+            StaleReport::from_differences(&differences, false)
+        }
+        CheckMode::Full => {
+            // Ctrl-C ends the run, but not this process, which has its own session. The check
+            // therefore ends when the run has ended.
+            let run = PathBuf::from(format!("/proc/{}", context.creator));
+            let console = context.messages.console();
+            let differences = full_check(&image, &source, plan.quiet, console, &|| !run.exists())?;
+            StaleReport::from_differences(&differences, true)
+        }
+    };
+    let CheckPlan { check: planned_check, stale: known } = match (trees.check, &stale) {
+        (CheckMode::Auto, None) => TreeCheck::plan(&image, &source, directory),
+        _ => CheckPlan::default(),
+    };
+    let (index, running_check) = (tree.index.clone(), None);
+    let tree =
+        CheckedTree { covered, index, index_belongs_to_root, path, sampler, planned_check, running_check };
+    Ok((tree, stale.or(known)))
+}
+
+/// Reports trees that are not covered because their indexes are out of date. This is an error with
+/// --strict, or if no tree is left.
+pub fn report_stale(context: &Context, stale: &[StaleTree], none_left: bool) -> Result<(), Failure> {
+    if stale.is_empty() {
+        return Ok(());
+    }
+    if context.plan.strict || none_left {
+        let messages: Vec<String> = stale.iter().map(|tree| tree.report.message(&tree.index, "")).collect();
+        return Err(Failure::cannot(messages.join("\n")));
+    }
+    for StaleTree { index, path, report } in stale {
+        context.print(&report.message(index, &format!(": {} is not covered", shown(path))));
+    }
+    Ok(())
+}
+
+/// Starts the checks of whole trees; views are created meanwhile. Returns the time until which the
+/// start waits for the checks that it depends on.
+pub fn start_checks(context: &Context, trees: &mut [CheckedTree]) -> Instant {
+    for tree in trees {
+        let report = late_report(context, &tree.index, &tree.covered.source_path);
+        tree.running_check = tree.planned_check.take().map(|check| check.begin(report));
+    }
+    Instant::now() + START_TIMEOUT
+}
+
+/// Returns the function that reports differences found after the program's start, and with --strict
+/// ends the programs of the view.
+fn late_report(context: &Context, index: &Path, source: &Path) -> impl FnOnce(&StaleReport) + Send + 'static {
+    let (index, source, messages) = (index.to_owned(), source.to_owned(), context.messages.clone());
+    let ends_programs = context.plan.strict && matches!(context.plan.target, Target::Namespace);
+    move |stale| {
+        let consequence = match ends_programs {
+            true => ": ending the program, as --strict asks".into(),
+            false => format!(": the program sees {} as it was indexed", shown(source)),
+        };
+        messages.print(&stale.message(&index, &consequence));
+        if !ends_programs {
+            return;
+        }
+        loop {
+            // Also ends programs that join from now on; the holder ends after the last one.
+            quell_overlay::end_other_members(END_GRACE);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The view of one tree, while it is served.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use quell_boot::BLOCK_BYTES;
+use quell_fuse::Session;
+use quell_index::{BuildOptions, Sampler};
+use quell_mount_spec::Covered;
+use quell_overlay::{CoveredTree, Ids};
+use quell_vfs::ErrorKind;
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::freshness::stale::difference_line;
+use crate::freshness::whole_check::RunningCheck;
+use crate::holder::checked_tree::CheckedTree;
+use crate::holder::handshake::Context;
+use crate::holder::messages::Messages;
+use crate::holder::privileges::{needs_user_namespace, visibility};
+use crate::mount_table::mount_source;
+use crate::protocol::plan::{Target, TreesPlan, ViewChoice, Writes};
+use crate::protocol::report::TreeReport;
+use crate::view::boot_blocks::BootBlocks;
+use crate::view::mount::{MountedView, SelectedView, fuse_at, mount_first};
+use crate::view::options::{ViewOptions, Visibility, tree_properties};
+use crate::view::selection::View;
+
+/// Number of changes during a run that are printed; the rest is only counted.
+const CHANGES_PRINTED: u64 = 5;
+
+/// One covered tree.
+pub struct CoveredView {
+    covered: Covered,
+    pub index: PathBuf,
+    pub path: PathBuf,
+    view: View,
+    reason: String,
+    pub sessions: Vec<Session>,
+    boot_blocks: Option<BootBlocks>,
+    sampler: Sampler,
+    pub running_check: Option<RunningCheck>,
+    /// Number of entries compared since the tree was covered, and number of changes found.
+    compared: u64,
+    changes: u64,
+}
+
+/// The mount of a view, before it is attached.
+pub struct Unattached {
+    /// `None` if the mount is attached already.
+    pub mount: Option<std::os::fd::OwnedFd>,
+    pub path: PathBuf,
+    /// Device and inode number that the directory at the path must have.
+    pub original: Option<(u64, u64)>,
+}
+
+impl CoveredView {
+    /// Mounts the view of a tree, without attaching it. `squash`: in a user namespace, the ids that
+    /// it maps.
+    pub fn mount(
+        context: &Context,
+        trees: &TreesPlan,
+        tree: CheckedTree,
+        squash: Option<Ids>,
+    ) -> Result<(CoveredView, Unattached), Failure> {
+        let CheckedTree { mut covered, index, index_belongs_to_root, path, sampler, running_check, .. } =
+            tree;
+        let selected =
+            select_view(context, trees, &mut covered, &index, index_belongs_to_root, &path, squash)?;
+        // The blocks are decoded, so the compressed frames are no longer needed.
+        covered.hot = None;
+        let SelectedView { view, reason, mounted: MountedView { mount, sessions, boot_blocks } } = selected;
+        // At the tree's own path the view covers only the directory that was checked, and not
+        // another directory that was moved to the path meanwhile.
+        let original = match path == covered.source_path {
+            true => Some(covered.source().stat_self()?.identity()),
+            false => None,
+        };
+        let unattached = Unattached { mount, path: path.clone(), original };
+        let (compared, changes) = (0, 0);
+        let view = CoveredView {
+            covered,
+            index,
+            path,
+            view,
+            reason,
+            sessions,
+            boot_blocks,
+            sampler,
+            running_check,
+            compared,
+            changes,
+        };
+        Ok((view, unattached))
+    }
+
+    /// Returns the kind of the view and the reason for it, as a message.
+    pub fn description(&self) -> String {
+        let CoveredView { path, view, covered, reason, .. } = self;
+        let entries = covered.image.entries();
+        format!("{} covered by {} ({entries} entries; {reason})", shown(path), view.name())
+    }
+
+    /// Returns the tree, for the answers to processes that join.
+    pub fn covered_tree(&self) -> Result<CoveredTree, Failure> {
+        let crosses_mounts = BuildOptions::from_image(&self.covered.image)?.cross_mounts;
+        Ok(CoveredTree { path: self.path.clone(), crosses_mounts })
+    }
+
+    pub fn report(&self) -> TreeReport {
+        TreeReport {
+            index: self.index.clone(),
+            generation: self.covered.image.generation().to_string(),
+            path: self.path.clone(),
+            source: self.covered.source_path.clone(),
+            view: self.view.name().into(),
+            reason: self.reason.clone(),
+            entries: self.covered.image.entries().into(),
+            looks: self.compared,
+            changes: self.changes + self.running_check.as_ref().map_or(0, RunningCheck::changes),
+            counters: self.counters(),
+        }
+    }
+
+    /// Returns `None` if the kernel alone serves the view and nothing is counted.
+    fn counters(&self) -> Option<BTreeMap<String, u64>> {
+        let mut counters: BTreeMap<String, u64> = BTreeMap::new();
+        for session in &self.sessions {
+            for (name, value) in session.counters().snapshot().pairs() {
+                *counters.entry(name.to_owned()).or_default() += value;
+            }
+        }
+        if let Some(blocks) = &self.boot_blocks {
+            let served = blocks.hot.served();
+            counters.insert("blocks_from_memory".into(), served.from_memory);
+            counters.insert("blocks_from_source".into(), served.from_source);
+            counters.insert("blocks_cached".into(), blocks.cached_bytes.div_ceil(BLOCK_BYTES as u64));
+            counters.insert("files_whole".into(), blocks.whole_files);
+        }
+        (!counters.is_empty()).then_some(counters)
+    }
+
+    /// Compares one entry with the tree. Each change is reported, up to a limit.
+    pub fn compare_next(&mut self, messages: &Messages) {
+        self.compared += 1;
+        let Ok(Some(difference)) = self.sampler.step() else { return };
+        self.changes += 1;
+        if self.changes <= CHANGES_PRINTED {
+            messages.print(&format!(
+                "{} changed while it is covered: {}; programs see it as it was indexed",
+                shown(&self.covered.source_path),
+                difference_line(&difference)
+            ));
+        }
+    }
+}
+
+fn select_view(
+    context: &Context,
+    trees: &TreesPlan,
+    covered: &mut Covered,
+    index: &Path,
+    index_belongs_to_root: bool,
+    path: &Path,
+    squash: Option<Ids>,
+) -> Result<SelectedView, Failure> {
+    let plan = &context.plan;
+    let allow_other = match plan.target {
+        Target::Namespace => true,
+        Target::Mountpoint { allow_other, .. } => allow_other,
+    };
+    // Outside a namespace an ordinary user can mount only with fusermount3.
+    let by_fusermount = matches!(plan.target, Target::Mountpoint { .. }) && needs_user_namespace();
+    let is_possible =
+        matches!(trees.view, ViewChoice::Auto | ViewChoice::Fuse) && trees.writes == Writes::Refused;
+    if by_fusermount && !is_possible {
+        let message = "an ordinary user's mount is a read-only FUSE view; `quell run` does more";
+        return Err(Failure::cannot(message));
+    }
+    // In its own user namespace this process may mount, but has no more access than the caller.
+    let visibility = if squash.is_some() { Visibility::Caller } else { visibility(&plan.target) };
+    let mut options = ViewOptions {
+        plan,
+        trees,
+        squash,
+        visibility,
+        index_belongs_to_root,
+        source_name: mount_source(index),
+        allow_other,
+        has_boot_image: covered.hot.is_some(),
+    };
+    let properties = tree_properties(&covered.image, &covered.source_path, trees);
+    let mount = |covered: &Covered, options: &ViewOptions<'_>| match by_fusermount {
+        true => fuse_at(covered, path, options),
+        false => mount_first(covered, &properties, options),
+    };
+    match mount(covered, &options) {
+        // The frames of a boot image are verified while they are decoded.
+        Err(e) if e.kind == ErrorKind::Damaged && options.has_boot_image && !plan.strict => {
+            context.print(&format!("{e}; nothing of it is served from memory"));
+            covered.hot = None;
+            options.has_boot_image = false;
+            Ok(mount(covered, &options)?)
+        }
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,73 @@
+//! The holder's side of the start: the answer to the command, and the streams of that command.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use crate::holder::messages::{self, Messages};
+use crate::protocol::answer::Answer;
+use crate::protocol::plan::{Plan, Target};
+use crate::protocol::transfer::{Address, Envelope};
+
+/// What every holder has, whatever it serves.
+pub struct Context {
+    pub plan: Plan,
+    pub address: Address,
+    /// The process that waits for the answer.
+    pub creator: i32,
+    pub messages: Messages,
+}
+
+impl Context {
+    pub fn new(envelope: Envelope, messages: Messages) -> Context {
+        let Envelope { plan, address, creator, .. } = envelope;
+        Context { plan, address, creator, messages }
+    }
+
+    /// Prints a message for the user.
+    pub fn print(&self, message: &str) {
+        self.messages.print(message);
+    }
+
+    /// Returns the file for messages after the command was answered. A view of `quell run` has
+    /// none; it uses the program's standard error.
+    pub fn message_log(&self) -> Option<PathBuf> {
+        self.plan.target.mountpoint().map(|_| messages::log_path(&self.address))
+    }
+
+    /// Answers that the view is ready. Returns `false` if the command that requested it was killed.
+    /// The caller then removes a mount before it releases the lock, so that a user who interrupts
+    /// `quell mount` finds no mount later.
+    pub fn answer_ready(&self) -> bool {
+        // Before the answer, so that a pipe that captures the command's standard error is closed
+        // when the command ends.
+        if let Some(log) = self.message_log() {
+            self.messages.log_to(&log);
+        }
+        answer(&Answer { refused: None })
+    }
+
+    /// Removes an empty log. Called when the process ends.
+    pub fn end_messages(&self) {
+        if let Some(log) = self.message_log() {
+            self.messages.remove_empty_log(&log);
+        }
+    }
+
+    /// Releases the standard error of the program that the view was created for. Called when it has
+    /// ended: other programs may still use the view, but the program's stream is not kept open for
+    /// them. A recording keeps the stream, because the command that waits for it has the same one.
+    pub fn release_error_of_creator(&self) {
+        if matches!(self.plan.target, Target::Namespace) && self.plan.recording().is_none() {
+            messages::release_error();
+        }
+    }
+}
+
+/// Returns `false` if the command that reads the answer was killed.
+pub fn answer(answer: &Answer) -> bool {
+    let text = serde_json::to_string(answer).expect("an answer is always JSON");
+    let written = writeln!(std::io::stdout(), "{text}").and_then(|()| std::io::stdout().flush());
+    // The command reads to the end of the pipe, which closing it marks.
+    let _ = messages::release_input_and_output();
+    written.is_ok()
+}

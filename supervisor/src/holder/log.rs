@@ -1,0 +1,204 @@
+//! A log mount. Written files become logs in stores; see docs/techniques/log.md.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quell_fuse::Session;
+use quell_log::{Choices, LogFs};
+use quell_overlay::{Holder, Need};
+
+use crate::display::{shown, shown_list};
+use crate::failure::Failure;
+use crate::holder::handshake::Context;
+use crate::holder::messages::Messages;
+use crate::holder::own_mount::OwnMount;
+use crate::holder::served::Served;
+use crate::holder::signals::Signals;
+use crate::mount_point::refuse_mounted;
+use crate::mount_table::mount_source;
+use crate::protocol::plan::{IndexMode, LogPlan, Target};
+use crate::protocol::report::{LogReport, Report};
+
+/// Interval at which the process checks that its mount still exists.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// Logs of files that no process has open are closed if they were not read for this time, and after
+/// twice this time at the latest.
+const IDLE_TIME: Duration = Duration::from_secs(1);
+/// How long the kernel may take to end a session whose mount was removed. Meanwhile it still sends
+/// requests for files that were closed just before. If these were lost, removed files would leave
+/// remains in the store.
+const SESSION_END_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long an unmount waits for background flattening: less than `quell umount` waits for the
+/// process.
+const FLATTEN_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// A mounted log file system.
+pub struct LogMount {
+    holder: Holder,
+    session: Session,
+    fs: Arc<LogFs>,
+    path: PathBuf,
+    plan: LogPlan,
+    signals: Signals,
+    mount: OwnMount,
+}
+
+impl LogMount {
+    /// Opens the stores and mounts them.
+    pub fn create(context: &Context, plan: &LogPlan) -> Result<LogMount, Failure> {
+        let Target::Mountpoint { path, allow_other } = &context.plan.target else {
+            return Err(Failure::wrong_input("stores are mounted, not run in"));
+        };
+        let signals = Signals::listen()?;
+        // Another user may have mounted there since the command checked.
+        refuse_mounted(path)?;
+        let fs = Arc::new(quell_mount_spec::open_log_at(&plan.stores, choices(plan), path)?);
+        let options = quell_fuse::Options {
+            threads: context.plan.threads.into(),
+            allow_other: *allow_other,
+            source: mount_source(Path::new(&shown_list(&plan.stores))),
+            ..quell_fuse::Options::default()
+        };
+        let session = quell_fuse::mount_at(Arc::clone(&fs) as _, path, &options)?;
+        let mount = OwnMount::at(path);
+        let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
+        signals.wake(&mut holder)?;
+        mount.wake(&mut holder)?;
+        if !context.plan.quiet {
+            let stores = shown_list(&plan.stores);
+            context.print(&format!("what is written to {} goes to {stores}", shown(path)));
+        }
+        Ok(LogMount { holder, session, fs, path: path.clone(), plan: plan.clone(), signals, mount })
+    }
+}
+
+fn choices(plan: &LogPlan) -> Choices {
+    let common = Choices { buffer_bytes: plan.buffer_bytes, flatten_bytes: 0, ..Choices::default() };
+    match plan.index {
+        IndexMode::Original => Choices { index_threads: 1, ..common },
+        IndexMode::Flatten => Choices { flatten_bytes: plan.flatten_threshold_bytes, ..common },
+        IndexMode::FlattenLater => {
+            Choices { flatten_bytes: plan.flatten_threshold_bytes, flattens_later: true, ..common }
+        }
+        IndexMode::Parallel => common,
+    }
+}
+
+impl Served for LogMount {
+    fn report_start(&self) -> Result<(), Failure> {
+        // A log mount records nothing.
+        Ok(())
+    }
+
+    fn is_mounted(&self) -> bool {
+        true
+    }
+
+    fn abandon(self, _context: &Context) {
+        self.session.stop();
+        self.holder.abandon();
+    }
+
+    /// Serves until the mount is removed, then ends open writers.
+    fn serve(self, context: &Context) -> Result<(), Failure> {
+        let LogMount { holder, session, fs, path, plan, mut signals, mount } = self;
+        let messages = context.message_log();
+        let mut report = || {
+            let pairs = session.counters().snapshot().pairs();
+            let log = LogReport {
+                path: path.clone(),
+                stores: plan.stores.clone(),
+                buffer_bytes: plan.buffer_bytes as u64,
+                index: plan.index,
+                counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
+            };
+            let (pid, mountpoint) = (std::process::id(), Some(path.clone()));
+            let messages = messages.clone();
+            Report { pid, mountpoint, trees: Vec::new(), log: Some(log), messages }.to_json()
+        };
+        close_idle_logs(&fs, &context.messages);
+        let mut unmounted = None;
+        let mut is_signalled = false;
+        let mut need = || {
+            if signals.requests() > 0 {
+                is_signalled = true;
+                return Need::Over;
+            }
+            if !session.is_over() && mount.exists() {
+                return Need::Listed;
+            }
+            // `quell umount` waits as long as this process exists. After a forced unmount the
+            // session ends when the last program has closed its files; otherwise the kernel ends it
+            // a moment later.
+            let since: &Instant = unmounted.get_or_insert_with(Instant::now);
+            while !session.is_over() && since.elapsed() < SESSION_END_TIMEOUT {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let is_needed = session.is_over() && fs.is_flattening() && since.elapsed() < FLATTEN_TIMEOUT;
+            if is_needed { Need::Listed } else { Need::Over }
+        };
+        let served = holder.serve(None, CHECK_INTERVAL, &mut report, &mut need, &mut || (), &mut || ());
+        if is_signalled {
+            write_back(&path, &context.messages);
+        }
+        // Programs that still use the mount get errors from here on; data that they have written is
+        // kept.
+        session.stop();
+        if let Err(e) = fs.end() {
+            context.print(&format!("{}: not all that was written could be kept: {e}", shown(&path)));
+        }
+        served?;
+        Ok(())
+    }
+}
+
+/// Starts a thread that closes unused logs: of files that other mounts have removed, open logs use
+/// space. The thread ends with the process, or with `fs`.
+fn close_idle_logs(fs: &Arc<LogFs>, messages: &Messages) {
+    let fs = Arc::downgrade(fs);
+    let started = std::thread::Builder::new().name("quell-idle".into()).spawn(move || {
+        loop {
+            std::thread::sleep(IDLE_TIME);
+            let Some(fs) = fs.upgrade() else { return };
+            fs.close_idle();
+        }
+    });
+    if let Err(e) = started {
+        messages.print(&format!(
+            "cannot start the thread that closes unused logs: {e}; files that other nodes remove may keep their space"
+        ));
+    }
+}
+
+/// Makes the kernel write back dirty pages of mapped files.
+fn write_back(mountpoint: &Path, messages: &Messages) {
+    let synced = File::open(mountpoint).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
+    if let Err(e) = synced {
+        messages.print(&format!(
+            "{}: what programs wrote to mapped files may not be kept: {e}",
+            shown(mountpoint)
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_index_mode_sets_the_choices_of_the_layer() {
+        let chosen = |index| {
+            let (stores, buffer_bytes) = (Vec::new(), 4096);
+            let Choices { buffer_bytes, index_threads, flatten_bytes, flattens_later } =
+                choices(&LogPlan { stores, buffer_bytes, index, flatten_threshold_bytes: 5 });
+            assert_eq!(buffer_bytes, 4096);
+            (index_threads > 1, flatten_bytes, flattens_later)
+        };
+        assert_eq!(chosen(IndexMode::Original), (false, 0, false));
+        assert_eq!(chosen(IndexMode::Flatten), (true, 5, false));
+        assert_eq!(chosen(IndexMode::FlattenLater), (true, 5, true));
+        assert_eq!(chosen(IndexMode::Parallel), (true, 0, false));
+    }
+}

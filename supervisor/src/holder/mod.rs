@@ -1,0 +1,18 @@
+//! The holder: the process that creates a view or a mount, serves it, and ends with its last user.
+
+mod boot_images;
+mod checked_tree;
+mod covered_view;
+mod disk;
+mod disk_boot;
+mod handshake;
+mod log;
+mod messages;
+mod own_mount;
+pub(crate) mod privileges;
+pub(crate) mod process;
+pub(crate) mod recording;
+mod served;
+mod signals;
+mod tree_view;
+mod writable_layer;

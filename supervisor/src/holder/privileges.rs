@@ -1,0 +1,59 @@
+//! The privileges of a holder, and what follows from them.
+
+use quell_index::Rules;
+use quell_overlay::Isolation;
+
+use crate::failure::Failure;
+use crate::protocol::plan::{Plan, Target, TreesPlan};
+use crate::view::options::Visibility;
+
+/// Returns the isolation that this process needs. A process without CAP_SYS_ADMIN needs a user
+/// namespace, even if it runs as root.
+pub fn isolation() -> Isolation {
+    use rustix::thread::{CapabilitySet, capabilities};
+    let may_mount = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
+    if may_mount { Isolation::Mount } else { Isolation::UserAndMount }
+}
+
+/// Returns whether this process needs a user namespace in order to mount.
+pub fn needs_user_namespace() -> bool {
+    isolation() == Isolation::UserAndMount
+}
+
+/// Moves this process into new namespaces. It must have a single thread.
+pub fn isolate(isolation: Isolation) -> Result<(), Failure> {
+    quell_overlay::isolate(isolation)
+        .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` tells how this may be allowed")))
+}
+
+/// Returns which users will see the view. Must be called before this process enters a user
+/// namespace.
+pub fn visibility(target: &Target) -> Visibility {
+    match (isolation(), target) {
+        (Isolation::Mount, Target::Mountpoint { .. }) => Visibility::AllUsers,
+        (Isolation::Mount, Target::Namespace) => Visibility::RootPrograms,
+        // fusermount3 mounts only FUSE views, and their rules decide what other users see.
+        (Isolation::UserAndMount, _) => Visibility::Caller,
+    }
+}
+
+/// Returns the rules by which the index layer shows permissions. Refuses `--suid` and `--dev` where
+/// they would give power to other users than root.
+pub fn rules(plan: &Plan, trees: &TreesPlan, index_belongs_to_root: bool) -> Result<Rules, Failure> {
+    let hidden = quell_mount_spec::owners_are_hidden();
+    if trees.suid || trees.dev {
+        if isolation() != Isolation::Mount || hidden {
+            return Err(Failure::wrong_input("--suid and --dev are for root, outside of user namespaces"));
+        }
+        if !index_belongs_to_root {
+            let message =
+                "--suid and --dev need an index that belongs to root and that no other user can write to";
+            return Err(Failure::wrong_input(message));
+        }
+    }
+    let in_namespace = matches!(plan.target, Target::Namespace);
+    let owners_unknown = hidden || (in_namespace && isolation() == Isolation::UserAndMount);
+    let allows_others = matches!(plan.target, Target::Mountpoint { allow_other: true, .. });
+    let serves_others = visibility(&plan.target) != Visibility::Caller || allows_others;
+    Ok(Rules { serves_others, index_is_roots: index_belongs_to_root, owners_unknown })
+}

@@ -1,0 +1,187 @@
+//! A recording in progress, and the boot image that is written at its end.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use quell_boot::{BLOCK_BYTES, BootImage, Choice, Recorder, Subject, Unreadable};
+use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
+use quell_vfs::FileSystem;
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::holder::checked_tree::CheckedTree;
+use crate::holder::messages::Messages;
+use crate::inputs::InputFile;
+use crate::protocol::answer::{RecordingResult, RecordingStart};
+use crate::protocol::plan::RecordingPlan;
+use crate::resources::processors;
+use crate::runtime::fifo::open_fifo;
+use crate::trust::check_trust;
+
+/// What is recorded.
+pub struct Recorded {
+    pub recorder: Arc<Recorder>,
+    /// The file system below the recorder.
+    pub fs: Arc<dyn FileSystem>,
+    pub subject: Subject,
+    /// The owners whose image may be merged, and the owner of the tree or disk image.
+    pub trusted: Trusted,
+    pub owner: Ownership,
+}
+
+/// A recording in progress.
+pub struct ActiveRecording {
+    plan: RecordingPlan,
+    recorded: Recorded,
+    messages: Messages,
+    /// A process that waits for the result sees end of file if this process is killed.
+    pipe: File,
+}
+
+impl ActiveRecording {
+    /// Begins to record the only tree.
+    pub fn of_tree(
+        plan: &RecordingPlan,
+        trusted: Trusted,
+        trees: &mut Vec<CheckedTree>,
+        messages: &Messages,
+    ) -> Result<ActiveRecording, Failure> {
+        let mut tree = match trees.pop() {
+            Some(tree) if trees.is_empty() => tree,
+            _ => return Err(Failure::wrong_input("one tree is recorded at a time")),
+        };
+        if plan.output.parent().is_some_and(|parent| parent.starts_with(&tree.covered.source_path)) {
+            return Err(Failure::refused(format!(
+                "{} would lie inside the tree, and change it by being written; choose another place with -o",
+                shown(&plan.output)
+            )));
+        }
+        let owner = Ownership::from(&tree.covered.source().stat_self()?);
+        let (fs, subject) = (tree.covered.fs.clone(), Subject::Tree(tree.covered.image.generation().0));
+        let (covered, recorder) = tree.covered.with_recorder();
+        tree.covered = covered;
+        trees.push(tree);
+        ActiveRecording::new(plan, Recorded { recorder, fs, subject, trusted, owner }, messages)
+    }
+
+    /// Opens the pipe to the command that waits. Errors that can be found now are returned before
+    /// the program runs.
+    pub fn new(
+        plan: &RecordingPlan,
+        recorded: Recorded,
+        messages: &Messages,
+    ) -> Result<ActiveRecording, Failure> {
+        let pipe = open_fifo(&plan.pipe)?;
+        // Once open, the pipe needs no name; without one, nothing remains when its users end.
+        let _ = std::fs::remove_file(&plan.pipe);
+        let recording = ActiveRecording { plan: plan.clone(), recorded, messages: messages.clone(), pipe };
+        LockedBootFile::check(&plan.output, plan.force)?;
+        recording.image_to_merge()?;
+        Ok(recording)
+    }
+
+    /// Returns the image to merge, if there is one.
+    fn image_to_merge(&self) -> Result<Option<BootImage>, Failure> {
+        let output = &self.plan.output;
+        if !self.plan.merge || !output.exists() {
+            return Ok(None);
+        }
+        let file = InputFile::open(output)?.file;
+        // Merged blocks become part of an image that belongs to the caller, so the old image must
+        // be trusted.
+        let Recorded { fs, subject, trusted, owner, .. } = &self.recorded;
+        let recorded_of = Some((Path::new("what it was recorded of"), owner));
+        check_trust(trusted, &file, output, TrustedUse::BootImage, recorded_of)?;
+        let old = quell_mount_spec::load_boot_from(&file, output, |_| Ok::<(), Failure>(()))?;
+        if subject.can_merge(&**fs, &old) {
+            return Ok(Some(old));
+        }
+        let other = match subject {
+            Subject::Tree(_) => "belongs to another index, or to an older state of this one",
+            Subject::Disk(_) => "was recorded of another disk image, or of an older state of this one",
+        };
+        Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))))
+    }
+
+    /// Reports the namespace of the recorded processes and the holder's process id.
+    pub fn report_start(&self) -> Result<(), Failure> {
+        let namespace = std::fs::read_link("/proc/self/ns/mnt")
+            .map_err(|e| Failure::cannot(format!("/proc/self/ns/mnt: {e}")))?;
+        self.send(&RecordingStart { namespace, holder: std::process::id() });
+        Ok(())
+    }
+
+    /// Writes the boot image and reports the result.
+    pub fn finish(self) {
+        let result = self.write_image();
+        self.report(result);
+    }
+
+    /// Reports that no image was written.
+    pub fn fail(self, failure: Failure) {
+        self.report(Err(failure));
+    }
+
+    fn report(&self, result: Result<RecordingResult, Failure>) {
+        self.send(&result.unwrap_or_else(|failure| RecordingResult {
+            failure: Some(failure.to_string()),
+            files: self.recorded.recorder.files() as u64,
+            ..RecordingResult::default()
+        }));
+    }
+
+    /// Writes a message to the waiting command. If that command has ended, the image is written
+    /// nevertheless.
+    fn send(&self, message: &impl serde::Serialize) {
+        let text = serde_json::to_string(message).expect("a message is always JSON");
+        let _ = writeln!(&self.pipe, "{text}");
+    }
+
+    fn write_image(&self) -> Result<RecordingResult, Failure> {
+        let output = &self.plan.output;
+        let Recorded { recorder, fs, subject, .. } = &self.recorded;
+        if recorder.files() == 0 {
+            let kind = match subject {
+                Subject::Tree(_) => "tree",
+                Subject::Disk(_) => "disk image",
+            };
+            return Err(Failure::cannot(format!("no file of the {kind} was opened")));
+        }
+        let claimed = LockedBootFile::claim(output, &|lock| {
+            self.messages.print(&waiting_for_recording(lock));
+        })?;
+        let old = self.image_to_merge()?;
+        let blocks_max = self.plan.budget_mib.map_or(usize::MAX, |mib| (mib << 20) as usize / BLOCK_BYTES);
+        let choice = Choice { old: old.as_ref(), min_recordings: self.plan.min_runs, blocks_max };
+        let (bytes, unreadable) = recorder.pack(&**fs, subject, &choice, processors())?;
+        if let Unreadable { blocks, first: Some(first) } = unreadable {
+            self.messages.print(&format!(
+                "{blocks} blocks cannot be read again, and the image goes without them: {first}"
+            ));
+        }
+        let image = BootImage::parse(bytes).map_err(|damage| {
+            Failure::cannot(format!("the boot image just made is not readable: {damage}"))
+        })?;
+        if image.files() == 0 {
+            return Err(Failure::cannot("no block is left to keep"));
+        }
+        claimed.replace(image.as_bytes(), self.plan.force)?;
+        Ok(RecordingResult {
+            failure: None,
+            files: recorder.files() as u64,
+            blocks: recorder.blocks() as u64,
+            image_files: image.files().into(),
+            image_contents: image.contents().into(),
+            image_bytes: image.file_bytes(),
+            recordings: image.recordings(),
+        })
+    }
+}
+
+/// Returns the message of a command that waits until another one has written its boot image.
+/// `lock`: the lock file that the other one holds.
+pub fn waiting_for_recording(lock: &Path) -> String {
+    format!("waiting for another recording to be written: it holds {}", shown(lock))
+}

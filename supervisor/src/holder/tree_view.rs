@@ -1,0 +1,241 @@
+//! The views of trees: creates the namespace, covers the trees, serves processes that join or
+//! request a report, checks the trees at intervals, and ends with the last program.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use quell_fuse::Session;
+use quell_overlay::{Holder, Ids, Isolation, Namespaces, Need};
+
+use crate::failure::Failure;
+use crate::holder::boot_images::add_boot_images;
+use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
+use crate::holder::covered_view::{CoveredView, Unattached};
+use crate::holder::handshake::Context;
+use crate::holder::own_mount::{BusyPolicy, OwnMount};
+use crate::holder::privileges::{isolate, isolation};
+use crate::holder::recording::ActiveRecording;
+use crate::holder::served::Served;
+use crate::holder::signals::Signals;
+use crate::holder::writable_layer::lock_writable_layer;
+use crate::mount_point::refuse_mounted;
+use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, Writes};
+use crate::protocol::report::Report;
+use crate::protocol::transfer::OpenFiles;
+
+/// Number of intervals between the check before a run and the first check during it.
+const INTERVALS_BEFORE_RECHECKS: u32 = 5;
+
+/// The views of the trees of a plan, in one namespace or at one mount point.
+pub struct TreeView {
+    plan: TreesPlan,
+    holder: Holder,
+    namespaces: Option<Namespaces>,
+    views: Vec<CoveredView>,
+    /// The lock of a writable layer, held while the layer is used.
+    _lock: Option<File>,
+    recording: Option<ActiveRecording>,
+    signals: Signals,
+    /// The mount, if there is a mount point.
+    mount: Option<OwnMount>,
+}
+
+impl TreeView {
+    /// Creates the views. Threads are started only after the namespace was created: a process with
+    /// several threads cannot enter a user namespace (unshare(2)).
+    pub fn create(context: &Context, plan: &TreesPlan, mut files: OpenFiles) -> Result<TreeView, Failure> {
+        let target = &context.plan.target;
+        let mut trees = checked_tree::open_trees(context, plan, &mut files)?;
+        let paths = trees.iter().map(|tree| (&*tree.covered.source_path, &*tree.path));
+        let lock = lock_writable_layer(&plan.writes, paths)?;
+        add_boot_images(context, &plan.boot, &mut trees, &mut files)?;
+        let recording = match &plan.boot {
+            BootPlan::Record(recording) => {
+                let (trusted, messages) = (context.plan.trusted(), &context.messages);
+                Some(ActiveRecording::of_tree(recording, trusted, &mut trees, messages)?)
+            }
+            BootPlan::Serve { .. } => None,
+        };
+        let isolation = match target {
+            Target::Mountpoint { .. } => None,
+            Target::Namespace => Some(isolation()),
+        };
+        isolation.map(isolate).transpose()?;
+        let in_user_namespace = isolation == Some(Isolation::UserAndMount);
+        let squash = if in_user_namespace { Some(Ids::of_caller()?) } else { None };
+        // Until here a signal ends this process, and nothing is mounted yet.
+        let signals = Signals::listen()?;
+        if let Some(path) = target.mountpoint() {
+            // Another user may have mounted there since the command checked.
+            refuse_mounted(path)?;
+        }
+        // A tree inside another is covered after it. All sources were opened before anything is
+        // covered.
+        trees.sort_by_key(|tree| tree.path.components().count());
+        let views = mount_views(context, plan, trees, squash)?;
+        if context.plan.verbose {
+            views.iter().for_each(|view| context.print(&view.description()));
+        }
+        let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
+        holder.wait_for_creator(context.creator);
+        signals.wake(&mut holder)?;
+        let mount = target.mountpoint().map(OwnMount::at);
+        if let Some(mount) = &mount {
+            mount.wake(&mut holder)?;
+        }
+        for view in &views {
+            holder.covers(view.covered_tree()?);
+        }
+        let namespaces = match target {
+            Target::Namespace => Some(Namespaces::of_caller(in_user_namespace)?),
+            Target::Mountpoint { .. } => None,
+        };
+        Ok(TreeView { plan: plan.clone(), holder, namespaces, views, _lock: lock, recording, signals, mount })
+    }
+}
+
+/// Mounts and attaches the views of all trees whose checks find no difference in time.
+fn mount_views(
+    context: &Context,
+    plan: &TreesPlan,
+    mut trees: Vec<CheckedTree>,
+    squash: Option<Ids>,
+) -> Result<Vec<CoveredView>, Failure> {
+    let checks_end = start_checks(context, &mut trees);
+    if context.plan.target.mountpoint().is_some() {
+        // Every process sees a view at a mount point as soon as it is mounted, so the checks must
+        // end before that.
+        let stale = trees.iter().filter_map(|tree| {
+            let report = tree.running_check.as_ref()?.wait(checks_end)?;
+            Some(StaleTree { index: tree.index.clone(), path: tree.path.clone(), report })
+        });
+        report_stale(context, &stale.collect::<Vec<_>>(), true)?;
+    }
+    let mounted = trees.into_iter().map(|tree| CoveredView::mount(context, plan, tree, squash.clone()));
+    let mounted = mounted.collect::<Result<Vec<_>, Failure>>()?;
+    let (views, mounts) = leave_out_stale(context, mounted, checks_end)?;
+    attach(&mounts)?;
+    Ok(views)
+}
+
+/// Leaves out the views of trees in which a check has found differences before the deadline.
+fn leave_out_stale(
+    context: &Context,
+    mounted: Vec<(CoveredView, Unattached)>,
+    deadline: Instant,
+) -> Result<(Vec<CoveredView>, Vec<Unattached>), Failure> {
+    let (mut views, mut mounts, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+    for (view, mount) in mounted {
+        match view.running_check.as_ref().and_then(|check| check.wait(deadline)) {
+            None => {
+                views.push(view);
+                mounts.push(mount);
+            }
+            Some(report) => stale.push(StaleTree { index: view.index, path: view.path, report }),
+        }
+    }
+    report_stale(context, &stale, views.is_empty())?;
+    Ok((views, mounts))
+}
+
+/// Attaches the mounts. Those of inner trees come after those of the trees around them.
+fn attach(mounts: &[Unattached]) -> Result<(), Failure> {
+    for (position, Unattached { mount, path, original }) in mounts.iter().enumerate() {
+        let Some(mount) = mount else { continue };
+        let outer = mounts[..position].iter().rev().find_map(|outer| {
+            let below = path.strip_prefix(&outer.path).ok()?;
+            let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
+            Some((outer.mount.as_ref()?, below))
+        });
+        match outer {
+            Some((outer, below)) => quell_overlay::attach_below(mount, outer, below)?,
+            None => quell_overlay::attach(mount, path, *original)?,
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether the holder of views is needed after this number of requests to end.
+fn need(
+    views: &[CoveredView],
+    mount: Option<&mut OwnMount>,
+    requests: u32,
+    is_writable: bool,
+    context: &Context,
+) -> Need {
+    let mut sessions = views.iter().flat_map(|view| &view.sessions).peekable();
+    // A view without sessions is served by the kernel alone.
+    let is_served = sessions.peek().is_some();
+    let is_over = sessions.any(Session::is_over);
+    // Programs that still write need the lock of the writable layer, which this process holds.
+    let policy = match (is_writable, is_served) {
+        (true, _) => BusyPolicy::Keep,
+        (false, true) => BusyPolicy::DetachAndServe,
+        (false, false) => BusyPolicy::Detach,
+    };
+    match mount {
+        Some(_) if is_over => Need::Over,
+        Some(mount) => mount.need(requests, policy, &context.messages),
+        None if requests == 0 || requests == 1 && (is_served || is_writable) => Need::Listed,
+        None => Need::Over,
+    }
+}
+
+impl Served for TreeView {
+    fn report_start(&self) -> Result<(), Failure> {
+        self.recording.as_ref().map_or(Ok(()), ActiveRecording::report_start)
+    }
+
+    fn is_mounted(&self) -> bool {
+        self.mount.is_some()
+    }
+
+    fn abandon(mut self, context: &Context) {
+        if let Some(mount) = &mut self.mount {
+            mount.abandon(&context.messages);
+        }
+        self.holder.abandon();
+    }
+
+    fn serve(self, context: &Context) -> Result<(), Failure> {
+        let plan = self.plan;
+        let mountpoint = context.plan.target.mountpoint();
+        let rechecks = plan.rechecks_per_second > 0.0;
+        let interval = if rechecks { 1.0 / plan.rechecks_per_second.min(1000.0) } else { 1.0 };
+        let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
+        let views = RefCell::new(self.views);
+        let messages = context.message_log();
+        let (mut signals, mut mount) = (self.signals, self.mount);
+        let is_writable = plan.writes != Writes::Refused;
+        let mut report = || {
+            let trees = views.borrow().iter().map(CoveredView::report).collect();
+            let (mountpoint, messages) = (mountpoint.map(Path::to_owned), messages.clone());
+            Report { pid: std::process::id(), mountpoint, trees, log: None, messages }.to_json()
+        };
+        let mut need = || need(&views.borrow(), mount.as_mut(), signals.requests(), is_writable, context);
+        let mut turn = 0;
+        // The tree was compared just before the start, so short runs need no further check.
+        let mut rest = if plan.check == CheckMode::None { 0 } else { INTERVALS_BEFORE_RECHECKS };
+        let mut tick = || {
+            if rest > 0 {
+                rest -= 1;
+                return;
+            }
+            let mut views = views.borrow_mut();
+            if rechecks && !views.is_empty() {
+                // One check per interval, regardless of the number of trees.
+                turn = (turn + 1) % views.len();
+                views[turn].compare_next(&context.messages);
+            }
+        };
+        let mut creator_ended = || context.release_error_of_creator();
+        let namespaces = self.namespaces.as_ref();
+        self.holder.serve(namespaces, interval, &mut report, &mut need, &mut tick, &mut creator_ended)?;
+        if let Some(recording) = self.recording {
+            recording.finish();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! The processes that hold a view or a mount: the plan, the start, the choice of a view, the checks
+//! of trees, and the end.
+//!
+//! A command makes a [`Plan`] and calls [`enter_view`] or [`mount`]. These start a holder, which is
+//! another process of the same program and calls [`run_holder`]. Nothing here parses arguments or
+//! prints: functions return values and errors, and a holder prints through a [`Console`].
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod console;
+mod disk_plan;
+mod display;
+mod enter;
+mod failure;
+mod freshness;
+mod holder;
+mod inputs;
+mod log_plan;
+mod mount;
+mod mount_point;
+mod mount_table;
+mod protocol;
+mod record;
+mod reports;
+mod resources;
+mod runtime;
+mod start;
+mod trust;
+mod view;
+mod working_directory;
+
+pub use console::{Console, ProgressTask};
+pub use disk_plan::{check_disk_image, disk_plan};
+pub use display::{shown, shown_bytes, shown_list};
+pub use enter::{NotEntered, enter_view};
+pub use failure::Failure;
+pub use freshness::stale::{difference_line, with_consequence};
+pub use holder::privileges::needs_user_namespace;
+pub use holder::process::run_holder;
+pub use holder::recording::waiting_for_recording;
+pub use inputs::{InputFile, real_path, root_of};
+pub use log_plan::{LogOptions, log_plan};
+pub use mount::{mount, mount_target};
+pub use mount_point::{END_TIMEOUT, is_quell_mount, mount_point_path, unmount_and_wait};
+pub use mount_table::{MOUNT_TABLE, Mount, file_system_of, mount_table, parse_mount_table};
+pub use protocol::answer::RecordingResult;
+pub use protocol::plan::{
+    BootPlan, ChangePolicy, CheckMode, DiskPlan, ImageFormat, IndexMode, LogPlan, Plan, RecordingPlan,
+    Source, Target, TreePlan, TreesPlan, ViewChoice, Writes,
+};
+pub use protocol::report::{LogReport, Report, TreeReport};
+pub use record::output_copy::OutputCopy;
+pub use record::stop::StopCondition;
+pub use record::wait::{RecordingEnd, wait_for_recording};
+pub use reports::{Reports, reports_of};
+pub use resources::{load_index, processors};
+pub use runtime::directory::runtime_directory;
+pub use runtime::fifo::{Fifo, open_fifo};
+pub use runtime::job::current_job;
+pub use runtime::notices::is_first_notice;
+pub use start::detach_holder;
+pub use trust::{check_trust, user_id};
+pub use view::selection::{View, refuses_overlay};

@@ -1,0 +1,137 @@
+//! The plan of a log mount: checks the stores before anything is served.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use quell_log::{Choices, is_own};
+use rustix::fs::{Access, AtFlags, CWD};
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::protocol::plan::{IndexMode, LogPlan};
+
+const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
+
+/// The options of a log mount that the user gave.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogOptions {
+    pub buffer_bytes: Option<u64>,
+    pub index: Option<IndexMode>,
+    pub flatten_threshold_bytes: Option<u64>,
+}
+
+/// Checks the options and the stores, and returns the plan. `mountpoint` has no symbolic links.
+/// `makes_stores`: whether a directory that contains other files may become a store.
+pub fn log_plan(
+    stores: &[PathBuf],
+    mountpoint: &Path,
+    options: LogOptions,
+    makes_stores: bool,
+) -> Result<LogPlan, Failure> {
+    let flattens = matches!(options.index, Some(IndexMode::Flatten | IndexMode::FlattenLater));
+    if options.flatten_threshold_bytes.is_some() && !flattens {
+        return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten or flatten-later"));
+    }
+    let stores = stores.iter().map(|store| real_store(store)).collect::<Result<Vec<_>, _>>()?;
+    for (number, store) in stores.iter().enumerate() {
+        refuse_nested(store, mountpoint, &stores[..number])?;
+        check_access(store)?;
+    }
+    if !makes_stores {
+        stores.iter().try_for_each(|store| refuse_other_directory(store))?;
+    }
+    Ok(LogPlan {
+        stores,
+        buffer_bytes: options.buffer_bytes.map_or(Choices::default().buffer_bytes, |bytes| bytes as usize),
+        index: options.index.unwrap_or(IndexMode::Parallel),
+        flatten_threshold_bytes: options.flatten_threshold_bytes.unwrap_or(FLATTEN_THRESHOLD_BYTES),
+    })
+}
+
+fn real_store(store: &Path) -> Result<PathBuf, Failure> {
+    let name = shown(store);
+    let found = store.canonicalize().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => Failure::wrong_input(format!(
+            "{name} does not exist; a store is an empty directory at first: mkdir {name}"
+        )),
+        _ => Failure::wrong_input(format!("{name}: {e}")),
+    })?;
+    match found.is_dir() {
+        true => Ok(found),
+        false => Err(Failure::wrong_input(format!("{name} is not a directory, as stores are"))),
+    }
+}
+
+/// Refuses a store at, above or below the mount point: the mount would send requests to itself.
+fn refuse_nested(store: &Path, mountpoint: &Path, others: &[PathBuf]) -> Result<(), Failure> {
+    let (name, point) = (shown(store), shown(mountpoint));
+    let wrong = |message: String| Err(Failure::wrong_input(message));
+    if store == mountpoint {
+        return wrong(format!("{name} is the mount point, too: name another directory to mount on"));
+    }
+    if store.starts_with(mountpoint) {
+        return wrong(format!("the store {name} lies below the mount point {point}, which would hide it"));
+    }
+    if mountpoint.starts_with(store) {
+        return wrong(format!("the mount point {point} lies in the store {name}: name one outside of it"));
+    }
+    let Some(other) = others.iter().find(|other| store.starts_with(other) || other.starts_with(store)) else {
+        return Ok(());
+    };
+    match other == store {
+        true => wrong(format!("the store {name} is named twice")),
+        false => wrong(format!("of the stores {name} and {} one lies in the other", shown(other))),
+    }
+}
+
+fn check_access(store: &Path) -> Result<(), Failure> {
+    let access = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    rustix::fs::accessat(CWD, store, access, AtFlags::EACCESS).map_err(|e| {
+        let what = match e {
+            rustix::io::Errno::ROFS => "its file system is mounted read-only".to_owned(),
+            rustix::io::Errno::ACCESS => {
+                "you may not write to it; its owner can allow it, or name a store of yours".to_owned()
+            }
+            e => io::Error::from(e).to_string(),
+        };
+        Failure::cannot(format!("the store {}: {what}", shown(store)))
+    })
+}
+
+/// Refuses a directory that contains other files, so that it does not become a store by mistake.
+fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
+    if quell_mount_spec::is_store(store)? {
+        return Ok(());
+    }
+    let failed = |e: io::Error| Failure::cannot(format!("the store {}: {e}", shown(store)));
+    let mut names = std::fs::read_dir(store).map_err(failed)?.flatten().map(|entry| entry.file_name());
+    // Another node may be turning this directory into a store at this moment; it creates Quell's
+    // own directory first.
+    let is_empty = names.all(|name| is_own(name.as_encoded_bytes()));
+    if is_empty || quell_mount_spec::is_store(store)? {
+        return Ok(());
+    }
+    Err(Failure::wrong_input(format!(
+        "{} is not a store and is not empty: name a store or an empty directory; --init makes a store of it beside what it has",
+        shown(store)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_would_send_requests_to_itself_is_refused() {
+        let refused = |store: &str, point: &str, others: &[&str]| {
+            let others: Vec<PathBuf> = others.iter().map(PathBuf::from).collect();
+            refuse_nested(Path::new(store), Path::new(point), &others).unwrap_err().to_string()
+        };
+        assert!(refused("/a", "/a", &[]).contains("another directory"));
+        assert!(refused("/a/b", "/a", &[]).contains("hide"));
+        assert!(refused("/a", "/a/b", &[]).contains("outside"));
+        assert!(refused("/a", "/m", &["/b", "/a"]).contains("twice"));
+        assert!(refused("/a", "/m", &["/a/b"]).contains("one lies in the other"));
+        assert!(refuse_nested(Path::new("/ab"), Path::new("/a"), &["/abc".into()]).is_ok());
+    }
+}

@@ -1,0 +1,60 @@
+//! The holder's answer to a plan, and the messages of a recording. All of them are lines of JSON.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// The holder's answer, sent when the view exists or cannot be created.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// Why nothing is covered. The reasons were printed.
+    pub refused: Option<Refusal>,
+}
+
+/// Why a holder does not serve.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The exit code of the command.
+    pub code: u8,
+    pub message: String,
+    /// Whether the program must not be run on the original directory.
+    pub is_final: bool,
+}
+
+impl From<&Failure> for Refusal {
+    fn from(failure: &Failure) -> Refusal {
+        Refusal { code: failure.code(), message: failure.to_string(), is_final: failure.is_final() }
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        let failure = Failure::with_code(refusal.code, refusal.message);
+        if refusal.is_final { failure.into_final() } else { failure }
+    }
+}
+
+/// Identifies the processes that are recorded.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RecordingStart {
+    /// Their mount namespace, as given by the link /proc/PID/ns/mnt.
+    pub namespace: PathBuf,
+    /// The process id of the holder, which is in the namespace too and is not recorded.
+    pub holder: u32,
+}
+
+/// The result of a recording.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct RecordingResult {
+    pub failure: Option<String>,
+    /// Files and blocks that were read in this start.
+    pub files: u64,
+    pub blocks: u64,
+    /// Files, contents and bytes of the image.
+    pub image_files: u64,
+    pub image_contents: u64,
+    pub image_bytes: u64,
+    pub recordings: u32,
+}

@@ -1,0 +1,343 @@
+//! The plan that a command sends to the holder that it starts. It is JSON, sent over a socket pair
+//! between two processes of the same program.
+
+use std::path::{Component, Path, PathBuf};
+
+use quell_index::OnChange;
+use quell_mount_spec::{DiskFormat, Trusted};
+use serde::{Deserialize, Serialize};
+
+use crate::display::shown;
+use crate::failure::Failure;
+
+/// A request to a holder.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Plan {
+    pub target: Target,
+    pub source: Source,
+    /// With trees and disk images: fail where otherwise something would be left out.
+    pub strict: bool,
+    /// Users whose indexes and boot images are used, besides those of the caller, root and the
+    /// owner of a tree.
+    pub trust_owners: Vec<u32>,
+    /// Number of threads that serve a FUSE mount.
+    pub threads: u16,
+    pub quiet: bool,
+    /// Whether the view of each tree and the reason for it are printed.
+    pub verbose: bool,
+}
+
+/// Where the view is mounted.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// At the trees' own paths, in a separate mount namespace.
+    Namespace,
+    /// At a mount point, visible to all processes.
+    Mountpoint { path: PathBuf, allow_other: bool },
+}
+
+impl Target {
+    pub fn mountpoint(&self) -> Option<&Path> {
+        match self {
+            Target::Mountpoint { path, .. } => Some(path),
+            Target::Namespace => None,
+        }
+    }
+}
+
+/// What the holder shows.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    Trees(TreesPlan),
+    Disk(DiskPlan),
+    Log(LogPlan),
+}
+
+/// Indexed trees.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TreesPlan {
+    pub trees: Vec<TreePlan>,
+    pub boot: BootPlan,
+    pub view: ViewChoice,
+    pub check: CheckMode,
+    /// Number of entries to compare per second while the tree is covered.
+    pub rechecks_per_second: f64,
+    pub writes: Writes,
+    pub on_change: ChangePolicy,
+    /// The options `--suid` and `--dev`, for root only.
+    pub suid: bool,
+    pub dev: bool,
+    /// The kernel memory limit for the metadata of one tree, in MiB.
+    pub memory_mib: u64,
+}
+
+/// One tree.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TreePlan {
+    pub index: PathBuf,
+    /// The directory to read and to cover, if it is not the one of the index.
+    pub source: Option<PathBuf>,
+    /// The directory to cover, if it is not the source.
+    pub at: Option<PathBuf>,
+    /// The directory that the user named, without symbolic links. The index must be an index of
+    /// this directory.
+    pub named: Option<PathBuf>,
+}
+
+/// A disk image of virtual machines.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DiskPlan {
+    /// The absolute path as the user named it: names in the backing chain are relative to it.
+    pub path: PathBuf,
+    pub format: Option<ImageFormat>,
+    /// The files of the backing chain from top to bottom, without symbolic links; `state`
+    /// identifies their state.
+    pub files: Vec<PathBuf>,
+    pub state: String,
+    pub boot: BootPlan,
+    /// Number of files to check for changes per second while the disk image is served.
+    pub rechecks_per_second: f64,
+}
+
+/// A log mount.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LogPlan {
+    /// The stores' paths, without symbolic links.
+    pub stores: Vec<PathBuf>,
+    pub buffer_bytes: usize,
+    pub index: IndexMode,
+    pub flatten_threshold_bytes: u64,
+}
+
+/// Whether blocks are served from boot images, or recorded.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootPlan {
+    Serve {
+        /// Each image belongs to the tree with its index, or to the disk image.
+        images: Vec<PathBuf>,
+        /// Memory limit for all of them together, if the user gave one.
+        budget_mib: Option<u64>,
+    },
+    Record(RecordingPlan),
+}
+
+impl BootPlan {
+    /// Returns the boot images to serve.
+    pub fn images(&self) -> &[PathBuf] {
+        match self {
+            BootPlan::Serve { images, .. } => images,
+            BootPlan::Record(_) => &[],
+        }
+    }
+
+    /// Returns the memory limit for all boot images together, if the user gave one.
+    pub fn budget_mib(&self) -> Option<u64> {
+        match self {
+            BootPlan::Serve { budget_mib, .. } => *budget_mib,
+            BootPlan::Record(_) => None,
+        }
+    }
+
+    pub fn recording(&self) -> Option<&RecordingPlan> {
+        match self {
+            BootPlan::Record(recording) => Some(recording),
+            BootPlan::Serve { .. } => None,
+        }
+    }
+}
+
+/// The recording that the holder writes when the last program has ended.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RecordingPlan {
+    /// The boot image to write.
+    pub output: PathBuf,
+    pub merge: bool,
+    /// Whether to replace any regular file.
+    pub force: bool,
+    pub min_runs: u32,
+    /// Size limit of the blocks to keep, in MiB.
+    pub budget_mib: Option<u64>,
+    /// A FIFO in the runtime directory, from which `quell record` reads a line with
+    /// `RecordingStart` and a line with `RecordingResult`.
+    pub pipe: PathBuf,
+    /// FIFOs for the program's standard output and standard error, if they are not those of
+    /// `quell run`.
+    pub outputs: Option<[PathBuf; 2]>,
+}
+
+/// The view that the user selected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ViewChoice {
+    /// The first one that works.
+    Auto,
+    Overlay,
+    OverlayFuse,
+    Fuse,
+}
+
+/// How thoroughly trees are compared with their indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CheckMode {
+    /// A sample, and the check of the whole tree that `freshness` decides on.
+    Auto,
+    None,
+    Sample,
+    /// All entries, before the program starts.
+    Full,
+}
+
+/// The action for a file that changed since it was indexed, when a program opens it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ChangePolicy {
+    /// The open fails with ESTALE.
+    Refuse,
+    /// The file is opened as it is now.
+    Serve,
+    /// Files are not compared.
+    Ignore,
+}
+
+impl From<ChangePolicy> for OnChange {
+    fn from(policy: ChangePolicy) -> OnChange {
+        match policy {
+            ChangePolicy::Refuse => OnChange::Refuse,
+            ChangePolicy::Serve => OnChange::Serve,
+            ChangePolicy::Ignore => OnChange::Ignore,
+        }
+    }
+}
+
+/// The format of a disk image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageFormat {
+    Qcow2,
+    Raw,
+}
+
+impl From<ImageFormat> for DiskFormat {
+    fn from(format: ImageFormat) -> DiskFormat {
+        match format {
+            ImageFormat::Qcow2 => DiskFormat::Qcow2,
+            ImageFormat::Raw => DiskFormat::Raw,
+        }
+    }
+}
+
+/// How the index of a file of a log mount is made when the file is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IndexMode {
+    /// One thread reads all index logs.
+    Original,
+    /// The last writer to close a file creates one index for all readers.
+    Flatten,
+    /// As `Flatten`, in the background.
+    FlattenLater,
+    /// Several threads read the index logs.
+    Parallel,
+}
+
+impl IndexMode {
+    /// Returns the name as in the serialized form.
+    pub fn name(self) -> &'static str {
+        match self {
+            IndexMode::Original => "original",
+            IndexMode::Flatten => "flatten",
+            IndexMode::FlattenLater => "flatten-later",
+            IndexMode::Parallel => "parallel",
+        }
+    }
+}
+
+/// Where programs may write in a view.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Writes {
+    Refused,
+    /// In a tmpfs that is discarded at the end.
+    Scratch,
+    /// In a directory.
+    Kept(PathBuf),
+}
+
+impl Writes {
+    /// Resolves symbolic links in the path of the writable layer, which need not exist yet.
+    pub fn resolved(self) -> Result<Writes, Failure> {
+        let Writes::Kept(directory) = self else { return Ok(self) };
+        let wrong = |e: &dyn std::fmt::Display| Failure::wrong_input(format!("{}: {e}", shown(&directory)));
+        let named = std::path::absolute(&directory).map_err(|e| wrong(&e))?;
+        let existing = named.ancestors().find(|path| path.symlink_metadata().is_ok()).unwrap_or(&named);
+        let rest = named.strip_prefix(existing).unwrap_or(Path::new(""));
+        if rest.components().any(|part| !matches!(part, Component::Normal(_))) {
+            return Err(wrong(&"it does not exist"));
+        }
+        let existing = existing.canonicalize().map_err(|e| wrong(&e))?;
+        Ok(Writes::Kept(existing.join(rest).components().collect()))
+    }
+}
+
+impl Plan {
+    /// Returns the users whose files are used.
+    pub fn trusted(&self) -> Trusted {
+        Trusted::by_caller(&self.trust_owners)
+    }
+
+    pub fn recording(&self) -> Option<&RecordingPlan> {
+        match &self.source {
+            Source::Trees(trees) => trees.boot.recording(),
+            Source::Disk(disk) => disk.boot.recording(),
+            Source::Log(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_has_one_source_and_an_unknown_one_is_refused() {
+        let log = LogPlan {
+            stores: vec!["/s".into()],
+            buffer_bytes: 4096,
+            index: IndexMode::FlattenLater,
+            flatten_threshold_bytes: 1,
+        };
+        let plan = Plan {
+            target: Target::Mountpoint { path: "/m".into(), allow_other: false },
+            source: Source::Log(log),
+            strict: false,
+            trust_owners: Vec::new(),
+            threads: 1,
+            quiet: false,
+            verbose: false,
+        };
+        let text = serde_json::to_string(&plan).unwrap();
+        assert!(
+            text.contains("\"source\":{\"log\":{") && text.contains(IndexMode::FlattenLater.name()),
+            "{text}"
+        );
+        let again: Plan = serde_json::from_str(&text).unwrap();
+        assert!(matches!(again.source, Source::Log(log) if log.stores == [Path::new("/s")]));
+        let unknown = text.replace("\"log\":{", "\"pool\":{");
+        assert!(serde_json::from_str::<Plan>(&unknown).unwrap_err().to_string().contains("unknown variant"));
+    }
+
+    #[test]
+    fn the_path_of_a_writable_layer_may_name_directories_to_create() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        let kept = |path: PathBuf| Writes::Kept(path).resolved();
+        assert_eq!(kept(real.join("link/new/./layer")).unwrap(), Writes::Kept(real.join("new/layer")));
+        assert!(kept(real.join("new/../layer")).is_err());
+        assert_eq!(Writes::Scratch.resolved().unwrap(), Writes::Scratch);
+    }
+}

@@ -1,0 +1,237 @@
+//! The processors and the memory that this process may use. Boot images get the requested amount of
+//! memory, and never more than is available on the machine and in the control groups of this
+//! process. A refusal is better than swapping or the OOM killer.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use quell_boot::BootImage;
+use quell_index::Image;
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::mount_table::{self, Mount};
+
+/// The limit without `--budget`, in MiB, unless half of the available memory is less.
+const DEFAULT_MIB: u64 = 1024;
+
+/// Returns the number of processors that this process may use, for work that does no I/O.
+pub fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The memory that is left for boot images, and the reason for the limit.
+#[derive(Debug, PartialEq, Eq)]
+pub struct MemoryBudget {
+    bytes: u64,
+    reason: String,
+}
+
+impl MemoryBudget {
+    /// Returns the limit for all boot images together. `requested_mib`: the limit that the user
+    /// gave, in MiB.
+    pub fn new(requested_mib: Option<u64>) -> MemoryBudget {
+        MemoryBudget::within(requested_mib, available().as_ref())
+    }
+
+    fn within(requested_mib: Option<u64>, available: Option<&Available>) -> MemoryBudget {
+        let mib = |bytes: u64| bytes >> 20;
+        let wanted = requested_mib.unwrap_or(DEFAULT_MIB) << 20;
+        match (requested_mib, available) {
+            (Some(_), Some(Available { bytes, scope })) if *bytes < wanted => {
+                MemoryBudget { bytes: *bytes, reason: format!("no more are available {scope}") }
+            }
+            (None, Some(Available { bytes, scope })) if bytes / 2 < wanted => {
+                let reason = format!("half of the {} available {scope}; --budget allows more", mib(*bytes));
+                MemoryBudget { bytes: bytes / 2, reason }
+            }
+            (Some(_), _) => MemoryBudget { bytes: wanted, reason: "of those that --budget allows".into() },
+            (None, _) => {
+                MemoryBudget { bytes: wanted, reason: format!("of {DEFAULT_MIB}; --budget allows more") }
+            }
+        }
+    }
+
+    /// Reserves memory for an image: `served_bytes` as long as it is served, `passing_bytes` only
+    /// while it is decoded.
+    pub fn reserve(&mut self, image: &Path, served_bytes: u64, passing_bytes: u64) -> Result<(), Failure> {
+        self.check(image, "", served_bytes + passing_bytes)?;
+        self.bytes -= served_bytes;
+        Ok(())
+    }
+
+    /// Checks that the minimum size of an image fits, before the rest of it is read.
+    pub fn check_minimum(&self, image: &Path, bytes: u64) -> Result<(), Failure> {
+        self.check(image, "at least ", bytes)
+    }
+
+    fn check(&self, image: &Path, least: &str, needed: u64) -> Result<(), Failure> {
+        if needed <= self.bytes {
+            return Ok(());
+        }
+        Err(Failure::cannot(format!(
+            "{} takes {least}{} MiB of memory, and {} are left ({})",
+            shown(image),
+            needed.div_ceil(1 << 20),
+            self.bytes >> 20,
+            self.reason
+        )))
+    }
+}
+
+/// Reads a boot image, unless its file alone exceeds the limit.
+pub fn load_boot(file: &File, path: &Path, budget: &MemoryBudget) -> Result<BootImage, Failure> {
+    quell_mount_spec::load_boot_from(file, path, |bytes| budget.check_minimum(path, bytes))
+}
+
+/// Reads an index, unless it is larger than the available memory.
+pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
+    quell_mount_spec::load_index_from(file, path, |bytes| match available() {
+        Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
+            "{} takes {} MiB of memory, and {} are available {}",
+            shown(path),
+            bytes.div_ceil(1 << 20),
+            available.bytes >> 20,
+            available.scope
+        ))),
+        _ => Ok(()),
+    })
+}
+
+/// Memory that can be allocated without reclaiming anything but page cache.
+#[derive(Debug)]
+struct Available {
+    bytes: u64,
+    /// Where the limit applies, for a message.
+    scope: String,
+}
+
+/// Returns the minimum of the available memory of the machine and of each control group, or `None`
+/// if none of them can be read.
+fn available() -> Option<Available> {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| field(&text, "MemAvailable:"));
+    let machine = machine.map(|kib| Available { bytes: kib << 10, scope: "on this machine".into() });
+    let in_group = |group: PathBuf| {
+        let bytes = available_in(&group)?;
+        Some(Available { bytes, scope: format!("in the control group {}", shown(&group)) })
+    };
+    groups().into_iter().filter_map(in_group).chain(machine).min_by_key(|available| available.bytes)
+}
+
+/// Returns the directories of the control groups that limit this process's memory, including their
+/// ancestors.
+fn groups() -> Vec<PathBuf> {
+    let (Ok(own), Ok(mounts)) = (fs::read_to_string("/proc/self/cgroup"), mount_table::mount_table()) else {
+        return Vec::new();
+    };
+    mounts.iter().flat_map(|mount| groups_on(mount, &own)).collect()
+}
+
+/// Returns the control groups in one mount. `own` is the content of /proc/self/cgroup.
+fn groups_on(mount: &Mount, own: &str) -> Vec<PathBuf> {
+    let lines = own.lines().filter_map(|line| {
+        let (_, rest) = line.split_once(':')?;
+        rest.split_once(':')
+    });
+    let of_memory = |names: &str| names.split(',').any(|name| name == "memory");
+    let mut lines = lines.filter(|(controllers, _)| match mount.kind.as_str() {
+        "cgroup2" => controllers.is_empty(),
+        "cgroup" => of_memory(controllers) && of_memory(&mount.options),
+        _ => false,
+    });
+    let below = lines.next().and_then(|(_, path)| Path::new(path).strip_prefix(&mount.root).ok());
+    let Some(below) = below else { return Vec::new() };
+    let group = mount.point.join(below);
+    group.ancestors().take_while(|above| above.starts_with(&mount.point)).map(Path::to_owned).collect()
+}
+
+/// Returns the memory that a group may still allocate, or `None` if it has no limit.
+fn available_in(group: &Path) -> Option<u64> {
+    let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+    let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    // File names of cgroup version 2, then of version 1, whose `memory.stat` counts descendants in
+    // separate fields.
+    let limit = [number("memory.max"), number("memory.high")].into_iter().flatten().min();
+    let (limit, used, prefix) = match limit {
+        Some(limit) => (limit, number("memory.current")?, ""),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, "total_"),
+    };
+    let files = |kind: &str| field(&stat, &format!("{prefix}{kind}_file")).unwrap_or(0);
+    let kept = used.saturating_sub(files("inactive") + files("active"));
+    Some(limit.saturating_sub(kept))
+}
+
+/// Returns the number after `name`, in lines of names and numbers.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(char::is_whitespace))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn available(mib: u64) -> Available {
+        Available { bytes: mib * MIB, scope: "here".into() }
+    }
+
+    #[test]
+    fn the_budget_is_at_most_the_available_memory() {
+        let bytes = |requested, there: Option<u64>| {
+            MemoryBudget::within(requested, there.map(available).as_ref()).bytes / MIB
+        };
+        assert_eq!(bytes(None, None), 1024);
+        assert_eq!(bytes(None, Some(100_000)), 1024);
+        assert_eq!(bytes(None, Some(1000)), 500);
+        assert_eq!(bytes(Some(700), Some(1000)), 700);
+        assert_eq!(bytes(Some(7000), Some(1000)), 1000);
+        assert_eq!(bytes(Some(7000), None), 7000);
+        let reason = MemoryBudget::within(None, Some(&available(1000))).reason;
+        assert_eq!(reason, "half of the 1000 available here; --budget allows more");
+    }
+
+    #[test]
+    fn control_groups_are_found_below_their_mount_points() {
+        let groups = |line: &[u8], own: &str| groups_on(&mount_table::parse_mount_table(line)[0], own);
+        let second = b"41 31 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
+        let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let expected = ["/sys/fs/cgroup/job/step", "/sys/fs/cgroup/job", "/sys/fs/cgroup"];
+        assert_eq!(groups(second, "0::/job/step\n"), paths(&expected));
+        let first = b"35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory";
+        let own = "5:devices:/other\n4:cpu,memory:/a\n0::/\n";
+        assert_eq!(groups(first, own), paths(&["/sys/fs/cgroup/memory/a", "/sys/fs/cgroup/memory"]));
+        // A container in which only its own group is mounted, as root.
+        let shown = b"41 31 0:38 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
+        assert_eq!(groups(shown, "0::/docker/1/x\n"), paths(&["/sys/fs/cgroup/x", "/sys/fs/cgroup"]));
+        assert_eq!(groups(shown, "0::/elsewhere\n"), paths(&[]));
+        assert_eq!(groups(b"1 2 0:3 / /proc rw - proc proc rw", own), paths(&[]));
+    }
+
+    #[test]
+    fn the_page_cache_counts_as_available() {
+        let group = |files: &[(&str, &str)]| {
+            let directory = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                fs::write(directory.path().join(name), text).unwrap();
+            }
+            available_in(directory.path())
+        };
+        let stat = ("memory.stat", "anon 5\ninactive_file 30\nactive_file 10\nfile 60\n");
+        assert_eq!(group(&[("memory.max", "100\n"), ("memory.current", "70\n"), stat]), Some(70));
+        let high = ("memory.high", "90\n");
+        assert_eq!(group(&[("memory.max", "max\n"), high, ("memory.current", "70\n"), stat]), Some(60));
+        assert_eq!(group(&[("memory.max", "max\n"), ("memory.current", "70\n"), stat]), None);
+        let stat = ("memory.stat", "inactive_file 1\ntotal_inactive_file 30\ntotal_active_file 10\n");
+        let used = ("memory.usage_in_bytes", "70\n");
+        assert_eq!(group(&[("memory.limit_in_bytes", "100\n"), used, stat]), Some(70));
+        assert_eq!(group(&[("memory.limit_in_bytes", "20\n"), used, stat]), Some(0));
+        assert_eq!(group(&[]), None);
+    }
+
+    #[test]
+    fn the_available_memory_of_this_machine_is_known() {
+        assert!(super::available().is_some_and(|available| available.bytes > 0));
+    }
+}

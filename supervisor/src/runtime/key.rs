@@ -1,0 +1,61 @@
+//! The keys of holders, which decide which runs share a holder.
+
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::display::shown;
+use crate::failure::Failure;
+use crate::inputs::InputFile;
+use crate::protocol::plan::Plan;
+use crate::protocol::transfer::Address;
+
+/// The version of the messages between processes and holders. It must change with them.
+const PROTOCOL: &str = "protocol 3";
+
+/// Returns the key of a holder for exactly this plan and job, in the caller's namespaces. `job` is
+/// `None` for a holder that is not shared.
+pub fn view_key(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<String, Failure> {
+    let cannot = |e: std::io::Error| Failure::cannot(format!("/proc/self/ns: {e}"));
+    let mut text = OsString::new();
+    for namespace in ["/proc/self/ns/mnt", "/proc/self/ns/user"] {
+        text.push(std::fs::read_link(namespace).map_err(cannot)?);
+    }
+    // Processes of other versions use another protocol.
+    text.push(PROTOCOL);
+    // `quiet` and `verbose` do not change the view.
+    let shared = Plan { quiet: false, verbose: false, ..plan.clone() };
+    text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
+    for InputFile { path, file } in files {
+        // Another file at the same path is another generation.
+        let found = file.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(path))))?;
+        text.push(format!("{}.{}.{}.{}", found.ino(), found.size(), found.mtime(), found.mtime_nsec()));
+    }
+    let unshared = format!("process {}", std::process::id());
+    text.push(job.unwrap_or(&unshared));
+    Ok(format!("view-{:016x}", xxh3_64(text.as_encoded_bytes())))
+}
+
+/// Returns the key of the holder that serves a mount point.
+pub fn mount_key(mountpoint: &Path) -> String {
+    format!("mount-{:016x}", xxh3_64(mountpoint.as_os_str().as_encoded_bytes()))
+}
+
+/// Removes the lock file of a holder that was not created. The caller holds the lock; processes
+/// that wait for it then create a new file.
+pub fn remove_lock(address: &Address) {
+    let _ = std::fs::remove_file(address.directory.join(format!("{}.lock", address.key)));
+}
+
+/// Returns the keys of all holders with a socket in the directory.
+pub fn holder_keys(directory: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    let mut keys: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".sock")?.to_owned()))
+        .collect();
+    keys.sort();
+    keys
+}

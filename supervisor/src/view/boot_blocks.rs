@@ -1,0 +1,66 @@
+//! The blocks that a boot image adds to a view.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use quell_boot::{Hot, HotFiles};
+use quell_fuse::Session;
+use quell_mount_spec::Covered;
+use quell_vfs::Result;
+
+use crate::view::options::ViewOptions;
+
+/// The blocks that a boot image added to a view.
+#[derive(Debug)]
+pub struct BootBlocks {
+    /// The blocks that the view's process serves.
+    pub hot: Arc<Hot>,
+    /// Number of whole files, which are in the tmpfs.
+    pub whole_files: u64,
+    /// Number of bytes that were written to the kernel's page cache.
+    pub cached_bytes: u64,
+}
+
+impl BootBlocks {
+    /// Fills the kernel's page cache with the recorded blocks, so that most reads cause no request.
+    pub fn cached(hot: Arc<Hot>, session: &mut Session, mount: &OwnedFd, covered: &Covered) -> BootBlocks {
+        let path = |node| Some((node, covered.fs.path(node).ok()?));
+        let files: Vec<_> = hot.nodes().filter_map(path).collect();
+        let cached_bytes = session.fill_cache(mount, &files, &|node, visit| hot.blocks_of(node, visit));
+        BootBlocks { hot, whole_files: 0, cached_bytes }
+    }
+}
+
+/// A data layer with the files whose blocks are in this process's memory.
+pub struct HotLayer {
+    pub boot_blocks: BootBlocks,
+    /// `None` if there are no such files.
+    pub mount: Option<(OwnedFd, Session)>,
+}
+
+impl HotLayer {
+    /// Mounts the layer with FUSE.
+    pub fn new(
+        covered: &Covered,
+        hot: Arc<Hot>,
+        whole_files: u64,
+        view_options: &ViewOptions<'_>,
+    ) -> Result<HotLayer> {
+        if hot.nodes().len() == 0 {
+            return Ok(HotLayer {
+                boot_blocks: BootBlocks { hot, whole_files, cached_bytes: 0 },
+                mount: None,
+            });
+        }
+        let options = quell_fuse::Options {
+            // Opens need no request; if the first miss of a file fails, the reader gets the error.
+            no_open: true,
+            ..view_options.fuse(true)
+        };
+        let layer = Arc::new(HotFiles::new(covered.fs.clone(), hot.clone()));
+        let (mount, mut session) = quell_fuse::mount_detached(layer, &options)?;
+        let boot_blocks =
+            BootBlocks { whole_files, ..BootBlocks::cached(hot, &mut session, &mount, covered) };
+        Ok(HotLayer { boot_blocks, mount: Some((mount, session)) })
+    }
+}
