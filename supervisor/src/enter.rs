@@ -8,6 +8,8 @@ use crate::protocol::plan::{Plan, Source};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::{key, notices};
+use crate::socket::client::join;
+use crate::socket::connection::ANSWER_TIMEOUT;
 use crate::start::start_holder;
 use crate::working_directory::WorkingDirectory;
 
@@ -42,7 +44,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
         return Err(Failure::from(refusal).into());
     }
     let mut refused = None;
-    let joined = quell_overlay::join(directory, key, &working_directory.path, |lock| {
+    let joined = join(directory, key, &working_directory.path, |lock| {
         refused = recent_refusal().or_else(|| {
             let refusal = match start_holder(plan, &address, files, lock) {
                 Ok(answer) => answer.refused,
@@ -70,7 +72,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
             return Err(Failure::cannot(format!(
                 "the process that serves the view does not answer within {} s: {e}; kill -KILL ends it, and the next run \
                  starts another",
-                quell_overlay::ANSWER_TIMEOUT.as_secs()
+                ANSWER_TIMEOUT.as_secs()
             ))
             .into());
         }

@@ -25,6 +25,7 @@ mod record;
 mod reports;
 mod resources;
 mod runtime;
+mod socket;
 mod start;
 mod trust;
 mod view;

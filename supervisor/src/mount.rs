@@ -11,6 +11,8 @@ use crate::protocol::plan::{Plan, Target};
 use crate::protocol::transfer::Address;
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::{mount_key, remove_lock};
+use crate::socket::client::process_of;
+use crate::socket::lock::lock_key_within;
 use crate::start::start_holder;
 
 /// Returns the target for a mount point, which must be a directory without a view. `allow_other`:
@@ -53,13 +55,13 @@ fn lock_unused(address: &Address, mountpoint: &Path) -> Result<File, Failure> {
     let left = || deadline.saturating_duration_since(Instant::now());
     let (point, seconds) = (shown(mountpoint), END_TIMEOUT.as_secs());
     loop {
-        let Some(lock) = quell_overlay::lock_key_within(&address.directory, &address.key, left())? else {
+        let Some(lock) = lock_key_within(&address.directory, &address.key, left())? else {
             return Err(Failure::cannot(format!(
                 "another quell mount of {point} has not ended after {seconds} s; try again later"
             )));
         };
         refuse_mounted(mountpoint)?;
-        let process = quell_overlay::process_of(&address.directory, &address.key)?;
+        let process = process_of(&address.directory, &address.key)?;
         let Some(process) = process else { return Ok(lock) };
         // The process needs the lock in order to end.
         drop(lock);

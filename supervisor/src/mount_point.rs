@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use quell_overlay::HolderProcess;
 use rustix::mount::UnmountFlags;
 
 use crate::display::shown;
@@ -12,6 +11,7 @@ use crate::failure::Failure;
 use crate::mount_table::{self, Mount};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::mount_key;
+use crate::socket::client::{HolderProcess, process_of};
 
 /// How long the process that served a mount may take to end after the unmount.
 pub const END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ pub fn refuse_mounted(mountpoint: &Path) -> Result<(), Failure> {
 /// another user.
 fn holder_of(mountpoint: &Path) -> Option<HolderProcess> {
     let directory = runtime_directory().ok()?;
-    quell_overlay::process_of(&directory, &mount_key(mountpoint)).ok()?
+    process_of(&directory, &mount_key(mountpoint)).ok()?
 }
 
 /// Returns whether the topmost mount at this path is one of Quell.

@@ -7,6 +7,7 @@ use crate::inputs::real_path;
 use crate::protocol::report::{Report, TreeReport};
 use crate::runtime::directory::runtime_directory;
 use crate::runtime::key::holder_keys;
+use crate::socket::client::request_report;
 
 /// The reports about one path.
 #[derive(Debug, Default)]
@@ -23,7 +24,7 @@ pub fn reports_of(path: &Path) -> Result<Reports, Failure> {
     let real = real_path(path)?;
     let mut found = Reports::default();
     for key in holder_keys(&directory) {
-        let text = match quell_overlay::ask(&directory, &key) {
+        let text = match request_report(&directory, &key) {
             Ok(Some(text)) => text,
             Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
                 found.unanswered.push(format!("no report of {key}: {e}"));

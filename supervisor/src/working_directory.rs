@@ -5,11 +5,11 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use quell_overlay::ViewDirectory;
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, fstat, stat, statx};
 
 use crate::display::shown;
 use crate::failure::Failure;
+use crate::socket::client::ViewDirectory;
 
 /// The link to the working directory; it needs no lookup of the names above, and no search
 /// permission there.

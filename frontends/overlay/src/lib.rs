@@ -8,7 +8,6 @@
 
 mod descriptors;
 mod files;
-mod holder;
 mod members;
 mod metadata;
 mod mount;
@@ -17,14 +16,10 @@ mod redirected;
 
 pub use descriptors::close_inherited_on_exec;
 pub use files::{FilePart, attach_files};
-pub use holder::{
-    ANSWER_TIMEOUT, Admission, CoveredTree, Holder, HolderEnd, HolderProcess, Namespaces, Need,
-    ViewDirectory, ask, join, lock_key_within, process_of, sweep,
-};
 pub use members::end_other_members;
 pub use metadata::{Ids, Metadata, fill, finish_upper};
 pub use mount::{
     Credentials, Layers, Powers, Upper, attach, attach_below, mount_overlay, mount_tmpfs, open_layer,
 };
-pub use namespace::{Isolation, isolate};
+pub use namespace::{Isolation, Namespaces, isolate};
 pub use redirected::Redirected;

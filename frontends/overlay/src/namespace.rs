@@ -1,11 +1,13 @@
 //! Private mount namespaces. Mounts in one are visible only to the processes in it, and disappear
 //! when the last of them ends, however it ends.
 
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use quell_vfs::{Error, Result};
 use rustix::mount::{MountPropagationFlags, mount_change};
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// The kinds of namespaces to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +25,7 @@ const THREADS_END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Waits until the process has one thread, at most for the timeout. Joined threads may not have
 /// exited yet, and the kernel does not move a process with several threads into another user
 /// namespace.
-pub(crate) fn wait_until_alone() {
+fn wait_until_alone() {
     let begun = Instant::now();
     let alone = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() == 1);
     while !alone() && begun.elapsed() < THREADS_END_TIMEOUT {
@@ -68,4 +70,50 @@ fn unshare(flags: UnshareFlags) -> std::io::Result<()> {
         rustix::thread::unshare_unsafe(flags)?;
     }
     Ok(())
+}
+
+/// Descriptors of the namespaces of a view.
+#[derive(Debug)]
+pub struct Namespaces {
+    mount: OwnedFd,
+    user: Option<OwnedFd>,
+}
+
+impl Namespaces {
+    /// Returns the namespaces behind descriptors of /proc/PID/ns/mnt and /proc/PID/ns/user.
+    pub fn new(mount: OwnedFd, user: Option<OwnedFd>) -> Namespaces {
+        Namespaces { mount, user }
+    }
+
+    /// Returns the namespaces of the calling process.
+    pub fn of_caller(with_user: bool) -> Result<Namespaces> {
+        let open = |kind: &str| {
+            let path = format!("/proc/self/ns/{kind}");
+            File::open(&path).map(OwnedFd::from).map_err(|e| Error::from_io(e, "open", path))
+        };
+        Ok(Namespaces { mount: open("mnt")?, user: with_user.then(|| open("user")).transpose()? })
+    }
+
+    /// Returns the descriptor of the mount namespace.
+    pub fn mount(&self) -> BorrowedFd<'_> {
+        self.mount.as_fd()
+    }
+
+    /// Returns the descriptor of the user namespace, if there is one.
+    pub fn user(&self) -> Option<BorrowedFd<'_>> {
+        self.user.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Moves the calling process into the namespaces. It must have a single thread, or other
+    /// threads that are about to end. Its root and working directory become the root of the
+    /// namespace.
+    pub fn enter(&self) -> Result<()> {
+        if let Some(user) = &self.user {
+            wait_until_alone();
+            move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
+                .map_err(|e| Error::from_io(e.into(), "enter the user namespace", b""))?;
+        }
+        move_into_link_name_space(self.mount.as_fd(), Some(LinkNameSpaceType::Mount))
+            .map_err(|e| Error::from_io(e.into(), "enter the mount namespace", b""))
+    }
 }

@@ -7,7 +7,7 @@ use quell_boot::BLOCK_BYTES;
 use quell_fuse::Session;
 use quell_index::{BuildOptions, Sampler};
 use quell_mount_spec::Covered;
-use quell_overlay::{CoveredTree, Ids};
+use quell_overlay::Ids;
 use quell_vfs::ErrorKind;
 
 use crate::display::shown;
@@ -21,6 +21,7 @@ use crate::holder::privileges::{needs_user_namespace, visibility};
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{Target, TreesPlan, ViewChoice, Writes};
 use crate::protocol::report::TreeReport;
+use crate::socket::request::CoveredTree;
 use crate::view::boot_blocks::BootBlocks;
 use crate::view::mount::{MountedView, SelectedView, fuse_at, mount_first};
 use crate::view::options::{ViewOptions, Visibility, tree_properties};

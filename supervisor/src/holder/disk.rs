@@ -13,7 +13,7 @@ use std::time::Duration;
 use quell_boot::{Disks, DisksFs, Recorder, RecorderFs, Subject};
 use quell_fuse::Session;
 use quell_mount_spec::{ChainFile, DiskNames, OpenDisks, Ownership, Reached, disk_chain};
-use quell_overlay::{FilePart, Holder, Isolation, Namespaces, Need};
+use quell_overlay::{FilePart, Isolation, Namespaces};
 use quell_vfs::FileSystem;
 
 use crate::disk_plan::chain_state;
@@ -32,6 +32,7 @@ use crate::mount_table::mount_source;
 use crate::protocol::plan::{BootPlan, DiskPlan, Target};
 use crate::protocol::report::{Report, TreeReport};
 use crate::protocol::transfer::OpenFiles;
+use crate::socket::server::{Holder, Need};
 
 /// The view of a disk image.
 pub struct DiskView {

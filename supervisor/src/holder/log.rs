@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
 use quell_log::{Choices, LogFs};
-use quell_overlay::{Holder, Need};
 
 use crate::display::{shown, shown_list};
 use crate::failure::Failure;
@@ -20,6 +19,7 @@ use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{IndexMode, LogPlan, Target};
 use crate::protocol::report::{LogReport, Report};
+use crate::socket::server::{Holder, Need};
 
 /// Interval at which the process checks that its mount still exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::path::Path;
 
-use quell_overlay::{Holder, Need};
 use rustix::event::PollFlags;
 
 use crate::display::shown;
@@ -11,6 +10,7 @@ use crate::failure::Failure;
 use crate::holder::messages::Messages;
 use crate::mount_point;
 use crate::mount_table::{self, MOUNT_TABLE, Mount};
+use crate::socket::server::{Holder, Need};
 
 /// This process's mount at a mount point.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::fs::File;
 use crate::failure::Failure;
 use crate::holder::handshake::{Context, answer};
 use crate::protocol::answer::{Answer, Refusal};
+use crate::socket::client::sweep;
 
 /// A view or a mount that exists, and that this process serves.
 pub trait Served {
@@ -37,7 +38,7 @@ pub fn hold<V: Served>(served: Result<V, Failure>, lock: File, context: &Context
         return Ok(());
     }
     drop(lock);
-    quell_overlay::sweep(&context.address.directory);
+    sweep(&context.address.directory);
     let ended = served.serve(context);
     context.end_messages();
     ended

@@ -10,11 +10,11 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-use quell_overlay::Holder;
 use rustix::event::PollFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
+use crate::socket::server::Holder;
 
 /// Counts the requests to end this process.
 #[derive(Debug)]

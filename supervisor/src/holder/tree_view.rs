@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use quell_fuse::Session;
-use quell_overlay::{Holder, Ids, Isolation, Namespaces, Need};
+use quell_overlay::{Ids, Isolation, Namespaces};
 
 use crate::failure::Failure;
 use crate::holder::boot_images::add_boot_images;
@@ -24,6 +24,7 @@ use crate::mount_point::refuse_mounted;
 use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, Writes};
 use crate::protocol::report::Report;
 use crate::protocol::transfer::OpenFiles;
+use crate::socket::server::{Holder, Need};
 
 /// Number of intervals between the check before a run and the first check during it.
 const INTERVALS_BEFORE_RECHECKS: u32 = 5;
