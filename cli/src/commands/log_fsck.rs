@@ -1,13 +1,14 @@
 //! `quell log fsck`: checks and repairs stores. The log layer finds and repairs problems; this
 //! module determines which files are open on this node, and the time.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::HumanBytes;
-use quell_log::{Checking, Finding, Outcome, Trouble};
+use quell_log::{Checking, Finding, ProblemKind, RepairOutcome};
 use quell_vfs::Time;
 use serde_json::{Value, json};
 
@@ -15,19 +16,18 @@ use super::log_list::open;
 use super::log_transfer::watched;
 use crate::arguments::LogFsckArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
+use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 
 const DAY_SECONDS: i64 = 86_400;
 
 pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open(&args.stores)?;
-    let places = args.stores.paths().iter().map(|store| real_path(store)).collect::<Result<Vec<_>, _>>()?;
+    // In the order of the stores' map, which may differ from that of the arguments.
+    let store_paths = stores.paths();
     let is_used = |store: usize, names: &[&[u8]]| {
-        let below = names
-            .iter()
-            .fold(places[store].join(".quell"), |path, name| path.join(std::ffi::OsStr::from_bytes(name)));
-        is_open_below(&below)
+        let own = Path::new(OsStr::from_bytes(&store_paths[store])).join(".quell");
+        is_open_below(&names.iter().fold(own, |path, name| path.join(OsStr::from_bytes(name))))
     };
     let how = Checking {
         threads: args.threads.into(),
@@ -44,7 +44,7 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let checked = watched(&what, quiet || args.json, means, |tally| {
         quell_log::check(&stores, path.as_os_str().as_bytes(), &how, tally)
     })?;
-    let left = checked.findings.iter().filter(|finding| finding.outcome != Outcome::Repaired).count();
+    let left = checked.findings.iter().filter(|finding| finding.outcome != RepairOutcome::Repaired).count();
     let repaired = checked.findings.len() - left;
     if args.json {
         let findings: Vec<Value> = checked.findings.iter().map(value).collect();
@@ -68,7 +68,9 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     let mut is_left = left > 0;
     for writer in &args.writer {
-        let is_it = |finding: &Finding| matches!(finding.trouble, Trouble::Gone(gone, _) if gone == *writer);
+        let is_it = |finding: &Finding| {
+            finding.problem.kind == ProblemKind::DeadWriter && finding.problem.writer == Some(*writer)
+        };
         if !checked.findings.iter().any(is_it) {
             is_left = true;
             errln!(
@@ -85,25 +87,25 @@ fn now() -> Time {
 }
 
 fn line(finding: &Finding) -> String {
-    let place = if finding.path.is_empty() { "the store".to_owned() } else { shown_bytes(&finding.path) };
-    let done = match &finding.outcome {
-        Outcome::Found => String::new(),
-        Outcome::Repaired => " (repaired)".to_owned(),
-        Outcome::Failed(why) => format!(" (not repaired: {why})"),
+    let path = if finding.path.is_empty() { "(stores)".to_owned() } else { shown_bytes(&finding.path) };
+    let outcome = match &finding.outcome {
+        RepairOutcome::NotRepaired => String::new(),
+        RepairOutcome::Repaired => " (repaired)".to_owned(),
+        RepairOutcome::Failed(why) => format!(" (repair failed: {why})"),
     };
-    format!("{place}: {}{done}", finding.trouble)
+    format!("{path}: {}{outcome}", finding.problem)
 }
 
 fn value(finding: &Finding) -> Value {
-    let trouble = &finding.trouble;
+    let problem = &finding.problem;
     let (outcome, error) = match &finding.outcome {
-        Outcome::Found => ("found", None),
-        Outcome::Repaired => ("repaired", None),
-        Outcome::Failed(why) => ("failed", Some(why)),
+        RepairOutcome::NotRepaired => ("found", None),
+        RepairOutcome::Repaired => ("repaired", None),
+        RepairOutcome::Failed(why) => ("failed", Some(why)),
     };
     json!({
-        "path": text_of_bytes(&finding.path), "problem": trouble.name(), "text": trouble.to_string(),
-        "writer": trouble.writer().map(|writer| format!("{writer:016x}")), "ranges": trouble.ranges(),
+        "path": text_of_bytes(&finding.path), "problem": problem.kind.id(), "text": problem.text,
+        "writer": problem.writer.map(|writer| format!("{writer:016x}")), "ranges": problem.ranges,
         "outcome": outcome, "error": error,
     })
 }

@@ -29,8 +29,9 @@ pub use session::flatten::{Flattened, flatten};
 pub use session::log_file::Choices;
 pub use stores::store_set::{Host, Opener, Role, Root, Stores};
 pub use stores::tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};
-pub use tools::check::{Checked, Checking, Finding, Outcome, Trouble, check};
+pub use tools::check::{Checked, Checking, check};
 pub use tools::crew::Tally;
+pub use tools::problem::{Finding, Problem, ProblemKind, RepairOutcome};
 pub use tools::rebalance::{Rebalanced, foretell, rebalance};
 pub use tools::report::{
     Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,

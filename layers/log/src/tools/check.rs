@@ -32,6 +32,7 @@ use crate::stores::store_set::{StoreNumber, Stores, number_name, owners_of};
 use crate::stores::tree::{Entry, Found, Oddity, StoredDir, find};
 use crate::tools::crew::{self, Tally};
 use crate::tools::log_check::{self, LogFacts, Standing};
+use crate::tools::problem::{Finding, Problem, RepairOutcome};
 use crate::tools::report;
 
 /// Number of frames in a batch of a rebuilt index log.
@@ -63,72 +64,6 @@ impl fmt::Debug for Checking<'_> {
     }
 }
 
-/// A kind of problem.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Trouble {
-    /// A name that is not as the log layer creates it.
-    Odd(Oddity, StoreNumber),
-    /// A directory with the name of a container that holds no record.
-    NoContainer,
-    /// A file of the container itself cannot be used.
-    Container(String),
-    /// A name without meaning in the container.
-    Name(String),
-    /// An orphaned log: no name in `meta` refers to it, so it is not part of the file.
-    Nobody(u64),
-    /// An epoch that was used without an `epoch` name: another writer may take it again.
-    Epoch(u64),
-    /// The index log is missing, damaged, or ends before the data log, whose frames must be read
-    /// instead.
-    Index(u64, &'static str),
-    /// A flat index is damaged or contradicts the logs.
-    Flat(String, &'static str),
-    /// The header of the data log is damaged, so nothing in it can be read.
-    DataHead(u64),
-    /// The header of a frame is damaged; the index log has the same information.
-    FrameHead(u64, u64),
-    /// The file has lost these bytes; reading them is an error.
-    Damaged(u64, Vec<(u64, u64)>),
-    /// These bytes of the file were lost before they were synced; readers get the previous content.
-    Lost(u64, Vec<(u64, u64)>),
-    /// Damaged bytes that the file no longer holds.
-    DamagedUnused(u64, Vec<(u64, u64)>),
-    /// The range of the data log with frames after a damaged part, whose headers are unknown.
-    Unreadable(u64, u64, u64),
-    /// Number of bytes missing at the end of the data log.
-    Short(u64, u64),
-    /// Number of bytes after the last complete frame of the data log.
-    Torn(u64, u64),
-    /// The `closed` name of a writer contradicts its logs.
-    Closed(u64),
-    /// A writer is dead and has no `closed` name.
-    Gone(u64, Holder),
-    /// The remains of an interrupted creation or removal, and their name in the store.
-    Leftover(StoreNumber, String),
-    /// Log directories of a container that is in none of the stores.
-    Parts(StoreNumber, String),
-    /// The object could not be checked.
-    Unknown(String),
-}
-
-/// The result of a repair.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    Found,
-    Repaired,
-    /// The repair failed.
-    Failed(String),
-}
-
-/// One problem.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
-    /// The path in the mount; empty for problems of a store itself.
-    pub path: Vec<u8>,
-    pub trouble: Trouble,
-    pub outcome: Outcome,
-}
-
 /// The result of a check.
 #[derive(Debug, Default)]
 pub struct Checked {
@@ -139,157 +74,6 @@ pub struct Checked {
     pub findings: Vec<Finding>,
     /// Numbers of the containers that were found.
     numbers: HashSet<u128>,
-}
-
-impl Trouble {
-    /// Returns a short name for programs.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Trouble::Odd(Oddity::Foreign, _) => "foreign",
-            Trouble::Odd(Oddity::SeveralStores, _) => "several-stores",
-            Trouble::Odd(Oddity::FileAndOther, _) => "file-and-other",
-            Trouble::Odd(Oddity::NotInFirst, _) => "not-in-first-store",
-            Trouble::Odd(Oddity::Missing, _) => "directory-missing",
-            Trouble::NoContainer => "no-container",
-            Trouble::Container(_) => "container",
-            Trouble::Name(_) => "name",
-            Trouble::Nobody(_) => "logs-of-nobody",
-            Trouble::Epoch(_) => "epoch",
-            Trouble::Index(..) => "index",
-            Trouble::Flat(..) => "flat-index",
-            Trouble::DataHead(_) => "data-head",
-            Trouble::FrameHead(..) => "frame-head",
-            Trouble::Damaged(..) => "damaged",
-            Trouble::Lost(..) => "lost-unsynced",
-            Trouble::DamagedUnused(..) => "damaged-unused",
-            Trouble::Unreadable(..) => "unreadable",
-            Trouble::Short(..) => "short",
-            Trouble::Torn(..) => "torn",
-            Trouble::Closed(_) => "closed-name",
-            Trouble::Gone(..) => "writer-gone",
-            Trouble::Leftover(..) => "leftover",
-            Trouble::Parts(..) => "parts-of-nobody",
-            Trouble::Unknown(_) => "not-checked",
-        }
-    }
-
-    /// Returns the affected ranges of the file.
-    pub fn ranges(&self) -> &[(u64, u64)] {
-        match self {
-            Trouble::Damaged(_, ranges) | Trouble::Lost(_, ranges) | Trouble::DamagedUnused(_, ranges) => {
-                ranges
-            }
-            _ => &[],
-        }
-    }
-
-    pub fn writer(&self) -> Option<u64> {
-        match self {
-            Trouble::Nobody(writer)
-            | Trouble::Index(writer, _)
-            | Trouble::DataHead(writer)
-            | Trouble::FrameHead(writer, _)
-            | Trouble::Damaged(writer, _)
-            | Trouble::Lost(writer, _)
-            | Trouble::DamagedUnused(writer, _)
-            | Trouble::Unreadable(writer, ..)
-            | Trouble::Short(writer, _)
-            | Trouble::Torn(writer, _)
-            | Trouble::Closed(writer)
-            | Trouble::Gone(writer, _) => Some(*writer),
-            _ => None,
-        }
-    }
-}
-
-/// Ranges in a message; only the first four are shown.
-struct Ranges<'a>(&'a [(u64, u64)]);
-
-impl fmt::Display for Ranges<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (start, end)) in self.0.iter().take(4).enumerate() {
-            write!(f, "{}{start} to {end}", if i > 0 { ", " } else { "" })?;
-        }
-        match self.0.len() {
-            0..=4 => Ok(()),
-            more => write!(f, " and {} more ranges", more - 4),
-        }
-    }
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Trouble::Odd(Oddity::Foreign, store) => {
-                write!(f, "not made by a log mount, and shown by none (store {store})")
-            }
-            Trouble::Odd(Oddity::SeveralStores, store) => {
-                write!(f, "a file of this name is in another store, too, and hides the one of store {store}")
-            }
-            Trouble::Odd(Oddity::FileAndOther, _) => {
-                f.write_str("a file of this name hides a directory or link")
-            }
-            Trouble::Odd(Oddity::NotInFirst, store) => {
-                write!(f, "a directory or link of store {store} that the first store does not have")
-            }
-            Trouble::Odd(Oddity::Missing, store) => write!(f, "store {store} lacks the directory"),
-            Trouble::NoContainer => f.write_str("a directory with the name of a container that is none"),
-            Trouble::Container(why) => write!(f, "the container cannot be used: {why}"),
-            Trouble::Name(name) => write!(f, "{name} in the container says nothing"),
-            Trouble::Nobody(writer) => {
-                write!(f, "the logs of writer {writer:016x} are no part of the file: no name tells of them")
-            }
-            Trouble::Epoch(epoch) => write!(f, "epoch {epoch} was used and is not marked as taken"),
-            Trouble::Index(writer, why) => write!(f, "the index log of writer {writer:016x} {why}"),
-            Trouble::Flat(name, why) => write!(f, "the flat index {name} {why}"),
-            Trouble::DataHead(writer) => {
-                write!(f, "the data log of writer {writer:016x} does not begin with its head")
-            }
-            Trouble::FrameHead(writer, place) => write!(
-                f,
-                "the head of the frame at byte {place} of the data log of writer {writer:016x} is damaged; the index log has what it said"
-            ),
-            Trouble::Damaged(writer, ranges) => {
-                write!(f, "damaged: bytes {} of the file, in the log of writer {writer:016x}", Ranges(ranges))
-            }
-            Trouble::Lost(writer, ranges) => write!(
-                f,
-                "lost before it was synced: bytes {} of the file, in the log of writer {writer:016x}; readers get what was there before",
-                Ranges(ranges)
-            ),
-            Trouble::DamagedUnused(writer, ranges) => write!(
-                f,
-                "damaged, but overwritten or cut since: bytes {} of the file, in the log of writer {writer:016x}",
-                Ranges(ranges)
-            ),
-            Trouble::Unreadable(writer, start, end) => write!(
-                f,
-                "bytes {start} to {end} of the data log of writer {writer:016x} are no frames, but complete frames follow; the content is unknown"
-            ),
-            Trouble::Short(writer, bytes) => {
-                write!(f, "the data log of writer {writer:016x} has lost its last {bytes} bytes")
-            }
-            Trouble::Torn(writer, bytes) => {
-                write!(
-                    f,
-                    "the data log of writer {writer:016x} ends with {bytes} bytes that are no whole frame"
-                )
-            }
-            Trouble::Closed(writer) => {
-                write!(f, "the name that ends writer {writer:016x} does not say what its logs have")
-            }
-            Trouble::Gone(writer, holder) => write!(
-                f,
-                "writer {writer:016x} is gone and has not ended: process {} of {}",
-                holder.pid, holder.node
-            ),
-            Trouble::Leftover(store, name) => write!(f, "{name} of store {store} is left over"),
-            Trouble::Parts(store, name) => {
-                write!(f, "{name} of store {store}: log directories of a file that none of these stores has")
-            }
-            Trouble::Unknown(why) => write!(f, "could not be looked at: {why}"),
-        }
-    }
 }
 
 enum Task {
@@ -321,7 +105,7 @@ pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tall
     crew::run(how.threads, vec![first], tally, &|task, more| match task {
         Task::Dir(path) => {
             if let Err(error) = work.dir(&path, more) {
-                work.found(&path, Trouble::Unknown(error.to_string()), Outcome::Found);
+                work.found(&path, Problem::not_checked(error), RepairOutcome::NotRepaired);
             }
         }
         Task::File(dir, entry, path) => work.file(&dir, &entry, &path),
@@ -332,7 +116,7 @@ pub fn check(stores: &Arc<Stores>, path: &[u8], how: &Checking<'_>, tally: &Tall
         let areas = stores.clone().map(|store| work.own(store));
         for done in areas.chain(stores.map(|store| work.parts(store))) {
             if let Err(error) = done {
-                work.found(b"", Trouble::Unknown(error.to_string()), Outcome::Found);
+                work.found(b"", Problem::not_checked(error), RepairOutcome::NotRepaired);
             }
         }
     }
@@ -353,18 +137,37 @@ impl Work<'_> {
         note(&mut self.checked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn found(&self, path: &[u8], trouble: Trouble, outcome: Outcome) {
-        self.note(|checked| checked.findings.push(Finding { path: path.to_vec(), trouble, outcome }));
+    fn found(&self, path: &[u8], problem: Problem, outcome: RepairOutcome) {
+        self.note(|checked| checked.findings.push(Finding { path: path.to_vec(), problem, outcome }));
     }
 
     /// Records a problem as `found` does, after a repair if repairs were requested.
-    fn mend(&self, path: &[u8], trouble: Trouble, repair: impl FnOnce() -> Result<()>) {
+    fn mend(&self, path: &[u8], problem: Problem, repair: impl FnOnce() -> Result<()>) {
         let outcome = match self.how.repair.then(repair) {
-            None => Outcome::Found,
-            Some(Ok(())) => Outcome::Repaired,
-            Some(Err(error)) => Outcome::Failed(error.to_string()),
+            None => RepairOutcome::NotRepaired,
+            Some(Ok(())) => RepairOutcome::Repaired,
+            Some(Err(error)) => RepairOutcome::Failed(error.to_string()),
         };
-        self.found(path, trouble, outcome);
+        self.found(path, problem, outcome);
+    }
+
+    /// Returns the path of a store, for messages.
+    fn store_text(&self, store: StoreNumber) -> String {
+        match self.stores.paths().get(store).filter(|path| !path.is_empty()) {
+            Some(path) => format!("the store {}", quell_vfs::printable(path)),
+            None => format!("store {store}"),
+        }
+    }
+
+    fn odd(&self, why: Oddity, store: StoreNumber) -> Problem {
+        let text = self.store_text(store);
+        match why {
+            Oddity::Foreign => Problem::foreign_entry(&text),
+            Oddity::SeveralStores => Problem::file_in_several_stores(&text),
+            Oddity::FileAndOther => Problem::hidden_by_file(),
+            Oddity::NotInFirst => Problem::not_in_first_store(&text, &self.store_text(0)),
+            Oddity::Missing => Problem::directory_missing(&text),
+        }
     }
 
     fn dir(&self, path: &[u8], more: &mut Vec<Task>) -> Result<()> {
@@ -372,7 +175,7 @@ impl Work<'_> {
         let listing = dir.list()?;
         let below = |name: &[u8]| if path.is_empty() { name.to_vec() } else { [path, b"/", name].concat() };
         for odd in listing.odd {
-            self.found(&below(&odd.stored), Trouble::Odd(odd.why, odd.store), Outcome::Found);
+            self.found(&below(&odd.stored), self.odd(odd.why, odd.store), RepairOutcome::NotRepaired);
         }
         let dir = Arc::new(dir);
         for entry in listing.entries.into_iter().rev() {
@@ -392,12 +195,12 @@ impl Work<'_> {
             Err(error) if error.kind == ErrorKind::NotFound => {
                 // Removed meanwhile, or never a container.
                 if dir.lookup(&entry.name).is_ok_and(|now| now.as_ref() == Some(entry)) {
-                    self.found(path, Trouble::NoContainer, Outcome::Found);
+                    self.found(path, Problem::not_a_container(), RepairOutcome::NotRepaired);
                 }
                 return;
             }
             Err(error) => {
-                return self.found(path, Trouble::Container(error.to_string()), Outcome::Found);
+                return self.found(path, Problem::not_checked(error), RepairOutcome::NotRepaired);
             }
         };
         self.note(|checked| checked.numbers.insert(container.number()));
@@ -420,13 +223,13 @@ impl Work<'_> {
                     if error.kind != ErrorKind::NotFound
                         || dir.lookup(&entry.name).is_ok_and(|now| now.as_ref() == Some(entry)) =>
                 {
-                    return self.found(path, Trouble::Container(error.to_string()), Outcome::Found);
+                    return self.found(path, Problem::not_checked(error), RepairOutcome::NotRepaired);
                 }
                 Err(_) => return, // removed meanwhile
                 Ok(_) => {}
             }
         }
-        self.found(path, Trouble::Unknown("it changes all the time".to_owned()), Outcome::Found);
+        self.found(path, Problem::not_checked("it changes during every attempt"), RepairOutcome::NotRepaired);
     }
 
     fn is_gone(&self, holder: &Holder) -> bool {
@@ -439,9 +242,9 @@ impl Work<'_> {
     fn look(&self, container: &Container) -> Result<Looked> {
         let names = sorted(container.meta()?.names()?);
         let summary = Summary::of(names.iter().cloned());
-        let mut troubles = Vec::new();
+        let mut problems = Vec::new();
         for name in names.iter().filter(|name| MetaName::decode(name).is_none()) {
-            troubles.push(Trouble::Name(format!("meta/{}", shown(name))));
+            problems.push(Problem::foreign_name(&format!("meta/{}", shown(name))));
         }
         container.dir().stat(ACCESS)?;
         let mut writers: BTreeMap<u64, Standing> = BTreeMap::new();
@@ -455,7 +258,7 @@ impl Work<'_> {
             writers.insert(closed.writer, Standing::Closed(*closed));
         }
         let mut leftovers = Vec::new();
-        self.names(container, &mut writers, &mut troubles, &mut leftovers)?;
+        self.names(container, &mut writers, &mut problems, &mut leftovers)?;
         let waiting: Vec<(u64, Standing)> = writers.into_iter().collect();
         let logs: Mutex<Vec<Result<LogFacts>>> = Mutex::default();
         crew::run(self.each, waiting, self.tally, &|(writer, standing), _| {
@@ -472,7 +275,7 @@ impl Work<'_> {
         let taken = epochs.last().copied().unwrap_or(FIRST_EPOCH);
         let epoch_used = (used > taken).then_some(used);
         let damage = damage(container, &summary, &logs)?;
-        Ok(Looked { names, summary, troubles, leftovers, flats, logs, damage, epoch_used, open })
+        Ok(Looked { names, summary, problems, leftovers, flats, logs, damage, epoch_used, open })
     }
 
     /// Checks the names in the container and its log directories, and collects the writers with
@@ -481,7 +284,7 @@ impl Work<'_> {
         &self,
         container: &Container,
         writers: &mut BTreeMap<u64, Standing>,
-        troubles: &mut Vec<Trouble>,
+        problems: &mut Vec<Problem>,
         leftovers: &mut Vec<(u32, Vec<u8>)>,
     ) -> Result<()> {
         for name in container.dir().names()? {
@@ -496,14 +299,14 @@ impl Work<'_> {
                     || hex("epoch-").is_some()
                     || text.starts_with("flat-");
                 if !is_known {
-                    troubles.push(Trouble::Name(shown(&name)));
+                    problems.push(Problem::foreign_name(&shown(&name)));
                 }
                 continue;
             };
             let logs = match container.stores().open_logs(container, number, false) {
                 Ok(logs) => logs,
                 Err(error) => {
-                    troubles.push(Trouble::Container(format!("{text}: {error}")));
+                    problems.push(Problem::not_checked(format_args!("{text}: {error}")));
                     continue;
                 }
             };
@@ -524,7 +327,7 @@ impl Work<'_> {
                             leftovers.push((number, file));
                         }
                     }
-                    _ => troubles.push(Trouble::Name(format!("logs-{number:x}/{}", shown(&file)))),
+                    _ => problems.push(Problem::foreign_name(&format!("logs-{number:x}/{}", shown(&file)))),
                 }
             }
         }
@@ -539,12 +342,12 @@ impl Work<'_> {
     }
 
     fn mend_file(&self, container: &Container, path: &[u8], looked: Looked) {
-        let Looked { summary, troubles, leftovers, flats, logs, damage, epoch_used, .. } = looked;
-        for trouble in troubles.into_iter().chain(damage) {
-            self.found(path, trouble, Outcome::Found);
+        let Looked { summary, problems, leftovers, flats, logs, damage, epoch_used, .. } = looked;
+        for problem in problems.into_iter().chain(damage) {
+            self.found(path, problem, RepairOutcome::NotRepaired);
         }
         if let Some(epoch) = epoch_used {
-            self.mend(path, Trouble::Epoch(epoch), || {
+            self.mend(path, Problem::untaken_epoch(epoch), || {
                 match container.dir().create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
                     Err(error) if error.kind != ErrorKind::Exists => Err(error),
                     _ => container.dir().sync(),
@@ -553,13 +356,13 @@ impl Work<'_> {
         }
         for (number, name) in leftovers {
             let text = format!("logs-{number:x}/{}", shown(&name));
-            self.mend(path, Trouble::Leftover(container.home(), text), || {
+            self.mend(path, Problem::leftover(&text, &self.store_text(container.home())), || {
                 container.stores().open_logs(container, number, false)?.remove(&name)
             });
         }
         for (name, why) in flats {
             // Readers use the logs instead, and the flat index can be created again.
-            self.mend(path, Trouble::Flat(shown(&name), why), || container.dir().remove(&name));
+            self.mend(path, Problem::flat_index(&shown(&name), why), || container.dir().remove(&name));
         }
         for log in logs {
             self.mend_log(container, &summary, path, &log);
@@ -568,13 +371,13 @@ impl Work<'_> {
 
     fn mend_log(&self, container: &Container, summary: &Summary, path: &[u8], log: &LogFacts) {
         let writer = log.writer;
-        for trouble in &log.troubles {
-            self.found(path, trouble.clone(), Outcome::Found);
+        for problem in &log.problems {
+            self.found(path, problem.clone(), RepairOutcome::NotRepaired);
         }
         let mut is_sound = true;
-        let mut mend = |trouble, repair: &dyn Fn() -> Result<()>| {
+        let mut mend = |problem, repair: &dyn Fn() -> Result<()>| {
             // After a failed repair nothing else of this log is changed.
-            self.mend(path, trouble, || match is_sound {
+            self.mend(path, problem, || match is_sound {
                 true => repair().inspect_err(|_| is_sound = false),
                 false => Err(Error::new(ErrorKind::Unsupported, "repair", b"what comes before failed")),
             });
@@ -582,44 +385,44 @@ impl Work<'_> {
         // Read before the repair, which changes it.
         let modified = log_modified(container, writer);
         if let Some(bytes) = log.torn_bytes {
-            mend(Trouble::Torn(writer, bytes), &|| {
+            mend(Problem::torn_end(writer, bytes), &|| {
                 let data = container.open_data_for_repair(writer)?;
                 data.set_size(log.good_place)?;
                 data.sync()
             });
         }
-        if let Some(why) = log.index_trouble {
+        if let Some(why) = log.index_defect {
             match log.can_index {
-                true => mend(Trouble::Index(writer, why), &|| {
+                true => mend(Problem::index_log(writer, why), &|| {
                     // Flat indices may have been created from the damaged index log; readers do not
                     // depend on them.
                     container.flats()?.iter().try_for_each(|name| container.dir().remove(name))?;
                     self.index_anew(container, log)
                 }),
-                false => self.found(path, Trouble::Index(writer, why), Outcome::Found),
+                false => self.found(path, Problem::index_log(writer, why), RepairOutcome::NotRepaired),
             }
         }
         match &log.standing {
             Standing::Open { running, is_gone: true } => {
-                let trouble = Trouble::Gone(writer, running.holder.clone());
+                let problem = Problem::dead_writer(writer, &running.holder);
                 if !log.can_retire {
-                    return self.found(path, trouble, Outcome::Found);
+                    return self.found(path, problem, RepairOutcome::NotRepaired);
                 }
                 let open = MetaName::Open(running.clone());
-                mend(trouble, &|| self.retire(container, summary, log, &open, modified));
+                mend(problem, &|| self.retire(container, summary, log, &open, modified));
             }
             Standing::Closed(closed) if log.closed_is_wrong => {
-                let trouble = Trouble::Closed(writer);
+                let problem = Problem::wrong_closed_name(writer);
                 if !log.can_retire {
-                    return self.found(path, trouble, Outcome::Found);
+                    return self.found(path, problem, RepairOutcome::NotRepaired);
                 }
-                mend(trouble, &|| {
+                mend(problem, &|| {
                     let from = MetaName::Closed(*closed);
                     self.retire(container, summary, log, &from, Some(closed.time))
                 });
             }
             Standing::Closed(closed) if log.is_dead => {
-                mend(Trouble::Closed(writer), &|| container.remove_meta(&MetaName::Closed(*closed)));
+                mend(Problem::needless_closed_name(writer), &|| container.remove_meta(&MetaName::Closed(*closed)));
             }
             _ => {}
         }
@@ -720,8 +523,8 @@ impl Work<'_> {
         let root = &self.stores.roots()[store];
         for name in root.names()? {
             if is_own(&name) && name != OWN && self.is_old(&**root, &name)? {
-                let trouble = Trouble::Leftover(store, shown(&name));
-                self.mend(b"", trouble, || remove_shallow(&**root, &name));
+                let problem = Problem::leftover(&shown(&name), &self.store_text(store));
+                self.mend(b"", problem, || remove_shallow(&**root, &name));
             }
         }
         let own = root.open_writable_dir(OWN)?;
@@ -742,7 +545,7 @@ impl Work<'_> {
                     continue; // a process may still write to it
                 }
                 let text = format!(".quell/{}/{}", shown(area), shown(&name));
-                self.mend(b"", Trouble::Leftover(store, text), || {
+                self.mend(b"", Problem::leftover(&text, &self.store_text(store)), || {
                     let owners = container.as_ref().map(|container| owners_of(container.dir()));
                     remove_shallow(&*dir, &name)?;
                     match (number, owners.transpose()?) {
@@ -764,7 +567,7 @@ impl Work<'_> {
             if !is_known {
                 let text = format!(".quell/parts/{}", shown(&name));
                 // Never removed: the container may be in a store that was not given.
-                self.found(b"", Trouble::Parts(store, text), Outcome::Found);
+                self.found(b"", Problem::orphan_parts(&text, &self.store_text(store)), RepairOutcome::NotRepaired);
             }
         }
         Ok(())
@@ -820,20 +623,20 @@ impl NewBatch {
 struct Looked {
     names: Vec<Vec<u8>>,
     summary: Summary,
-    troubles: Vec<Trouble>,
+    problems: Vec<Problem>,
     /// Temporary names of index logs whose rebuilding was interrupted.
     leftovers: Vec<(u32, Vec<u8>)>,
     /// Flat indices that cannot be used, and the reason.
     flats: Vec<(Vec<u8>, &'static str)>,
     logs: Vec<LogFacts>,
-    damage: Vec<Trouble>,
+    damage: Vec<Problem>,
     epoch_used: Option<u64>,
     open: u64,
 }
 
 impl Looked {
     fn is_clean(&self) -> bool {
-        self.troubles.is_empty()
+        self.problems.is_empty()
             && self.damage.is_empty()
             && self.flats.is_empty()
             && self.epoch_used.is_none()
@@ -883,7 +686,7 @@ fn flats(
         };
         match sound {
             Ok(true) => {}
-            Ok(false) => wrong.push((name, "does not say what the logs have")),
+            Ok(false) => wrong.push((name, "differs from the logs")),
             Err(error) if error.kind == ErrorKind::Damaged => wrong.push((name, "is damaged")),
             Err(error) if error.kind == ErrorKind::NotFound => {} // replaced meanwhile
             Err(error) => return Err(error),
@@ -932,10 +735,10 @@ fn says_the_same(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
 }
 
 /// Returns the damaged ranges of the file, by whether the file still holds them.
-fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result<Vec<Trouble>> {
-    let mut troubles = Vec::new();
+fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result<Vec<Problem>> {
+    let mut problems = Vec::new();
     if logs.iter().all(|log| log.damaged.is_empty() && log.lost.is_empty()) {
-        return Ok(troubles);
+        return Ok(problems);
     }
     let resolved = report::Resolved::with(container, summary.clone(), 1)?;
     for log in logs {
@@ -949,16 +752,16 @@ fn damage(container: &Container, summary: &Summary, logs: &[LogFacts]) -> Result
             }
         }
         if !lost.is_empty() {
-            troubles.push(Trouble::Lost(log.writer, joined(lost)));
+            problems.push(Problem::lost_unsynced(log.writer, joined(lost)));
         }
         if !held.is_empty() {
-            troubles.push(Trouble::Damaged(log.writer, joined(held)));
+            problems.push(Problem::damaged_ranges(log.writer, joined(held)));
         }
         if !unused.is_empty() {
-            troubles.push(Trouble::DamagedUnused(log.writer, joined(unused)));
+            problems.push(Problem::damaged_unused_ranges(log.writer, joined(unused)));
         }
     }
-    Ok(troubles)
+    Ok(problems)
 }
 
 /// Sorts ranges and merges adjacent ones.

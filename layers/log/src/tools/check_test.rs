@@ -6,6 +6,7 @@ use quell_testkit::MemoryStore;
 use quell_vfs::{Change, FileSystem, Writable};
 
 use super::*;
+use crate::tools::problem::ProblemKind;
 use crate::format::meta::Running;
 use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
 
@@ -22,22 +23,30 @@ fn checked(stores: &[MemoryStore], how: &Checking<'_>) -> Checked {
 }
 
 fn names(checked: &Checked) -> Vec<&'static str> {
-    checked.findings.iter().map(|finding| finding.trouble.name()).collect()
+    checked.findings.iter().map(|finding| finding.problem.kind.id()).collect()
+}
+
+/// Checks that a problem is reported whose identifier and text begin with `expected`.
+#[track_caller]
+fn assert_reports(stores: &[MemoryStore], expected: &str) {
+    let checked = checked(stores, &asked(false, 0, &[]));
+    let is_expected = |finding: &Finding| finding.problem.to_string().starts_with(expected);
+    assert!(checked.findings.iter().any(is_expected), "{checked:?}");
 }
 
 /// Returns the problems before and after a repair.
 fn found_and_left(stores: &[MemoryStore]) -> (Vec<&'static str>, Vec<&'static str>) {
     let before = checked(stores, &asked(false, 0, &[]));
-    assert!(before.findings.iter().all(|finding| finding.outcome == Outcome::Found));
+    assert!(before.findings.iter().all(|finding| finding.outcome == RepairOutcome::NotRepaired));
     let repaired = checked(stores, &asked(true, 0, &[]));
     assert_eq!(names(&before), names(&repaired), "{repaired:?}");
     for finding in &repaired.findings {
-        assert!(!matches!(finding.outcome, Outcome::Failed(_)), "{finding:?}");
+        assert!(!matches!(finding.outcome, RepairOutcome::Failed(_)), "{finding:?}");
     }
     let left = names(&checked(stores, &asked(true, 0, &[])));
     let still: Vec<_> = (repaired.findings.iter())
-        .filter(|finding| finding.outcome == Outcome::Found)
-        .map(|finding| finding.trouble.name())
+        .filter(|finding| finding.outcome == RepairOutcome::NotRepaired)
+        .map(|finding| finding.problem.kind.id())
         .collect();
     assert_eq!(still, left, "{repaired:?}");
     (names(&before), left)
@@ -76,7 +85,7 @@ fn flip(file: &dyn WritableFile, at: u64) {
 }
 
 #[test]
-fn what_is_sound_is_clean_and_nothing_is_written() {
+fn a_check_of_sound_stores_finds_nothing_and_writes_nothing() {
     let stores = written();
     let fs = mount(&stores, 6, 1);
     let file = make(&fs, "open", 1);
@@ -89,7 +98,7 @@ fn what_is_sound_is_clean_and_nothing_is_written() {
 }
 
 #[test]
-fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
+fn a_missing_torn_damaged_or_short_index_log_is_created_again() {
     let lengths = {
         let stores = written();
         log(&stores, &index_name(writer(&stores))).stat().unwrap().size_bytes
@@ -108,7 +117,8 @@ fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
             _ => log(&stores, &index).set_size(HEAD_BYTES as u64).unwrap(),
         }
         assert_eq!(content(&stores, "f").unwrap(), whole);
-        assert_eq!(found_and_left(&stores), (vec!["index"], vec![]), "{damage}");
+        assert_reports(&stores, "metadata: the index log of writer");
+        assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]), "{damage}");
         assert_eq!(content(&stores, "f").unwrap(), whole);
         // The rebuilt index log is complete.
         let end = scan::batches(&container(&stores, "f"), writer, &mut |_, _| Ok(true)).unwrap();
@@ -117,7 +127,7 @@ fn an_index_that_is_missing_torn_damaged_or_short_is_made_anew() {
 }
 
 #[test]
-fn an_index_that_says_something_else_is_made_anew() {
+fn an_index_log_that_differs_from_the_data_log_is_created_again() {
     let stores = written();
     let whole = content(&stores, "f").unwrap();
     let writer = writer(&stores);
@@ -135,12 +145,13 @@ fn an_index_that_says_something_else_is_made_anew() {
     let index = log(&stores, &index_name(writer));
     index.set_size(HEAD_BYTES as u64).unwrap();
     index.write_at(&bytes, HEAD_BYTES as u64).unwrap();
-    assert_eq!(found_and_left(&stores), (vec!["index"], vec![]));
+    assert_reports(&stores, "metadata: the index log of writer");
+    assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), whole);
 }
 
 #[test]
-fn damaged_bytes_are_told_with_their_place_in_the_file_and_left() {
+fn damaged_bytes_are_reported_with_their_file_ranges_and_not_changed() {
     let stores = written();
     let data = log(&stores, &data_name(writer(&stores)));
     // In the second block of the first frame.
@@ -148,21 +159,21 @@ fn damaged_bytes_are_told_with_their_place_in_the_file_and_left() {
     flip(&*data, place);
     let before = checked(&stores, &asked(true, 0, &[]));
     let [finding] = &before.findings[..] else { panic!("{before:?}") };
-    let Trouble::Damaged(_, ranges) = &finding.trouble else { panic!("{finding:?}") };
-    let [(start, end)] = ranges[..] else { panic!("{ranges:?}") };
+    assert_eq!(finding.problem.kind, ProblemKind::DamagedData);
+    let [(start, end)] = finding.problem.ranges[..] else { panic!("{finding:?}") };
     assert_eq!(((start % 50_000), end - start), (16_384, 30_000 - 16_384));
-    assert_eq!((finding.path.as_slice(), &finding.outcome), (&b"f"[..], &Outcome::Found));
+    assert_eq!((finding.path.as_slice(), &finding.outcome), (&b"f"[..], &RepairOutcome::NotRepaired));
     // Reading the damaged bytes is an error; all other bytes are readable.
     assert!(content(&stores, "f").is_err());
     // After an overwrite the damaged bytes are not needed.
     let fs = mount(&stores, 8, 1);
     again(&fs, "f", 3).write_at(&vec![1; 30_000], start / 50_000 * 50_000).unwrap();
-    assert_eq!(names(&checked(&stores, &asked(false, 0, &[]))), ["damaged-unused"]);
+    assert_eq!(names(&checked(&stores, &asked(false, 0, &[]))), ["harmless-damage"]);
     content(&stores, "f").unwrap();
 }
 
 #[test]
-fn what_was_lost_before_it_was_synced_is_told_and_left() {
+fn lost_unsynced_bytes_are_reported_and_not_changed() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
     let file = make(&fs, "f", 1);
@@ -179,7 +190,7 @@ fn what_was_lost_before_it_was_synced_is_told_and_left() {
 }
 
 #[test]
-fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
+fn an_index_log_that_describes_lost_data_is_created_again_and_the_file_keeps_its_size() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, GONE);
     let file = make(&fs, "f", 1);
@@ -195,7 +206,7 @@ fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
     let before = content(&stores, "f").unwrap();
     assert_eq!(before[..20_000], pattern(20_000, 1));
     let found = names(&checked(&stores, &asked(true, 0, &[])));
-    assert_eq!(found, ["lost-unsynced", "torn", "index", "writer-gone"]);
+    assert_eq!(found, ["lost-unsynced", "torn-end", "metadata", "dead-writer"]);
     // The lost bytes are not reported again.
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     let after = content(&stores, "f").unwrap();
@@ -203,33 +214,39 @@ fn an_index_that_outlived_its_data_is_made_anew_and_the_file_stays_as_long() {
 }
 
 #[test]
-fn a_damaged_head_of_a_frame_is_told_and_the_index_has_what_it_said() {
+fn a_damaged_frame_header_is_harmless_while_the_index_log_describes_the_frame() {
     let stores = written();
     let whole = content(&stores, "f").unwrap();
     flip(&*log(&stores, &data_name(writer(&stores))), HEAD_BYTES as u64 + 9);
-    assert_eq!(found_and_left(&stores), (vec!["frame-head"], vec!["frame-head"]));
+    assert_reports(&stores, "harmless-damage: the header of the frame at byte 64 of the data log");
+    assert_eq!(found_and_left(&stores), (vec!["harmless-damage"], vec!["harmless-damage"]));
     assert_eq!(content(&stores, "f").unwrap(), whole);
     // Without the index log the content of the frame is unknown: the log is not truncated, and no
     // data is invented.
     let index = index_name(writer(&stores));
     container(&stores, "f").logs_of(writer(&stores), false).unwrap().remove(&index).unwrap();
+    assert_reports(&stores, "damaged-data: bytes 64 to ");
     let (found, left) = found_and_left(&stores);
-    assert!(found.contains(&"unreadable") && left == found, "{found:?} {left:?}");
+    assert!(found.contains(&"damaged-data") && left == found, "{found:?} {left:?}");
 }
 
 #[test]
-fn a_log_that_lost_its_end_is_told_and_left() {
+fn a_log_that_lost_its_end_is_reported_and_not_changed() {
     let stores = written();
     let data = log(&stores, &data_name(writer(&stores)));
     let size = data.stat().unwrap().size_bytes;
     data.set_size(size - 100).unwrap();
+    assert_reports(&stores, "damaged-data: bytes ");
+    assert_reports(&stores, "damaged-data: the data log of writer");
     let (found, left) = found_and_left(&stores);
-    assert!(found.contains(&"damaged") && found.contains(&"short") && left == found, "{found:?} {left:?}");
+    assert_eq!((found.len(), &found), (2, &left));
     assert_eq!(data.stat().unwrap().size_bytes, size - 100);
     let writer = writer(&stores);
     let head = Container::head(&container(&stores, "f")).of(HeadKind::Index, writer);
     data.write_at(&head.encode(), 0).unwrap();
-    assert!(found_and_left(&stores).1.contains(&"data-head"));
+    let header = format!("damaged-data: the data log of writer {writer:016x} has a damaged header");
+    assert_reports(&stores, &header);
+    assert!(found_and_left(&stores).1.contains(&"damaged-data"));
 }
 
 /// Creates a file whose writer was killed: two frames are published, one is in the data log only.
@@ -254,11 +271,11 @@ fn killed(tail: &[u8]) -> ([MemoryStore; 1], Vec<u8>) {
 }
 
 #[test]
-fn a_writer_that_is_gone_is_ended_and_its_torn_end_is_cut() {
+fn a_dead_writer_is_closed_and_its_torn_end_is_removed() {
     for (tail, found) in [
-        (&b""[..], vec!["index", "writer-gone"]),
-        (b"FRAM and what else was begun", vec!["torn", "index", "writer-gone"]),
-        (&[0; 40_000], vec!["torn", "index", "writer-gone"]),
+        (&b""[..], vec!["metadata", "dead-writer"]),
+        (b"FRAM and what else was begun", vec!["torn-end", "metadata", "dead-writer"]),
+        (&[0; 40_000], vec!["torn-end", "metadata", "dead-writer"]),
     ] {
         let (stores, whole) = killed(tail);
         assert_eq!(content(&stores, "f").unwrap(), whole);
@@ -275,7 +292,7 @@ fn a_writer_that_is_gone_is_ended_and_its_torn_end_is_cut() {
 }
 
 #[test]
-fn a_writer_that_died_before_it_wrote_leaves_nothing() {
+fn a_writer_that_died_before_its_first_write_leaves_no_logs() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, GONE);
     drop(make(&fs, "f", 1));
@@ -284,7 +301,7 @@ fn a_writer_that_died_before_it_wrote_leaves_nothing() {
     let begun =
         |writer| MetaName::Open(Running { writer, first_epoch: 1, holder: holder.clone(), told: None });
     container.add_meta(&begun(77)).unwrap();
-    assert_eq!(found_and_left(&stores), (vec!["writer-gone"], vec![]));
+    assert_eq!(found_and_left(&stores), (vec!["dead-writer"], vec![]));
     container.add_meta(&begun(78)).unwrap();
     container.create_data(78, &mut None).unwrap().set_size(30).unwrap();
     assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
@@ -292,7 +309,7 @@ fn a_writer_that_died_before_it_wrote_leaves_nothing() {
 }
 
 #[test]
-fn who_may_live_is_left_alone_until_the_user_says_that_the_node_is_dead() {
+fn a_writer_of_unknown_state_is_not_closed_until_its_node_is_declared_dead() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
     let file = make(&fs, "f", 1);
@@ -302,15 +319,15 @@ fn who_may_live_is_left_alone_until_the_user_says_that_the_node_is_dead() {
     let dead = ["elsewhere".to_owned()];
     assert_eq!(names(&checked(&stores, &asked(true, 0, &dead))), Vec::<&str>::new());
     for dead in [["node1".to_owned()], ["boot.node1".to_owned()]] {
-        assert_eq!(names(&checked(&stores, &asked(false, 0, &dead))), ["index", "writer-gone"]);
+        assert_eq!(names(&checked(&stores, &asked(false, 0, &dead))), ["metadata", "dead-writer"]);
     }
-    assert_eq!(names(&checked(&stores, &asked(true, 0, &["node1".to_owned()]))), ["index", "writer-gone"]);
+    assert_eq!(names(&checked(&stores, &asked(true, 0, &["node1".to_owned()]))), ["metadata", "dead-writer"]);
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3));
 }
 
 #[test]
-fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
+fn a_live_writer_that_was_closed_by_force_gets_an_error_at_each_sync_and_close() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
     let file = make(&fs, "f", 1);
@@ -323,7 +340,7 @@ fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
     assert_eq!(names(&checked(&stores, &how)), [""; 0], "another was named");
     let ended = [writer];
     let done = checked(&stores, &Checking { ended: &ended, ..asked(true, 0, &[]) });
-    assert_eq!((names(&done), &done.findings[0].outcome), (vec!["writer-gone"], &Outcome::Repaired));
+    assert_eq!((names(&done), &done.findings[0].outcome), (vec!["dead-writer"], &RepairOutcome::Repaired));
     file.write_at(&[2; 100], 100).unwrap();
     for _ in 0..2 {
         let error = file.sync().unwrap_err();
@@ -336,7 +353,7 @@ fn a_writer_that_is_ended_though_it_lives_is_told_at_each_sync_and_close() {
 }
 
 #[test]
-fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
+fn a_flat_index_that_is_damaged_or_differs_from_the_logs_is_removed() {
     for damage in 0..3 {
         let stores = written();
         let whole = content(&stores, "f").unwrap();
@@ -368,7 +385,8 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
                 flat.set_size(bytes).unwrap();
             }
         }
-        assert_eq!(found_and_left(&stores), (vec!["flat-index"], vec![]), "{damage}");
+        assert_reports(&stores, "metadata: the flat index flat-");
+        assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]), "{damage}");
         assert!(container.flats().unwrap().is_empty());
         let now = content(&stores, "f").unwrap();
         assert_eq!((&now[..10], &now[10..15], &now[15..]), (&whole[..10], &b"later"[..], &whole[15..]));
@@ -376,7 +394,7 @@ fn a_flat_index_that_is_damaged_or_says_something_else_is_removed() {
 }
 
 #[test]
-fn an_epoch_that_was_used_is_marked_as_taken() {
+fn a_used_epoch_without_a_name_gets_its_name() {
     let stores = written();
     let fs = mount(&stores, 8, 1);
     again(&fs, "f", 3).write_at(b"later", 0).unwrap();
@@ -386,11 +404,46 @@ fn an_epoch_that_was_used_is_marked_as_taken() {
     for epoch in epochs {
         container.dir().remove(format!("epoch-{epoch:x}").as_bytes()).unwrap();
     }
-    assert_eq!(found_and_left(&stores), (vec!["epoch"], vec![]));
+    assert_reports(&stores, "metadata: epoch ");
+    assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
 }
 
 #[test]
-fn what_is_not_ours_is_told_and_left() {
+fn a_wrong_closed_name_is_written_again() {
+    let stores = written();
+    let whole = content(&stores, "f").unwrap();
+    let container = container(&stores, "f");
+    let right = *container.summary().unwrap().closed.iter().min_by_key(|closed| closed.writer).unwrap();
+    let wrong = Closed { last_epoch: right.last_epoch + 1, ..right };
+    container.rename_meta(&MetaName::Closed(right), &MetaName::Closed(wrong)).unwrap();
+    container.dir().create_file(&epoch_name(wrong.last_epoch), LOG_PERMISSIONS).unwrap();
+    assert_reports(&stores, "metadata: the `closed` name of writer");
+    assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
+    let repaired = container.summary().unwrap().closed;
+    let repaired = repaired.iter().find(|closed| closed.writer == right.writer).unwrap();
+    assert_eq!((repaired.last_epoch, repaired.end), (right.last_epoch, right.end));
+    assert_eq!(content(&stores, "f").unwrap(), whole);
+}
+
+#[test]
+fn a_closed_name_left_from_a_truncation_to_zero_is_removed() {
+    let stores = written();
+    let fs = mount(&stores, 8, 1);
+    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let closed = container(&stores, "f").summary().unwrap().closed;
+    fs.change(node, &Change { size_bytes: Some(0), ..Change::default() }).unwrap();
+    drop(fs);
+    let container = container(&stores, "f");
+    assert!(container.summary().unwrap().closed.is_empty());
+    // The truncation was interrupted after it removed the logs of the writer, before its name.
+    container.add_meta(&MetaName::Closed(closed[0])).unwrap();
+    assert_reports(&stores, "metadata: the `closed` name of writer");
+    assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]));
+    assert!(container.summary().unwrap().closed.is_empty());
+}
+
+#[test]
+fn foreign_entries_and_inconsistent_names_are_reported_and_not_changed() {
     let stores = written();
     let (first, second) = (stores[0].root(), stores[1].root());
     first.create_file(b"plain", 0o644).unwrap();
@@ -404,33 +457,46 @@ fn what_is_not_ours_is_told_and_left() {
     container.meta().unwrap().create_file(b"open-nonsense", 0o644).unwrap();
     container.dir().make_dir(b"logs-9999", 0o755).unwrap();
     container.create_data(5, &mut None).unwrap();
+    for expected in [
+        "foreign: an entry of store 0 that Quell did not create",
+        "foreign: a directory that has the name of a container",
+        "foreign: Quell did not create meta/open-nonsense",
+        "foreign: Quell did not create logs-9999",
+        "inconsistent-name: store 1 does not have this directory",
+        "inconsistent-name: a file of this name hides a directory",
+        "inconsistent-name: store 1 has a directory or symbolic link that is missing in store 0",
+        "orphan-logs: the logs of writer 0000000000000005",
+    ] {
+        assert_reports(&stores, expected);
+    }
     let (mut found, left) = found_and_left(&stores);
     assert_eq!(found, left);
     found.sort_unstable();
-    let mut expected = vec!["directory-missing", "file-and-other", "foreign", "foreign", "logs-of-nobody"];
-    expected.extend(["name", "name", "no-container", "not-in-first-store"]);
+    let expected = [("foreign", 5), ("inconsistent-name", 3), ("orphan-logs", 1)];
+    let expected: Vec<_> = expected.iter().flat_map(|(id, count)| std::iter::repeat_n(*id, *count)).collect();
     assert_eq!(found, expected);
     assert!(first.stat(b"plain").is_ok() && first.stat(b"y.container").is_ok());
 }
 
 #[test]
-fn a_file_in_two_stores_and_a_damaged_record_are_told() {
+fn a_file_in_two_stores_and_a_damaged_record_are_reported() {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     for (alone, seed) in stores.iter().zip(5..) {
         drop(make(&mount(std::slice::from_ref(alone), seed, 1), "f", 1));
     }
     // Each store was mounted separately and created a file of this name.
     join(&stores);
-    assert_eq!(found_and_left(&stores).0, ["several-stores"]);
+    assert_reports(&stores, "inconsistent-name: another store has a file of this name");
+    assert_eq!(found_and_left(&stores).0, ["inconsistent-name"]);
     let stores = written();
     let (_, found) = stores.iter().enumerate().find(|(_, s)| s.root().stat(b"f.container").is_ok()).unwrap();
     let dir = found.root().open_writable_dir(b"f.container").unwrap();
     flip(&*dir.open_writable_file(b"container").unwrap(), 30);
-    assert!(names(&checked(&stores, &asked(true, 0, &[]))).contains(&"container"));
+    assert!(names(&checked(&stores, &asked(true, 0, &[]))).contains(&"not-checked"));
 }
 
 #[test]
-fn leftovers_are_removed_when_they_are_old_and_nobody_uses_them() {
+fn leftovers_are_removed_when_they_are_old_and_not_in_use() {
     let stores = written();
     let opened = Arc::new(opened(&stores, 41));
     let summary = container(&stores, "f").summary().unwrap();
@@ -447,7 +513,7 @@ fn leftovers_are_removed_when_they_are_old_and_nobody_uses_them() {
     let used = Checking { is_used: &|_, names| names[0] == b"trash", ..asked(true, late, &[]) };
     let seen = checked(&stores, &used);
     assert_eq!(seen.findings.len(), 3, "{seen:?}");
-    assert!(seen.findings.iter().all(|finding| finding.outcome == Outcome::Repaired), "{seen:?}");
+    assert!(seen.findings.iter().all(|finding| finding.outcome == RepairOutcome::Repaired), "{seen:?}");
     assert!(trash.stat(b"0123").is_ok());
     assert_eq!(names(&checked(&stores, &asked(false, late, &[]))), ["leftover"]);
     assert_eq!(names(&checked(&stores, &asked(true, late, &[]))), ["leftover"]);
@@ -456,26 +522,26 @@ fn leftovers_are_removed_when_they_are_old_and_nobody_uses_them() {
 }
 
 #[test]
-fn parts_of_nobody_are_told_and_left() {
+fn orphan_parts_are_reported_and_not_removed() {
     let stores = written();
     let own = stores[1].root().open_writable_dir(b".quell").unwrap();
     own.open_writable_dir(b"parts").unwrap().make_dir(&number_name(5), 0o755).unwrap();
-    assert_eq!(found_and_left(&stores), (vec!["parts-of-nobody"], vec!["parts-of-nobody"]));
+    assert_eq!(found_and_left(&stores), (vec!["orphan-parts"], vec!["orphan-parts"]));
 }
 
 #[test]
-fn a_repair_that_fails_says_so_and_the_next_one_goes_on() {
+fn a_failed_repair_is_reported_and_the_next_run_completes_it() {
     let (stores, whole) = killed(b"torn");
     stores[0].fail_one_in(1, 1, &["rename"], quell_vfs::errno::EIO);
     let failed = checked(&stores, &asked(true, 0, &[]));
-    assert!(failed.findings.iter().any(|f| matches!(f.outcome, Outcome::Failed(_))), "{failed:?}");
+    assert!(failed.findings.iter().any(|f| matches!(f.outcome, RepairOutcome::Failed(_))), "{failed:?}");
     stores[0].fail_nothing();
     assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
     assert_eq!(content(&stores, "f").unwrap(), whole);
 }
 
 #[test]
-fn a_check_that_is_stopped_repairs_nothing() {
+fn a_stopped_check_repairs_nothing() {
     let (stores, _) = killed(b"torn");
     let opened = Arc::new(opened(&stores, 41));
     let tally = Tally::default();
@@ -486,7 +552,7 @@ fn a_check_that_is_stopped_repairs_nothing() {
 }
 
 #[test]
-fn the_size_after_a_cut_is_kept_when_its_writer_is_ended() {
+fn closing_a_dead_writer_keeps_the_size_of_a_truncated_file() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, GONE);
     let file = make(&fs, "f", 1);
@@ -495,6 +561,6 @@ fn the_size_after_a_cut_is_kept_when_its_writer_is_ended() {
     fs.change(node, &Change { size_bytes: Some(1000), ..Change::default() }).unwrap();
     let stores = [stores[0].kill()];
     assert_eq!(content(&stores, "f").unwrap().len(), 1000);
-    assert_eq!(found_and_left(&stores), (vec!["index", "writer-gone"], vec![]));
+    assert_eq!(found_and_left(&stores), (vec!["metadata", "dead-writer"], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3)[..1000]);
 }

@@ -11,8 +11,8 @@ use crate::format::heads::HEAD_BYTES;
 use crate::format::meta::{Closed, Running, Summary, boot_of};
 use crate::format::runs::{Run, at_positions};
 use crate::session::scan;
-use crate::tools::check::Trouble;
 use crate::tools::crew::Tally;
+use crate::tools::problem::Problem;
 
 /// Number of blocks in one read.
 const BLOCKS: u64 = 64;
@@ -46,7 +46,7 @@ pub struct LogFacts {
     pub writer: u64,
     pub standing: Standing,
     /// Problems that cannot be repaired.
-    pub troubles: Vec<Trouble>,
+    pub problems: Vec<Problem>,
     /// Damaged bytes: payload offset, and start and end in the file.
     pub damaged: Vec<(u64, u64, u64)>,
     /// Bytes that were lost before they were synced, in the same form.
@@ -58,7 +58,7 @@ pub struct LogFacts {
     pub good_position: u64,
     /// Number of bytes after the last complete frame, if they may be removed.
     pub torn_bytes: Option<u64>,
-    pub index_trouble: Option<&'static str>,
+    pub index_defect: Option<&'static str>,
     /// The index log can be rebuilt from the data log.
     pub can_index: bool,
     /// The `closed` name of the writer can be derived from the data log.
@@ -71,11 +71,11 @@ pub struct LogFacts {
 
 impl LogFacts {
     pub fn is_clean(&self) -> bool {
-        self.troubles.is_empty()
+        self.problems.is_empty()
             && self.damaged.is_empty()
             && self.lost.is_empty()
             && self.torn_bytes.is_none()
-            && self.index_trouble.is_none()
+            && self.index_defect.is_none()
             && !self.closed_is_wrong
             && !self.is_dead
             && !matches!(self.standing, Standing::Open { is_gone: true, .. })
@@ -145,14 +145,14 @@ pub fn look(
     let mut facts = LogFacts {
         writer,
         standing,
-        troubles: Vec::new(),
+        problems: Vec::new(),
         damaged: Vec::new(),
         lost: Vec::new(),
         lost_end: 0,
         good_place: begin,
         good_position: 0,
         torn_bytes: None,
-        index_trouble: None,
+        index_defect: None,
         can_index: false,
         can_retire: false,
         closed_is_wrong: false,
@@ -160,7 +160,7 @@ pub fn look(
         epochs: None,
     };
     if facts.standing == Standing::Nobody {
-        facts.troubles.push(Trouble::Nobody(writer));
+        facts.problems.push(Problem::orphan_logs(writer));
         return Ok(facts);
     }
     let missing = |error: &quell_vfs::Error| error.kind == ErrorKind::NotFound;
@@ -174,7 +174,7 @@ pub fn look(
                 // A truncation to size 0 removes the logs first, then their names.
                 facts.is_dead = summary.is_dead(&closed);
                 if !facts.is_dead {
-                    facts.troubles.push(Trouble::Short(writer, closed.data_bytes));
+                    facts.problems.push(Problem::missing_end(writer, closed.data_bytes));
                 }
             }
             // The writer has not started. A dead writer will not start.
@@ -189,7 +189,7 @@ pub fn look(
         }
         match (&facts.standing, size <= begin) {
             (Standing::Open { is_gone, .. }, true) => facts.can_retire = *is_gone,
-            _ => facts.troubles.push(Trouble::DataHead(writer)),
+            _ => facts.problems.push(Problem::damaged_data_log_header(writer)),
         }
         return Ok(facts);
     }
@@ -293,7 +293,7 @@ fn walk(
                     walk.lacks_synced = walk.position < indexed.synced;
                     break;
                 }
-                facts.troubles.push(Trouble::FrameHead(writer, walk.place));
+                facts.problems.push(Problem::damaged_frame_header(writer, walk.place));
                 walk.headless = true;
                 let mut left = told.payload_bytes;
                 while left > 0
@@ -469,11 +469,11 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
     let has_ended = facts.standing.has_ended();
     let is_inside = walk.broken || walk.more_later;
     if walk.more_later {
-        facts.troubles.push(Trouble::Unreadable(writer, walk.place, size));
+        facts.problems.push(Problem::unreadable_frames(writer, walk.place, size));
     }
     if !has_ended {
         if walk.disagrees {
-            facts.index_trouble = Some("does not say what the data log has");
+            facts.index_defect = Some("differs from the data log");
         }
         return;
     }
@@ -489,7 +489,7 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
     }
     if let Standing::Closed(closed) = &facts.standing {
         if walk.place < closed.data_bytes {
-            facts.troubles.push(Trouble::Short(writer, closed.data_bytes - walk.place));
+            facts.problems.push(Problem::missing_end(writer, closed.data_bytes - walk.place));
             facts.can_index = false;
         } else if facts.can_index {
             let is_cut = summary.last_cut().is_some();
@@ -505,16 +505,16 @@ fn finish(facts: &mut LogFacts, index: &scan::IndexEnd, walk: &Walk, size: u64, 
         facts.torn_bytes = Some(size - walk.place);
     }
     facts.can_retire = facts.can_index;
-    facts.index_trouble = if walk.disagrees {
-        Some("does not say what the data log has")
+    facts.index_defect = if walk.disagrees {
+        Some("differs from the data log")
     } else if index.bytes.is_none() {
         (walk.position > 0).then_some("is missing")
     } else if index.damage.is_some() {
         Some("is damaged")
     } else if index.position < walk.position {
-        Some("ends before the data log, whose frames readers have to go through")
+        Some("ends before the data log, so that readers must read its frames")
     } else if index.position > walk.position && !walk.lacks_synced {
-        Some("tells of more than the data log has")
+        Some("describes more than the data log has")
     } else {
         None
     };

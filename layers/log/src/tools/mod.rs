@@ -3,6 +3,7 @@
 pub mod check;
 pub mod crew;
 pub mod log_check;
+pub mod problem;
 pub mod rebalance;
 pub mod report;
 pub mod transfer;
