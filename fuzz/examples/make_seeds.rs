@@ -23,7 +23,7 @@ fn main() {
             std::fs::write(format!("seeds/{target}/tree-{seed}"), &bytes).expect("run this in fuzz/");
         }
     }
-    for (target, name, bytes) in quell_log::questions::seeds() {
+    for (target, name, bytes) in quell_log::fuzzing::seeds() {
         std::fs::write(format!("seeds/{target}/{name}"), bytes).expect("run this in fuzz/");
     }
 }

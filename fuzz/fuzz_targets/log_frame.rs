@@ -7,5 +7,5 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((choice, bytes)) = bytes.split_first() else { return };
-    quell_log::questions::frame(bytes, choice % 2 == 1);
+    quell_log::fuzzing::check_frame(bytes, choice % 2 == 1);
 });

@@ -5,4 +5,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|lines: &[u8]| quell_log::questions::names(lines));
+fuzz_target!(|lines: &[u8]| quell_log::fuzzing::check_names(lines));

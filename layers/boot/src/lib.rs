@@ -27,6 +27,7 @@ pub use disks::{DiskFile, Disks, DisksFs, Fit};
 pub use file_system::{BootFs, HotFiles};
 pub use format::{BLOCK_BYTES, ContentId, FILE_BYTES_MAX, HEADER_BYTES, MAGIC, ZEROS};
 pub use hot::{Hot, HotSet, Served, Write};
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use image::reseal;
 pub use image::{BootFile, BootImage, Contents, Damage, Kind, Run};

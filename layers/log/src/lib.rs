@@ -9,9 +9,9 @@
 mod container;
 mod format;
 mod fs;
-/// For fuzzers only.
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
-pub mod questions;
+pub mod fuzzing;
 mod session;
 mod stores;
 #[cfg(test)]

@@ -394,7 +394,8 @@ impl Flat {
 }
 
 /// Corrects the header, the trailer's magic bytes and all checksums, as far as these parts are
-/// present. For fuzzers.
+/// present.
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn reseal_flat(bytes: &mut [u8], container: &Head) {
     let Some(tail_place) = bytes.len().checked_sub(TAIL_BYTES).filter(|at| *at >= HEAD_BYTES) else { return };
     bytes[..HEAD_BYTES].copy_from_slice(&container.of(HeadKind::Flat, 0).encode());

@@ -1,6 +1,6 @@
-//! Entry points for fuzzers, one for each format of the log layer. The input is arbitrary: a
-//! decoder must refuse it, or every function on the decoded value must succeed and the value must
-//! be encoded as it was.
+//! Entry points for the fuzz targets, one for each format of the log layer. The input is arbitrary:
+//! a decoder must refuse it, or every function on the decoded value must succeed and the value must
+//! be encoded as it was. Compiled for tests and with the feature `fuzzing`, which only fuzz/ enables.
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -33,7 +33,7 @@ fn reseal(bytes: &mut [u8], sum_at: usize, from: usize, to: usize) {
 }
 
 /// Decodes the header of a file.
-pub fn head(bytes: &[u8], is_sealed: bool) {
+pub fn check_header(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if is_sealed && bytes.len() >= HEAD_BYTES {
         reseal(&mut bytes, HEAD_BYTES - 8, 0, 0);
@@ -45,7 +45,8 @@ pub fn head(bytes: &[u8], is_sealed: bool) {
     }
 }
 
-fn ask(run: &Run) {
+/// Checks the functions of a decoded run.
+fn check_run(run: &Run) {
     assert!(run.length > 0 && run.count > 0);
     for i in [0, run.count / 2, run.count - 1] {
         assert!(run.start_of(i) + run.length <= FILE_END_MAX);
@@ -56,7 +57,7 @@ fn ask(run: &Run) {
 }
 
 /// Decodes the header of a frame and its runs.
-pub fn frame(bytes: &[u8], is_sealed: bool) {
+pub fn check_frame(bytes: &[u8], is_sealed: bool) {
     let Some(fixed) = bytes.first_chunk() else { return };
     let Ok(head) = data_log::decode_head(fixed) else { return };
     if head.bytes() > bytes.len() as u64 {
@@ -68,16 +69,16 @@ pub fn frame(bytes: &[u8], is_sealed: bool) {
         reseal(&mut bytes, FRAME_SUM_AT, FRAME_HEAD_BYTES as usize, end);
     }
     let Ok(runs) = data_log::decode_runs(&head, &bytes) else { return };
-    runs.iter().for_each(ask);
+    runs.iter().for_each(check_run);
     assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), head.payload_bytes);
     let again = data_log::encode_head(&runs, head.payload_bytes, head.epoch, head.sequence, head.position);
-    let fixed = again.first_chunk().expect("a head has that many bytes");
-    let second = data_log::decode_head(fixed).expect("what we encode we read");
-    assert_eq!(data_log::decode_runs(&second, &again).expect("what we encode we read"), runs);
+    let fixed = again.first_chunk().expect("an encoded header has this size");
+    let second = data_log::decode_head(fixed).expect("an encoded value can be decoded");
+    assert_eq!(data_log::decode_runs(&second, &again).expect("an encoded value can be decoded"), runs);
 }
 
 /// Decodes a batch of an index log at the offsets that its own header gives.
-pub fn batch(bytes: &[u8], is_sealed: bool) {
+pub fn check_batch(bytes: &[u8], is_sealed: bool) {
     if bytes.len() < BATCH_HEAD_BYTES {
         return;
     }
@@ -89,7 +90,7 @@ pub fn batch(bytes: &[u8], is_sealed: bool) {
     let (position, place) = (u64_at(&bytes, 24), u64_at(&bytes, 40));
     let block_bytes = BLOCK_BYTES.into();
     let Ok(batch) = index_log::decode(&bytes, block_bytes, position, place) else { return };
-    batch.runs.iter().for_each(ask);
+    batch.runs.iter().for_each(check_run);
     let frames = &batch.frames;
     for group in frames.groups() {
         for at in [group.position, group.position + group.payload_bytes - 1] {
@@ -101,7 +102,7 @@ pub fn batch(bytes: &[u8], is_sealed: bool) {
         frames.frame(frames.position() - 1);
     }
     let again = index_log::encode(frames, &batch.runs, position, place, batch.is_synced);
-    let read = index_log::decode(&again, block_bytes, position, place).expect("what we encode we read");
+    let read = index_log::decode(&again, block_bytes, position, place).expect("an encoded value can be decoded");
     assert_eq!((read.frames, read.runs, read.is_synced), (batch.frames, batch.runs, batch.is_synced));
 }
 
@@ -113,24 +114,25 @@ const RECORD: Head = Head {
     directories: 32,
 };
 
-fn written(extents: &[Extent], logs: &[FlatLog], cuts: &[u64], size: u64) -> Vec<u8> {
+/// Encodes a flat index.
+fn encode_flat(extents: &[Extent], logs: &[FlatLog], cuts: &[u64], size: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     let put = |pieces: &[&[u8]], _| {
         pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
         Ok(())
     };
-    let mut builder = Builder::new(put, &RECORD).expect("memory takes it");
-    extents.iter().for_each(|extent| builder.push(*extent).expect("memory takes it"));
-    builder.finish(logs, cuts, size).expect("memory takes it");
+    let mut builder = Builder::new(put, &RECORD).expect("a write to memory succeeds");
+    extents.iter().for_each(|extent| builder.push(*extent).expect("a write to memory succeeds"));
+    builder.finish(logs, cuts, size).expect("a write to memory succeeds");
     bytes
 }
 
 fn extents_of(share: &Share) -> Vec<Extent> {
-    share.extents().flat_map(|page| page.expect("all of it was looked at").to_vec()).collect()
+    share.extents().flat_map(|page| page.expect("decode has read all pages").to_vec()).collect()
 }
 
 /// Decodes a share of an index, which has the format of a flat index.
-pub fn share(bytes: &[u8], is_sealed: bool) {
+pub fn check_share(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if is_sealed {
         reseal_flat(&mut bytes, &RECORD);
@@ -147,13 +149,13 @@ pub fn share(bytes: &[u8], is_sealed: bool) {
         }
     }
     let again =
-        Share::decode(written(&extents, logs, share.cuts(), 0), &RECORD).expect("what we encode we read");
+        Share::decode(encode_flat(&extents, logs, share.cuts(), 0), &RECORD).expect("an encoded value can be decoded");
     assert_eq!((extents_of(&again), again.logs()), (extents, logs));
     assert!(share.cuts().iter().all(|cut| again.cuts().contains(cut)));
 }
 
 /// Decodes the placement map.
-pub fn map(bytes: &[u8], is_sealed: bool) {
+pub fn check_map(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
     if let Some(end) = bytes.len().checked_sub(SUM_BYTES).filter(|_| is_sealed) {
         let sum = format!("{:016x}\n", xxh3_64(&bytes[..end]));
@@ -165,11 +167,11 @@ pub fn map(bytes: &[u8], is_sealed: bool) {
         let home = map.home(name);
         assert!(used.contains(&home) && map.member(home).is_some_and(|member| !member.is_draining));
     }
-    assert_eq!(StoreMap::decode(1, &map.encode()).expect("what we encode we read"), map);
+    assert_eq!(StoreMap::decode(1, &map.encode()).expect("an encoded value can be decoded"), map);
 }
 
 /// Decodes each line as a name in `meta`, as a name in a store and as the name of a placement map.
-pub fn names(lines: &[u8]) {
+pub fn check_names(lines: &[u8]) {
     let names: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     for name in &names {
         if let Some(meta) = MetaName::decode(name) {
@@ -193,9 +195,9 @@ pub fn names(lines: &[u8]) {
         }
     }
     let summary = Summary::of(names.iter().map(|name| name.to_vec()));
-    let (size, ask) = summary.size();
+    let (size, unknown) = summary.size();
     assert!(summary.cuts.last().is_none_or(|cut| cut.size <= size));
-    assert!(ask.len() <= names.len());
+    assert!(unknown.len() <= names.len());
     let _ = (summary.modified(), summary.written(), summary.data_bytes(), summary.epoch());
     for cut in summary.cuts.cuts() {
         assert!(!summary.superseded(&MetaName::Cut(*cut)).contains(&MetaName::Cut(*cut)));
@@ -244,8 +246,8 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("log_frame", "strided", with(1, &data_log::encode_head(runs.finish(), 5 * 47_008, 2, 1, 0))),
         ("log_batch", "strided", with(0, &strided)),
         ("log_batch", "random", with(1, &random)),
-        ("log_share", "checkpoint", with(0, &written(&checkpoint, &both, &[11], 10 * 47_008))),
-        ("log_share", "shuffled", with(1, &written(&shuffled, &both, &[], 500_000))),
+        ("log_share", "checkpoint", with(0, &encode_flat(&checkpoint, &both, &[11], 10 * 47_008))),
+        ("log_share", "shuffled", with(1, &encode_flat(&shuffled, &both, &[], 500_000))),
         ("log_map", "two", with(1, &map)),
         ("log_names", "all", names.as_bytes().to_vec()),
     ]
@@ -257,23 +259,23 @@ mod tests {
     use quell_testkit::Random;
 
     /// Passes one input to the function of the fuzz target.
-    fn put(target: &str, bytes: &[u8]) {
+    fn check(target: &str, bytes: &[u8]) {
         let (choice, rest) = bytes.split_first().unwrap_or((&0, &[]));
         match target {
-            "log_head" => head(rest, choice % 2 == 1),
-            "log_frame" => frame(rest, choice % 2 == 1),
-            "log_batch" => batch(rest, choice % 2 == 1),
-            "log_share" => share(rest, choice % 2 == 1),
-            "log_map" => map(rest, choice % 2 == 1),
-            _ => names(bytes),
+            "log_head" => check_header(rest, choice % 2 == 1),
+            "log_frame" => check_frame(rest, choice % 2 == 1),
+            "log_batch" => check_batch(rest, choice % 2 == 1),
+            "log_share" => check_share(rest, choice % 2 == 1),
+            "log_map" => check_map(rest, choice % 2 == 1),
+            _ => check_names(bytes),
         }
     }
 
     #[test]
-    fn seeds_and_what_is_near_them_are_refused_or_answered() {
+    fn seeds_and_modified_seeds_are_refused_or_decoded_consistently() {
         let mut random = Random::new(3);
         for (target, _, seed) in seeds() {
-            put(target, &seed);
+            check(target, &seed);
             for _ in 0..20_000 {
                 let mut bytes = seed.clone();
                 for _ in 0..1 + random.below(4) {
@@ -282,7 +284,7 @@ mod tests {
                 }
                 bytes[0] = if target == "log_names" { bytes[0] } else { 1 };
                 bytes.truncate(bytes.len() - if random.one_in(8) { random.below(bytes.len()) } else { 0 });
-                put(target, &bytes);
+                check(target, &bytes);
             }
         }
     }
