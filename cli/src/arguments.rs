@@ -13,7 +13,7 @@ mod log;
 
 pub use log::{
     LogCommand, LogExportArgs, LogFlattenArgs, LogFsckArgs, LogImportArgs, LogLsArgs, LogMapArgs,
-    LogQueryArgs, LogRebalanceArgs, LogStatArgs, MoveArgs, PartArgs, StoresArg,
+    LogQueryArgs, LogRebalanceArgs, LogStatArgs, PartArgs, StoresArg, TransferArgs,
 };
 
 const AFTER: &str = "\

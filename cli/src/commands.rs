@@ -10,6 +10,7 @@ pub mod log_fsck;
 pub mod log_list;
 pub mod log_map;
 pub mod log_rebalance;
+mod log_stores;
 pub mod log_transfer;
 pub mod mount;
 pub mod probe;

@@ -279,7 +279,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
         };
         let ended =
             fixture.stage.run(command.args(["log", "fsck", "--repair"]).arg(&fixture.store)).expect(0);
-        assert!(ended.text().contains("1 writers at work"), "{}", ended.text());
+        assert!(ended.text().contains("1 open writer"), "{}", ended.text());
         assert_eq!(logs_of(&fixture), before);
         assert!(record.exists());
     }
@@ -329,7 +329,7 @@ fn a_writer_that_names_no_namespace_counts_as_alive() {
             .run(command.args(["log", "fsck", "--repair"]).arg(&fixture.store).args(options))
             .expect(0)
     };
-    assert!(fsck(&[]).text().contains("1 writers at work"));
+    assert!(fsck(&[]).text().contains("1 open writer"));
     assert_eq!(fixture.open_records().len(), 1);
     fsck(&["--force", "--writer", "00000000000000aa"]);
     assert_eq!(fixture.open_records().len(), 0);

@@ -182,7 +182,7 @@ fn a_directory_that_is_not_a_store_is_not_changed() {
     stage.log(&[&"ls", &store, &"none"]).expect(2).says("none");
     stage.log(&[&"map", &store, &"d"]).expect(2).says("directory");
     stage.log(&[&"export", &store, &"/", &store.join("d/out")]).expect(2).says("in the store");
-    stage.log(&[&"import", &store, &store, &"x"]).expect(2).says("in each other");
+    stage.log(&[&"import", &store, &store, &"x"]).expect(2).says("lies in");
 }
 
 #[test]
@@ -226,7 +226,10 @@ fn damage_is_reported_with_its_range_and_repaired_if_possible() {
     // A missing index log is rebuilt.
     fs::remove_file(ending(&stage, &store, ".index")).unwrap();
     let printed = stage.log(&[&"fsck", &store]).expect(1).text();
-    assert!(printed.contains("f: metadata: the index log of writer") && printed.contains("1 problems"), "{printed}");
+    assert!(
+        printed.contains("f: metadata: the index log of writer") && printed.contains("1 problem"),
+        "{printed}"
+    );
     let printed = stage.log(&[&"fsck", &store, &"--repair"]).expect(0).text();
     assert!(printed.contains("(repaired)") && printed.contains("0 problems left, 1 repaired"), "{printed}");
     let again = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(0).json();
@@ -326,7 +329,10 @@ fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
     let facts = || stage.log(&[&"stat", store, &"file", &"--json"]).expect(0).json();
     assert!(crate::stage::eventually(|| facts()["writers"][0]["open"]["gone"] == true), "{}", facts());
     let printed = stage.log(&[&"fsck", store]).expect(1).text();
-    assert!(printed.contains("dead-writer") && printed.contains("was not closed by its process"), "{printed}");
+    assert!(
+        printed.contains("dead-writer") && printed.contains("was not closed by its process"),
+        "{printed}"
+    );
     stage.log(&[&"fsck", store, &"--repair"]).expect(0);
     let printed = stage.log(&[&"fsck", store, &"--json"]).expect(0).json();
     assert_eq!((&printed["open"], &printed["findings"]), (&0.into(), &serde_json::json!([])), "{printed}");

@@ -48,7 +48,7 @@ impl StoresArg {
 
 /// List files with their sizes, logs, open writers, and bytes in the store.
 ///
-/// Exit code 1 if a file could not be read.
+/// The exit code is 1 if a file could not be read.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -59,7 +59,7 @@ pub struct LogLsArgs {
     pub stores: StoresArg,
     /// A file or directory, by its path in the mount [default: the root].
     pub path: Option<PathBuf>,
-    /// Also list everything below.
+    /// Also list the entries of all directories below.
     #[arg(short, long)]
     pub recursive: bool,
     /// Print one JSON object per line.
@@ -70,22 +70,27 @@ pub struct LogLsArgs {
 /// Show the content of a file's container: writers and whether their processes exist, logs, epochs,
 /// truncations, flat indexes.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  quell log stat /scratch/store ckpt/step-100.bin")]
+#[command(after_help = "\
+Example:
+  quell log stat /scratch/store ckpt/step-100.bin
+  quell log stat /scratch/store ckpt/step-100.bin --json")]
 pub struct LogStatArgs {
     #[command(flatten)]
     pub stores: StoresArg,
+    /// A file, by its path in the mount.
     pub path: PathBuf,
     /// Number of threads that read index logs.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
+    /// Print the report as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 /// Show which log has which bytes of a file, in the order of the file, including holes.
 ///
-/// One line for each range: start, end, writer, payload offset, offset in the data log, epoch and
-/// sequence. In a data log, a checksum of 8 bytes follows each block.
+/// Prints a line for each range: start and end in the file, writer, payload offset, offset in the
+/// data log, epoch and sequence. In a data log, a checksum of 8 bytes follows each block.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -104,6 +109,7 @@ pub struct LogMapArgs {
 pub struct PartArgs {
     #[command(flatten)]
     pub stores: StoresArg,
+    /// A file, by its path in the mount.
     pub path: PathBuf,
     /// Show at most this many bytes [default: to the end].
     #[arg(long, value_name = "N")]
@@ -116,22 +122,25 @@ pub struct PartArgs {
     pub json: bool,
 }
 
-/// Show which bytes of a file a log has, and whether the file still has them.
+/// Show which bytes of a file a log has, and whether they are part of the file.
 ///
-/// The inverse of `map`, in the order of the log: each range is part of the file, was overwritten
-/// (the writer is named), or was removed by a truncation.
+/// The inverse of `map`, in the order of the log. The state of a range is `held` (part of the file),
+/// `overwritten` (by the writer in the last column; --json also prints epoch and sequence), or
+/// `truncated`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee
-  quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee --position 0 --length 4096 --json")]
+  # the first 4096 bytes of the log, for a program
+  quell log query /scratch/store ckpt.bin --writer 00c0ffee00c0ffee \\
+      --position 0 --length 4096 --json")]
 pub struct LogQueryArgs {
     #[command(flatten)]
     pub part: PartArgs,
     /// The writer, as shown by `stat` and `map`.
     #[arg(long, value_name = "W", value_parser = |text: &str| u64::from_str_radix(text, 16))]
     pub writer: u64,
-    /// Start at this payload offset: bytes of the file in the log, without headers and checksums.
+    /// Start at this payload offset, which does not count headers and checksums of the log.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub position: u64,
 }
@@ -140,52 +149,58 @@ pub struct LogQueryArgs {
 ///
 /// Verifies every record, header, name, frame and block, compares index logs with data logs, and
 /// looks for writers whose process has ended, remains of created and removed files, and entries
-/// that Quell did not create. Files may be in use. Exit code 1 if a problem remains.
+/// that Quell did not create. Files may be in use. Prints PATH: IDENTIFIER: TEXT for each problem.
+/// The exit code is 1 if a problem remains.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
   quell log fsck /scratch/store
   quell log fsck /scratch/store ckpt/step-100.bin -j 8 --json
+  # node17 was shut down while its programs wrote
   quell log fsck /scratch/a,/scratch/b --repair --retire node17
 
---repair makes index logs anew from data logs, cuts off what was begun and not ended when a writer died, ends writers that
-are gone, and removes what making and removing files left over: what nothing has happened to for --older-than days, no
-process of this node has open, and no writer that may live writes to. Processes of other nodes cannot be seen: see that none
-has had a removed file open for so long. Damaged bytes are told with their place in the file and stay as they are:
-to read them is an error. Nothing is brought back from the trash, and nothing foreign is removed.")]
+--repair creates damaged index logs again from data logs, removes the incomplete
+end of logs of dead writers, closes dead writers, and removes leftovers: remains
+of created and removed files that have not changed for --older-than days, that no
+process of this node has open, and that no live writer uses. Processes of other
+nodes cannot be seen: choose --older-than longer than your longest job.
+
+--repair does not change damaged bytes; reading them is an error. It does not
+restore removed files, and does not remove entries that Quell did not create.")]
 pub struct LogFsckArgs {
     #[command(flatten)]
     pub stores: StoresArg,
-    /// A file or directory, by its path in the mount [default: all files, and the stores' own
-    /// data].
+    /// A file or directory, by its path in the mount [default: all files, and the data that Quell
+    /// keeps beside them].
     pub path: Option<PathBuf>,
     /// Repair problems where this loses no data.
     #[arg(long)]
     pub repair: bool,
-    /// NODE is known to be dead: end its writers. A host name, or the whole name with boot id that
-    /// `stat` prints; can be repeated.
+    /// Close the writers of NODE, which no longer runs. A host name, or the whole name that `stat`
+    /// prints; can be repeated.
     #[arg(long, value_name = "NODE")]
     pub retire: Vec<String>,
-    /// End this writer although the state of its process is unknown; `quell log stat` prints the
+    /// Close this writer although the state of its process is unknown; `quell log stat` prints the
     /// numbers of writers. If the process is alive, its next fsync or close fails. Can be repeated.
     #[arg(long, value_name = "WRITER", requires_all = ["force", "repair"], value_parser = writer_number)]
     pub writer: Vec<u64>,
-    /// With --writer: end the writer regardless of the known state of its process.
+    /// With --writer: close the writer whatever the state of its process is.
     #[arg(long, requires = "writer")]
     pub force: bool,
-    /// Report and remove remains only if they are unchanged for at least this many days.
+    /// Report and remove leftovers only if they have not changed for this number of days.
     #[arg(long, value_name = "DAYS", default_value_t = 7)]
     pub older_than: u32,
     /// Number of files, or logs of one file, that are checked at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 /// Options that select how files are copied; common to `export` and `import`.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct MoveArgs {
+pub struct TransferArgs {
     /// Number of files, and of ranges of large files, that are copied at once.
     #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: u16,
@@ -196,6 +211,7 @@ pub struct MoveArgs {
     /// Read all written data again and compare it.
     #[arg(long)]
     pub verify: bool,
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -204,8 +220,7 @@ pub struct MoveArgs {
 ///
 /// A file gets its name when it is complete. Holes, permissions, times and links are kept; owners
 /// too, if root runs the command. Stores may be read-only. A file that is being written is exported
-/// in the state that readers see at that moment, and is listed. Exit code 1 if something could not
-/// be exported.
+/// with its published content, and is listed. The exit code is 1 if an entry could not be exported.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -221,14 +236,14 @@ pub struct LogExportArgs {
     /// not exist or is empty.
     pub dest: PathBuf,
     #[command(flatten)]
-    pub how: MoveArgs,
+    pub transfer: TransferArgs,
 }
 
 /// Copy plain files into a store.
 ///
 /// Each thread is a separate writer, so large files get several logs. A file gets its name when it
 /// is complete. Holes, permissions, times and links are kept; owners too, if root runs the command.
-/// Exit code 1 if something could not be imported.
+/// The exit code is 1 if an entry could not be imported.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -243,13 +258,13 @@ pub struct LogImportArgs {
     /// directory [default: the root].
     pub path: Option<PathBuf>,
     #[command(flatten)]
-    pub how: MoveArgs,
+    pub transfer: TransferArgs,
 }
 
 /// Create one index of all index logs of a file, for faster opens (Index Flatten).
 ///
 /// Reading then also needs less memory. Running writers are not affected: readers take later data
-/// from the logs, as always. Exit code 1 if a file could not be flattened.
+/// from the logs. The exit code is 1 if a file could not be flattened.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -271,14 +286,17 @@ pub struct LogFlattenArgs {
 /// Add stores, drain stores, and move files to their home.
 ///
 /// Running mounts continue: they detect an added store and use it, and place nothing new in a
-/// drained one. Each node must reach an added store by the path given here. New mounts name all
-/// stores. A file that is being written is skipped: exit code 1, run the command again. The command
-/// can be interrupted at any moment, and continues when it is run again.
+/// drained one. Each node must reach an added store by the path given here. New mounts must name all
+/// stores. A file that is being written is skipped; the exit code is then 1, and the command must be
+/// run again. The command can be interrupted at any moment, and continues when it is run again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
+  # also use /nvme/c, an empty directory
   quell log rebalance /scratch/a,/scratch/b --add /nvme/c -j 16
+  # move everything out of /scratch/b
   quell log rebalance /scratch/a,/scratch/b,/nvme/c --drain /scratch/b
+  # show what would be moved
   quell log rebalance /scratch/a,/nvme/c --dry-run --json")]
 pub struct LogRebalanceArgs {
     #[command(flatten)]
@@ -295,6 +313,7 @@ pub struct LogRebalanceArgs {
     /// Print the number of files that would be moved, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// Print the result as JSON.
     #[arg(long)]
     pub json: bool,
 }

@@ -10,41 +10,44 @@ use quell_log::{Container, Flattened, Found, StoredDir, Stores};
 use quell_vfs::{Error, Kind};
 use serde_json::json;
 
-use super::log_list::{find, open};
+use super::log_stores::{counted, find, open_stores};
 use crate::arguments::LogFlattenArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{shown_bytes, text_of_bytes};
+use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 
 pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let mut work = Work { args, quiet, all: true };
-    let path = args.path.as_deref().unwrap_or(Path::new("")).as_os_str().as_bytes();
-    match find(&stores, Path::new(std::ffi::OsStr::from_bytes(path)))? {
-        Found::Entry(dir, entry) if entry.kind == Kind::File => work.file(path, dir.open(&entry)),
-        Found::Entry(..) => return Err(Failure::wrong_input("a symbolic link has no index: name the file")),
-        Found::Dir(dir) => work.tree(&stores, dir, path)?,
+    let stores = open_stores(&args.stores)?;
+    let mut flattening = Flattening { args, quiet, has_failed: false };
+    let path = args.path.as_deref().unwrap_or(Path::new(""));
+    let name = path.as_os_str().as_bytes();
+    match find(&stores, &args.stores, path)? {
+        Found::Entry(dir, entry) if entry.kind == Kind::File => flattening.flatten(name, dir.open(&entry)),
+        Found::Entry(..) => {
+            return Err(Failure::wrong_input(format!("{} is a symbolic link; name a file", shown(path))));
+        }
+        Found::Dir(dir) => flattening.flatten_tree(&stores, dir, name)?,
     }
-    Ok(ExitCode::from(if work.all { YES } else { NO }))
+    Ok(ExitCode::from(if flattening.has_failed { NO } else { YES }))
 }
 
-struct Work<'a> {
+struct Flattening<'a> {
     args: &'a LogFlattenArgs,
     quiet: bool,
-    /// Whether all files were flattened.
-    all: bool,
+    /// Whether a file could not be flattened.
+    has_failed: bool,
 }
 
-impl Work<'_> {
+impl Flattening<'_> {
     /// Flattens all files below a directory, with one directory open at a time.
-    fn tree(&mut self, stores: &Arc<Stores>, root: StoredDir, path: &[u8]) -> Result<(), Failure> {
+    fn flatten_tree(&mut self, stores: &Arc<Stores>, root: StoredDir, path: &[u8]) -> Result<(), Failure> {
         let mut waiting = vec![(path.to_vec(), Some(root))];
         while let Some((path, known)) = waiting.pop() {
             let dir = match known.map_or_else(|| quell_log::find(stores, &path), |dir| Ok(Found::Dir(dir))) {
                 Ok(Found::Dir(dir)) => dir,
                 Ok(Found::Entry(..)) => continue, // replaced meanwhile
                 Err(error) => {
-                    self.failed(&path, &error);
+                    self.report_failure(&path, &error);
                     continue;
                 }
             };
@@ -55,7 +58,7 @@ impl Work<'_> {
                     [&path, &b"/"[..], &entry.name].concat()
                 };
                 match entry.kind {
-                    Kind::File => self.file(&name, dir.open(&entry)),
+                    Kind::File => self.flatten(&name, dir.open(&entry)),
                     Kind::Dir => waiting.push((name, None)),
                     _ => {}
                 }
@@ -64,22 +67,28 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn file(&mut self, name: &[u8], container: quell_vfs::Result<Container>) {
+    fn flatten(&mut self, name: &[u8], container: quell_vfs::Result<Container>) {
         match container.and_then(|container| quell_log::flatten(&container, self.args.threads.into())) {
             Ok(Flattened { logs, extents, bytes }) if self.args.json => {
                 let path = text_of_bytes(name);
                 outln!("{}", json!({ "path": path, "logs": logs, "extents": extents, "bytes": bytes }));
             }
             Ok(Flattened { logs, extents, bytes }) if !self.quiet => {
-                outln!("{}: {extents} extents of {logs} logs in {}", shown_bytes(name), HumanBytes(bytes));
+                outln!(
+                    "{}: {} of {} in {}",
+                    shown_bytes(name),
+                    counted(extents, "extent", "extents"),
+                    counted(logs, "log", "logs"),
+                    HumanBytes(bytes)
+                );
             }
             Ok(_) => {}
-            Err(error) => self.failed(name, &error),
+            Err(error) => self.report_failure(name, &error),
         }
     }
 
-    fn failed(&mut self, name: &[u8], error: &Error) {
-        self.all = false;
+    fn report_failure(&mut self, name: &[u8], error: &Error) {
+        self.has_failed = true;
         errln!("quell: {}: {error}", shown_bytes(name));
     }
 }

@@ -8,82 +8,88 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indicatif::HumanBytes;
-use quell_log::{Checking, Finding, ProblemKind, RepairOutcome};
+use quell_log::{CheckOptions, CheckResult, Finding, ProblemKind, RepairOutcome};
 use quell_vfs::Time;
 use serde_json::{Value, json};
 
-use super::log_list::open;
-use super::log_transfer::watched;
+use super::log_stores::{counted, open_stores};
+use super::log_transfer::run_with_progress;
 use crate::arguments::LogFsckArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 
 const DAY_SECONDS: i64 = 86_400;
+const INTERRUPTED: &str = "completed repairs are kept; run the command again to check the rest";
 
 pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
+    let stores = open_stores(&args.stores)?;
     // In the order of the stores' map, which may differ from that of the arguments.
     let store_paths = stores.paths();
-    let is_used = |store: usize, names: &[&[u8]]| {
+    let is_in_use = |store: usize, names: &[&[u8]]| {
         let own = Path::new(OsStr::from_bytes(&store_paths[store])).join(".quell");
         is_open_below(&names.iter().fold(own, |path, name| path.join(OsStr::from_bytes(name))))
     };
-    let how = Checking {
+    let options = CheckOptions {
         threads: args.threads.into(),
         repair: args.repair,
-        dead: &args.retire,
-        ended: &args.writer,
+        dead_nodes: &args.retire,
+        dead_writers: &args.writer,
         now: now(),
-        old_seconds: i64::from(args.older_than) * DAY_SECONDS,
-        is_used: &is_used,
+        leftover_age_seconds: i64::from(args.older_than) * DAY_SECONDS,
+        is_in_use: &is_in_use,
     };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
-    let what = format!("checking {}", shown(&args.stores.stores));
-    let means = "what was repaired by then is repaired, and the rest as it was";
-    let checked = watched(&what, quiet || args.json, means, |tally| {
-        quell_log::check(&stores, path.as_os_str().as_bytes(), &how, tally)
+    let title = format!("checking {}", shown(&args.stores.stores));
+    let result = run_with_progress(&title, quiet || args.json, INTERRUPTED, |progress| {
+        quell_log::check(&stores, path.as_os_str().as_bytes(), &options, progress)
     })?;
-    let left = checked.findings.iter().filter(|finding| finding.outcome != RepairOutcome::Repaired).count();
-    let repaired = checked.findings.len() - left;
-    if args.json {
-        let findings: Vec<Value> = checked.findings.iter().map(value).collect();
-        outln!(
-            "{}",
-            json!({ "files": checked.files, "bytes": checked.bytes, "open": checked.open,
-                "problems": left, "repaired": repaired, "findings": findings })
+    let repaired =
+        result.findings.iter().filter(|finding| finding.outcome == RepairOutcome::Repaired).count();
+    let remaining = result.findings.len() - repaired;
+    match args.json {
+        true => print_json(&result, remaining, repaired),
+        false => print_text(args, &result, remaining, repaired, quiet),
+    }
+    let mut is_clean = remaining == 0;
+    for writer in args.writer.iter().filter(|writer| !was_found(&result, **writer)) {
+        is_clean = false;
+        errln!(
+            "quell: no file that was checked has an open writer {writer:016x}; `quell log stat` shows a file's writers"
         );
-    } else {
-        checked.findings.iter().for_each(|finding| outln!("{}", line(finding)));
-        if !quiet {
-            outln!(
-                "{}: {} files, {} checked, {} writers at work; {left} problems{}",
-                shown(&args.stores.stores),
-                checked.files,
-                HumanBytes(checked.bytes),
-                checked.open,
-                if args.repair { format!(" left, {repaired} repaired") } else { String::new() },
-            );
-        }
     }
-    let mut is_left = left > 0;
-    for writer in &args.writer {
-        let is_it = |finding: &Finding| {
-            finding.problem.kind == ProblemKind::DeadWriter && finding.problem.writer == Some(*writer)
-        };
-        if !checked.findings.iter().any(is_it) {
-            is_left = true;
-            errln!(
-                "quell: no file that was checked has an open writer {writer:016x}; `quell log stat` shows a file's writers"
-            );
-        }
-    }
-    Ok(ExitCode::from(if is_left { NO } else { YES }))
+    Ok(ExitCode::from(if is_clean { YES } else { NO }))
+}
+
+/// Returns whether a writer that the user declared dead was found.
+fn was_found(result: &CheckResult, writer: u64) -> bool {
+    result.findings.iter().any(|finding| {
+        finding.problem.kind == ProblemKind::DeadWriter && finding.problem.writer == Some(writer)
+    })
 }
 
 fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+fn print_text(args: &LogFsckArgs, result: &CheckResult, remaining: usize, repaired: usize, quiet: bool) {
+    result.findings.iter().for_each(|finding| outln!("{}", line(finding)));
+    if quiet {
+        return;
+    }
+    let problems = counted(remaining as u64, "problem", "problems");
+    let problems = match args.repair {
+        true => format!("{problems} left, {repaired} repaired"),
+        false => problems,
+    };
+    outln!(
+        "{}: {}, {} checked, {}; {problems}",
+        shown(&args.stores.stores),
+        counted(result.files, "file", "files"),
+        HumanBytes(result.bytes),
+        counted(result.open_writers, "open writer", "open writers"),
+    );
 }
 
 fn line(finding: &Finding) -> String {
@@ -96,7 +102,16 @@ fn line(finding: &Finding) -> String {
     format!("{path}: {}{outcome}", finding.problem)
 }
 
-fn value(finding: &Finding) -> Value {
+fn print_json(result: &CheckResult, remaining: usize, repaired: usize) {
+    let findings: Vec<Value> = result.findings.iter().map(json_of).collect();
+    outln!(
+        "{}",
+        json!({ "files": result.files, "bytes": result.bytes, "open": result.open_writers,
+            "problems": remaining, "repaired": repaired, "findings": findings })
+    );
+}
+
+fn json_of(finding: &Finding) -> Value {
     let problem = &finding.problem;
     let (outcome, error) = match &finding.outcome {
         RepairOutcome::NotRepaired => ("found", None),
@@ -114,18 +129,18 @@ fn value(finding: &Finding) -> Value {
 /// `path`, or has its working directory there.
 fn is_open_below(path: &Path) -> bool {
     let Ok(processes) = std::fs::read_dir("/proc") else { return true };
-    let leads_there = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(path));
+    let is_below = |link: PathBuf| std::fs::read_link(link).is_ok_and(|target| target.starts_with(path));
     for process in processes.flatten() {
         let name = process.file_name();
         if !name.as_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        if leads_there(process.path().join("cwd")) || leads_there(process.path().join("root")) {
+        if is_below(process.path().join("cwd")) || is_below(process.path().join("root")) {
             return true;
         }
         match std::fs::read_dir(process.path().join("fd")) {
             Ok(open) => {
-                if open.flatten().any(|fd| leads_there(fd.path())) {
+                if open.flatten().any(|fd| is_below(fd.path())) {
                     return true;
                 }
             }

@@ -3,15 +3,15 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use indicatif::HumanBytes;
-use quell_log::{Brief, Container, Cut, Entry, Found, StoredDir, Stores, WriterReport};
+use quell_log::{Cut, Entry, FileReport, FileSummary, Found, StoredDir, Stores, WriterReport};
 use quell_vfs::{Error, Kind};
 use serde_json::{Value, json};
 
+use super::log_stores::{find, open_file, open_stores, store_path};
 use super::show::time;
-use crate::arguments::{LogCommand, LogLsArgs, LogStatArgs, StoresArg};
+use crate::arguments::{LogCommand, LogLsArgs, LogStatArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
 use crate::output::{errln, outln};
@@ -30,73 +30,59 @@ pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Opens existing stores; creates nothing.
-pub(super) fn open(stores: &StoresArg) -> Result<Arc<Stores>, Failure> {
-    let opened = quell_mount_spec::open_existing_stores(&stores.paths());
-    opened.map(Arc::new).map_err(|error| of_stores(stores, error))
-}
-
-pub(super) fn of_stores(stores: &StoresArg, error: Error) -> Failure {
-    let failure = Failure::from(error);
-    Failure::with_code(failure.code(), format!("{}: {failure}", shown(&stores.stores)))
-}
-
-pub(super) fn find(stores: &Arc<Stores>, path: &Path) -> Result<Found, Failure> {
-    Ok(quell_log::find(stores, path.as_os_str().as_bytes())?)
-}
-
-/// Opens the container of the file at `path`.
-pub(super) fn container(stores: &Arc<Stores>, path: &Path) -> Result<Container, Failure> {
-    match find(stores, path)? {
-        Found::Entry(dir, entry) if entry.kind == Kind::File => Ok(dir.open(&entry)?),
-        Found::Entry(..) => Err(Failure::wrong_input(format!("{} is a symbolic link", shown(path)))),
-        Found::Dir(_) => Err(Failure::wrong_input(format!("{} is a directory", shown(path)))),
-    }
-}
-
-/// The output format, and whether all entries could be read.
+/// The output format, and whether an entry could not be read.
 struct List {
     json: bool,
-    all: bool,
+    has_failed: bool,
 }
 
+/// The columns of an entry that is not a file.
+const NO_NUMBERS: [&str; 4] = ["-"; 4];
+
 fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let mut list = List { json: args.json, all: true };
-    if !args.json && !quiet {
-        outln!("{:>12} {:>6} {:>5} {:>12}  name", "size", "logs", "open", "in store");
-    }
+    let stores = open_stores(&args.stores)?;
+    let mut list = List { json: args.json, has_failed: false };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
-    match find(&stores, path)? {
+    let found = find(&stores, &args.stores, path)?;
+    if !args.json && !quiet {
+        outln!("{}", row(["size", "logs", "open", "in store"], "name"));
+    }
+    match found {
         Found::Entry(dir, entry) => {
             let name = path.as_os_str().as_bytes().to_vec();
-            list.print(&dir, &entry, &name)?;
+            list.print(&dir, &entry, &name);
         }
         Found::Dir(dir) => {
             // One directory is open at a time, regardless of the depth of the tree.
-            let mut waiting = list.dir(&dir, b"", args.recursive)?;
+            let mut waiting = list.print_dir(&dir, b"", args.recursive)?;
             while let Some(below) = waiting.pop() {
                 let full = [path.as_os_str().as_bytes(), b"/", &below].concat();
                 match quell_log::find(&stores, &full) {
-                    Ok(Found::Dir(dir)) => waiting.extend(list.dir(&dir, &below, true)?),
+                    Ok(Found::Dir(dir)) => waiting.extend(list.print_dir(&dir, &below, true)?),
                     Ok(Found::Entry(..)) => {} // replaced meanwhile
-                    Err(error) => list.failed(&below, &error),
+                    Err(error) => list.report_failure(&below, &error),
                 }
             }
         }
     }
-    Ok(ExitCode::from(if list.all { YES } else { NO }))
+    Ok(ExitCode::from(if list.has_failed { NO } else { YES }))
+}
+
+/// Returns a row of the table.
+fn row(columns: [&str; 4], name: &str) -> String {
+    let [size, logs, open, stored] = columns;
+    format!("{size:>12} {logs:>6} {open:>5} {stored:>12}  {name}")
 }
 
 impl List {
     /// Prints the entries of a directory. If `recursive`, returns the directories in it, last
     /// first.
-    fn dir(&mut self, dir: &StoredDir, path: &[u8], recursive: bool) -> Result<Vec<Vec<u8>>, Failure> {
+    fn print_dir(&mut self, dir: &StoredDir, path: &[u8], recursive: bool) -> Result<Vec<Vec<u8>>, Failure> {
         let mut below = Vec::new();
         for entry in dir.list()?.entries {
             let name =
                 if path.is_empty() { entry.name.clone() } else { [path, b"/", &entry.name[..]].concat() };
-            self.print(dir, &entry, &name)?;
+            self.print(dir, &entry, &name);
             if recursive && entry.kind == Kind::Dir {
                 below.push(name);
             }
@@ -105,125 +91,143 @@ impl List {
         Ok(below)
     }
 
-    fn failed(&mut self, name: &[u8], error: &Error) {
-        self.all = false;
+    fn report_failure(&mut self, name: &[u8], error: &Error) {
+        self.has_failed = true;
         errln!("quell: {}: {error}", shown_bytes(name));
     }
 
-    fn print(&mut self, dir: &StoredDir, entry: &Entry, name: &[u8]) -> Result<(), Failure> {
+    fn print(&mut self, dir: &StoredDir, entry: &Entry, name: &[u8]) {
         let shown = if self.json { text_of_bytes(name) } else { shown_bytes(name) };
         match entry.kind {
-            Kind::File => match dir.open(entry).and_then(quell_log::brief) {
-                Ok(brief) => self.file(&brief, &shown),
-                Err(error) => self.failed(name, &error),
+            Kind::File => match dir.open(entry).and_then(quell_log::summarize_file) {
+                Ok(summary) => self.print_file(&summary, &shown),
+                Err(error) => self.report_failure(name, &error),
             },
             Kind::Dir if self.json => outln!("{}", json!({ "path": shown, "kind": "d" })),
-            Kind::Dir => outln!("{:>12} {:>6} {:>5} {:>12}  {shown}/", "-", "-", "-", "-"),
+            Kind::Dir => outln!("{}", row(NO_NUMBERS, &format!("{shown}/"))),
             _ => match dir.link(entry) {
                 Ok((target, _)) if self.json => {
                     outln!("{}", json!({ "path": shown, "kind": "l", "target": text_of_bytes(&target) }));
                 }
                 Ok((target, _)) => {
-                    outln!(
-                        "{:>12} {:>6} {:>5} {:>12}  {shown} -> {}",
-                        "-",
-                        "-",
-                        "-",
-                        "-",
-                        shown_bytes(&target)
-                    );
+                    outln!("{}", row(NO_NUMBERS, &format!("{shown} -> {}", shown_bytes(&target))));
                 }
-                Err(error) => self.failed(name, &error),
+                Err(error) => self.report_failure(name, &error),
             },
         }
-        Ok(())
     }
 
-    fn file(&self, brief: &Brief, shown: &str) {
-        let Brief { attributes, writers, open, data_bytes } = brief;
+    fn print_file(&self, summary: &FileSummary, shown: &str) {
+        let FileSummary { attributes, writers, open_writers, data_bytes } = summary;
         let size = attributes.size_bytes;
         if self.json {
             outln!(
                 "{}",
-                json!({ "path": shown, "kind": "-", "size": size, "logs": writers, "open": open,
+                json!({ "path": shown, "kind": "-", "size": size, "logs": writers, "open": open_writers,
                     "store_bytes": data_bytes, "mtime": time(attributes.modified) })
             );
         } else {
-            outln!("{size:>12} {writers:>6} {open:>5} {data_bytes:>12}  {shown}");
+            let columns = [size, *writers as u64, *open_writers as u64, *data_bytes];
+            let columns = columns.map(|number| number.to_string());
+            outln!("{}", row(columns.each_ref().map(String::as_str), shown));
         }
     }
 }
 
 fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let report = quell_log::of_file(container(&stores, &args.path)?, args.threads.into())?;
-    let a = &report.attributes;
-    let sum = |of: fn(&WriterReport) -> u64| report.writers.iter().map(of).sum::<u64>();
-    let (data, index) = (sum(|writer| writer.data_bytes), sum(|writer| writer.index_bytes));
-    if args.json {
-        let flats: Vec<Value> =
-            report.flats.iter().map(|flat| json!({ "name": flat.name, "bytes": flat.bytes })).collect();
-        let writers: Vec<Value> = report.writers.iter().map(writer_value).collect();
-        let cuts: Vec<Value> = report.cuts.iter().map(cut_value).collect();
-        outln!(
-            "{}",
-            json!({
-                "path": text_of(&args.path), "number": format!("{:032x}", report.number), "store": report.store,
-                "size": a.size_bytes, "mode": format!("{:04o}", a.permissions), "uid": a.uid, "gid": a.gid,
-                "mtime": time(a.modified), "ctime": time(a.changed), "epoch": report.epoch,
-                "block_bytes": report.block_bytes, "directories": report.directories,
-                "extents": report.extents, "held_bytes": report.held_bytes, "data_bytes": data,
-                "index_bytes": index, "writers": writers, "cuts": cuts, "flat": flats,
-            })
-        );
-        return Ok(ExitCode::from(YES));
-    }
-    outln!("file        {}", shown(&args.path));
-    outln!("number      {:032x}, in store {}", report.number, report.store);
-    outln!("size        {} bytes, {} of them written, the rest holes", a.size_bytes, report.held_bytes);
-    outln!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
-    outln!("modified    {}", time(a.modified));
-    outln!("epoch       {}", report.epoch);
-    outln!("extents     {} as readers see it", report.extents);
-    outln!("in store    {} of data, {} of index", HumanBytes(data), HumanBytes(index));
-    outln!("made with   {} directories of logs, blocks of {} bytes", report.directories, report.block_bytes);
-    for flat in &report.flats {
-        outln!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
-    }
-    for cut in &report.cuts {
-        outln!("cut         to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, time(cut.time));
-    }
-    for writer in &report.writers {
-        let (frames, runs) = (writer.frames, writer.runs);
-        let epochs = match writer.epochs {
-            Some((first, last)) => format!("epochs {first} to {last}"),
-            None => "nothing written yet".to_owned(),
-        };
-        outln!(
-            "writer      {:016x}: {epochs}, {frames} frames ({} not in the index), {runs} runs, {} bytes of data, {} of index{}",
-            writer.writer,
-            writer.frames_unindexed,
-            writer.data_bytes,
-            writer.index_bytes,
-            holder_text(writer),
-        );
+    let stores = open_stores(&args.stores)?;
+    let container = open_file(&stores, &args.stores, &args.path)?;
+    let report = quell_log::report_file(container, args.threads.into())?;
+    match args.json {
+        true => print_report_json(&args.path, &report),
+        false => print_report(&args.path, &report, &stores),
     }
     Ok(ExitCode::from(YES))
 }
 
-fn holder_text(writer: &WriterReport) -> String {
-    match &writer.open {
-        None => String::new(),
-        Some(open) => {
-            let gone = if open.is_gone { ", which is gone" } else { "" };
-            format!("; open: process {} of {}{gone}", open.holder.pid, open.holder.node)
-        }
+/// Returns the sum of a number of all writers.
+fn sum(report: &FileReport, number: fn(&WriterReport) -> u64) -> u64 {
+    report.writers.iter().map(number).sum()
+}
+
+fn print_report_json(path: &Path, report: &FileReport) {
+    let a = &report.attributes;
+    let flats: Vec<Value> =
+        report.flats.iter().map(|flat| json!({ "name": flat.name, "bytes": flat.bytes })).collect();
+    let writers: Vec<Value> = report.writers.iter().map(writer_json).collect();
+    let truncations: Vec<Value> = report.truncations.iter().map(truncation_json).collect();
+    outln!(
+        "{}",
+        json!({
+            "path": text_of(path), "number": format!("{:032x}", report.number), "store": report.store,
+            "size": a.size_bytes, "mode": format!("{:04o}", a.permissions), "uid": a.uid, "gid": a.gid,
+            "mtime": time(a.modified), "ctime": time(a.changed), "epoch": report.epoch,
+            "block_bytes": report.block_bytes, "directories": report.directories,
+            "extents": report.extents, "held_bytes": report.held_bytes,
+            "data_bytes": sum(report, |writer| writer.data_bytes),
+            "index_bytes": sum(report, |writer| writer.index_bytes),
+            "writers": writers, "truncations": truncations, "flat": flats,
+        })
+    );
+}
+
+fn print_report(path: &Path, report: &FileReport, stores: &Stores) {
+    let a = &report.attributes;
+    outln!("file        {}", shown(path));
+    outln!("store       {}", store_path(stores, report.store));
+    outln!("container   {:032x}", report.number);
+    outln!("size        {} bytes, of which {} are written", a.size_bytes, report.held_bytes);
+    outln!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
+    outln!("modified    {}", time(a.modified));
+    outln!("epoch       {}", report.epoch);
+    outln!("extents     {}", report.extents);
+    outln!(
+        "in store    {} of data logs, {} of index logs",
+        HumanBytes(sum(report, |writer| writer.data_bytes)),
+        HumanBytes(sum(report, |writer| writer.index_bytes))
+    );
+    outln!("format      {} log directories, blocks of {} bytes", report.directories, report.block_bytes);
+    for flat in &report.flats {
+        outln!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
+    }
+    for cut in &report.truncations {
+        outln!("truncated   to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, time(cut.time));
+    }
+    if !report.writers.is_empty() {
+        outln!("\n{}", writer_row("writer", ["epochs", "frames", "unindexed", "runs", "data", "index"]));
+    }
+    for writer in &report.writers {
+        print_writer(writer);
     }
 }
 
-fn writer_value(writer: &WriterReport) -> Value {
+fn writer_row(writer: &str, columns: [&str; 6]) -> String {
+    let [epochs, frames, unindexed, runs, data, index] = columns;
+    format!("{writer:<16} {epochs:>9} {frames:>8} {unindexed:>9} {runs:>8} {data:>11} {index:>11}")
+}
+
+fn print_writer(writer: &WriterReport) {
+    let epochs = match writer.epochs {
+        Some((first, last)) if first == last => first.to_string(),
+        Some((first, last)) => format!("{first}-{last}"),
+        None => "-".to_owned(),
+    };
+    let numbers = [writer.frames, writer.frames_unindexed, writer.runs].map(|number| number.to_string());
+    let sizes = [writer.data_bytes, writer.index_bytes].map(|bytes| HumanBytes(bytes).to_string());
+    let [frames, unindexed, runs] = &numbers;
+    let [data, index] = &sizes;
+    let columns: [&str; 6] = [&epochs, frames, unindexed, runs, data, index];
+    outln!("{}", writer_row(&format!("{:016x}", writer.writer), columns));
+    if let Some(open) = &writer.open {
+        let state = if open.is_dead { ", which has ended" } else { "" };
+        outln!("    open by process {}{state}, of the node", open.holder.pid);
+        outln!("    {}", open.holder.node);
+    }
+}
+
+fn writer_json(writer: &WriterReport) -> Value {
     let open = writer.open.as_ref().map(
-        |open| json!({ "pid": open.holder.pid, "node": open.holder.node, "start": open.holder.start, "gone": open.is_gone }),
+        |open| json!({ "pid": open.holder.pid, "node": open.holder.node, "start": open.holder.start, "gone": open.is_dead }),
     );
     json!({
         "writer": format!("{:016x}", writer.writer), "open": open,
@@ -233,6 +237,6 @@ fn writer_value(writer: &WriterReport) -> Value {
     })
 }
 
-fn cut_value(cut: &Cut) -> Value {
+fn truncation_json(cut: &Cut) -> Value {
     json!({ "size": cut.size, "epoch": cut.order.epoch, "sequence": cut.order.sequence, "time": time(cut.time) })
 }

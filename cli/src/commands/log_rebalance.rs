@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use indicatif::HumanBytes;
-use quell_log::{Rebalanced, Role};
+use quell_log::{RebalanceResult, Role};
 use serde_json::json;
 
-use super::log_list::of_stores;
-use super::log_transfer::watched;
+use super::log_stores::{counted, stores_failure};
+use super::log_transfer::run_with_progress;
 use crate::arguments::LogRebalanceArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
@@ -17,32 +17,36 @@ use crate::output::{errln, outln};
 
 /// Number of paths of one kind that are printed; the rest is only counted.
 const PATHS_SHOWN: usize = 20;
+const INTERRUPTED: &str =
+    "every file is complete, in its old or its new store; run the command again to continue";
 
 pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let roles = roles(args)?;
-    let failed = |error| of_stores(&args.stores, error);
+    let failed = |error| stores_failure(&args.stores, error);
     if args.dry_run {
-        let kept: Vec<_> =
-            roles.iter().filter(|(_, role)| *role != Role::Add).map(|(path, _)| path).collect();
-        let map = quell_mount_spec::plan_stores(&roles).map_err(failed)?;
-        // A store that an earlier, interrupted run has added exists already, and must be opened
-        // with the others.
-        let stores = match quell_mount_spec::open_existing_stores(&kept) {
-            Ok(stores) => stores,
-            Err(_) => {
-                let all: Vec<_> = roles.iter().map(|(path, _)| path).collect();
-                quell_mount_spec::open_existing_stores(&all).map_err(failed)?
-            }
-        };
-        let told = quell_log::foretell(&Arc::new(stores), &map).map_err(failed)?;
-        return Ok(report(args, &told, quiet));
+        let result = preview(&roles).map_err(failed)?;
+        return Ok(report(args, &result, quiet));
     }
     let stores = Arc::new(quell_mount_spec::change_stores(&roles).map_err(failed)?);
-    let means = "every file is where it was or where it goes; run it again";
-    let done = watched("rebalancing", quiet || args.json, means, |tally| {
-        Ok(quell_log::rebalance(&stores, args.threads.into(), tally))
+    let result = run_with_progress("rebalancing", quiet || args.json, INTERRUPTED, |progress| {
+        Ok(quell_log::rebalance(&stores, args.threads.into(), progress))
     })?;
-    Ok(report(args, &done.map_err(failed)?, quiet))
+    Ok(report(args, &result.map_err(failed)?, quiet))
+}
+
+fn preview(roles: &[(PathBuf, Role)]) -> quell_vfs::Result<RebalanceResult> {
+    let kept: Vec<_> = roles.iter().filter(|(_, role)| *role != Role::Add).map(|(path, _)| path).collect();
+    let map = quell_mount_spec::plan_stores(roles)?;
+    // A store that an earlier, interrupted run has added exists already, and must be opened with the
+    // others.
+    let stores = match quell_mount_spec::open_existing_stores(&kept) {
+        Ok(stores) => stores,
+        Err(_) => {
+            let all: Vec<_> = roles.iter().map(|(path, _)| path).collect();
+            quell_mount_spec::open_existing_stores(&all)?
+        }
+    };
+    quell_log::preview_rebalance(&Arc::new(stores), &map)
 }
 
 /// Returns every named store once, with its role.
@@ -57,61 +61,75 @@ fn roles(args: &LogRebalanceArgs) -> Result<Vec<(PathBuf, Role)>, Failure> {
             Some((_, known)) if *known == Role::Keep => *known = role,
             Some((_, known)) if *known == role => {}
             Some(_) => {
-                return Err(Failure::wrong_input(format!("{} cannot come and go at once", shown(&path))));
+                let path = shown(&path);
+                return Err(Failure::wrong_input(format!(
+                    "{path} is named by --add and by --drain; name one"
+                )));
             }
         }
     }
     for (path, _) in &roles {
         if let Some((outer, _)) = roles.iter().find(|(other, _)| other != path && path.starts_with(other)) {
-            return Err(Failure::wrong_input(format!("{} lies in {}", shown(path), shown(outer))));
+            return Err(Failure::wrong_input(format!(
+                "the store {} lies in the store {}; no store may contain another",
+                shown(path),
+                shown(outer)
+            )));
         }
     }
     Ok(roles)
 }
 
-fn report(args: &LogRebalanceArgs, told: &Rebalanced, quiet: bool) -> ExitCode {
-    let Rebalanced { files, moved, parts, bytes, busy, failed, is_complete } = told;
-    if args.json {
-        let failed: Vec<_> = (failed.iter())
-            .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
-            .collect();
-        let busy: Vec<_> = busy.iter().map(|path| shown_bytes(path)).collect();
-        outln!(
-            "{}",
-            json!({ "files": files, "moved": moved, "log_directories_moved": parts, "bytes": bytes,
-                "being_written": busy, "failed": failed, "complete": is_complete, "dry_run": args.dry_run })
-        );
-    } else {
-        for path in busy.iter().take(PATHS_SHOWN) {
-            errln!("quell: {}: is being written; it was left where it is", shown_bytes(path));
-        }
-        for (path, error) in failed.iter().take(PATHS_SHOWN) {
-            errln!("quell: {}: {error}", shown_bytes(path));
-        }
-        let more = busy.len().saturating_sub(PATHS_SHOWN) + failed.len().saturating_sub(PATHS_SHOWN);
-        if more > 0 {
-            errln!("quell: and {more} more");
-        }
-        if !busy.is_empty() {
-            errln!("quell: run it again when these files are closed");
-        }
-        if !quiet {
-            let (done, also) = match args.dry_run {
-                true => ("would be moved", String::new()),
-                false => ("moved", format!(", {parts} log directories")),
-            };
-            outln!(
-                "{}: {done}: {moved} of {files} files{also}, {}",
-                shown(&args.stores.stores),
-                HumanBytes(*bytes)
-            );
-            for path in args.drain.iter().filter(|_| *is_complete && !args.dry_run) {
-                outln!(
-                    "{} is empty and none of the stores any more; delete it when no mount that runs now is left",
-                    shown(path)
-                );
-            }
-        }
+fn report(args: &LogRebalanceArgs, result: &RebalanceResult, quiet: bool) -> ExitCode {
+    match args.json {
+        true => print_json(args, result),
+        false => print_text(args, result, quiet),
     }
-    ExitCode::from(if busy.is_empty() && failed.is_empty() { YES } else { NO })
+    ExitCode::from(if result.busy.is_empty() && result.failed.is_empty() { YES } else { NO })
+}
+
+fn print_json(args: &LogRebalanceArgs, result: &RebalanceResult) {
+    let RebalanceResult { files, moved, moved_log_dirs, bytes, busy, failed, is_complete } = result;
+    let failed: Vec<_> = (failed.iter())
+        .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
+        .collect();
+    let busy: Vec<_> = busy.iter().map(|path| text_of_bytes(path)).collect();
+    outln!(
+        "{}",
+        json!({ "files": files, "moved": moved, "log_directories_moved": moved_log_dirs, "bytes": bytes,
+            "being_written": busy, "failed": failed, "complete": is_complete, "dry_run": args.dry_run })
+    );
+}
+
+fn print_text(args: &LogRebalanceArgs, result: &RebalanceResult, quiet: bool) {
+    let RebalanceResult { files, moved, moved_log_dirs, bytes, busy, failed, is_complete } = result;
+    for path in busy.iter().take(PATHS_SHOWN) {
+        errln!("quell: {} is being written and was not moved", shown_bytes(path));
+    }
+    for (path, error) in failed.iter().take(PATHS_SHOWN) {
+        errln!("quell: {}: {error}", shown_bytes(path));
+    }
+    let more = busy.len().saturating_sub(PATHS_SHOWN) + failed.len().saturating_sub(PATHS_SHOWN);
+    if more > 0 {
+        errln!("quell: {} not listed", counted(more as u64, "more file is", "more files are"));
+    }
+    if !busy.is_empty() {
+        errln!("quell: run the command again when these files are closed");
+    }
+    if quiet {
+        return;
+    }
+    let files = counted(*files, "file", "files");
+    let (verb, log_dirs) = match args.dry_run {
+        true => ("would move", String::new()),
+        false => ("moved", format!(", {}", counted(*moved_log_dirs, "log directory", "log directories"))),
+    };
+    let stores = shown(&args.stores.stores);
+    outln!("{stores}: {verb} {moved} of {files}{log_dirs}, {}", HumanBytes(*bytes));
+    for path in args.drain.iter().filter(|_| *is_complete && !args.dry_run) {
+        outln!(
+            "{} is empty and no longer a store; delete it after all mounts that run now have ended",
+            shown(path)
+        );
+    }
 }

@@ -9,13 +9,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use indicatif::HumanBytes;
-use quell_log::{Choices, Found, How, Moved, Offered, Tally, Wanted};
+use quell_log::{Choices, ExportSource, Found, ImportSource, Progress, TransferOptions, TransferResult};
 use quell_posix::PosixDir;
 use quell_vfs::{ErrorKind, Kind};
 use serde_json::json;
 
-use super::log_list::{find, of_stores, open};
-use crate::arguments::{LogExportArgs, LogImportArgs, MoveArgs};
+use super::log_stores::{counted, find, open_stores, stores_failure};
+use crate::arguments::{LogExportArgs, LogImportArgs, TransferArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
@@ -23,61 +23,68 @@ use crate::progress;
 
 /// Number of failures that are printed; the rest is only counted.
 const FAILURES_SHOWN: usize = 20;
-
-/// The message after an interruption.
-const WHOLE: &str = "what has its name is whole; --resume goes on";
+const INTERRUPTED: &str =
+    "every file that has its final name is complete; run the command again with --resume to continue";
 
 pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let stores = open(&args.stores)?;
-    let place = if args.dest.is_dir() { real_path(&args.dest)? } else { real_path(&apart(&args.dest)?.0)? };
+    let stores = open_stores(&args.stores)?;
+    let real_dest =
+        if args.dest.is_dir() { real_path(&args.dest)? } else { real_path(&split(&args.dest)?.0)? };
     for store in args.stores.paths() {
-        if place.starts_with(real_path(&store)?) {
-            return Err(Failure::wrong_input(format!("{} lies in the store", shown(&args.dest))));
+        if real_dest.starts_with(real_path(&store)?) {
+            let (dest, store) = (shown(&args.dest), shown(&store));
+            return Err(Failure::wrong_input(format!(
+                "{dest} lies in the store {store}; name a destination outside of it"
+            )));
         }
     }
-    let (wanted, into) = match find(&stores, &args.path)? {
-        Found::Dir(dir) => (Wanted::Dir(dir), made(&args.dest, args.how.resume)?),
+    let (source, into) = match find(&stores, &args.stores, &args.path)? {
+        Found::Dir(dir) => {
+            create_empty_dir(&args.dest, args.transfer.resume)?;
+            (ExportSource::Dir(dir), args.dest.clone())
+        }
         Found::Entry(dir, entry) => {
             let (parent, name) = match args.dest.is_dir() {
                 true => (args.dest.clone(), entry.name.clone()),
-                false => apart(&args.dest)?,
+                false => split(&args.dest)?,
             };
-            (Wanted::Entry(dir, entry, name), parent)
+            (ExportSource::Entry(dir, entry, name), parent)
         }
     };
     let to = Arc::new(PosixDir::open(&into)?);
-    let how = how(&args.how);
-    let moved =
-        watched(&format!("exporting {}", shown(&args.path)), quiet || args.how.json, WHOLE, |tally| {
-            quell_log::export(wanted, to, how, tally)
-        })?;
-    Ok(report(&args.dest, "written", &moved, args.how.json, quiet))
+    let title = format!("exporting {}", shown(&args.path));
+    let options = options(&args.transfer);
+    let result = run_with_progress(&title, quiet || args.transfer.json, INTERRUPTED, |progress| {
+        quell_log::export(source, to, options, progress)
+    })?;
+    Ok(report(&args.dest, "exported", &result, args.transfer.json, quiet))
 }
 
-/// Returns the destination directory of a tree, created if necessary. An existing directory must be
+/// Creates the destination directory of a tree, if it does not exist. An existing directory must be
 /// empty, unless the command resumes.
-fn made(dest: &Path, resume: bool) -> Result<PathBuf, Failure> {
+fn create_empty_dir(dest: &Path, resume: bool) -> Result<(), Failure> {
     let failed = |cause: std::io::Error| Failure::wrong_input(format!("{}: {cause}", shown(dest)));
     match std::fs::create_dir(dest) {
-        Ok(()) => {}
+        Ok(()) => Ok(()),
         Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => {
             let is_empty = std::fs::read_dir(dest).map_err(failed)?.next().is_none();
-            if !resume && !is_empty {
-                return Err(Failure::wrong_input(format!(
-                    "{} is not empty; --resume goes on with an earlier export",
+            match resume || is_empty {
+                true => Ok(()),
+                false => Err(Failure::wrong_input(format!(
+                    "{} is not empty; name a new directory, or use --resume to continue an earlier export",
                     shown(dest)
-                )));
+                ))),
             }
         }
-        Err(cause) => return Err(failed(cause)),
+        Err(cause) => Err(failed(cause)),
     }
-    Ok(dest.to_path_buf())
 }
 
 /// Splits a path into a directory and a name in it.
-fn apart(path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {
-    let name = path.file_name();
-    let name = name.ok_or_else(|| Failure::wrong_input(format!("{} has no name", shown(path))))?;
+fn split(path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {
+    let name = path.file_name().ok_or_else(|| {
+        Failure::wrong_input(format!("{} does not end with the name of a file or directory", shown(path)))
+    })?;
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -89,121 +96,136 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let source = real_path(&args.source)?;
     for store in args.stores.paths() {
         let store = real_path(&store)?;
-        if source.starts_with(&store) || store.starts_with(&source) {
-            return Err(Failure::wrong_input(format!(
-                "{} and the store {} lie in each other",
-                shown(&source),
-                shown(&store)
-            )));
+        let nested = |inner: &str, outer: &str| {
+            Failure::wrong_input(format!("{inner} lies in {outer}; name directories apart from each other"))
+        };
+        let (source_text, store_text) =
+            (format!("the source {}", shown(&source)), format!("the store {}", shown(&store)));
+        if source.starts_with(&store) {
+            return Err(nested(&source_text, &store_text));
+        }
+        if store.starts_with(&source) {
+            return Err(nested(&store_text, &source_text));
         }
     }
     let stores = quell_mount_spec::open_stores(&args.stores.paths());
-    let stores = Arc::new(stores.map_err(|error| of_stores(&args.stores, error))?);
+    let stores = Arc::new(stores.map_err(|error| stores_failure(&args.stores, error))?);
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let is_dir = source.is_dir();
-    let (parent, name) = apart(&source)?;
-    let there = match quell_log::find(&stores, path.as_os_str().as_bytes()) {
+    let (parent, name) = split(&source)?;
+    let existing = match quell_log::find(&stores, path.as_os_str().as_bytes()) {
         Ok(Found::Dir(_)) => Some(Kind::Dir),
         Ok(Found::Entry(_, entry)) => Some(entry.kind),
         Err(error) if error.kind == ErrorKind::NotFound => None,
         Err(error) => return Err(error.into()),
     };
-    let (from, offered, into) = match there {
-        Some(Kind::Dir) if is_dir => (source, Offered::All, path.to_path_buf()),
-        Some(Kind::Dir) => (parent, Offered::Entry(name.clone(), name), path.to_path_buf()),
+    let (from, import_source, into) = match existing {
+        Some(Kind::Dir) if is_dir => (source, ImportSource::All, path.to_path_buf()),
+        Some(Kind::Dir) => (parent, ImportSource::Entry(name.clone(), name), path.to_path_buf()),
         _ => {
-            let (dir, named) = apart(path)?;
-            (parent, Offered::Entry(name, named), dir)
+            let (dir, target_name) = split(path)?;
+            (parent, ImportSource::Entry(name, target_name), dir)
         }
     };
     let from = Arc::new(PosixDir::open(&from)?);
     let fs = quell_mount_spec::open_log(&args.stores.paths(), Choices::default())?;
-    let how = how(&args.how);
+    let title = format!("importing {}", shown(&args.source));
+    let options = options(&args.transfer);
     let into = into.as_os_str().as_bytes();
-    let moved =
-        watched(&format!("importing {}", shown(&args.source)), quiet || args.how.json, WHOLE, |tally| {
-            quell_log::import(from, offered, &fs, &stores, into, how, tally)
-        })?;
-    Ok(report(&args.stores.stores, "imported", &moved, args.how.json, quiet))
+    let result = run_with_progress(&title, quiet || args.transfer.json, INTERRUPTED, |progress| {
+        quell_log::import(from, import_source, &fs, &stores, into, options, progress)
+    })?;
+    Ok(report(&args.stores.stores, "imported", &result, args.transfer.json, quiet))
 }
 
-fn how(args: &MoveArgs) -> How {
+fn options(args: &TransferArgs) -> TransferOptions {
     let owners = rustix::process::geteuid().is_root();
-    How { threads: args.threads.into(), resume: args.resume, verify: args.verify, owners }
+    TransferOptions { threads: args.threads.into(), resume: args.resume, verify: args.verify, owners }
 }
 
-/// Runs `work` with a progress line, until Ctrl-C.
-pub(super) fn watched<T: Send>(
-    what: &str,
+/// Runs `work` with a progress line, until Ctrl-C. `interrupted` states what an interruption leaves.
+pub(super) fn run_with_progress<T: Send>(
+    title: &str,
     quiet: bool,
-    interrupted_means: &str,
-    work: impl FnOnce(&Tally) -> quell_vfs::Result<T> + Send,
+    interrupted: &str,
+    work: impl FnOnce(&Progress) -> quell_vfs::Result<T> + Send,
 ) -> Result<T, Failure> {
-    let tally = Tally::default();
-    let interrupted = progress::interruption();
-    let look = || {
-        if interrupted.load(Ordering::Relaxed) {
-            tally.stop();
+    let progress = Progress::default();
+    let is_interrupted = progress::interruption();
+    let stop_if_interrupted = || {
+        if is_interrupted.load(Ordering::Relaxed) {
+            progress.stop();
         }
     };
     let line = |elapsed: Duration| {
-        let rate = tally.bytes() as f64 / elapsed.as_secs_f64().max(0.001);
+        let rate = progress.bytes() as f64 / elapsed.as_secs_f64().max(0.001);
         format!(
-            "{what}: {} files, {}, {}/s",
-            tally.files(),
-            HumanBytes(tally.bytes()),
+            "{title}: {}, {}, {}/s",
+            counted(progress.files(), "file", "files"),
+            HumanBytes(progress.bytes()),
             HumanBytes(rate as u64)
         )
     };
-    let done = progress::watch_line(&line, quiet, &look, || work(&tally));
-    match interrupted.load(Ordering::Relaxed) {
-        true => Err(Failure::interrupted(format!("interrupted: {interrupted_means}"))),
-        false => Ok(done?),
+    let result = progress::watch_line(&line, quiet, &stop_if_interrupted, || work(&progress));
+    match is_interrupted.load(Ordering::Relaxed) {
+        true => Err(Failure::interrupted(format!("interrupted: {interrupted}"))),
+        false => Ok(result?),
     }
 }
 
-fn report(place: &Path, done: &str, moved: &Moved, as_json: bool, quiet: bool) -> ExitCode {
-    let Moved { files, bytes, dirs, links, skipped, written, short, special, failed } = moved;
-    let paths = |paths: &[Vec<u8>]| paths.iter().map(|path| shown_bytes(path)).collect::<Vec<_>>();
-    if as_json {
-        let failed: Vec<_> = (failed.iter())
-            .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
-            .collect();
-        outln!(
-            "{}",
-            json!({ "files": files, "bytes": bytes, "directories": dirs, "links": links, "skipped": skipped,
-                "being_written": paths(written), "short": paths(short), "special": paths(special), "failed": failed })
-        );
-    } else {
-        for path in paths(written) {
-            errln!("quell: {path}: is being written; it was taken as it was");
-        }
-        for path in paths(short) {
-            errln!(
-                "quell: {path}: a log of it has lost its end, and what is missing reads as what was there before; see quell log fsck"
-            );
-        }
-        for path in paths(special) {
-            errln!("quell: {path}: neither file, directory nor link; left out");
-        }
-        for (path, error) in failed.iter().take(FAILURES_SHOWN) {
-            errln!("quell: {}: {error}", shown_bytes(path));
-        }
-        if failed.len() > FAILURES_SHOWN {
-            errln!("quell: and {} more", failed.len() - FAILURES_SHOWN);
-        }
-        if !quiet {
-            outln!(
-                "{}: {done}: {files} files, {}, {dirs} directories, {links} links; {skipped} were there, {} failed",
-                shown(place),
-                HumanBytes(*bytes),
-                failed.len()
-            );
-        }
+fn report(place: &Path, verb: &str, result: &TransferResult, json: bool, quiet: bool) -> ExitCode {
+    match json {
+        true => print_json(result),
+        false => print_text(place, verb, result, quiet),
     }
-    ExitCode::from(if [short, special].iter().all(|paths| paths.is_empty()) && failed.is_empty() {
-        YES
-    } else {
-        NO
-    })
+    let is_complete = result.short.is_empty() && result.special.is_empty() && result.failed.is_empty();
+    ExitCode::from(if is_complete { YES } else { NO })
+}
+
+fn print_json(result: &TransferResult) {
+    let TransferResult { files, bytes, dirs, links, skipped, being_written, short, special, failed } = result;
+    let paths = |paths: &[Vec<u8>]| paths.iter().map(|path| text_of_bytes(path)).collect::<Vec<_>>();
+    let failed: Vec<_> = (failed.iter())
+        .map(|(path, error)| json!({ "path": text_of_bytes(path), "error": error.to_string() }))
+        .collect();
+    outln!(
+        "{}",
+        json!({ "files": files, "bytes": bytes, "directories": dirs, "links": links, "skipped": skipped,
+            "being_written": paths(being_written), "short": paths(short), "special": paths(special),
+            "failed": failed })
+    );
+}
+
+fn print_text(place: &Path, verb: &str, result: &TransferResult, quiet: bool) {
+    let TransferResult { files, bytes, dirs, links, skipped, being_written, short, special, failed } = result;
+    for path in being_written {
+        errln!("quell: {} is being written; the copy has its published content", shown_bytes(path));
+    }
+    for path in short {
+        errln!(
+            "quell: {}: a log has lost its end, and the copy has the previous content there; see `quell log fsck`",
+            shown_bytes(path)
+        );
+    }
+    for path in special {
+        errln!("quell: {} is not a file, directory or symbolic link; it was not copied", shown_bytes(path));
+    }
+    for (path, error) in failed.iter().take(FAILURES_SHOWN) {
+        errln!("quell: {}: {error}", shown_bytes(path));
+    }
+    if failed.len() > FAILURES_SHOWN {
+        let more = (failed.len() - FAILURES_SHOWN) as u64;
+        errln!("quell: {} not listed", counted(more, "more failure is", "more failures are"));
+    }
+    if !quiet {
+        outln!(
+            "{}: {verb} {}, {}, {}, {}; {skipped} skipped, {} failed",
+            shown(place),
+            counted(*files, "file", "files"),
+            HumanBytes(*bytes),
+            counted(*dirs, "directory", "directories"),
+            counted(*links, "link", "links"),
+            failed.len()
+        );
+    }
 }

@@ -102,7 +102,8 @@ pub fn check_batch(bytes: &[u8], is_sealed: bool) {
         frames.frame(frames.position() - 1);
     }
     let again = index_log::encode(frames, &batch.runs, position, place, batch.is_synced);
-    let read = index_log::decode(&again, block_bytes, position, place).expect("an encoded value can be decoded");
+    let read =
+        index_log::decode(&again, block_bytes, position, place).expect("an encoded value can be decoded");
     assert_eq!((read.frames, read.runs, read.is_synced), (batch.frames, batch.runs, batch.is_synced));
 }
 
@@ -148,8 +149,8 @@ pub fn check_share(bytes: &[u8], is_sealed: bool) {
             assert!(frame.position <= at && at < frame.end());
         }
     }
-    let again =
-        Share::decode(encode_flat(&extents, logs, share.cuts(), 0), &RECORD).expect("an encoded value can be decoded");
+    let again = Share::decode(encode_flat(&extents, logs, share.cuts(), 0), &RECORD)
+        .expect("an encoded value can be decoded");
     assert_eq!((extents_of(&again), again.logs()), (extents, logs));
     assert!(share.cuts().iter().all(|cut| again.cuts().contains(cut)));
 }

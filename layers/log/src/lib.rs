@@ -29,11 +29,13 @@ pub use session::flatten::{Flattened, flatten};
 pub use session::log_file::Choices;
 pub use stores::store_set::{Host, Opener, Role, Root, Stores};
 pub use stores::tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};
-pub use tools::check::{Checked, Checking, check};
-pub use tools::crew::Tally;
-pub use tools::problem::{Finding, Problem, ProblemKind, RepairOutcome};
-pub use tools::rebalance::{Rebalanced, foretell, rebalance};
-pub use tools::report::{
-    Brief, Fate, FileReport, Open, Resolved, Source, Stretch, WriterReport, Wrote, brief, of_file,
+pub use tools::fsck::{
+    ByteRange, CheckOptions, CheckResult, Finding, Problem, ProblemKind, RepairOutcome, check,
 };
-pub use tools::transfer::{How, Moved, Offered, Snapshot, Wanted, export, import};
+pub use tools::progress::Progress;
+pub use tools::rebalance::{RebalanceResult, preview_rebalance, rebalance};
+pub use tools::report::{
+    ByteState, FileReport, FileSummary, LogLocation, LoggedRange, MappedRange, OpenWriter, ResolvedFile,
+    WriterReport, report_file, summarize_file,
+};
+pub use tools::transfer::{ExportSource, ImportSource, TransferOptions, TransferResult, export, import};

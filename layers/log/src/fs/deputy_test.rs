@@ -15,8 +15,8 @@ use crate::fs::file_system::LogFs;
 use crate::session::log_file::Choices;
 use crate::stores::store_set::{Host, Root, Stores};
 use crate::test_stores::host;
-use crate::tools::check::{Checking, Outcome, check};
-use crate::tools::crew::Tally;
+use crate::tools::fsck::{CheckOptions, RepairOutcome, check};
+use crate::tools::progress::Progress;
 
 const USER: u32 = 1234;
 const OTHER: u32 = 4321;
@@ -248,18 +248,18 @@ fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_f
         let host = Host { uid: 0, gid: 0, ..host(7, 1) };
         let stores = Arc::new(Stores::look(roots, host, 4).unwrap());
         let now = Time { seconds: i64::from(u32::MAX), nanoseconds: 0 };
-        let how = Checking {
+        let options = CheckOptions {
             threads: 1,
             repair: true,
-            dead: &[],
-            ended: &[],
+            dead_nodes: &[],
+            dead_writers: &[],
             now,
-            old_seconds: 0,
-            is_used: &|_, _| false,
+            leftover_age_seconds: 0,
+            is_in_use: &|_, _| false,
         };
-        let checked = check(&stores, b"", &how, &Tally::default()).unwrap();
+        let checked = check(&stores, b"", &options, &Progress::default()).unwrap();
         let outcomes: Vec<_> = checked.findings.iter().map(|finding| &finding.outcome).collect();
-        assert!(matches!(outcomes[..], [Outcome::Failed(_)]), "{outcomes:?}");
+        assert!(matches!(outcomes[..], [RepairOutcome::Failed(_)]), "{outcomes:?}");
         names.iter().for_each(|name| assert!(name.exists(), "{}", name.display()));
         fs::remove_dir_all(theirs).unwrap();
     }

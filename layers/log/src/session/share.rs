@@ -66,6 +66,7 @@ impl Share {
 
     /// Returns the numbers of the truncations that the share includes, and of logs of which nothing
     /// is known.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub fn cuts(&self) -> &[u64] {
         self.flat.cuts()
     }

@@ -13,8 +13,8 @@ use crate::fs::file_system::LogFs;
 use crate::session::log_file::Choices;
 use crate::stores::store_set::{Role, Stores};
 use crate::test_stores::{again, host, make, pattern};
-use crate::tools::crew::Tally;
-use crate::tools::rebalance::{Rebalanced, rebalance};
+use crate::tools::progress::Progress;
+use crate::tools::rebalance::{RebalanceResult, rebalance};
 
 const FILES: u64 = 30;
 const KEEP: Role = Role::Keep;
@@ -67,8 +67,8 @@ fn changed(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Stores {
 }
 
 #[track_caller]
-fn rebalanced(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Rebalanced {
-    let told = rebalance(&Arc::new(changed(stores, roles)), 1, &Tally::default()).unwrap();
+fn rebalanced(stores: &[MemoryStore], roles: &[(usize, Role)]) -> RebalanceResult {
+    let told = rebalance(&Arc::new(changed(stores, roles)), 1, &Progress::default()).unwrap();
     assert!(told.is_complete, "{told:?}");
     told
 }
@@ -153,7 +153,7 @@ fn a_mount_that_began_before_does_everything_with_what_was_moved() {
         let mut roles: Vec<_> = known.iter().map(|place| (*place, KEEP)).collect();
         roles.push((before, Role::Add));
         let told = rebalanced(&stores, &roles);
-        assert!(told.moved > 0 && told.parts > 0, "{told:?}");
+        assert!(told.moved > 0 && told.moved_log_dirs > 0, "{told:?}");
         assert_eq!(listed(&fs, deep).unwrap().len() as u64, FILES / 2 + 1);
         assert_eq!(listed(&fs, fs.root()).unwrap().len() as u64, FILES / 2 + 1);
         is_all_there(&fs);

@@ -1,9 +1,7 @@
-//! Tools that work on stores without a mount: check, report, export, import, rebalance.
+//! Tools that work on stores without a mount: fsck, report, export, import, rebalance.
 
-pub mod check;
-pub mod crew;
-pub mod log_check;
-pub mod problem;
+pub mod fsck;
+pub mod progress;
 pub mod rebalance;
 pub mod report;
 pub mod transfer;

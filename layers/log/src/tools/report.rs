@@ -1,12 +1,12 @@
-//! Information about one file for `quell log`: the content of its container, the log that holds
-//! each range of the file, and the state of each range of a log. Changes nothing and does not wait
-//! for writers.
+//! Reports about one file for `quell log ls`, `stat`, `map` and `query`: the content of its
+//! container, the log that has each range of the file, and the state of each range of a log. Writes
+//! nothing and does not wait for writers.
 
 use std::sync::Arc;
 
 use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
 
-use crate::container::container_dir::Container;
+use crate::container::container_dir::{Container, FIRST_EPOCH};
 use crate::container::missing::missing;
 use crate::format::extents::{Extent, Piece};
 use crate::format::frames::{Frame, SUM_BYTES};
@@ -17,24 +17,24 @@ use crate::session::scan::{self, IndexEnd};
 use crate::session::view::{Torn, View};
 use crate::stores::store_set::Host;
 
-/// The line of one file in a list.
+/// The information about a file in a list.
 #[derive(Debug, Clone, Copy)]
-pub struct Brief {
+pub struct FileSummary {
     pub attributes: Attributes,
     /// Number of writers with logs, including those that have ended.
     pub writers: usize,
     /// Number of writers that have not ended.
-    pub open: usize,
+    pub open_writers: usize,
     /// Size of all data logs.
     pub data_bytes: u64,
 }
 
-/// The process that writes a log that has not ended.
+/// The process of a writer that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Open {
+pub struct OpenWriter {
     pub holder: Holder,
     /// The process is known to be dead.
-    pub is_gone: bool,
+    pub is_dead: bool,
 }
 
 /// One writer and its logs.
@@ -42,7 +42,7 @@ pub struct Open {
 pub struct WriterReport {
     pub writer: u64,
     /// `None` if the writer has ended.
-    pub open: Option<Open>,
+    pub open: Option<OpenWriter>,
     /// First and last epoch; `None` if the writer has not written yet.
     pub epochs: Option<(u64, u64)>,
     pub frames: u64,
@@ -63,7 +63,7 @@ pub struct FlatReport {
     pub bytes: u64,
 }
 
-/// Everything about one file.
+/// All information about one file.
 #[derive(Debug)]
 pub struct FileReport {
     pub number: u128,
@@ -74,7 +74,7 @@ pub struct FileReport {
     /// The largest epoch that is taken.
     pub epoch: u64,
     pub writers: Vec<WriterReport>,
-    pub cuts: Vec<Cut>,
+    pub truncations: Vec<Cut>,
     pub flats: Vec<FlatReport>,
     /// Number of extents of the file as readers see it.
     pub extents: u64,
@@ -83,13 +83,13 @@ pub struct FileReport {
 }
 
 /// Opens the file of a container.
-fn file_of(container: Container) -> LogFile {
+fn open_file(container: Container) -> LogFile {
     LogFile::new(container, None, Choices::default(), Arc::default())
 }
 
-/// Returns the list entry of the file in `container`.
-pub fn brief(container: Container) -> Result<Brief> {
-    let file = file_of(container);
+/// Reads the information for a list about the file in `container`.
+pub fn summarize_file(container: Container) -> Result<FileSummary> {
+    let file = open_file(container);
     let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
     let container = file.container();
     let mut data_bytes = summary.data_bytes();
@@ -97,12 +97,12 @@ pub fn brief(container: Container) -> Result<Brief> {
         data_bytes += missing(container.stat_data(running.writer))?.map_or(0, |stat| stat.size_bytes);
     }
     let writers = summary.closed.len() + summary.open.len();
-    Ok(Brief { attributes, writers, open: summary.open.len(), data_bytes })
+    Ok(FileSummary { attributes, writers, open_writers: summary.open.len(), data_bytes })
 }
 
-/// Reads everything about the file in `container`.
-pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
-    let file = file_of(container);
+/// Reads all information about the file in `container`.
+pub fn report_file(container: Container, threads: usize) -> Result<FileReport> {
+    let file = open_file(container);
     let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
     let container = file.container();
     let (epochs, names) = container.epochs_and_flats()?;
@@ -113,10 +113,10 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
     }
     let mut writers = Vec::new();
     for closed in &summary.closed {
-        writers.push(of_writer(container, closed.writer, None)?);
+        writers.push(report_writer(container, closed.writer, None)?);
     }
     for Running { writer, holder, .. } in &summary.open {
-        writers.push(of_writer(container, *writer, Some(open(container.host(), holder)))?);
+        writers.push(report_writer(container, *writer, Some(open_writer(container.host(), holder)))?);
     }
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
     let view = view_of(container, &summary, threads)?;
@@ -133,13 +133,9 @@ pub fn of_file(container: Container, threads: usize) -> Result<FileReport> {
         block_bytes: head.block_bytes,
         directories: head.directories,
         attributes,
-        epoch: epochs
-            .last()
-            .copied()
-            .unwrap_or(crate::container::container_dir::FIRST_EPOCH)
-            .max(summary.epoch()),
+        epoch: epochs.last().copied().unwrap_or(FIRST_EPOCH).max(summary.epoch()),
         writers,
-        cuts: summary.cuts.cuts().to_vec(),
+        truncations: summary.cuts.cuts().to_vec(),
         flats,
         extents,
         held_bytes,
@@ -151,11 +147,11 @@ pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) 
     View::build(container, summary, &|_| None, threads, Torn::new())
 }
 
-fn open(host: &Host, holder: &Holder) -> Open {
-    Open { holder: holder.clone(), is_gone: (host.is_gone)(holder) }
+fn open_writer(host: &Host, holder: &Holder) -> OpenWriter {
+    OpenWriter { holder: holder.clone(), is_dead: (host.is_gone)(holder) }
 }
 
-fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<WriterReport> {
+fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -> Result<WriterReport> {
     let mut report = WriterReport {
         writer,
         open,
@@ -168,7 +164,7 @@ fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<W
         index_bytes: 0,
     };
     let mut epochs: Option<(u64, u64)> = None;
-    let mut saw = |first: u64, last: u64| {
+    let mut add_epochs = |first: u64, last: u64| {
         let (low, high) = epochs.unwrap_or((first, last));
         epochs = Some((low.min(first), high.max(last)));
     };
@@ -176,7 +172,7 @@ fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<W
         report.runs += batch.runs.len() as u64;
         report.frames += batch.frames.groups().iter().map(|group| group.repeat).sum::<u64>();
         if let Some((first, last)) = batch.frames.epochs() {
-            saw(first, last);
+            add_epochs(first, last);
         }
         Ok(true)
     })?;
@@ -189,7 +185,7 @@ fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<W
             scan::frames(&*file, block_bytes, (data_place, position), &mut |_, head, runs| {
                 report.frames_unindexed += 1;
                 report.runs += runs.len() as u64;
-                saw(head.epoch, head.epoch);
+                add_epochs(head.epoch, head.epoch);
                 Ok(true)
             })?;
         report.payload_bytes = position;
@@ -201,92 +197,94 @@ fn of_writer(container: &Container, writer: u64, open: Option<Open>) -> Result<W
 
 /// The location of bytes in a log, and the order of their write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source {
+pub struct LogLocation {
     pub writer: u64,
-    pub position: u64,
+    pub payload_offset: u64,
     /// Data log offset of the first byte. A checksum of 8 bytes follows each block.
-    pub place: u64,
+    pub log_offset: u64,
     pub epoch: u64,
     pub sequence: u64,
 }
 
-/// A range of a file.
+/// A range of a file, and the location of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stretch {
+pub struct MappedRange {
     pub start: u64,
     pub end: u64,
     /// `None` for a hole.
-    pub source: Option<Source>,
+    pub location: Option<LogLocation>,
 }
 
-/// Returns the data log offset of the payload offset `position`, which lies in `frame`.
-fn place_of(frame: &Frame, position: u64, block_bytes: u64) -> u64 {
-    let into = position - frame.position;
+/// Returns the data log offset of a payload offset in `frame`.
+fn log_offset_of(frame: &Frame, payload_offset: u64, block_bytes: u64) -> u64 {
+    let into = payload_offset - frame.position;
     frame.payload_place + into + into / block_bytes * SUM_BYTES
 }
 
 /// The extents of a file, resolved once for several queries.
 #[derive(Debug)]
-pub struct Resolved<C: std::ops::Deref<Target = Container> = Box<Container>> {
+pub struct ResolvedFile<C: std::ops::Deref<Target = Container> = Box<Container>> {
     container: C,
     view: View,
     summary: Summary,
 }
 
-impl Resolved {
+impl ResolvedFile {
     /// Resolves the current content of the logs.
-    pub fn of(container: Container, threads: usize) -> Result<Resolved> {
+    pub fn resolve(container: Container, threads: usize) -> Result<ResolvedFile> {
         let summary = container.summary()?;
-        Resolved::with(Box::new(container), summary, threads)
+        ResolvedFile::resolve_with(Box::new(container), summary, threads)
     }
 }
 
-impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
+impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
     /// Resolves the current content of the logs that `summary` names.
-    pub(crate) fn with(container: C, summary: Summary, threads: usize) -> Result<Resolved<C>> {
+    pub(crate) fn resolve_with(container: C, summary: Summary, threads: usize) -> Result<ResolvedFile<C>> {
         let view = view_of(&container, &summary, threads)?;
-        Ok(Resolved { container, view, summary })
+        Ok(ResolvedFile { container, view, summary })
     }
 
     pub fn size_bytes(&self) -> u64 {
         self.view.size()
     }
 
-    fn source(&self, extent: &Extent) -> Source {
+    /// Returns the location of an extent of the file.
+    fn locate(&self, extent: &Extent) -> LogLocation {
         let log = &self.view.logs()[extent.log as usize];
         let frame = log.frames.frame(extent.position);
-        let place = place_of(&frame, extent.position, log.frames.block_bytes());
+        let log_offset = log_offset_of(&frame, extent.position, log.frames.block_bytes());
         let Frame { epoch, sequence, .. } = frame;
-        Source { writer: log.writer, position: extent.position, place, epoch, sequence }
+        LogLocation { writer: log.writer, payload_offset: extent.position, log_offset, epoch, sequence }
     }
 
     /// Visits the ranges from `start` to `end` or the end of the file, in order and without gaps.
-    pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(Stretch)) -> Result<()> {
+    pub fn map(&self, start: u64, end: u64, visit: &mut dyn FnMut(MappedRange)) -> Result<()> {
         let end = end.min(self.size_bytes());
         if start >= end {
             return Ok(());
         }
         self.view.pieces(start, end, &mut |piece| {
             visit(match piece {
-                Piece::Hole(start, end) => Stretch { start, end, source: None },
-                Piece::Data(extent) => {
-                    Stretch { start: extent.start, end: extent.end(), source: Some(self.source(&extent)) }
-                }
+                Piece::Hole(start, end) => MappedRange { start, end, location: None },
+                Piece::Data(extent) => MappedRange {
+                    start: extent.start,
+                    end: extent.end(),
+                    location: Some(self.locate(&extent)),
+                },
             });
         })
     }
 
     /// Visits the bytes of `writer`'s log with payload offsets from `start` to `end`, in their
-    /// order in the log. For each range, `visit` receives its place in the file and whether the
-    /// file still holds it.
+    /// order in the log. For each range, `visit` receives its file offsets and its state.
     ///
     /// # Errors
     ///
     /// `NotFound` if there is no such writer.
-    pub fn query(&self, writer: u64, start: u64, end: u64, visit: &mut dyn FnMut(Wrote)) -> Result<()> {
-        let known = self.summary.closed.iter().any(|closed| closed.writer == writer)
+    pub fn query(&self, writer: u64, start: u64, end: u64, visit: &mut dyn FnMut(LoggedRange)) -> Result<()> {
+        let is_known = self.summary.closed.iter().any(|closed| closed.writer == writer)
             || self.summary.open.iter().any(|running| running.writer == writer);
-        if !known {
+        if !is_known {
             return Err(Error::new(ErrorKind::NotFound, "find writer", format!("{writer:016x}")));
         }
         // Data that was written after the view was built is not reported.
@@ -313,67 +311,70 @@ impl<C: std::ops::Deref<Target = Container>> Resolved<C> {
         &self,
         writer: u64,
         runs: &[Run],
-        position: u64,
+        payload_offset: u64,
         range: (u64, u64),
-        visit: &mut dyn FnMut(Wrote),
+        visit: &mut dyn FnMut(LoggedRange),
     ) -> Result<bool> {
-        let mut told = Ok(());
-        let more = at_positions(runs, position, range, &mut |position, start, end| {
-            if told.is_ok() {
-                told = self.became(writer, position, start, end - start, visit);
+        let mut visited = Ok(());
+        let more = at_positions(runs, payload_offset, range, &mut |payload_offset, start, end| {
+            if visited.is_ok() {
+                visited = self.visit_states(writer, payload_offset, start, end - start, visit);
             }
         });
-        told.map(|()| more)
+        visited.map(|()| more)
     }
 
-    /// Visits the `length` bytes that `writer` has at payload offset `position` and wrote at file
-    /// offset `start`, and reports whether the file still holds them.
-    pub(crate) fn became(
+    /// Visits the `length` bytes that `writer` has at `payload_offset` and wrote at file offset
+    /// `start`, by their state.
+    pub(crate) fn visit_states(
         &self,
         writer: u64,
-        position: u64,
+        payload_offset: u64,
         start: u64,
         length: u64,
-        visit: &mut dyn FnMut(Wrote),
+        visit: &mut dyn FnMut(LoggedRange),
     ) -> Result<()> {
+        let frames = self.view.logs().iter().find(|log| log.writer == writer).map(|log| &log.frames);
         self.view.pieces(start, start + length, &mut |piece| {
-            let (from, to, fate) = match piece {
-                Piece::Hole(from, to) => (from, to, Fate::Cut),
+            let (from, to, state) = match piece {
+                Piece::Hole(from, to) => (from, to, ByteState::Truncated),
                 Piece::Data(extent) => {
-                    let source = self.source(&extent);
-                    let is_own =
-                        source.writer == writer && source.position == position + (extent.start - start);
-                    (extent.start, extent.end(), if is_own { Fate::Held } else { Fate::Overwritten(source) })
+                    let location = self.locate(&extent);
+                    let is_same = location.writer == writer
+                        && location.payload_offset == payload_offset + (extent.start - start);
+                    let state = if is_same { ByteState::Held } else { ByteState::Overwritten(location) };
+                    (extent.start, extent.end(), state)
                 }
             };
-            let frame = self.view.logs().iter().find(|log| log.writer == writer).map(|log| &log.frames);
-            let at = position + (from - start);
-            let place = frame.map_or(0, |frames| place_of(&frames.frame(at), at, frames.block_bytes()));
-            visit(Wrote { position: at, place, start: from, end: to, fate });
+            let payload_offset = payload_offset + (from - start);
+            let log_offset = frames.map_or(0, |frames| {
+                log_offset_of(&frames.frame(payload_offset), payload_offset, frames.block_bytes())
+            });
+            visit(LoggedRange { payload_offset, log_offset, start: from, end: to, state });
         })
     }
 }
 
 /// The state of bytes in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// The file holds them.
+pub enum ByteState {
+    /// They are part of the file.
     Held,
     /// A later write replaced them.
-    Overwritten(Source),
+    Overwritten(LogLocation),
     /// A later truncation removed them.
-    Cut,
+    Truncated,
 }
 
-/// Bytes of a log, and the file offsets to which they were written.
+/// A range of a log, and the file offsets to which it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wrote {
-    pub position: u64,
+pub struct LoggedRange {
+    pub payload_offset: u64,
     /// Data log offset of the first byte.
-    pub place: u64,
+    pub log_offset: u64,
     pub start: u64,
     pub end: u64,
-    pub fate: Fate,
+    pub state: ByteState,
 }
 
 #[cfg(test)]

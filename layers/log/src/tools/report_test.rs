@@ -7,7 +7,7 @@ use super::*;
 use crate::test_stores::{again, container, content, make, mount, pattern};
 
 /// Two processes write alternately at random offsets.
-fn scribble(stores: &[MemoryStore], cut: bool) {
+fn write_randomly(stores: &[MemoryStore], cut: bool) {
     let fs = mount(stores, 5, 1);
     let one = make(&fs, "f", 1);
     let other = again(&fs, "f", 2);
@@ -25,68 +25,71 @@ fn scribble(stores: &[MemoryStore], cut: bool) {
 }
 
 #[test]
-fn the_map_names_the_bytes_that_readers_get() {
+fn the_map_gives_the_location_of_each_byte_that_readers_get() {
     let stores = [MemoryStore::new()];
-    scribble(&stores, false);
-    let resolved = Resolved::of(container(&stores, "f"), 2).unwrap();
+    write_randomly(&stores, false);
+    let resolved = ResolvedFile::resolve(container(&stores, "f"), 2).unwrap();
     let whole = content(&stores, "f").unwrap();
     let logs = container(&stores, "f");
     let mut at = 0;
     let mut holes = 0;
     resolved
-        .map(0, u64::MAX, &mut |stretch| {
-            assert_eq!(stretch.start, at);
-            at = stretch.end;
-            let expected = &whole[stretch.start as usize..stretch.end as usize];
-            let Some(source) = stretch.source else {
+        .map(0, u64::MAX, &mut |range| {
+            assert_eq!(range.start, at);
+            at = range.end;
+            let expected = &whole[range.start as usize..range.end as usize];
+            let Some(location) = range.location else {
                 holes += 1;
                 assert!(expected.iter().all(|byte| *byte == 0));
                 return;
             };
             // Up to the next checksum the bytes are consecutive in the data log.
             let mut first = [0; 1];
-            let file = logs.open_data(source.writer).unwrap();
-            file.read_at(&mut first, source.place).unwrap();
-            assert_eq!(first[0], expected[0], "{stretch:?}");
+            let file = logs.open_data(location.writer).unwrap();
+            file.read_at(&mut first, location.log_offset).unwrap();
+            assert_eq!(first[0], expected[0], "{range:?}");
         })
         .unwrap();
     assert_eq!(at, whole.len() as u64);
     assert!(holes > 0);
     let (mut some, mut part) = (Vec::new(), Vec::new());
-    resolved.map(1000, 5000, &mut |stretch| some.push(stretch)).unwrap();
-    resolved.map(5000, u64::MAX, &mut |stretch| part.push(stretch)).unwrap();
+    resolved.map(1000, 5000, &mut |range| some.push(range)).unwrap();
+    resolved.map(5000, u64::MAX, &mut |range| part.push(range)).unwrap();
     assert_eq!((some[0].start, some.last().unwrap().end, part[0].start), (1000, 5000, 5000));
 }
 
 #[test]
-fn what_became_of_a_log_adds_up_to_what_the_map_says() {
+fn the_states_of_all_logs_agree_with_the_map() {
     for cut in [false, true] {
         let stores = [MemoryStore::new(), MemoryStore::new()];
-        scribble(&stores, cut);
-        let report = of_file(container(&stores, "f"), 1).unwrap();
+        write_randomly(&stores, cut);
+        let report = report_file(container(&stores, "f"), 1).unwrap();
         assert_eq!(report.writers.len(), 2);
-        let resolved = Resolved::of(container(&stores, "f"), 1).unwrap();
+        let resolved = ResolvedFile::resolve(container(&stores, "f"), 1).unwrap();
         let (mut held, mut cut_away) = (0, 0);
         for writer in &report.writers {
             let mut at = 0;
             resolved
-                .query(writer.writer, 0, u64::MAX, &mut |wrote| {
-                    assert_eq!(wrote.position, at);
-                    let length = wrote.end - wrote.start;
+                .query(writer.writer, 0, u64::MAX, &mut |range| {
+                    assert_eq!(range.payload_offset, at);
+                    let length = range.end - range.start;
                     at += length;
                     let mut now = Vec::new();
-                    resolved.map(wrote.start, wrote.end, &mut |stretch| now.push(stretch)).unwrap();
-                    match wrote.fate {
-                        Fate::Held => {
+                    resolved.map(range.start, range.end, &mut |range| now.push(range)).unwrap();
+                    match range.state {
+                        ByteState::Held => {
                             held += length;
-                            let source = now[0].source.unwrap();
-                            assert_eq!((now.len(), source.position), (1, wrote.position));
-                            assert_eq!((source.writer, source.place), (writer.writer, wrote.place));
+                            let location = now[0].location.unwrap();
+                            assert_eq!((now.len(), location.payload_offset), (1, range.payload_offset));
+                            assert_eq!(
+                                (location.writer, location.log_offset),
+                                (writer.writer, range.log_offset)
+                            );
                         }
-                        Fate::Overwritten(by) => {
-                            assert_eq!((now.len(), now[0].source), (1, Some(by)));
+                        ByteState::Overwritten(by) => {
+                            assert_eq!((now.len(), now[0].location), (1, Some(by)));
                         }
-                        Fate::Cut => cut_away += length,
+                        ByteState::Truncated => cut_away += length,
                     }
                 })
                 .unwrap();
@@ -94,16 +97,16 @@ fn what_became_of_a_log_adds_up_to_what_the_map_says() {
         }
         assert_eq!(held, report.held_bytes);
         assert_eq!(cut_away > 0, cut);
-        assert_eq!(report.cuts.len(), usize::from(cut));
+        assert_eq!(report.truncations.len(), usize::from(cut));
         let mut one = Vec::new();
-        resolved.query(report.writers[0].writer, 777, 778, &mut |wrote| one.push(wrote)).unwrap();
-        assert_eq!((one.len(), one[0].position, one[0].end - one[0].start), (1, 777, 1));
+        resolved.query(report.writers[0].writer, 777, 778, &mut |range| one.push(range)).unwrap();
+        assert_eq!((one.len(), one[0].payload_offset, one[0].end - one[0].start), (1, 777, 1));
         assert_eq!(resolved.query(1, 0, 1, &mut |_| ()).unwrap_err().kind, ErrorKind::NotFound);
     }
 }
 
 #[test]
-fn a_writer_that_has_not_ended_is_told_with_its_process() {
+fn a_report_includes_open_writers_and_their_processes() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, crate::test_stores::GONE);
     let file = make(&fs, "f", 1);
@@ -111,11 +114,11 @@ fn a_writer_that_has_not_ended_is_told_with_its_process() {
     file.sync().unwrap();
     file.write_at(b"more", 100).unwrap();
     file.publish().unwrap();
-    let report = of_file(container(&stores, "f"), 1).unwrap();
+    let report = report_file(container(&stores, "f"), 1).unwrap();
     let [writer] = &report.writers[..] else { panic!("{report:?}") };
-    assert!(writer.open.as_ref().unwrap().is_gone);
+    assert!(writer.open.as_ref().unwrap().is_dead);
     assert_eq!((writer.frames, writer.payload_bytes, report.held_bytes), (2, 9, 9));
     assert_eq!(report.attributes.size_bytes, 104);
-    let brief = brief(container(&stores, "f")).unwrap();
-    assert_eq!((brief.writers, brief.open, brief.data_bytes), (1, 1, writer.data_bytes));
+    let summary = summarize_file(container(&stores, "f")).unwrap();
+    assert_eq!((summary.writers, summary.open_writers, summary.data_bytes), (1, 1, writer.data_bytes));
 }

@@ -3,53 +3,68 @@
 
 use quell_posix::WritableFile;
 use quell_testkit::MemoryStore;
-use quell_vfs::{Change, FileSystem, Writable};
+use quell_vfs::{Change, FileSystem, Rename, Time, Writable};
 
+use super::super::problem::{Finding, ProblemKind, RepairOutcome};
 use super::*;
-use crate::tools::problem::ProblemKind;
-use crate::format::meta::Running;
+use crate::container::container_dir::{Container, LOG_PERMISSIONS, data_name, epoch_name, index_name};
+use crate::format::frames::Frames;
+use crate::format::heads::{HEAD_BYTES, HeadKind};
+use crate::format::index_log;
+use crate::format::meta::{Closed, Holder, MetaName, Running};
+use crate::format::runs::Runs;
+use crate::session::scan;
+use crate::stores::store_set::number_name;
 use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
+use crate::tools::report;
 
 const DAY: i64 = 86_400;
 
-fn asked<'a>(repair: bool, now: i64, dead: &'a [String]) -> Checking<'a> {
-    let now = Time { seconds: now, nanoseconds: 0 };
-    Checking { threads: 2, repair, dead, ended: &[], now, old_seconds: DAY, is_used: &|_, _| false }
+fn options<'a>(repair: bool, now_seconds: i64, dead_nodes: &'a [String]) -> CheckOptions<'a> {
+    CheckOptions {
+        threads: 2,
+        repair,
+        dead_nodes,
+        dead_writers: &[],
+        now: Time { seconds: now_seconds, nanoseconds: 0 },
+        leftover_age_seconds: DAY,
+        is_in_use: &|_, _| false,
+    }
 }
 
-fn checked(stores: &[MemoryStore], how: &Checking<'_>) -> Checked {
+fn checked(stores: &[MemoryStore], options: &CheckOptions<'_>) -> CheckResult {
     let opened = Arc::new(opened(stores, 41));
-    check(&opened, b"", how, &Tally::default()).unwrap()
+    check(&opened, b"", options, &Progress::default()).unwrap()
 }
 
-fn names(checked: &Checked) -> Vec<&'static str> {
+fn ids(checked: &CheckResult) -> Vec<&'static str> {
     checked.findings.iter().map(|finding| finding.problem.kind.id()).collect()
 }
 
 /// Checks that a problem is reported whose identifier and text begin with `expected`.
 #[track_caller]
 fn assert_reports(stores: &[MemoryStore], expected: &str) {
-    let checked = checked(stores, &asked(false, 0, &[]));
+    let checked = checked(stores, &options(false, 0, &[]));
     let is_expected = |finding: &Finding| finding.problem.to_string().starts_with(expected);
     assert!(checked.findings.iter().any(is_expected), "{checked:?}");
 }
 
 /// Returns the problems before and after a repair.
 fn found_and_left(stores: &[MemoryStore]) -> (Vec<&'static str>, Vec<&'static str>) {
-    let before = checked(stores, &asked(false, 0, &[]));
+    let before = checked(stores, &options(false, 0, &[]));
     assert!(before.findings.iter().all(|finding| finding.outcome == RepairOutcome::NotRepaired));
-    let repaired = checked(stores, &asked(true, 0, &[]));
-    assert_eq!(names(&before), names(&repaired), "{repaired:?}");
+    let repaired = checked(stores, &options(true, 0, &[]));
+    assert_eq!(ids(&before), ids(&repaired), "{repaired:?}");
     for finding in &repaired.findings {
         assert!(!matches!(finding.outcome, RepairOutcome::Failed(_)), "{finding:?}");
     }
-    let left = names(&checked(stores, &asked(true, 0, &[])));
+    let left = ids(&checked(stores, &options(true, 0, &[])));
     let still: Vec<_> = (repaired.findings.iter())
         .filter(|finding| finding.outcome == RepairOutcome::NotRepaired)
         .map(|finding| finding.problem.kind.id())
         .collect();
     assert_eq!(still, left, "{repaired:?}");
-    (names(&before), left)
+    (ids(&before), left)
 }
 
 /// Creates a file that two processes have written, with several frames each.
@@ -92,8 +107,8 @@ fn a_check_of_sound_stores_finds_nothing_and_writes_nothing() {
     file.write_at(b"not published", 0).unwrap();
     file.publish().unwrap();
     stores.iter().for_each(|store| store.set_read_only(true));
-    let checked = checked(&stores, &asked(false, 0, &[]));
-    assert_eq!((checked.files, checked.open, &checked.findings[..]), (2, 1, &[][..]));
+    let checked = checked(&stores, &options(false, 0, &[]));
+    assert_eq!((checked.files, checked.open_writers, &checked.findings[..]), (2, 1, &[][..]));
     assert!(checked.bytes >= 480_000);
 }
 
@@ -157,7 +172,7 @@ fn damaged_bytes_are_reported_with_their_file_ranges_and_not_changed() {
     // In the second block of the first frame.
     let place = HEAD_BYTES as u64 + 200 + 16_384;
     flip(&*data, place);
-    let before = checked(&stores, &asked(true, 0, &[]));
+    let before = checked(&stores, &options(true, 0, &[]));
     let [finding] = &before.findings[..] else { panic!("{before:?}") };
     assert_eq!(finding.problem.kind, ProblemKind::DamagedData);
     let [(start, end)] = finding.problem.ranges[..] else { panic!("{finding:?}") };
@@ -168,7 +183,7 @@ fn damaged_bytes_are_reported_with_their_file_ranges_and_not_changed() {
     // After an overwrite the damaged bytes are not needed.
     let fs = mount(&stores, 8, 1);
     again(&fs, "f", 3).write_at(&vec![1; 30_000], start / 50_000 * 50_000).unwrap();
-    assert_eq!(names(&checked(&stores, &asked(false, 0, &[]))), ["harmless-damage"]);
+    assert_eq!(ids(&checked(&stores, &options(false, 0, &[]))), ["harmless-damage"]);
     content(&stores, "f").unwrap();
 }
 
@@ -205,7 +220,7 @@ fn an_index_log_that_describes_lost_data_is_created_again_and_the_file_keeps_its
     data.set_size(data.stat().unwrap().size_bytes - 5_000).unwrap();
     let before = content(&stores, "f").unwrap();
     assert_eq!(before[..20_000], pattern(20_000, 1));
-    let found = names(&checked(&stores, &asked(true, 0, &[])));
+    let found = ids(&checked(&stores, &options(true, 0, &[])));
     assert_eq!(found, ["lost-unsynced", "torn-end", "metadata", "dead-writer"]);
     // The lost bytes are not reported again.
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
@@ -317,11 +332,11 @@ fn a_writer_of_unknown_state_is_not_closed_until_its_node_is_declared_dead() {
     let stores = [stores[0].kill()];
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     let dead = ["elsewhere".to_owned()];
-    assert_eq!(names(&checked(&stores, &asked(true, 0, &dead))), Vec::<&str>::new());
+    assert_eq!(ids(&checked(&stores, &options(true, 0, &dead))), Vec::<&str>::new());
     for dead in [["node1".to_owned()], ["boot.node1".to_owned()]] {
-        assert_eq!(names(&checked(&stores, &asked(false, 0, &dead))), ["metadata", "dead-writer"]);
+        assert_eq!(ids(&checked(&stores, &options(false, 0, &dead))), ["metadata", "dead-writer"]);
     }
-    assert_eq!(names(&checked(&stores, &asked(true, 0, &["node1".to_owned()]))), ["metadata", "dead-writer"]);
+    assert_eq!(ids(&checked(&stores, &options(true, 0, &["node1".to_owned()]))), ["metadata", "dead-writer"]);
     assert_eq!(found_and_left(&stores), (vec![], vec![]));
     assert_eq!(content(&stores, "f").unwrap(), pattern(50_000, 3));
 }
@@ -334,13 +349,13 @@ fn a_live_writer_that_was_closed_by_force_gets_an_error_at_each_sync_and_close()
     file.write_at(&[1; 100], 0).unwrap();
     file.sync().unwrap();
     let writer = container(&stores, "f").summary().unwrap().open[0].writer;
-    assert_eq!(names(&checked(&stores, &asked(true, 0, &[]))), [""; 0], "it may live");
+    assert_eq!(ids(&checked(&stores, &options(true, 0, &[]))), [""; 0], "it may live");
     let another = [writer ^ 1];
-    let how = Checking { ended: &another, ..asked(true, 0, &[]) };
-    assert_eq!(names(&checked(&stores, &how)), [""; 0], "another was named");
+    let named = CheckOptions { dead_writers: &another, ..options(true, 0, &[]) };
+    assert_eq!(ids(&checked(&stores, &named)), [""; 0], "another was named");
     let ended = [writer];
-    let done = checked(&stores, &Checking { ended: &ended, ..asked(true, 0, &[]) });
-    assert_eq!((names(&done), &done.findings[0].outcome), (vec!["dead-writer"], &RepairOutcome::Repaired));
+    let done = checked(&stores, &CheckOptions { dead_writers: &ended, ..options(true, 0, &[]) });
+    assert_eq!((ids(&done), &done.findings[0].outcome), (vec!["dead-writer"], &RepairOutcome::Repaired));
     file.write_at(&[2; 100], 100).unwrap();
     for _ in 0..2 {
         let error = file.sync().unwrap_err();
@@ -492,7 +507,7 @@ fn a_file_in_two_stores_and_a_damaged_record_are_reported() {
     let (_, found) = stores.iter().enumerate().find(|(_, s)| s.root().stat(b"f.container").is_ok()).unwrap();
     let dir = found.root().open_writable_dir(b"f.container").unwrap();
     flip(&*dir.open_writable_file(b"container").unwrap(), 30);
-    assert!(names(&checked(&stores, &asked(true, 0, &[]))).contains(&"not-checked"));
+    assert!(ids(&checked(&stores, &options(true, 0, &[]))).contains(&"not-checked"));
 }
 
 #[test]
@@ -508,16 +523,16 @@ fn leftovers_are_removed_when_they_are_old_and_not_in_use() {
     opened.making(1).unwrap().make_symlink(b"89", b"/etc").unwrap();
     stores[0].root().make_dir(b".quell-00000000000000000000000000000000", 0o755).unwrap();
     let now = trash.stat(b"0123").unwrap().changed.seconds;
-    assert!(names(&checked(&stores, &asked(true, now, &[]))).is_empty());
+    assert!(ids(&checked(&stores, &options(true, now, &[]))).is_empty());
     let late = now + 2 * DAY;
-    let used = Checking { is_used: &|_, names| names[0] == b"trash", ..asked(true, late, &[]) };
+    let used = CheckOptions { is_in_use: &|_, names| names[0] == b"trash", ..options(true, late, &[]) };
     let seen = checked(&stores, &used);
     assert_eq!(seen.findings.len(), 3, "{seen:?}");
     assert!(seen.findings.iter().all(|finding| finding.outcome == RepairOutcome::Repaired), "{seen:?}");
     assert!(trash.stat(b"0123").is_ok());
-    assert_eq!(names(&checked(&stores, &asked(false, late, &[]))), ["leftover"]);
-    assert_eq!(names(&checked(&stores, &asked(true, late, &[]))), ["leftover"]);
-    assert_eq!(names(&checked(&stores, &asked(true, late, &[]))), Vec::<&str>::new());
+    assert_eq!(ids(&checked(&stores, &options(false, late, &[]))), ["leftover"]);
+    assert_eq!(ids(&checked(&stores, &options(true, late, &[]))), ["leftover"]);
+    assert_eq!(ids(&checked(&stores, &options(true, late, &[]))), Vec::<&str>::new());
     assert!(!summary.closed.is_empty());
 }
 
@@ -533,7 +548,7 @@ fn orphan_parts_are_reported_and_not_removed() {
 fn a_failed_repair_is_reported_and_the_next_run_completes_it() {
     let (stores, whole) = killed(b"torn");
     stores[0].fail_one_in(1, 1, &["rename"], quell_vfs::errno::EIO);
-    let failed = checked(&stores, &asked(true, 0, &[]));
+    let failed = checked(&stores, &options(true, 0, &[]));
     assert!(failed.findings.iter().any(|f| matches!(f.outcome, RepairOutcome::Failed(_))), "{failed:?}");
     stores[0].fail_nothing();
     assert_eq!(found_and_left(&stores).1, Vec::<&str>::new());
@@ -544,9 +559,9 @@ fn a_failed_repair_is_reported_and_the_next_run_completes_it() {
 fn a_stopped_check_repairs_nothing() {
     let (stores, _) = killed(b"torn");
     let opened = Arc::new(opened(&stores, 41));
-    let tally = Tally::default();
-    tally.stop();
-    let checked = check(&opened, b"f", &asked(true, 0, &[]), &tally).unwrap();
+    let progress = Progress::default();
+    progress.stop();
+    let checked = check(&opened, b"f", &options(true, 0, &[]), &progress).unwrap();
     assert!(checked.findings.is_empty());
     assert_eq!(container(&stores, "f").summary().unwrap().open.len(), 1);
 }

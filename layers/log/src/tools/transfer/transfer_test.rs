@@ -1,15 +1,20 @@
 //! Tests that an export has the content of the stores and an import that of the source, and that no
 //! incomplete file gets a name.
 
+use std::sync::Arc;
+
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
-use quell_vfs::Change;
+use quell_vfs::{Change, Error, ErrorKind, FileSystem, Kind, Result, Time, Writable, errno};
 
+use super::snapshot::Snapshot;
+use super::state::{RangeCopies, split_ranges};
 use super::*;
-use crate::stores::tree::{Found, find};
+use crate::stores::tree::{Found, StoredDir, find};
 use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
+use crate::tools::progress::Progress;
 
-const HOW: How = How { threads: 3, resume: false, verify: true, owners: true };
+const OPTIONS: TransferOptions = TransferOptions { threads: 3, resume: false, verify: true, owners: true };
 
 fn plain(store: &MemoryStore, name: &[u8]) -> Vec<u8> {
     let file = store.root().open_file(name).unwrap();
@@ -59,56 +64,70 @@ fn look(dir: &dyn WritableDir, path: &str, found: &mut Vec<String>) {
     }
 }
 
-fn export_all(stores: &[MemoryStore], to: &MemoryStore, how: How) -> Moved {
+fn export_all(stores: &[MemoryStore], to: &MemoryStore, options: TransferOptions) -> TransferResult {
     let opened = Arc::new(opened(stores, 31));
-    export(Wanted::Dir(StoredDir::root(&opened)), to.root(), how, &Tally::default()).unwrap()
+    export(ExportSource::Dir(StoredDir::root(&opened)), to.root(), options, &Progress::default()).unwrap()
 }
 
-fn bring_in(source: &MemoryStore, offered: Offered, stores: &[MemoryStore], how: How) -> Result<Moved> {
+fn import_from(
+    from: &MemoryStore,
+    source: ImportSource,
+    stores: &[MemoryStore],
+    options: TransferOptions,
+) -> Result<TransferResult> {
     let (fs, stores) = (mount(stores, 3, 1), opened(stores, 4));
-    import(source.root(), offered, &fs, &stores, b"", how, &Tally::default())
+    import(from.root(), source, &fs, &stores, b"", options, &Progress::default())
 }
 
 #[test]
-fn a_tree_goes_in_and_comes_out_as_it_was() {
+fn an_imported_tree_is_exported_unchanged() {
     for stores in [vec![MemoryStore::new()], vec![MemoryStore::new(), MemoryStore::new()]] {
         let (source, out) = (plain_tree(), MemoryStore::new());
         // Attributes of a symbolic link are set only in a directory of root's, where no other user
         // can exchange the link.
         out.root().change(b"", &Change { uid: Some(0), ..Change::default() }).unwrap();
-        let moved = bring_in(&source, Offered::All, &stores, HOW).unwrap();
-        assert_eq!((moved.files, moved.dirs, moved.links, moved.failed.len()), (5, 1, 1, 0), "{moved:?}");
-        let moved = export_all(&stores, &out, HOW);
-        assert_eq!((moved.files, moved.dirs, moved.links, moved.failed.len()), (5, 1, 1, 0), "{moved:?}");
+        let result = import_from(&source, ImportSource::All, &stores, OPTIONS).unwrap();
+        assert_eq!(
+            (result.files, result.dirs, result.links, result.failed.len()),
+            (5, 1, 1, 0),
+            "{result:?}"
+        );
+        let result = export_all(&stores, &out, OPTIONS);
+        assert_eq!(
+            (result.files, result.dirs, result.links, result.failed.len()),
+            (5, 1, 1, 0),
+            "{result:?}"
+        );
         let (mut before, mut after) = (Vec::new(), Vec::new());
         look(&*source.root(), "", &mut before);
         look(&*out.root(), "", &mut after);
         assert_eq!(before, after);
         // On a second run every entry already exists.
-        let again = How { resume: true, ..HOW };
-        let moved = export_all(&stores, &out, again);
-        assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
-        let moved = bring_in(&source, Offered::All, &stores, again).unwrap();
-        assert_eq!((moved.files, moved.skipped, moved.failed.len()), (0, 6, 0), "{moved:?}");
+        let again = TransferOptions { resume: true, ..OPTIONS };
+        let result = export_all(&stores, &out, again);
+        assert_eq!((result.files, result.skipped, result.failed.len()), (0, 6, 0), "{result:?}");
+        let result = import_from(&source, ImportSource::All, &stores, again).unwrap();
+        assert_eq!((result.files, result.skipped, result.failed.len()), (0, 6, 0), "{result:?}");
         // Without `resume` no existing entry is replaced.
-        let moved = export_all(&stores, &out, HOW);
-        assert_eq!((moved.files, moved.failed.len()), (0, 6));
+        let result = export_all(&stores, &out, OPTIONS);
+        assert_eq!((result.files, result.failed.len()), (0, 6));
     }
 }
 
 #[test]
-fn holes_stay_holes() {
+fn holes_are_preserved() {
     let stores = [MemoryStore::new()];
     let source = plain_tree();
-    bring_in(&source, Offered::All, &stores, HOW).unwrap();
-    let snapshot = Snapshot::take(container(&stores, "sparse"), 1).unwrap();
+    import_from(&source, ImportSource::All, &stores, OPTIONS).unwrap();
+    let snapshot = Snapshot::take(container(&stores, "sparse"), 1, &Arc::default()).unwrap();
     assert_eq!(snapshot.size_bytes(), 3_000_000);
-    let written: u64 = snapshot.stretches(0, u64::MAX).unwrap().iter().map(|(start, end)| end - start).sum();
-    assert!(written <= 2 * HOLE_BYTES as u64, "{written}");
+    let written: u64 =
+        snapshot.data_ranges(0, u64::MAX).unwrap().iter().map(|(start, end)| end - start).sum();
+    assert!(written <= 2 * (64 << 10), "{written}");
 }
 
 #[test]
-fn a_damaged_file_is_told_and_leaves_no_name() {
+fn a_damaged_file_is_reported_and_not_exported() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
     for name in ["good", "bad"] {
@@ -123,36 +142,40 @@ fn a_damaged_file_is_told_and_leaves_no_name() {
     let name = crate::container::container_dir::data_name(writer);
     dir.open_writable_file(&name).unwrap().write_at(b"!", 20_000).unwrap();
     let out = MemoryStore::new();
-    let moved = export_all(&stores, &out, HOW);
-    assert_eq!((moved.files, moved.failed.len()), (1, 1), "{moved:?}");
+    let result = export_all(&stores, &out, OPTIONS);
+    assert_eq!((result.files, result.failed.len()), (1, 1), "{result:?}");
     assert_eq!(out.root().names().unwrap(), [b"good".to_vec()]);
     // A log that is shorter than its synced size has lost unknown data: no file is created from it.
     dir.open_writable_file(&name).unwrap().set_size(64).unwrap();
     let index = crate::container::container_dir::index_name(writer);
     dir.remove(&index).unwrap();
-    let moved = export_all(&stores, &MemoryStore::new(), HOW);
-    assert_eq!((moved.files, moved.failed.len()), (1, 1), "{moved:?}");
+    let result = export_all(&stores, &MemoryStore::new(), OPTIONS);
+    assert_eq!((result.files, result.failed.len()), (1, 1), "{result:?}");
 }
 
 #[test]
-fn what_cannot_be_written_leaves_nothing_and_what_is_stopped_neither() {
+fn a_failed_or_stopped_export_leaves_no_incomplete_file() {
     let stores = [MemoryStore::new()];
     let fs = mount(&stores, 5, 1);
     make(&fs, "f", 1).write_at(&pattern(50_000, 8), 0).unwrap();
     let out = MemoryStore::new();
     out.fail_one_in(1, 1, &["write"], quell_vfs::errno::EIO);
-    let moved = export_all(&stores, &out, HOW);
+    let result = export_all(&stores, &out, OPTIONS);
     out.fail_nothing();
-    assert_eq!((moved.files, moved.failed.len(), out.root().names().unwrap().len()), (0, 1, 0), "{moved:?}");
-    let tally = Tally::default();
-    tally.stop();
+    assert_eq!(
+        (result.files, result.failed.len(), out.root().names().unwrap().len()),
+        (0, 1, 0),
+        "{result:?}"
+    );
+    let progress = Progress::default();
+    progress.stop();
     let opened = Arc::new(opened(&stores, 31));
-    export(Wanted::Dir(StoredDir::root(&opened)), out.root(), HOW, &tally).unwrap();
+    export(ExportSource::Dir(StoredDir::root(&opened)), out.root(), OPTIONS, &progress).unwrap();
     assert!(out.root().names().unwrap().is_empty());
 }
 
 #[test]
-fn what_others_write_meanwhile_is_brought_out_and_named() {
+fn files_that_are_being_written_are_exported_and_listed() {
     let stores = [MemoryStore::new()];
     let (alive, gone) = (mount(&stores, 5, 1), mount(&stores, 6, GONE));
     let files = [make(&alive, "alive", 1), make(&gone, "gone", 1)];
@@ -164,25 +187,43 @@ fn what_others_write_meanwhile_is_brought_out_and_named() {
     for store in &stores {
         store.set_read_only(true);
     }
-    let moved = export_all(&stores, &out, HOW);
-    assert_eq!((moved.files, &moved.written[..]), (2, &[b"alive".to_vec()][..]), "{moved:?}");
+    let result = export_all(&stores, &out, OPTIONS);
+    assert_eq!((result.files, &result.being_written[..]), (2, &[b"alive".to_vec()][..]), "{result:?}");
     assert_eq!((plain(&out, b"alive"), plain(&out, b"gone")), (b"so far".to_vec(), b"so far".to_vec()));
 }
 
 #[test]
-fn one_file_gets_the_name_that_it_is_given() {
+fn a_single_file_gets_the_given_name() {
     let stores = [MemoryStore::new(), MemoryStore::new(), MemoryStore::new()];
     let (source, out) = (plain_tree(), MemoryStore::new());
-    let offered = Offered::Entry(b"a".to_vec(), b"new".to_vec());
-    bring_in(&source, offered, &stores, HOW).unwrap();
+    let entry = ImportSource::Entry(b"a".to_vec(), b"new".to_vec());
+    import_from(&source, entry, &stores, OPTIONS).unwrap();
     assert_eq!(content(&stores, "new").unwrap(), pattern(100_000, 1));
     let opened = Arc::new(opened(&stores, 3));
     let Found::Entry(dir, entry) = find(&opened, b"/new").unwrap() else { panic!("it is a file") };
     assert_eq!(entry.store, opened.home(b"new"));
-    let wanted = Wanted::Entry(dir, entry, b"out".to_vec());
-    export(wanted, out.root(), HOW, &Tally::default()).unwrap();
+    let source = ExportSource::Entry(dir, entry, b"out".to_vec());
+    export(source, out.root(), OPTIONS, &Progress::default()).unwrap();
     assert_eq!(plain(&out, b"out"), pattern(100_000, 1));
     let fs = mount(&stores, 8, 1);
     assert!(fs.lookup(fs.root(), b"a").unwrap().is_none());
     assert!(fs.space().is_ok());
+}
+
+#[test]
+fn the_last_range_of_a_file_gets_the_failure_of_any_range() {
+    let copies = RangeCopies::new(3);
+    let interrupted = || Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", b""));
+    assert!(copies.finish(Ok(())).is_none() && copies.finish(interrupted()).is_none());
+    assert!(copies.finish(interrupted()).is_some_and(|copied| copied.is_err()));
+}
+
+#[test]
+fn a_file_is_divided_into_ranges_without_gaps() {
+    for (size_bytes, expected) in
+        [(0, vec![(0, 0)]), (10, vec![(0, 10)]), (11, vec![(0, 10), (10, 11)]), (20, vec![(0, 10), (10, 20)])]
+    {
+        assert_eq!(split_ranges(size_bytes, 10), expected);
+    }
+    assert_eq!(split_ranges(5, u64::MAX), [(0, 5)]);
 }

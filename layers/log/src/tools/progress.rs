@@ -1,31 +1,34 @@
-//! Runs a task for each of many files on several threads, and counts the progress.
+//! Runs the tasks of a tool on several threads, counts its progress, and lets another thread stop
+//! it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The progress of work on many files. A thread that displays the progress can also stop the work.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Progress {
     files: AtomicU64,
     bytes: AtomicU64,
-    stop: AtomicBool,
+    is_stopped: AtomicBool,
 }
 
-impl Tally {
+impl Progress {
+    /// Returns the number of completed files.
     pub fn files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of bytes that were read or copied.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Prevents tasks that have not started from starting.
+    /// Prevents tasks that have not started from starting, and ends running ones soon.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, Ordering::Relaxed);
     }
 
     pub fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.is_stopped.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add_file(&self) {
@@ -38,20 +41,20 @@ impl Tally {
 }
 
 /// Calls `work` on `threads` threads with each task of `first` and with each task that `work` adds.
-/// After the tally is stopped, no further task starts.
-pub(crate) fn run<T: Send>(
+/// After the work is stopped, no further task starts.
+pub(crate) fn run_tasks<T: Send>(
     threads: usize,
     first: Vec<T>,
-    tally: &Tally,
+    progress: &Progress,
     work: &(dyn Fn(T, &mut Vec<T>) + Sync),
 ) {
     quell_threads::run(threads, first, |task, tasks| {
-        if tally.is_stopped() {
+        if progress.is_stopped() {
             return;
         }
-        let mut more = Vec::new();
-        work(task, &mut more);
-        tasks.push(more);
+        let mut added = Vec::new();
+        work(task, &mut added);
+        tasks.push(added);
     });
 }
 
@@ -60,11 +63,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_begun_after_a_stop() {
-        let (tally, done) = (Tally::default(), AtomicU64::new(0));
-        run(3, (0..100).collect(), &tally, &|_: u32, _| {
+    fn no_task_starts_after_a_stop() {
+        let (progress, done) = (Progress::default(), AtomicU64::new(0));
+        run_tasks(3, (0..100).collect(), &progress, &|_: u32, _| {
             done.fetch_add(1, Ordering::Relaxed);
-            tally.stop();
+            progress.stop();
         });
         assert!(done.into_inner() <= 3);
     }

@@ -130,7 +130,8 @@ impl Problem {
     }
 
     pub(crate) fn needless_closed_name(writer: u64) -> Problem {
-        let text = format!("the `closed` name of writer {writer:016x} is left from an interrupted truncation");
+        let text =
+            format!("the `closed` name of writer {writer:016x} is left from an interrupted truncation");
         Problem::of_writer(ProblemKind::Metadata, writer, text)
     }
 
@@ -148,10 +149,8 @@ impl Problem {
     }
 
     pub(crate) fn dead_writer(writer: u64, holder: &Holder) -> Problem {
-        let text = format!(
-            "writer {writer:016x} was not closed by its process, {} on {}",
-            holder.pid, holder.node
-        );
+        let text =
+            format!("writer {writer:016x} was not closed by its process, {} on {}", holder.pid, holder.node);
         Problem::of_writer(ProblemKind::DeadWriter, writer, text)
     }
 
@@ -161,10 +160,8 @@ impl Problem {
     }
 
     pub(crate) fn damaged_ranges(writer: u64, ranges: Vec<ByteRange>) -> Problem {
-        let text = format!(
-            "bytes {} of the file are damaged, in the log of writer {writer:016x}",
-            Ranges(&ranges)
-        );
+        let text =
+            format!("bytes {} of the file are damaged, in the log of writer {writer:016x}", Ranges(&ranges));
         Problem { ranges, ..Problem::of_writer(ProblemKind::DamagedData, writer, text) }
     }
 
@@ -228,7 +225,8 @@ impl Problem {
     }
 
     pub(crate) fn file_in_several_stores(store: &str) -> Problem {
-        let text = format!("another store has a file of this name as well; mounts do not show the one in {store}");
+        let text =
+            format!("another store has a file of this name as well; mounts do not show the one in {store}");
         Problem::new(ProblemKind::InconsistentName, text)
     }
 
@@ -238,7 +236,9 @@ impl Problem {
     }
 
     pub(crate) fn not_in_first_store(store: &str, first: &str) -> Problem {
-        let text = format!("{store} has a directory or symbolic link that is missing in {first}; mounts do not show it");
+        let text = format!(
+            "{store} has a directory or symbolic link that is missing in {first}; mounts do not show it"
+        );
         Problem::new(ProblemKind::InconsistentName, text)
     }
 
@@ -247,8 +247,9 @@ impl Problem {
     }
 
     pub(crate) fn orphan_logs(writer: u64) -> Problem {
-        let text =
-            format!("the logs of writer {writer:016x} are not part of the file: no name in `meta` refers to them");
+        let text = format!(
+            "the logs of writer {writer:016x} are not part of the file: no name in `meta` refers to them"
+        );
         Problem::of_writer(ProblemKind::OrphanLogs, writer, text)
     }
 
@@ -310,7 +311,7 @@ mod tests {
 
     #[test]
     fn the_guide_has_a_row_for_each_kind() {
-        let guide = include_str!("../../../../docs/guides/log-tools.md");
+        let guide = include_str!("../../../../../docs/guides/log-tools.md");
         for kind in ProblemKind::ALL {
             assert!(guide.contains(&format!("\n| `{}` |", kind.id())), "{kind:?}");
         }
@@ -320,7 +321,8 @@ mod tests {
     fn texts_have_singular_and_plural_and_few_ranges() {
         assert!(Problem::torn_end(1, 1).text.contains("with 1 byte"));
         assert!(Problem::torn_end(1, 2).text.contains("with 2 bytes that"));
-        let ranges = |count: u64| Problem::damaged_ranges(1, (0..count).map(|i| (2 * i, 2 * i + 1)).collect());
+        let ranges =
+            |count: u64| Problem::damaged_ranges(1, (0..count).map(|i| (2 * i, 2 * i + 1)).collect());
         assert!(ranges(4).text.contains("2 to 3, 4 to 5, 6 to 7 of the file"));
         assert!(ranges(5).text.contains("6 to 7 and 1 more range of the file"));
         assert!(ranges(6).text.contains("and 2 more ranges"));

@@ -1,7 +1,7 @@
-//! Stores are added and drained while the files keep their content.
+//! Tests that stores are added and drained while the files keep their content.
 
 use quell_testkit::MemoryStore;
-use quell_vfs::{FileSystem, New, Open, Writable, WritableFile};
+use quell_vfs::{ErrorKind, FileSystem, New, Open, Writable, WritableFile};
 
 use super::*;
 use crate::fs::file_system::LogFs;
@@ -34,7 +34,7 @@ fn filled(stores: &[MemoryStore]) {
 }
 
 #[track_caller]
-fn is_all_there(stores: &[MemoryStore], what: &str) {
+fn assert_complete(stores: &[MemoryStore], what: &str) {
     for file in 0..FILES {
         let path = if file == 3 { "deep/rank-3".to_owned() } else { name(file) };
         let found = read(stores, &path);
@@ -72,11 +72,11 @@ fn read(stores: &[MemoryStore], path: &str) -> Option<Vec<u8>> {
 
 /// Checks that every container and log directory is where a mount would place it.
 #[track_caller]
-fn is_settled(stores: &[MemoryStore]) {
+fn assert_placed(stores: &[MemoryStore]) {
     let opened = Arc::new(crate::test_stores::opened(stores, 55));
-    let told = rebalance(&opened, 1, &Tally::default()).unwrap();
-    assert_eq!((told.moved, told.parts, told.files), (0, 0, FILES), "{told:?}");
-    assert!(told.is_complete && told.busy.is_empty() && told.failed.is_empty(), "{told:?}");
+    let result = rebalance(&opened, 1, &Progress::default()).unwrap();
+    assert_eq!((result.moved, result.moved_log_dirs, result.files), (0, 0, FILES), "{result:?}");
+    assert!(result.is_complete && result.busy.is_empty() && result.failed.is_empty(), "{result:?}");
     for store in stores {
         let own = store.root().open_writable_dir(b".quell").unwrap();
         for area in [&b"new"[..], b"trash"] {
@@ -85,11 +85,11 @@ fn is_settled(stores: &[MemoryStore]) {
     }
 }
 
-fn with_roles(stores: &[MemoryStore], roles: &[Role], seed: u64) -> Result<Rebalanced> {
+fn with_roles(stores: &[MemoryStore], roles: &[Role], seed: u64) -> Result<RebalanceResult> {
     let root = |store: &MemoryStore| Root { dir: store.root(), path: Vec::new() };
     let roots = stores.iter().map(root).zip(roles.iter().copied()).collect();
     let opened = Stores::change(roots, host(seed, 1), 4)?;
-    rebalance(&Arc::new(opened), 1, &Tally::default())
+    rebalance(&Arc::new(opened), 1, &Progress::default())
 }
 
 fn memory(count: usize) -> Vec<MemoryStore> {
@@ -101,36 +101,36 @@ fn files_of(store: &MemoryStore) -> usize {
 }
 
 #[test]
-fn a_store_that_is_added_gets_its_share() {
+fn an_added_store_gets_its_share_of_the_files() {
     for before in [1, 2] {
         let stores = memory(before + 1);
         filled(&stores[..before]);
         let mut roles = vec![Role::Keep; before];
         roles.push(Role::Add);
-        let told = with_roles(&stores, &roles, 21).unwrap();
-        assert!(told.moved > 0 && told.moved < FILES && told.parts > 0, "{told:?}");
-        assert!(told.is_complete);
-        is_all_there(&stores, "added");
-        is_settled(&stores);
+        let result = with_roles(&stores, &roles, 21).unwrap();
+        assert!(result.moved > 0 && result.moved < FILES && result.moved_log_dirs > 0, "{result:?}");
+        assert!(result.is_complete);
+        assert_complete(&stores, "added");
+        assert_placed(&stores);
         assert!(files_of(&stores[before]) > 0);
     }
 }
 
 #[test]
-fn a_store_that_is_drained_is_empty_and_gone() {
+fn a_drained_store_is_empty_and_leaves_the_map() {
     for drained in 0..3 {
         let stores = memory(3);
         filled(&stores);
         let running = mount(&stores, 31, 1);
         let mut roles = [Role::Keep; 3];
         roles[drained] = Role::Drain;
-        let told = with_roles(&stores, &roles, 32).unwrap();
-        assert!(told.is_complete && told.moved > 0, "{told:?}");
+        let result = with_roles(&stores, &roles, 32).unwrap();
+        assert!(result.is_complete && result.moved > 0, "{result:?}");
         assert_eq!(files_of(&stores[drained]), 0);
         let left: Vec<_> =
             (0..3).filter(|store| *store != drained).map(|store| stores[store].clone()).collect();
-        is_all_there(&left, "drained");
-        is_settled(&left);
+        assert_complete(&left, "drained");
+        assert_placed(&left);
         // A mount that does not know of the change continues, and its new files are found by
         // others.
         for file in 0..8 {
@@ -142,7 +142,7 @@ fn a_store_that_is_drained_is_empty_and_gone() {
 }
 
 #[test]
-fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
+fn after_a_failure_every_file_is_readable_and_the_next_run_completes_the_move() {
     for (roles, step) in [
         ([Role::Keep, Role::Keep, Role::Add], 61),
         ([Role::Keep, Role::Drain, Role::Keep], 67),
@@ -159,7 +159,7 @@ fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
                 let is_over = stores[failing].operations() - before < nth;
                 stores[failing].fail_nothing();
                 let killed: Vec<_> = stores.iter().map(MemoryStore::kill).collect();
-                let is_complete = ended.is_ok_and(|told| told.is_complete);
+                let is_complete = ended.is_ok_and(|result| result.is_complete);
                 let what = format!("{roles:?}, store {failing}, operation {nth}");
                 if !is_complete {
                     match with_roles(&killed, &roles, nth + 200) {
@@ -172,7 +172,7 @@ fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
                     .filter(|(_, role)| *role != Role::Drain)
                     .map(|(store, _)| store.clone())
                     .collect();
-                is_all_there(&left, &what);
+                assert_complete(&left, &what);
                 if is_over {
                     break;
                 }
@@ -182,7 +182,7 @@ fn whoever_is_ended_on_the_way_leaves_every_file_and_the_next_run_goes_on() {
 }
 
 #[test]
-fn a_loss_of_power_on_the_way_costs_no_file() {
+fn a_power_failure_during_a_move_loses_no_file() {
     for nth in (1..1500).step_by(47) {
         let stores = memory(3);
         filled(&stores);
@@ -206,7 +206,7 @@ fn a_loss_of_power_on_the_way_costs_no_file() {
                 let again = with_roles(&crashed, &roles, nth + 7).unwrap();
                 assert!(again.is_complete, "{what}: {again:?}");
             }
-            is_all_there(&[crashed[0].clone(), crashed[2].clone()], &what);
+            assert_complete(&[crashed[0].clone(), crashed[2].clone()], &what);
         }
     }
 }
@@ -216,7 +216,7 @@ fn mount_is_refused(stores: &[MemoryStore]) -> bool {
 }
 
 #[test]
-fn a_file_that_somebody_writes_is_left_until_he_has_closed_it() {
+fn a_file_that_is_being_written_is_moved_only_after_it_was_closed() {
     let stores = memory(3);
     filled(&stores);
     let fs = mount(&stores, 41, 1);
@@ -230,15 +230,15 @@ fn a_file_that_somebody_writes_is_left_until_he_has_closed_it() {
         })
         .collect();
     let roles = [Role::Keep, Role::Drain, Role::Keep];
-    let told = with_roles(&stores, &roles, 42).unwrap();
-    assert!(!told.is_complete && !told.busy.is_empty() && told.failed.is_empty(), "{told:?}");
+    let result = with_roles(&stores, &roles, 42).unwrap();
+    assert!(!result.is_complete && !result.busy.is_empty() && result.failed.is_empty(), "{result:?}");
     for writer in &writers {
         writer.write_at(b"?", 5001).unwrap();
         writer.publish().unwrap();
     }
     drop(writers);
-    let told = with_roles(&stores, &roles, 43).unwrap();
-    assert!(told.is_complete && told.busy.is_empty(), "{told:?}");
+    let result = with_roles(&stores, &roles, 43).unwrap();
+    assert!(result.is_complete && result.busy.is_empty(), "{result:?}");
     let left = [stores[0].clone(), stores[2].clone()];
     for file in (0..FILES).filter(|file| *file != 3) {
         assert_eq!(read(&left, &name(file)).unwrap()[5000..], *b"!?");
@@ -246,33 +246,33 @@ fn a_file_that_somebody_writes_is_left_until_he_has_closed_it() {
 }
 
 #[test]
-fn a_writer_that_is_known_to_be_gone_hinders_nobody() {
+fn a_dead_writer_does_not_prevent_a_move() {
     let stores = memory(2);
     let fs = mount(&stores[..1], 5, GONE);
     let handle = make(&fs, "file", 1);
     handle.write_at(b"bytes", 0).unwrap();
     handle.publish().unwrap();
     // The file is never closed.
-    let told = with_roles(&stores, &[Role::Keep, Role::Add], 3).unwrap();
-    assert!(told.is_complete && told.busy.is_empty(), "{told:?}");
+    let result = with_roles(&stores, &[Role::Keep, Role::Add], 3).unwrap();
+    assert!(result.is_complete && result.busy.is_empty(), "{result:?}");
     assert_eq!(content(&stores, "file").unwrap(), b"bytes");
     drop(handle);
 }
 
 #[test]
-fn two_files_of_one_name_are_told_and_both_are_left() {
+fn two_files_of_one_name_are_reported_and_not_moved() {
     let stores = memory(2);
     for (alone, seed) in stores.iter().zip(5..) {
         drop(make(&mount(std::slice::from_ref(alone), seed, 1), "f", 1));
     }
     join(&stores);
-    let told = with_roles(&stores, &[Role::Keep; 2], 3).unwrap();
-    assert_eq!((told.failed.len(), told.is_complete), (1, false));
+    let result = with_roles(&stores, &[Role::Keep; 2], 3).unwrap();
+    assert_eq!((result.failed.len(), result.is_complete), (1, false));
     assert_eq!(stores.iter().map(files_of).sum::<usize>(), 2);
 }
 
 #[test]
-fn who_has_a_file_open_that_is_moved_reads_no_holes_and_finds_it_by_name() {
+fn a_reader_of_a_moved_file_gets_its_data_or_an_error_and_finds_it_by_name() {
     for has_read in [true, false] {
         let stores = memory(2);
         filled(&stores);
@@ -309,15 +309,18 @@ fn who_has_a_file_open_that_is_moved_reads_no_holes_and_finds_it_by_name() {
 }
 
 #[test]
-fn what_would_be_moved_is_told_and_nothing_is() {
+fn a_preview_reports_the_moves_and_writes_nothing() {
     let stores = memory(3);
     filled(&stores[..2]);
-    let root = |place: usize| Root { dir: stores[place].root(), path: Vec::new() };
+    let root = |store: usize| Root { dir: stores[store].root(), path: Vec::new() };
     let roles = [Role::Keep, Role::Keep, Role::Add];
     let map = Stores::foretell((0..3).map(root).zip(roles).collect(), &host(8, 1)).unwrap();
     let opened = Arc::new(crate::test_stores::opened(&stores[..2], 9));
-    let told = foretell(&opened, &map).unwrap();
-    assert!(told.moved > 0 && told.moved < FILES && told.files == FILES && told.bytes > 0, "{told:?}");
+    let result = preview_rebalance(&opened, &map).unwrap();
+    assert!(
+        result.moved > 0 && result.moved < FILES && result.files == FILES && result.bytes > 0,
+        "{result:?}"
+    );
     assert_eq!(stores[2].root().names().unwrap().len(), 0);
     assert!(opened.making_new(0).is_ok());
 }

@@ -1,0 +1,135 @@
+//! Walks the tree in the stores and checks each container.
+
+use std::sync::Arc;
+
+use quell_vfs::{ErrorKind, Kind, Result};
+
+use super::container_check::check_container;
+use super::context::{Check, CheckOptions, CheckResult};
+use super::own_data::{check_own_data, check_parts};
+use super::problem::Problem;
+use super::repair::repair_container;
+use crate::format::naming::joined;
+use crate::stores::store_set::Stores;
+use crate::stores::tree::{Entry, Found, Odd, Oddity, StoredDir, find};
+use crate::tools::progress::{Progress, run_tasks};
+
+/// Number of attempts to check a file that changes during the check.
+const ATTEMPTS_MAX: usize = 3;
+
+enum Task {
+    Dir(Vec<u8>),
+    File(Arc<StoredDir>, Entry, Vec<u8>),
+}
+
+/// Checks the file or directory at `path`. For the root, the `.quell` directories of the stores are
+/// checked, too.
+pub fn check(
+    stores: &Arc<Stores>,
+    path: &[u8],
+    options: &CheckOptions<'_>,
+    progress: &Progress,
+) -> Result<CheckResult> {
+    let (first, is_root, is_file) = match find(stores, path)? {
+        Found::Dir(dir) => (Task::Dir(normalize(path)), dir.is_root(), false),
+        Found::Entry(dir, entry) if entry.kind == Kind::File => {
+            (Task::File(Arc::new(dir), entry, normalize(path)), false, true)
+        }
+        Found::Entry(..) => return Ok(CheckResult::default()),
+    };
+    let check = Check::new(stores, options, progress, if is_file { options.threads } else { 1 });
+    run_tasks(options.threads, vec![first], progress, &|task, added| match task {
+        Task::Dir(path) => {
+            if let Err(error) = list_dir(&check, &path, added) {
+                check.report(&path, Problem::not_checked(error));
+            }
+        }
+        Task::File(dir, entry, path) => check_file(&check, &dir, &entry, &path),
+    });
+    if is_root && !progress.is_stopped() {
+        // All containers must be known before log directories in `parts` are reported as orphaned.
+        let stores = 0..stores.count();
+        let own_data = stores.clone().map(|store| check_own_data(&check, store));
+        for checked in own_data.chain(stores.map(|store| check_parts(&check, store))) {
+            if let Err(error) = checked {
+                check.report(b"", Problem::not_checked(error));
+            }
+        }
+    }
+    Ok(check.into_result())
+}
+
+/// Removes empty and `.` components of a path.
+fn normalize(path: &[u8]) -> Vec<u8> {
+    let names = path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    names.collect::<Vec<_>>().join(&b'/')
+}
+
+/// Adds a task for each file and directory in a directory.
+fn list_dir(check: &Check<'_>, path: &[u8], added: &mut Vec<Task>) -> Result<()> {
+    let Found::Dir(dir) = find(check.stores, path)? else { return Ok(()) };
+    let listing = dir.list()?;
+    for odd in &listing.odd {
+        check.report(&joined(path, &odd.stored), problem_of(check, odd));
+    }
+    let dir = Arc::new(dir);
+    for entry in listing.entries.into_iter().rev() {
+        let path = joined(path, &entry.name);
+        match entry.kind {
+            Kind::File => added.push(Task::File(Arc::clone(&dir), entry, path)),
+            Kind::Dir => added.push(Task::Dir(path)),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn problem_of(check: &Check<'_>, odd: &Odd) -> Problem {
+    let store = check.store_text(odd.store);
+    match odd.why {
+        Oddity::Foreign => Problem::foreign_entry(&store),
+        Oddity::SeveralStores => Problem::file_in_several_stores(&store),
+        Oddity::FileAndOther => Problem::hidden_by_file(),
+        Oddity::NotInFirst => Problem::not_in_first_store(&store, &check.store_text(0)),
+        Oddity::Missing => Problem::directory_missing(&store),
+    }
+}
+
+fn check_file(check: &Check<'_>, dir: &StoredDir, entry: &Entry, path: &[u8]) {
+    let exists = || dir.lookup(&entry.name).is_ok_and(|now| now.as_ref() == Some(entry));
+    let container = match dir.open(entry) {
+        Ok(container) => container,
+        Err(error) if error.kind == ErrorKind::NotFound => {
+            // Removed meanwhile, or never a container.
+            if exists() {
+                check.report(path, Problem::not_a_container());
+            }
+            return;
+        }
+        Err(error) => return check.report(path, Problem::not_checked(error)),
+    };
+    check.add_container(container.number());
+    for _ in 0..ATTEMPTS_MAX {
+        let checked = check_container(check, &container);
+        if check.progress.is_stopped() {
+            return; // the check is incomplete, so nothing may be repaired
+        }
+        match checked {
+            // A concurrent writer can cause apparent problems.
+            Ok(checked) if checked.is_clean() || !checked.has_changed(&container) => {
+                check.add_file(checked.open_writers);
+                return repair_container(check, &container, path, checked);
+            }
+            Ok(_) => {}
+            Err(error) if error.kind != ErrorKind::NotFound || exists() => {
+                return check.report(path, Problem::not_checked(error));
+            }
+            Err(_) => return, // removed meanwhile
+        }
+    }
+    check.report(path, Problem::not_checked("it changes during every attempt"));
+}
+
+#[cfg(test)]
+#[path = "check_test.rs"]
+mod tests;

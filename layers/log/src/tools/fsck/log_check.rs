@@ -1,0 +1,486 @@
+//! Checks one writer's logs completely: every header, every block, and whether the index log agrees
+//! with the data log. Writes nothing; `log_repairs` decides what can be repaired.
+
+use quell_posix::OpenFile;
+use quell_vfs::{ErrorKind, Result};
+
+use super::log_repairs::{FrameScan, IndexScan, LogRepairs, WriterState, decide_repairs};
+use super::problem::Problem;
+use crate::container::container_dir::Container;
+use crate::container::missing::missing;
+use crate::format::data_log::{self, NoEdges};
+use crate::format::frames::{FRAME_HEAD_BYTES, Frame, Frames, Order, stored_bytes};
+use crate::format::heads::HEAD_BYTES;
+use crate::format::meta::{Summary, boot_of};
+use crate::format::runs::{Run, at_positions};
+use crate::session::scan;
+use crate::tools::progress::Progress;
+
+/// Number of blocks in one read.
+const READ_BLOCKS: u64 = 64;
+/// Number of bytes in one read of the search for a frame after a damaged part.
+const SEARCH_BYTES: usize = 1 << 20;
+/// The largest number of damaged ranges that are kept for one log. Further ranges are dropped.
+const DAMAGED_RANGES_MAX: usize = 100_000;
+
+/// Bytes in a log: payload offset, and start and end in the file.
+pub type LoggedBytes = (u64, u64, u64);
+
+/// The result of checking a writer's logs.
+#[derive(Debug)]
+pub struct LogCheck {
+    pub writer: u64,
+    pub state: WriterState,
+    /// Problems that cannot be repaired.
+    pub problems: Vec<Problem>,
+    pub damaged: Vec<LoggedBytes>,
+    /// Bytes that were lost before they were synced.
+    pub lost: Vec<LoggedBytes>,
+    /// The end of `lost` in the file, after truncations.
+    pub lost_end: u64,
+    pub frames: FrameScan,
+    pub repairs: LogRepairs,
+    /// The logs were removed when the file was truncated, but the `closed` name remains.
+    pub has_needless_name: bool,
+}
+
+impl LogCheck {
+    fn new(writer: u64, state: WriterState) -> LogCheck {
+        LogCheck {
+            writer,
+            state,
+            problems: Vec::new(),
+            damaged: Vec::new(),
+            lost: Vec::new(),
+            lost_end: 0,
+            frames: FrameScan::default(),
+            repairs: LogRepairs::default(),
+            has_needless_name: false,
+        }
+    }
+
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+            && self.damaged.is_empty()
+            && self.lost.is_empty()
+            && self.repairs.torn_bytes.is_none()
+            && self.repairs.index_defect.is_none()
+            && !self.repairs.closed_name_is_wrong
+            && !self.has_needless_name
+            && !matches!(self.state, WriterState::Open { is_dead: true, .. })
+    }
+}
+
+/// The whole content of an index log.
+struct IndexContent {
+    frames: Frames,
+    runs: Vec<Run>,
+    /// Payload bytes below this payload offset survive a power failure.
+    synced: u64,
+}
+
+/// A position in a list of runs, advanced along with the frames.
+struct RunCursor<'a> {
+    runs: &'a [Run],
+    run: usize,
+    extent: u64,
+    /// Number of bytes of the extent that were taken.
+    taken_bytes: u64,
+}
+
+impl<'a> RunCursor<'a> {
+    fn new(runs: &'a [Run]) -> RunCursor<'a> {
+        RunCursor { runs, run: 0, extent: 0, taken_bytes: 0 }
+    }
+
+    /// Skips `length` bytes.
+    fn skip(&mut self, mut length: u64) {
+        while length > 0
+            && let Some((_, taken)) = self.take(length)
+        {
+            length -= taken;
+        }
+    }
+
+    /// Takes the next piece of at most `length` bytes. Returns its start in the file and its
+    /// length.
+    fn take(&mut self, length: u64) -> Option<(u64, u64)> {
+        let run = self.runs.get(self.run)?;
+        let start = run.start_of(self.extent) + self.taken_bytes;
+        let taken = length.min(run.length - self.taken_bytes);
+        self.taken_bytes += taken;
+        if self.taken_bytes == run.length {
+            (self.extent, self.taken_bytes) = (self.extent + 1, 0);
+            if self.extent == run.count {
+                (self.run, self.extent) = (self.run + 1, 0);
+            }
+        }
+        Some((start, taken))
+    }
+
+    /// Takes as many bytes as `runs` have. Returns true if they are at the same file offsets.
+    fn take_same(&mut self, runs: &[Run]) -> bool {
+        for run in runs {
+            for i in 0..run.count {
+                let (mut start, mut left) = (run.start_of(i), run.length);
+                while left > 0 {
+                    match self.take(left) {
+                        Some((at, taken)) if at == start => (start, left) = (start + taken, left - taken),
+                        _ => return false,
+                    }
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Checks the logs of one writer.
+pub fn check_logs(
+    container: &Container,
+    writer: u64,
+    state: WriterState,
+    summary: &Summary,
+    progress: &Progress,
+) -> Result<LogCheck> {
+    let mut check = LogCheck::new(writer, state);
+    if check.state == WriterState::Orphan {
+        check.problems.push(Problem::orphan_logs(writer));
+        return Ok(check);
+    }
+    let Some((data, header)) = missing(scan::data(container, writer))?.flatten() else {
+        match check.state {
+            WriterState::Closed(closed) => {
+                // A truncation to size 0 removes the logs first, then their names.
+                check.has_needless_name = summary.is_dead(&closed);
+                if !check.has_needless_name {
+                    check.problems.push(Problem::missing_end(writer, closed.data_bytes));
+                }
+            }
+            // The writer has not started. A dead writer will not start.
+            _ => check.repairs.can_close = true,
+        }
+        return Ok(check);
+    };
+    let data_bytes = data.stat()?.size_bytes;
+    if let Err(error) = header {
+        if error.kind != ErrorKind::Damaged {
+            return Err(error);
+        }
+        match (&check.state, data_bytes <= HEAD_BYTES as u64) {
+            (WriterState::Open { is_dead, .. }, true) => check.repairs.can_close = *is_dead,
+            _ => check.problems.push(Problem::damaged_data_log_header(writer)),
+        }
+        return Ok(check);
+    }
+    let block_bytes = u64::from(container.head().block_bytes);
+    let (mut index, index_scan) = read_index(container, writer, block_bytes)?;
+    if summary.has_failed(writer) || keeps_unsynced(&check.state, container.boot()) {
+        // No power failure can have removed data: missing data is damage.
+        index.synced = u64::MAX;
+    }
+    let walk = FrameWalk {
+        data: &*data,
+        data_bytes,
+        block_bytes,
+        index: &index,
+        cursor: RunCursor::new(&index.runs),
+        torn: None,
+        check: &mut check,
+        progress,
+    };
+    walk.run()?;
+    if check.state.has_ended() && check.frames.ends_before_index {
+        let epoch = check.frames.epochs.map_or(0, |(first, _)| first);
+        let limit = summary.cuts.limit(Order { epoch, sequence: 0, writer }, check.frames.log_offset);
+        check.lost_end = check.lost.iter().map(|(.., end)| (*end).min(limit)).max().unwrap_or(0);
+    }
+    let is_truncated = summary.last_cut().is_some();
+    check.repairs = decide_repairs(&check.state, &check.frames, &index_scan, data_bytes, is_truncated);
+    if let Some((start, end)) = check.repairs.unreadable {
+        check.problems.push(Problem::unreadable_frames(writer, start, end));
+    }
+    if let Some(bytes) = check.repairs.missing_bytes {
+        check.problems.push(Problem::missing_end(writer, bytes));
+    }
+    Ok(check)
+}
+
+/// Reads an index log completely.
+fn read_index(container: &Container, writer: u64, block_bytes: u64) -> Result<(IndexContent, IndexScan)> {
+    let frames = Frames::new(block_bytes, HEAD_BYTES as u64);
+    let mut index = IndexContent { frames, runs: Vec::new(), synced: 0 };
+    let end = scan::batches(container, writer, &mut |batch, _| {
+        index.frames.append(batch.frames);
+        index.runs.extend(batch.runs);
+        if batch.is_synced {
+            index.synced = index.frames.position();
+        }
+        Ok(true)
+    });
+    let scan = missing(end)?.map_or(IndexScan::default(), |end| IndexScan {
+        exists: end.bytes.is_some(),
+        is_damaged: end.damage.is_some(),
+        payload_offset: end.position,
+    });
+    Ok((index, scan))
+}
+
+/// Returns true if a writer in this state has lost no unsynced data, because its node has not been
+/// booted since.
+fn keeps_unsynced(state: &WriterState, boot: u64) -> bool {
+    match state {
+        WriterState::Closed(closed) => closed.is_certain(boot),
+        WriterState::Open { running, .. } => boot_of(&running.holder.node) == boot,
+        WriterState::Orphan => false,
+    }
+}
+
+/// A frame that is not complete.
+struct TornFrame {
+    log_offset: u64,
+    payload_offset: u64,
+    /// Its damaged bytes, and those of later frames.
+    damaged: Vec<LoggedBytes>,
+}
+
+/// Reads a data log from beginning to end, next to the index log.
+struct FrameWalk<'a> {
+    data: &'a dyn OpenFile,
+    data_bytes: u64,
+    block_bytes: u64,
+    index: &'a IndexContent,
+    /// The position in the runs of the index log.
+    cursor: RunCursor<'a>,
+    /// The first frame without a batch that is not complete. It is the end of the log, unless
+    /// others follow.
+    torn: Option<TornFrame>,
+    check: &'a mut LogCheck,
+    progress: &'a Progress,
+}
+
+impl FrameWalk<'_> {
+    fn run(mut self) -> Result<()> {
+        while !self.progress.is_stopped() && self.read_frame()? {}
+        self.finish()
+    }
+
+    /// Reads the next frame. Returns false at the end of the frames.
+    fn read_frame(&mut self) -> Result<bool> {
+        let log_offset = self.check.frames.log_offset;
+        let payload_offset = self.check.frames.payload_offset;
+        let is_described =
+            !self.check.frames.differs_from_index && payload_offset < self.index.frames.position();
+        let indexed = is_described.then(|| self.index.frames.frame(payload_offset));
+        let found = data_log::read_head(self.data, log_offset, payload_offset)?;
+        let frame = match (&found, indexed) {
+            (Some((header, runs)), _) => {
+                let frame = header.frame(log_offset);
+                if let Some(indexed) = indexed
+                    && (indexed != frame || !self.cursor.take_same(runs))
+                {
+                    self.check.frames.differs_from_index = true;
+                }
+                frame
+            }
+            (None, Some(indexed)) if self.end_of(&indexed) > self.data_bytes => {
+                // The rest of the log is missing; the index log describes the bytes that it had.
+                self.record_missing_rest();
+                return Ok(false);
+            }
+            (None, Some(indexed)) => {
+                let problem = Problem::damaged_frame_header(self.check.writer, log_offset);
+                self.check.problems.push(problem);
+                self.check.frames.has_damaged_header = true;
+                self.cursor.skip(indexed.payload_bytes);
+                indexed
+            }
+            (None, None) => return Ok(false),
+        };
+        let end = self.end_of(&frame);
+        let is_indexed = indexed.is_some() && !self.check.frames.differs_from_index;
+        if end > self.data_bytes {
+            if is_indexed {
+                self.record_missing_rest();
+            }
+            return Ok(false);
+        }
+        let runs = found.as_ref().map(|(_, runs)| &runs[..]);
+        self.check_blocks(&frame, runs, is_indexed)?;
+        let counts = self.torn.is_none()
+            || self.check.frames.has_damaged_frame
+            || matches!(self.check.state, WriterState::Closed(_));
+        let frames = &mut self.check.frames;
+        if counts {
+            let (first, last) = frames.epochs.unwrap_or((frame.epoch, frame.epoch));
+            frames.epochs = Some((first.min(frame.epoch), last.max(frame.epoch)));
+            frames.file_end = runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, u64::max);
+        }
+        (frames.log_offset, frames.payload_offset) = (end, frame.end());
+        Ok(true)
+    }
+
+    /// Returns the log offset of the end of a frame.
+    fn end_of(&self, frame: &Frame) -> u64 {
+        frame.payload_place + stored_bytes(frame.payload_bytes, self.block_bytes)
+    }
+
+    /// Records that the frames from here on are missing, although the index log describes them.
+    fn record_missing_rest(&mut self) {
+        let from = self.check.frames.payload_offset;
+        record_damage(self.check, self.index, &[(from, self.index.frames.position())], self.index.synced);
+        self.check.frames.ends_before_index = true;
+        self.check.frames.lacks_synced = from < self.index.synced;
+    }
+
+    /// Verifies the blocks of a frame.
+    fn check_blocks(&mut self, frame: &Frame, runs: Option<&[Run]>, is_indexed: bool) -> Result<()> {
+        let bad = bad_blocks(self.data, frame, self.block_bytes, self.progress)?;
+        if is_indexed {
+            if bad.is_empty() {
+                return Ok(());
+            }
+            // Blocks that were not written completely were lost if they had not been synced. All
+            // other bad blocks are damaged.
+            let torn = data_log::torn_blocks(self.data, frame, self.block_bytes)?;
+            let block_bytes = self.block_bytes;
+            let blocks = bad.iter().flat_map(|(start, end)| {
+                (*start..*end).step_by(block_bytes as usize).map(move |at| (at, (at + block_bytes).min(*end)))
+            });
+            let (lost, changed): (Vec<_>, Vec<_>) = blocks.partition(|block| torn.contains(block));
+            record_damage(self.check, self.index, &lost, self.index.synced);
+            record_damage(self.check, self.index, &changed, u64::MAX);
+            return Ok(());
+        }
+        let Some(runs) = runs else { return Ok(()) };
+        if self.torn.is_none() && bad.is_empty() {
+            return Ok(());
+        }
+        // A frame that follows a torn one shows that the torn one is damaged.
+        self.check.frames.has_damaged_frame |= self.torn.is_some();
+        let torn = self.torn.get_or_insert(TornFrame {
+            log_offset: self.check.frames.log_offset,
+            payload_offset: self.check.frames.payload_offset,
+            damaged: Vec::new(),
+        });
+        for range in bad {
+            at_positions(runs, frame.position, range, &mut |payload_offset, start, end| {
+                torn.damaged.push((payload_offset, start, end));
+            });
+        }
+        Ok(())
+    }
+
+    /// Decides where the frames end. Frames that a live writer is just writing may be incomplete.
+    fn finish(self) -> Result<()> {
+        if !self.check.state.has_ended() {
+            return Ok(());
+        }
+        let LogCheck { state, frames, damaged, .. } = self.check;
+        frames.has_frame_after_end = frames.log_offset < self.data_bytes
+            && !frames.ends_before_index
+            && has_frame_after(self.data, frames.log_offset, self.data_bytes, frames.payload_offset)?;
+        let Some(torn) = self.torn else { return Ok(()) };
+        let is_closed = matches!(state, WriterState::Closed(closed) if closed.data_bytes > torn.log_offset);
+        if frames.has_damaged_frame || frames.has_frame_after_end || is_closed {
+            damaged.extend(torn.damaged);
+            frames.has_damaged_frame = !is_closed;
+        } else {
+            // The last frame was not written completely and does not count.
+            (frames.log_offset, frames.payload_offset) = (torn.log_offset, torn.payload_offset);
+        }
+        Ok(())
+    }
+}
+
+/// Adds the file ranges of bad payload ranges: below `synced` to `damaged`, and the rest, which a
+/// power failure removed, to `lost`.
+fn record_damage(check: &mut LogCheck, index: &IndexContent, bad: &[(u64, u64)], synced: u64) {
+    let LogCheck { damaged, lost, .. } = check;
+    for (start, end) in bad {
+        for (range, to) in
+            [((*start, (*end).min(synced)), &mut *damaged), (((*start).max(synced), *end), &mut *lost)]
+        {
+            at_positions(&index.runs, 0, range, &mut |payload_offset, start, end| {
+                if to.len() < DAMAGED_RANGES_MAX {
+                    to.push((payload_offset, start, end));
+                }
+            });
+        }
+    }
+}
+
+/// Returns the payload ranges of blocks that do not match their checksums.
+fn bad_blocks(
+    data: &dyn OpenFile,
+    frame: &Frame,
+    block_bytes: u64,
+    progress: &Progress,
+) -> Result<Vec<(u64, u64)>> {
+    let mut bad: Vec<(u64, u64)> = Vec::new();
+    let mut buffer = vec![0; (READ_BLOCKS * block_bytes).min(frame.payload_bytes) as usize];
+    let mut check = |start: u64, end: u64| -> Result<bool> {
+        let into = &mut buffer[..(end - start) as usize];
+        match data_log::read_payload(data, frame, block_bytes, start, into, &NoEdges) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind == ErrorKind::Damaged => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    let mut at = frame.position;
+    while at < frame.end() && !progress.is_stopped() {
+        let end = (at + READ_BLOCKS * block_bytes).min(frame.end());
+        if !check(at, end)? {
+            let mut block = at;
+            while block < end {
+                let block_end = (block + block_bytes).min(end);
+                if !check(block, block_end)? {
+                    match bad.last_mut() {
+                        Some((_, last)) if *last == block => *last = block_end,
+                        _ => bad.push((block, block_end)),
+                    }
+                }
+                block = block_end;
+            }
+        }
+        progress.add_bytes(end - at);
+        at = end;
+    }
+    Ok(bad)
+}
+
+/// Returns true if there is a complete header of a later frame anywhere after `log_offset`. File
+/// data may look like one; in this case less is repaired, but nothing is lost.
+fn has_frame_after(
+    data: &dyn OpenFile,
+    log_offset: u64,
+    data_bytes: u64,
+    payload_offset: u64,
+) -> Result<bool> {
+    // The header at `log_offset` itself is not complete.
+    let mut at = log_offset + 1;
+    let overlap = FRAME_HEAD_BYTES as usize - 1;
+    let mut buffer = vec![0; SEARCH_BYTES + overlap];
+    while at < data_bytes {
+        let read = data.read_at(&mut buffer, at)?;
+        let mut from = 0;
+        while let Some(found) = buffer[from..read].windows(4).position(|four| four == b"FRAM") {
+            let start = from + found;
+            from = start + 1;
+            if start >= SEARCH_BYTES {
+                break;
+            }
+            let Some(head) = buffer[start..read].first_chunk::<{ FRAME_HEAD_BYTES as usize }>() else {
+                break;
+            };
+            if let Ok(head) = data_log::decode_head(head)
+                && head.position >= payload_offset
+                && data_log::read_head(data, at + start as u64, head.position)?.is_some()
+            {
+                return Ok(true);
+            }
+        }
+        at += SEARCH_BYTES as u64;
+    }
+    Ok(false)
+}

@@ -1,0 +1,81 @@
+//! Checks a store's `.quell` directory: containers that are being created, removed containers, and
+//! log directories of containers in other stores. Removes leftovers; no other module does.
+
+use quell_vfs::Result;
+
+use super::context::Check;
+use super::problem::Problem;
+use crate::container::container_dir::{Container, remove_shallow};
+use crate::container::missing::missing;
+use crate::format::naming::{OWN, is_own};
+use crate::stores::store_set::{StoreNumber, Stores, number_name, owners_of};
+
+/// Checks names of interrupted creations of a store, of containers that are being created, and of
+/// removed containers.
+pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
+    let root = &check.stores.roots()[store];
+    let store_text = check.store_text(store);
+    for name in root.names()? {
+        if is_own(&name) && name != OWN && check.is_old(&**root, &name)? {
+            let problem = Problem::leftover(&name.escape_ascii().to_string(), &store_text);
+            check.report_and_repair(b"", problem, || remove_shallow(&**root, &name));
+        }
+    }
+    let own = root.open_writable_dir(OWN)?;
+    for area in [&b"new"[..], b"trash"] {
+        // A drained store has no `new`.
+        let Some(dir) = missing(own.open_writable_dir(area))? else { continue };
+        for name in dir.names()? {
+            let container = Container::open(check.stores, store, &*dir, &name).ok();
+            let number = container.as_ref().map(Container::number);
+            // A copy that `quell log rebalance` has moved to `trash` has the number of a file that
+            // is in use.
+            let is_file = number.is_some_and(|number| !check.add_container(number));
+            if !check.is_old(&*dir, &name)? || (check.options.is_in_use)(store, &[area, &name]) {
+                continue;
+            }
+            let summary = container.as_ref().and_then(|container| container.summary().ok());
+            if summary.is_some_and(|summary| summary.is_being_written(|holder| check.is_dead(holder))) {
+                continue; // a process may still write to it
+            }
+            let path = format!(".quell/{}/{}", area.escape_ascii(), name.escape_ascii());
+            check.report_and_repair(b"", Problem::leftover(&path, &store_text), || {
+                let owners = container.as_ref().map(|container| owners_of(container.dir()));
+                remove_shallow(&*dir, &name)?;
+                match (number, owners.transpose()?) {
+                    (Some(number), Some(owners)) if !is_file => remove_parts(check.stores, number, &owners),
+                    _ => Ok(()),
+                }
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Removes the log directories of a removed container from all stores. Those of other users are not
+/// its own.
+fn remove_parts(stores: &Stores, number: u128, owners: &[u32]) -> Result<()> {
+    let name = number_name(number);
+    for root in stores.roots() {
+        let parts = root.open_writable_dir(OWN)?.open_writable_dir(b"parts")?;
+        if parts.stat(&name).is_ok_and(|stat| !owners.contains(&stat.uid)) {
+            continue;
+        }
+        missing(remove_shallow(&*parts, &name))?;
+    }
+    Ok(())
+}
+
+/// Reports log directories whose container was not found. They are never removed, because the
+/// container may be in a store that was not named.
+pub fn check_parts(check: &Check<'_>, store: StoreNumber) -> Result<()> {
+    let own = check.stores.roots()[store].open_writable_dir(OWN)?;
+    for name in own.open_writable_dir(b"parts")?.names()? {
+        let number = std::str::from_utf8(&name).ok().and_then(|hex| u128::from_str_radix(hex, 16).ok());
+        if !number.is_some_and(|number| check.has_container(number)) {
+            let path = format!(".quell/parts/{}", name.escape_ascii());
+            check.report(b"", Problem::orphan_parts(&path, &check.store_text(store)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Moves the container of a file to its home store.
+
+use std::sync::Arc;
+
+use quell_posix::WritableDir;
+use quell_vfs::{Error, ErrorKind, Rename, Result};
+
+use super::state::{Dirs, Outcome, Rebalance, is_being_written, meta_names};
+use crate::container::container_dir::{Container, META, MOVED, RECORD, remove_tree};
+use crate::container::missing::missing;
+use crate::format::naming::container_name;
+use crate::stores::store_set::{StoreNumber, number_name};
+
+/// Deletes a copy in `trash`. The record is removed first, so that the copy is not mistaken for the
+/// container with this number, to which the log directories in `parts` now belong. `trash` is
+/// synced before, so that after a power failure the copy does not reappear under its old name
+/// without a record.
+fn delete_copy(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
+    trash.sync()?;
+    container.dir().remove(RECORD)?;
+    // A process that still has the copy open must not take the remaining names for all names.
+    let meta = container.meta()?;
+    meta.create_file(MOVED, 0o644)?;
+    for name in meta.names()?.iter().filter(|name| *name != MOVED) {
+        missing(meta.remove(name))?;
+    }
+    remove_tree(trash, name)
+}
+
+/// Returns an error about a file that exists in two stores.
+fn two_files(stored: &[u8]) -> Error {
+    Error {
+        source: Some("two stores have different files of this name; remove or rename one of them".into()),
+        ..Error::new(ErrorKind::Exists, "move", stored)
+    }
+}
+
+impl Rebalance<'_> {
+    /// Moves one file, which has containers in `holders`, to its home, and its log directories to
+    /// the stores that placement gives.
+    pub(super) fn place_file(&self, dirs: &Dirs, name: &[u8], holders: &[StoreNumber]) -> Result<Outcome> {
+        let (stored, home) = (container_name(name)?, self.stores.home(name));
+        let mut is_file = false;
+        for store in holders.iter().copied().filter(|store| *store != home) {
+            match self.move_container(dirs, &stored, store, home)? {
+                Outcome::Absent => {}
+                Outcome::Placed => is_file = true,
+                Outcome::Busy => return Ok(Outcome::Busy),
+            }
+        }
+        match self.open(dirs, &stored, home)? {
+            Some(container) => self.place_log_dirs(&container),
+            None if is_file => Ok(Outcome::Placed), // it was removed after the move
+            None => Ok(Outcome::Absent),
+        }
+    }
+
+    fn open(&self, dirs: &Dirs, stored: &[u8], store: StoreNumber) -> Result<Option<Container>> {
+        match Container::open(self.stores, store, &*dirs[store], stored) {
+            // Another program created an object with this name.
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+            container => container.map(Some),
+        }
+    }
+
+    fn move_container(
+        &self,
+        dirs: &Dirs,
+        stored: &[u8],
+        from: StoreNumber,
+        to: StoreNumber,
+    ) -> Result<Outcome> {
+        let Some(source) = self.open(dirs, stored, from)? else { return Ok(Outcome::Absent) };
+        if is_being_written(&source)? {
+            return Ok(Outcome::Busy);
+        }
+        let names_before = meta_names(&source)?;
+        let existing = self.open(dirs, stored, to)?;
+        let is_new = existing.is_none();
+        let target = match existing {
+            Some(target) if target.number() != source.number() => return Err(two_files(stored)),
+            Some(target) if is_being_written(&target)? => return Ok(Outcome::Busy),
+            Some(target) => {
+                self.complete_copy(&source, &target.dir_handle(), to)?;
+                target
+            }
+            None => self.create_copy(&source, dirs, stored, to)?,
+        };
+        let (trash, name) = (self.stores.trash(from)?, number_name(self.stores.random_number()));
+        match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
+            // The file was removed or renamed meanwhile: the copy must not restore its old name.
+            Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_being_written(&target)? => {
+                missing(self.discard(&target, &*dirs[to], stored, to))?;
+                return Ok(Outcome::Absent);
+            }
+            renamed => renamed?,
+        }
+        if meta_names(&source)? != names_before {
+            if is_being_written(&source)? {
+                trash.rename(&name, &*dirs[from], stored, Rename::Replace)?;
+                if is_new && !is_being_written(&target)? {
+                    self.discard(&target, &*dirs[to], stored, to)?;
+                }
+                return Ok(Outcome::Busy);
+            }
+            self.complete_copy(&source, &target.dir_handle(), to)?;
+        }
+        delete_copy(&source, &*trash, &name)?;
+        self.update(|result| result.moved += 1);
+        Ok(Outcome::Placed)
+    }
+
+    /// Creates a complete copy of a container under a temporary name, then gives it its name.
+    fn create_copy(
+        &self,
+        source: &Container,
+        dirs: &Dirs,
+        stored: &[u8],
+        to: StoreNumber,
+    ) -> Result<Container> {
+        let new = self.stores.making_new(to)?;
+        let temporary = number_name(self.stores.random_number());
+        let create = || -> Result<()> {
+            let dir = self.create_dir_like(&*new, &temporary, &source.dir().stat_self()?)?;
+            self.complete_copy(source, &dir, to)?;
+            new.sync()?;
+            new.rename(&temporary, &*dirs[to], stored, Rename::Replace)
+        };
+        let created = create();
+        if created.is_err() {
+            let _ = remove_tree(&*new, &temporary); // an incomplete copy
+        }
+        created?;
+        dirs[to].sync()?;
+        Container::open(self.stores, to, &*dirs[to], stored)
+    }
+
+    /// Removes a copy that is no longer needed.
+    fn discard(
+        &self,
+        container: &Container,
+        dir: &dyn WritableDir,
+        stored: &[u8],
+        store: StoreNumber,
+    ) -> Result<()> {
+        let (trash, name) = (self.stores.trash(store)?, number_name(self.stores.random_number()));
+        dir.rename(stored, &*trash, &name, Rename::Replace)?;
+        delete_copy(container, &*trash, &name)
+    }
+
+    /// Copies everything of `source` that is missing in `copy`, a directory in store `to`, and
+    /// syncs it.
+    fn complete_copy(&self, source: &Container, copy: &Arc<dyn WritableDir>, to: StoreNumber) -> Result<()> {
+        let from = source.dir();
+        for name in from.names()? {
+            if name != META && !name.starts_with(b"logs-") {
+                self.copy_file(from, &**copy, &name, to)?;
+            }
+        }
+        for directory in 0..source.head().directories {
+            self.copy_log_dir(source, directory, &**copy, to)?;
+        }
+        let meta = self.create_dir_like(&**copy, META, &source.meta()?.stat_self()?)?;
+        self.copy_files(source.meta()?, &*meta, to)?;
+        meta.sync()?;
+        copy.sync()
+    }
+}

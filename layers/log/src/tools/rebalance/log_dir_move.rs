@@ -1,0 +1,188 @@
+//! Moves log directories of a container to the stores that placement gives.
+
+use std::sync::Arc;
+
+use quell_posix::WritableDir;
+use quell_vfs::{ErrorKind, Kind, Rename, Result};
+
+use super::decisions::{ExistingLogDir, Location, PointerChange, decide_move, is_placed, locate_in_copy};
+use super::state::{Outcome, Rebalance, is_being_written, meta_names};
+use crate::container::container_dir::{Container, remove_tree};
+use crate::container::missing::missing;
+use crate::stores::store_set::{StoreNumber, logs_name, number_name};
+
+/// A log directory at one of its locations.
+struct LocatedDir {
+    dir: Arc<dyn WritableDir>,
+    location: Location,
+}
+
+impl Rebalance<'_> {
+    /// Returns the log directory `directory` at all locations that have it.
+    fn find_locations(&self, container: &Container, directory: u32) -> Result<Vec<LocatedDir>> {
+        let (name, own) = (logs_name(directory), number_name(container.number()));
+        let mut found = Vec::new();
+        match container.dir().open_writable_dir(&name) {
+            Ok(dir) => found.push(LocatedDir { dir, location: None }),
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error),
+        }
+        for store in 0..self.stores.count() {
+            if let Some(parts) = missing(self.stores.parts(store)?.open_writable_dir(&own))?
+                && let Some(dir) = missing(parts.open_writable_dir(&name))?
+            {
+                found.push(LocatedDir { dir, location: Some(store) });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Opens the log directory in `parts` of `store`, and creates it if it is missing.
+    fn open_part(
+        &self,
+        container: &Container,
+        store: StoreNumber,
+        name: &[u8],
+    ) -> Result<Arc<dyn WritableDir>> {
+        let like = container.dir().stat_self()?;
+        let parts = self.stores.parts(store)?;
+        let own = self.create_dir_like(&*parts, &number_name(container.number()), &like)?;
+        let dir = self.create_dir_like(&*own, name, &like)?;
+        own.sync()?;
+        parts.sync()?;
+        Ok(dir)
+    }
+
+    /// Copies what is missing of a log directory of `source` into `copy`, the copy of the container
+    /// in store `to`, or into `parts` of the store where it belongs.
+    pub(super) fn copy_log_dir(
+        &self,
+        source: &Container,
+        directory: u32,
+        copy: &dyn WritableDir,
+        to: StoreNumber,
+    ) -> Result<()> {
+        let found = self.find_locations(source, directory)?;
+        let Some(first) = found.first() else { return Ok(()) };
+        let name = logs_name(directory);
+        let existing = match missing(copy.stat(&name))?.map(|stat| stat.kind()) {
+            None => ExistingLogDir::Absent,
+            Some(Some(Kind::Dir)) => ExistingLogDir::Directory,
+            Some(_) => ExistingLogDir::Pointer(self.stores.named_by(copy, &name)?),
+        };
+        let (location, pointer) = locate_in_copy(existing, self.stores.placed(source, directory), to);
+        let target = match location {
+            None => self.create_dir_like(copy, &name, &first.dir.stat_self()?)?,
+            Some(store) => self.open_part(source, store, &name)?,
+        };
+        for other in found.iter().filter(|other| other.location.is_none() || other.location != location) {
+            self.copy_files(&*other.dir, &*target, location.unwrap_or(to))?;
+        }
+        target.sync()?;
+        match pointer {
+            Some(store) => self.stores.point_in(to, copy, &name, store),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves the log directories of a container in its home store to the stores that placement
+    /// gives.
+    pub(super) fn place_log_dirs(&self, container: &Container) -> Result<Outcome> {
+        for directory in 0..container.head().directories {
+            let found = self.find_locations(container, directory)?;
+            let locations: Vec<Location> = found.iter().map(|found| found.location).collect();
+            let placed = self.stores.placed(container, directory);
+            if is_placed(&locations, placed, container.home()) {
+                continue;
+            }
+            if is_being_written(container)?
+                || self.move_log_dir(container, directory, &found, placed)? == Outcome::Busy
+            {
+                return Ok(Outcome::Busy);
+            }
+        }
+        Ok(Outcome::Placed)
+    }
+
+    fn move_log_dir(
+        &self,
+        container: &Container,
+        directory: u32,
+        found: &[LocatedDir],
+        placed: StoreNumber,
+    ) -> Result<Outcome> {
+        let (name, home) = (logs_name(directory), container.home());
+        let names_before = meta_names(container)?;
+        let in_container = found.iter().find(|found| found.location.is_none());
+        let pointer = match in_container {
+            Some(_) => None,
+            None => missing(self.stores.named_by(container.dir(), &name))?.flatten(),
+        };
+        let (location, change) = decide_move(in_container.is_some(), pointer, placed, home);
+        let target = match (location, in_container) {
+            (None, Some(in_container)) => Arc::clone(&in_container.dir),
+            _ => self.open_part(container, placed, &name)?,
+        };
+        let others = || found.iter().filter(|found| found.location != location);
+        let copy = || {
+            others().try_for_each(|other| self.copy_files(&*other.dir, &*target, placed))?;
+            target.sync()
+        };
+        copy()?;
+        let temporaries = self.stores.making(home)?;
+        // The name of the replaced directory, or of the pointer before it replaces the directory.
+        let replaced = number_name(self.stores.random_number());
+        let exchange = || temporaries.rename(&replaced, container.dir(), &name, Rename::Exchange);
+        match change {
+            PointerChange::Unchanged => {}
+            PointerChange::ReplaceDirectory => {
+                self.stores.point_in(home, &*temporaries, &replaced, placed)?;
+                match exchange() {
+                    Err(error) if error.kind == ErrorKind::Unsupported => {
+                        temporaries.remove(&replaced)?;
+                        return Ok(Outcome::Placed); // readers find it at its old location
+                    }
+                    exchanged => exchanged?,
+                }
+            }
+            PointerChange::Write { .. } => self.stores.point_in(home, container.dir(), &name, placed)?,
+        }
+        if location.is_some() {
+            container.dir().sync()?;
+        }
+        if meta_names(container)? != names_before {
+            if is_being_written(container)? {
+                match change {
+                    PointerChange::ReplaceDirectory => {
+                        exchange()?;
+                        temporaries.remove(&replaced)?;
+                    }
+                    PointerChange::Write { previous: Some(previous) } => {
+                        self.stores.point_in(home, container.dir(), &name, previous)?;
+                    }
+                    _ => {}
+                }
+                return Ok(Outcome::Busy);
+            }
+            copy()?;
+        }
+        for other in others() {
+            match other.location {
+                None => remove_tree(&*temporaries, &replaced)?,
+                Some(store) => self.remove_part(container, store, &name)?,
+            }
+        }
+        self.update(|result| result.moved_log_dirs += 1);
+        Ok(Outcome::Placed)
+    }
+
+    /// Removes a log directory in `parts` of `store`, and its parent if that is empty.
+    fn remove_part(&self, container: &Container, store: StoreNumber, name: &[u8]) -> Result<()> {
+        let (parts, own) = (self.stores.parts(store)?, number_name(container.number()));
+        remove_tree(&*parts.open_writable_dir(&own)?, name)?;
+        match parts.remove_dir(&own) {
+            Err(error) if error.kind != ErrorKind::NotEmpty => Err(error),
+            _ => Ok(()),
+        }
+    }
+}

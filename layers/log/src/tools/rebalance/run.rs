@@ -1,0 +1,155 @@
+//! Walks the tree in the stores and moves each file.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use quell_vfs::{Kind, Result};
+
+use super::state::{Dirs, Outcome, Rebalance, RebalanceResult, is_being_written};
+use crate::container::missing::missing;
+use crate::format::naming::{Stored, is_own, joined, other_name, shown};
+use crate::format::store_map::StoreMap;
+use crate::stores::store_set::{StoreNumber, Stores};
+use crate::stores::tree::{Found, StoredDir, enter_all, find};
+use crate::tools::progress::{Progress, run_tasks};
+
+/// The largest number of passes. A later pass finds files that were created in a drained store
+/// during the earlier ones.
+const PASSES_MAX: usize = 4;
+
+enum Task {
+    Dir {
+        parent: Dirs,
+        name: Vec<u8>,
+        path: Vec<u8>,
+    },
+    File {
+        dirs: Dirs,
+        name: Vec<u8>,
+        path: Vec<u8>,
+        /// The stores that have a container of this name.
+        holders: Vec<StoreNumber>,
+    },
+}
+
+impl Task {
+    fn path(&self) -> &[u8] {
+        let (Task::Dir { path, .. } | Task::File { path, .. }) = self;
+        path
+    }
+}
+
+/// Moves everything to the store that the map gives.
+pub fn rebalance(stores: &Arc<Stores>, threads: usize, progress: &Progress) -> Result<RebalanceResult> {
+    let work = Rebalance::new(stores, progress);
+    for _ in 0..PASSES_MAX {
+        let moves_before = work.moves();
+        let root: Dirs = Arc::new(stores.roots());
+        work.update(|result| result.files = 0);
+        let mut first = Vec::new();
+        work.list(&root, b"", &mut first)?;
+        run_tasks(threads, first, progress, &|task, added| {
+            let path = task.path().to_vec();
+            if let Err(error) = work.run_task(task, added) {
+                work.update(|result| result.failed.push((path, error)));
+            }
+        });
+        if work.moves() == moves_before || work.has_remaining() || progress.is_stopped() {
+            break;
+        }
+    }
+    if !work.has_remaining() && !progress.is_stopped() {
+        let draining = stores.draining();
+        if draining.contains(&0)
+            && let Some(first) = (0..stores.count()).find(|store| !draining.contains(store))
+        {
+            work.copy_links(&Arc::new(stores.roots()), first)?;
+        }
+        stores.leave_drained()?;
+        work.update(|result| result.is_complete = true);
+    }
+    Ok(work.into_result())
+}
+
+/// Returns what would be moved with a map that is not in use yet. Writes nothing.
+pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<RebalanceResult> {
+    let mut result = RebalanceResult { is_complete: true, ..RebalanceResult::default() };
+    let mut waiting = vec![(StoredDir::root(stores), Vec::new())];
+    while let Some((dir, dir_path)) = waiting.pop() {
+        for entry in dir.list()?.entries {
+            let path = joined(&dir_path, &entry.name);
+            match entry.kind {
+                Kind::File => {
+                    let Some(container) = missing(dir.open(&entry))? else { continue };
+                    result.files += 1;
+                    if is_being_written(&container)? {
+                        result.busy.push(path);
+                    } else if stores.number(entry.store) != map.home(&entry.name) {
+                        result.moved += 1;
+                        result.bytes += container.summary()?.data_bytes();
+                    }
+                }
+                Kind::Dir => {
+                    if let Found::Dir(dir) = find(stores, &path)? {
+                        waiting.push((dir, path));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(result)
+}
+
+impl Rebalance<'_> {
+    fn run_task(&self, task: Task, added: &mut Vec<Task>) -> Result<()> {
+        match task {
+            Task::Dir { parent, name, path } => {
+                let entered = enter_all(&parent, &other_name(&name)?, self.stores.host());
+                match missing(entered)? {
+                    Some(dirs) => self.list(&Arc::new(dirs), &path, added)?,
+                    None => {} // it was removed meanwhile
+                }
+            }
+            Task::File { dirs, name, path, holders } => match self.place_file(&dirs, &name, &holders)? {
+                Outcome::Placed => {
+                    self.progress.add_file();
+                    self.update(|result| result.files += 1);
+                }
+                Outcome::Busy => self.update(|result| result.busy.push(path)),
+                Outcome::Absent => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// Adds a task for each file and directory in a directory.
+    fn list(&self, dirs: &Dirs, dir_path: &[u8], added: &mut Vec<Task>) -> Result<()> {
+        let mut files: BTreeMap<Vec<u8>, Vec<StoreNumber>> = BTreeMap::new();
+        for (store, dir) in dirs.iter().enumerate() {
+            for stored in dir.names()? {
+                match shown(&stored) {
+                    _ if dir_path.is_empty() && is_own(&stored) => {}
+                    Some(Stored::Container(name)) => files.entry(name.to_vec()).or_default().push(store),
+                    Some(Stored::Other(name)) if store == 0 => {
+                        let kind = missing(dir.stat(&stored))?.and_then(|stat| stat.kind());
+                        if kind == Some(Kind::Dir) {
+                            let (parent, path) = (Arc::clone(dirs), joined(dir_path, name));
+                            added.push(Task::Dir { parent, name: name.to_vec(), path });
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        added.extend(files.into_iter().map(|(name, holders)| {
+            let path = joined(dir_path, &name);
+            Task::File { dirs: Arc::clone(dirs), name, path, holders }
+        }));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "rebalance_test.rs"]
+mod tests;

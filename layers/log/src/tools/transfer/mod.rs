@@ -1,0 +1,18 @@
+//! Export and import without a mount: copies a tree in the stores to plain files, and back. A file
+//! gets its name after it is complete. Holes are preserved.
+//!
+//! `existing` decides without I/O what happens to entries that the destination already has.
+
+mod existing;
+mod export;
+mod import;
+mod snapshot;
+mod state;
+
+pub use export::{ExportSource, export};
+pub use import::{ImportSource, import};
+pub use state::{TransferOptions, TransferResult};
+
+#[cfg(test)]
+#[path = "transfer_test.rs"]
+mod tests;
