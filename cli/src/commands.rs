@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod generate;
 pub mod holder;
 pub mod index;
+pub mod log;
 pub mod log_flatten;
 pub mod log_fsck;
 pub mod log_list;

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(args, quiet),
         Command::Mount(args) => commands::mount::run(args, quiet),
         Command::Umount(args) => commands::umount::run(args, quiet),
-        Command::Log(command) => commands::log_list::run(command, quiet),
+        Command::Log(command) => commands::log::run(command, quiet),
         Command::Verify(args) => commands::verify::run(args, quiet),
         Command::Show(args) => commands::show::run(args),
         Command::Stats(args) => commands::stats::run(args),

@@ -11,24 +11,10 @@ use serde_json::{Value, json};
 
 use super::log_stores::{find, open_file, open_stores, store_path};
 use super::show::time;
-use crate::arguments::{LogCommand, LogLsArgs, LogStatArgs};
+use crate::arguments::{LogLsArgs, LogStatArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
 use crate::output::{errln, outln};
-
-pub fn run(command: LogCommand, quiet: bool) -> Result<ExitCode, Failure> {
-    match command {
-        LogCommand::Ls(args) => list(&args, quiet),
-        LogCommand::Stat(args) => stat(&args),
-        LogCommand::Map(args) => super::log_map::map(&args),
-        LogCommand::Query(args) => super::log_map::query(&args),
-        LogCommand::Flatten(args) => super::log_flatten::run(&args, quiet),
-        LogCommand::Fsck(args) => super::log_fsck::run(&args, quiet),
-        LogCommand::Export(args) => super::log_transfer::export(&args, quiet),
-        LogCommand::Import(args) => super::log_transfer::import(&args, quiet),
-        LogCommand::Rebalance(args) => super::log_rebalance::run(&args, quiet),
-    }
-}
 
 /// The output format, and whether an entry could not be read.
 struct List {
@@ -39,7 +25,7 @@ struct List {
 /// The columns of an entry that is not a file.
 const NO_NUMBERS: [&str; 4] = ["-"; 4];
 
-fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
+pub fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open_stores(&args.stores)?;
     let mut list = List { json: args.json, has_failed: false };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
@@ -134,7 +120,7 @@ impl List {
     }
 }
 
-fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
+pub fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
     let stores = open_stores(&args.stores)?;
     let container = open_file(&stores, &args.stores, &args.path)?;
     let report = quell_log::report_file(container, args.threads.into())?;
