@@ -1,5 +1,5 @@
-//! Index and boot image files: their default paths, how they are read, who may read an index, and
-//! how it is written atomically.
+//! Index and boot image files: their default paths, how they are read, the users who may read an
+//! index, and how it is written atomically.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::ffi::OsStrExt;

@@ -35,15 +35,15 @@ impl SparseBytes {
         self.blocks.len() as u64 * BLOCK_BYTES
     }
 
-    /// Returns how many bytes of a write fit if `room_bytes` more may be allocated.
-    pub(crate) fn writable_bytes(&self, offset: u64, count: usize, room_bytes: u64) -> usize {
-        let mut room = room_bytes;
+    /// Returns how many bytes of a write fit if `free_bytes` more may be allocated.
+    pub(crate) fn writable_bytes(&self, offset: u64, count: usize, free_bytes: u64) -> usize {
+        let mut left_bytes = free_bytes;
         for (block, _, begin, _) in pieces(offset, count) {
             if !self.blocks.contains_key(&block) {
-                if room < BLOCK_BYTES {
+                if left_bytes < BLOCK_BYTES {
                     return begin;
                 }
-                room -= BLOCK_BYTES;
+                left_bytes -= BLOCK_BYTES;
             }
         }
         count

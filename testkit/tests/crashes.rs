@@ -70,7 +70,7 @@ impl Plain {
 }
 
 fn never<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, "never asked for", b""))
+    Err(Error::new(ErrorKind::Unsupported, "not part of the test", b""))
 }
 
 impl FileSystem for Plain {

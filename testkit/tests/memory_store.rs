@@ -330,11 +330,11 @@ fn operations_that_write_are_counted() {
     let dir = counting.open_writable_dir(b"dir").unwrap();
     counting.rename(b"file", &*dir, b"moved", Rename::Keep).unwrap();
     dir.sync().unwrap();
-    let asked: Vec<(&str, String)> =
+    let operations: Vec<(&str, String)> =
         counting.operations().into_iter().map(|o| (o.verb, String::from_utf8(o.path).unwrap())).collect();
-    let asked: Vec<(&str, &str)> = asked.iter().map(|(verb, path)| (*verb, &**path)).collect();
+    let operations: Vec<(&str, &str)> = operations.iter().map(|(verb, path)| (*verb, &**path)).collect();
     assert_eq!(
-        asked,
+        operations,
         [
             ("create", "file"),
             ("write", "file"),

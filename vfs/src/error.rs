@@ -7,6 +7,10 @@ use std::fmt;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of an error. There are only as many kinds as a caller needs to decide what to do.
+///
+/// The enum is exhaustive on purpose: all code that matches kinds is in this workspace, and the
+/// compiler shows each place that must decide about a new kind. The same is true of the other
+/// enums of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// There is no such entry.

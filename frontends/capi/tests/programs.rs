@@ -116,25 +116,25 @@ fn several_processes_write_one_file() {
     let program = compile("examples/checkpoint.c", temp.path(), Linked::Shared);
     let store = temp.path().join("store");
     std::fs::create_dir(&store).unwrap();
-    let said = run(command(program).arg(&store).arg("5"));
-    assert_eq!(said, format!("5 processes wrote {} bytes\n", 5 * 16 * 47008));
+    let output = run(command(program).arg(&store).arg("5"));
+    assert_eq!(output, format!("5 processes wrote {} bytes\n", 5 * 16 * 47008));
 }
 
 #[test]
 fn records_are_written_and_read_both_ways() {
     let temp = tempfile::tempdir().unwrap();
     let program = compile("examples/nto1.c", temp.path(), Linked::Shared);
-    for way in ["--quell", "--posix"] {
-        let place = temp.path().join(way);
-        std::fs::create_dir(&place).unwrap();
-        let said = run(command(&program).args([way.as_ref(), place.as_os_str()]).args([
+    for mode in ["--quell", "--posix"] {
+        let directory = temp.path().join(mode);
+        std::fs::create_dir(&directory).unwrap();
+        let output = run(command(&program).args([mode.as_ref(), directory.as_os_str()]).args([
             "--processes",
             "3",
             "--mib",
             "3",
         ]));
         for wanted in ["write_mib_s", "read_mib_s", "read_open_ms"] {
-            assert!(said.contains(wanted), "{said}");
+            assert!(output.contains(wanted), "{output}");
         }
     }
 }

@@ -72,8 +72,8 @@ mod tests {
             (process_of(mine), process_of(std::process::id())),
             (std::process::id(), std::process::id())
         );
-        for nobody in [0, u32::MAX] {
-            assert_eq!(process_of(nobody), nobody);
+        for unknown in [0, u32::MAX] {
+            assert_eq!(process_of(unknown), unknown);
         }
     }
 

@@ -1,4 +1,4 @@
-//! A file system with the names and attributes of another, which opener files in its own way.
+//! A file system with the names and attributes of another, which opens files in another way.
 
 use std::fmt;
 use std::sync::Arc;

@@ -129,7 +129,7 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
             let path = model.path(node).unwrap();
             let shown = quell_vfs::resolve(&layer, &path).ok();
             assert_eq!(shown.is_some(), rest.has(node), "seed {seed}");
-            assert!(shown.is_none_or(|file| file.permissions & 0o444 == 0o444), "it refuses nobody");
+            assert!(shown.is_none_or(|file| file.permissions & 0o444 == 0o444), "every user may read it");
             if shown.is_some() {
                 let (mut mine, mut theirs) = (vec![0; size as usize], vec![0; size as usize]);
                 layer.open(node).unwrap().read_at(&mut mine, 0).unwrap();

@@ -10,11 +10,11 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&varied_tree());
     let fs = &*instance.fs;
     let tool = node_at(fs, "bin/tool");
-    for way in ["/bin/tool", "bin//tool", "./bin/./tool", "lib/../bin/tool", "../../bin/tool", "bin/tool/"] {
-        assert_eq!(node_at(fs, way), tool, "{way}");
+    for path in ["/bin/tool", "bin//tool", "./bin/./tool", "lib/../bin/tool", "../../bin/tool", "bin/tool/"] {
+        assert_eq!(node_at(fs, path), tool, "{path}");
     }
-    for way in ["", "/", ".", "..", "bin/.."] {
-        assert_eq!(node_at(fs, way), fs.root(), "{way}");
+    for path in ["", "/", ".", "..", "bin/.."] {
+        assert_eq!(node_at(fs, path), fs.root(), "{path}");
     }
     let deepest = (0..40).fold("deep".to_owned(), |path, i| format!("{path}/{i}"));
     assert_eq!(resolve(fs, deepest.as_bytes()).unwrap().kind, Kind::Dir);

@@ -294,7 +294,7 @@ impl Executor {
                                 (Outcome::from_attributes(again?), Outcome::from_attributes(found));
                             if again != found {
                                 return Ok(Outcome::Contradiction(format!(
-                                    "looked up {found:?}, asked again {again:?}"
+                                    "looked up {found:?}, looked up again {again:?}"
                                 )));
                             }
                             Ok(found)
@@ -353,7 +353,7 @@ impl Executor {
 
     fn on_slot(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
         let slot = operation.slot().expect("all others are on a slot");
-        let open = self.slot(slot).expect("it was asked whether it is open");
+        let open = self.slot(slot).expect("checked to be open");
         match operation {
             Operation::Write { offset, count, .. } => {
                 open.file.write_at(&bytes_of(number, *count), *offset)?
@@ -376,9 +376,9 @@ impl Executor {
             }
             Operation::ReadPieces { pieces, .. } => {
                 let mut buffers: Vec<_> = pieces.iter().map(|(_, count)| vec![0xAA; *count]).collect();
-                let mut asked: Vec<_> =
+                let mut ranges: Vec<_> =
                     pieces.iter().zip(&mut buffers).map(|((offset, _), b)| (*offset, &mut b[..])).collect();
-                let counts = open.file.read_pieces(&mut asked)?;
+                let counts = open.file.read_pieces(&mut ranges)?;
                 for (buffer, count) in buffers.iter_mut().zip(counts) {
                     buffer.truncate(count);
                 }

@@ -169,11 +169,11 @@ mod tests {
             (6, &[(1, 10), (2, 20), (4, 40), (6, 41)], Ok(6)),
         ];
         for (highest, before, expected) in cases {
-            let told = match next(&steps(before), highest, PLENTY) {
+            let decided = match next(&steps(before), highest, PLENTY) {
                 Next::Measure { parallelism, .. } => Ok(parallelism),
                 Next::Done(end) => Err(end),
             };
-            assert_eq!(told, expected, "{before:?}");
+            assert_eq!(decided, expected, "{before:?}");
         }
     }
 
@@ -190,11 +190,11 @@ mod tests {
             (vec![], 64, (0, 0.0), Err(End::Seconds)),
         ];
         for (before, highest, (operations, seconds), expected) in cases {
-            let told = match next(&before, highest, Left { operations, seconds }) {
+            let decided = match next(&before, highest, Left { operations, seconds }) {
                 Next::Measure { parallelism, operations, seconds } => Ok((parallelism, operations, seconds)),
                 Next::Done(end) => Err(end),
             };
-            assert_eq!(told, expected, "{before:?} {highest} {operations} {seconds}");
+            assert_eq!(decided, expected, "{before:?} {highest} {operations} {seconds}");
         }
     }
 

@@ -28,9 +28,9 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let mut bytes = [0; 20];
     assert_eq!(reader.read_at(&mut bytes, 0).unwrap(), 14);
     assert_eq!(&bytes[..14], b"fiFst and last");
-    first.write_at(b"seen by who only reads", 0).unwrap();
+    first.write_at(b"seen by a later reader", 0).unwrap();
     assert_eq!(reader.read_at(&mut bytes, 15).unwrap(), 7);
-    assert_eq!(&bytes[..7], b"y reads");
+    assert_eq!(&bytes[..7], b" reader");
     by_turns(implementation);
     again_and_again(implementation);
 }

@@ -38,7 +38,7 @@ fn files(mount: &Mount) {
     assert_eq!((mount.fs.parent(a).unwrap(), mount.fs.path(a).unwrap()), (dir, b"dir/c".to_vec()));
     verbs.rename(dir, b"c", root, b"b", Replace).unwrap();
     assert_eq!(mount.bytes_at("b").unwrap(), b"a");
-    assert_eq!(mount.bytes(b), b"b", "what was replaced is there for those who know it");
+    assert_eq!(mount.bytes(b), b"b", "a replaced file stays readable by its node");
     assert_eq!(listing(&*mount.fs, root, 10).unwrap().len(), 2);
     refused(verbs.rename(root, b"b", root, b"dir", Replace), EISDIR);
     refused(verbs.rename(root, b"dir", root, b"b", Replace), ENOTDIR);
