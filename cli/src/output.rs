@@ -52,7 +52,7 @@ pub fn report_coloured(text: &str) {
 }
 
 fn write(bytes: &[u8]) {
-    let mut failed = FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut failed = quell_threads::lock(&FAILED);
     if failed.is_none() {
         *failed = io::stdout().write_all(bytes).err();
     }
@@ -60,7 +60,7 @@ fn write(bytes: &[u8]) {
 
 /// Returns whether output is dropped, so that a command may stop work that only prints.
 pub fn has_failed() -> bool {
-    FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
+    quell_threads::lock(&FAILED).is_some()
 }
 
 pub fn is_terminal() -> bool {
@@ -72,7 +72,7 @@ pub fn is_terminal() -> bool {
 /// Errors: why standard output could not be written; without a message if its reader has closed the
 /// pipe.
 pub fn finish() -> Result<(), Failure> {
-    let mut failed = FAILED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut failed = quell_threads::lock(&FAILED);
     let error = failed.take().or_else(|| io::stdout().flush().err());
     match error {
         None => Ok(()),

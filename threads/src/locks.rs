@@ -5,6 +5,7 @@
 //! other threads continue with it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 /// Locks a mutex, even if it is poisoned.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -40,6 +41,16 @@ pub fn wait_while<'a, T>(
     condvar.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
 }
 
+/// As [`wait_while`], but at most for `timeout`; the condition may still be true afterwards.
+pub fn wait_timeout_while<'a, T>(
+    condvar: &Condvar,
+    guard: MutexGuard<'a, T>,
+    timeout: Duration,
+    condition: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    condvar.wait_timeout_while(guard, timeout, condition).unwrap_or_else(PoisonError::into_inner).0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +67,7 @@ mod tests {
         assert_eq!((*lock(&mutex), *read_lock(&shared), *write_lock(&shared)), (2, 2, 2));
         let condvar = Condvar::new();
         assert_eq!(*wait_while(&condvar, lock(&mutex), |value| *value != 2), 2);
+        assert_eq!(*wait_timeout_while(&condvar, lock(&mutex), Duration::ZERO, |_| true), 2);
         assert_eq!(into_inner(mutex), 2);
     }
 }

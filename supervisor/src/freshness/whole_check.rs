@@ -4,11 +4,12 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use quell_index::Image;
 use quell_posix::{Dir, PosixDir};
+use quell_threads::{lock, wait_timeout_while};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::freshness::decision::{self, CheckTiming};
@@ -179,10 +180,6 @@ struct Shared {
     changes: AtomicU64,
 }
 
-fn lock(phase: &Mutex<Phase>) -> MutexGuard<'_, Phase> {
-    phase.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A running check.
 #[derive(Debug)]
 pub struct RunningCheck {
@@ -196,8 +193,7 @@ impl RunningCheck {
         let left = deadline.saturating_duration_since(Instant::now());
         let phase = lock(&self.shared.phase);
         let unknown = |phase: &mut Phase| !phase.ended && !phase.timed_out;
-        let waited = self.shared.ended.wait_timeout_while(phase, left, unknown);
-        let (mut phase, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut phase = wait_timeout_while(&self.shared.ended, phase, left, unknown);
         phase.timed_out = true;
         phase.found.take()
     }

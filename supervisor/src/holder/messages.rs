@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Result;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -81,7 +81,7 @@ impl Messages {
     }
 
     fn log(&self) -> MutexGuard<'_, Option<File>> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        quell_threads::lock(&self.log)
     }
 }
 

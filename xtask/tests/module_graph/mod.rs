@@ -168,7 +168,7 @@ impl Modules<'_> {
                 continue;
             };
             let name = declared.ident.to_string();
-            let child = [path.as_slice(), &[name.clone()]].concat();
+            let child = [path.as_slice(), std::slice::from_ref(&name)].concat();
             code.module.children.insert(name.clone());
             if let Some((_, content)) = &declared.content {
                 let below = below.join(&name);
