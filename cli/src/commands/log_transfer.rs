@@ -127,6 +127,9 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
             (parent, ImportSource::Entry(name, target_name), dir)
         }
     };
+    if let Found::Entry(..) = find(&stores, &args.stores, &into)? {
+        return Err(Failure::wrong_input(format!("{} is not a directory of the store", shown(&into))));
+    }
     let from = Arc::new(PosixDir::open(&from)?);
     let fs = quell_mount_spec::open_log(&args.stores.paths(), Choices::default())?;
     let title = format!("importing {}", shown(&args.source));
