@@ -1,6 +1,6 @@
 # The tasks of the project. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: demo test test-long check check-deep fix bench install fuzz clean help build
+.PHONY: demo test test-long check check-deep fix bench install install-program install-library fuzz clean help build
 
 SHELL := /bin/bash
 PREFIX ?= /usr/local
@@ -48,6 +48,10 @@ build: ## compile the program and the library as they are installed (Cargo.toml:
 install: ## install the binary, man pages, completions, and the library with its header and Python package under PREFIX (default /usr/local; DESTDIR is honoured)
 	@if command -v cargo >/dev/null; then $(MAKE) --no-print-directory build; fi
 	@test -x $(quell) && test -e $(libquell).so || { echo "install: there is no $(quell) or no $(libquell).so; run 'make build' first" >&2; exit 3; }
+	@$(MAKE) --no-print-directory install-program install-library
+	@echo "installed in $(DESTDIR)$(PREFIX)"
+
+install-program:
 	install -d "$(DESTDIR)$(PREFIX)/bin"
 	install -m 755 $(quell) "$(DESTDIR)$(PREFIX)/bin/quell"
 	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
@@ -60,17 +64,19 @@ install: ## install the binary, man pages, completions, and the library with its
 	  *.bash) to=share/bash-completion/completions/quell ;; \
 	  *) continue ;; esac; \
 	  install -D -m 644 "$$file" "$(DESTDIR)$(PREFIX)/$$to"; done
+
+install-library:
 	install -D -m 755 $(libquell).so "$(DESTDIR)$(PREFIX)/lib/libquell.so"
 	install -D -m 644 $(libquell).a "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	strip --strip-debug "$(DESTDIR)$(PREFIX)/lib/libquell.a"
 	install -D -m 644 frontends/capi/include/quell.h "$(DESTDIR)$(PREFIX)/include/quell.h"
 	install -d "$(DESTDIR)$(PREFIX)/lib/pkgconfig" "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
+	@# With the rpath a program finds the library in a prefix that ld.so does not search.
 	printf '%s\n' 'Name: quell' 'Description: Files of log stores without a mount' 'Version: 0.1.0' \
-	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -lquell' 'Libs.private: -lpthread -ldl -lm' \
+	'Cflags: -I$(PREFIX)/include' 'Libs: -L$(PREFIX)/lib -Wl,-rpath,$(PREFIX)/lib -lquell' 'Libs.private: -lpthread -ldl -lm' \
 	>"$(DESTDIR)$(PREFIX)/lib/pkgconfig/quell.pc"
 	install -m 644 frontends/python/quell/*.py "$(DESTDIR)$(PREFIX)/share/quell/python/quell"
 	ln -sf ../../../../lib/libquell.so "$(DESTDIR)$(PREFIX)/share/quell/python/quell/libquell.so"
-	@echo "installed in $(DESTDIR)$(PREFIX)"
 
 fuzz: ## fuzz every decoder for FUZZ_SECONDS (default 60 s) each; needs cargo-fuzz
 	@cargo fuzz --version >/dev/null 2>&1 || { echo "fuzz: cargo-fuzz is missing; run: cargo install cargo-fuzz --locked" >&2; exit 3; }

@@ -19,6 +19,7 @@ mod boot_until;
 mod command_line;
 mod counters;
 mod disks;
+mod documents;
 mod faults;
 mod fidelity;
 mod formats;

@@ -96,18 +96,30 @@ fn memory_is_used_correctly() {
     run(watched.arg(program).arg(&store));
 }
 
+/// Installs this library in the home directory `home`, as `make install PREFIX=$HOME/.local` does.
+fn install(home: &Path) {
+    let mut make = Command::new("make");
+    make.args(["--no-print-directory", "install-library"]).current_dir(crate_directory().join("../.."));
+    make.arg(format!("libquell={}", libraries().join("libquell").display()));
+    run(make.arg(format!("PREFIX={}", home.join(".local").display())));
+}
+
 #[test]
 fn the_commands_of_the_guide_work() {
     let guide = std::fs::read_to_string(crate_directory().join("../../docs/guides/library.md")).unwrap();
-    let program = guide.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
-    let temp = tempfile::tempdir().unwrap();
-    let source = temp.path().join("guide.c");
-    std::fs::write(&source, program).unwrap();
-    let program = compile(source.to_str().unwrap(), temp.path(), Linked::Shared);
-    let store = temp.path().join("store");
-    std::fs::create_dir(&store).unwrap();
-    run(command(program).arg(&store));
-    assert!(store.join("checkpoint.container").exists());
+    let block = |begin: &str| guide.split(begin).nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let commands = block("-->\n```\n");
+    let home = tempfile::tempdir().unwrap();
+    install(home.path());
+    std::fs::write(home.path().join("program.c"), block("```c\n")).unwrap();
+    // The program can be run again.
+    for _ in 0..2 {
+        let mut shell = Command::new("sh");
+        run(shell.args(["-e", "-c", commands]).env("HOME", home.path()).current_dir(home.path()));
+    }
+    assert!(home.path().join("store/checkpoint.container").exists());
+    let python = home.path().join(".local/share/quell/python/quell");
+    assert!(python.join("__init__.py").exists() && python.join("libquell.so").exists());
 }
 
 #[test]
