@@ -17,8 +17,9 @@ pub use log::{
 };
 
 const AFTER: &str = "\
-Exit codes: 0 done; 1 the answer is no (a difference was found, something could not be read);
-2 wrong usage or input; 3 this machine cannot do it. `quell run` ends with its program's own.
+Exit codes: 0 success; 1 a difference was found, or something could not be read;
+2 wrong usage or input; 3 this machine cannot do it. `quell run` ends with the
+exit code of its program.
 
 Example:
   quell index /shared/env
@@ -73,13 +74,13 @@ Example:
   quell index /shared/env -o ~/env.quell --exclude '__pycache__' --exclude 'share/doc/**'
   quell index --update ~/env.quell
 
---update asks the file system for every entry again, and writes the file only if something
-differs. --update=dirs trusts the times of directories: it asks for every directory, and reads
-only those that changed. That is right where files are replaced by renaming, as pip, conda and
-spack do; a file that was written in place, whose mode was changed, or that got another name
-elsewhere, is not noticed.")]
+--update reads every entry again, and writes the file only if something differs.
+--update=dirs compares the times of directories, and reads only directories that
+changed. It is sufficient for tools that replace files by renaming, such as pip,
+conda and spack. It does not notice a file that was written in place, whose mode
+changed, or that got a second name in another directory.")]
 pub struct IndexArgs {
-    /// The directory, or with --update the index file.
+    /// The directory; with --update the index file, or the directory that it lies beside.
     pub path: PathBuf,
     /// The file to write [default: DIR.quell beside the directory].
     #[arg(short, long, value_name = "FILE")]
@@ -88,7 +89,7 @@ pub struct IndexArgs {
     #[arg(long)]
     pub force: bool,
     /// Update the index PATH, with the options that it was created with.
-    #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    #[arg(long, value_name = "EXTENT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     pub update: Option<Update>,
     /// Leave out names (or, with a `/`, paths below DIR) that match; can be repeated.
     #[arg(long, value_name = "GLOB")]
@@ -147,15 +148,20 @@ pub enum XattrsArg {
 #[command(after_help = "\
 Example:
   quell run -i /shared/env.quell -- /shared/env/bin/python program.py
-  mpirun -n 64 quell run -i /shared/env -- ./program       (one view for all ranks of a node)
-  quell run -i /shared/env --scratch -- pip install six    (written to memory, thrown away)
-  quell run --config quell.toml -- ./program               (the trees that `quell profile` proposed)
-  quell run --image /srv/debian.raw -b debian.boot -- \
+  # one view for all ranks of a node
+  mpirun -n 64 quell run -i /shared/env -- ./program
+  # keep writes in memory, and discard them at the end
+  quell run -i /shared/env --scratch -- pip install six
+  # cover the trees that `quell profile` proposed
+  quell run --config quell.toml -- ./program
+  # start a virtual machine with the recorded blocks of its disk in memory
+  quell run --image /srv/debian.raw -b debian.boot -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
 
-The last one is for virtual machines: QEMU finds the disk image at its own path, with the blocks that a boot
-reads in memory. mine.qcow2 was made by: qemu-img create -f qcow2 -b /srv/debian.raw -F raw mine.qcow2
-All machines of one user that are started so on a node share that memory.")]
+With --image, QEMU finds the disk image at its own path. The machine's own disk
+was created with: qemu-img create -f qcow2 -b /srv/debian.raw -F raw mine.qcow2
+All machines that one user starts in this way on a node share the memory of the
+recorded blocks.")]
 pub struct RunArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
     /// exist). Can be repeated.
@@ -234,24 +240,27 @@ Example:
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
   quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- /shared/env/bin/python server.py
-  quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \
+  quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
 
---until is for programs that never end. When so many seconds have passed, or a line of CMD's output
-or error output matches the pattern, CMD and its children are sent SIGTERM, and the image is written
-once they have gone; the exit code is CMD's own, 143 if SIGTERM ended it. What CMD reads on the way
-out is recorded too. If it ends earlier, all of it is recorded.
+--until is for programs that do not end. After this time, or when a line of CMD's
+standard output or standard error matches the pattern, CMD and its children get
+SIGTERM. The image is written when they have ended. The exit code is that of CMD,
+or 143 if SIGTERM ended it. Blocks that CMD reads while it ends are recorded, too.
+If CMD ends earlier, its whole run is recorded.
 
-A pattern is a regular expression (https://docs.rs/regex/#syntax); a plain text is one as well. A
-number is seconds: write '(8080)' for a pattern of digits. A line counts before it is ended, as
-prompts are not. With a pattern CMD's output comes to us first and is passed on at once, unaltered.
-If ours is a terminal, CMD has one, too; else a pipe, to which many programs write in large pieces
-(PYTHONUNBUFFERED=1 and stdbuf -oL keep them from it).
+A pattern is a regular expression (https://docs.rs/regex/#syntax). A number is a
+time in seconds; write '(8080)' for a pattern of digits. An incomplete line, such
+as a prompt, can match. With a pattern, quell reads the output of CMD and passes it
+on unchanged. If the output of quell is a terminal, CMD gets a terminal, otherwise
+a pipe. Many programs buffer their output to a pipe; PYTHONUNBUFFERED=1 and
+stdbuf -oL prevent it.
 
-The image holds bytes of files, whatever modes they have, so it is made for its owner alone (0600);
-chmod gives it to others, and recording it again keeps its mode.
+The image contains data of files regardless of their modes. It is therefore created
+with mode 0600; use chmod to give other users access. Recording again keeps the mode.
 
-With --image, what a virtual machine reads of its disk image is recorded, and of the files that this lies on.")]
+With --image, the blocks that a virtual machine reads from its disk image and from
+its backing chain are recorded.")]
 pub struct RecordArgs {
     /// The index of the tree, or an indexed directory.
     #[arg(short, long = "index", value_name = "FILE", required_unless_present = "image")]
@@ -310,10 +319,12 @@ pub enum BootCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot show env.boot\n  quell boot show env.boot --files")]
 pub struct BootShowArgs {
+    /// The boot image.
     pub file: PathBuf,
-    /// Also list each file, with how much of it is in the image.
+    /// Also list each file, with the part of it that is in the image.
     #[arg(long)]
     pub files: bool,
+    /// Print the contents as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -327,8 +338,9 @@ Example:
   quell boot verify env.boot -i /shared/env.quell
   quell boot verify debian.boot --image /srv/debian.raw")]
 pub struct BootVerifyArgs {
+    /// The boot image.
     pub file: PathBuf,
-    /// The index that the image belongs to.
+    /// The index that the image belongs to, or the indexed directory.
     #[arg(short, long, value_name = "FILE")]
     pub index: Option<PathBuf>,
     /// The tree's location on this node, if it is not where it was indexed.
@@ -345,6 +357,7 @@ pub struct BootVerifyArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot merge train.boot test.boot -o env.boot --budget 64")]
 pub struct BootMergeArgs {
+    /// The boot images to merge.
     #[arg(required = true, num_args = 1..)]
     pub files: Vec<PathBuf>,
     /// The image to write; it may be one of the input images.
@@ -370,6 +383,7 @@ pub struct BootMergeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell boot extract env.boot /tmp/hot")]
 pub struct BootExtractArgs {
+    /// The boot image.
     pub file: PathBuf,
     /// The directory to create.
     pub directory: PathBuf,
@@ -387,6 +401,7 @@ Example:
   qemu-img create -f qcow2 -b hot.qcow2 -F qcow2 mine.qcow2
   qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio")]
 pub struct BootQcow2Args {
+    /// The boot image.
     pub file: PathBuf,
     /// The qcow2 image to write.
     #[arg(short, long, value_name = "FILE")]
@@ -519,20 +534,29 @@ Example:
   quell mount /shared/env.quell /tmp/env
   quell stats /tmp/env
   quell umount /tmp/env
-  quell mount --image /srv/debian.raw /run/disks -b debian.boot     (/run/disks/debian.raw, for virtual machines)
-  quell mount --log /shared/store ~/ckpt                            (programs write to ~/ckpt; do so on every node)
-  quell mount --log /a/store,/b/store --index flatten ~/ckpt        (files spread over two file systems)
-  quell mount --config quell.toml                                   (all its [[log]] mounts)
+  # on every node; programs then write to ~/ckpt
+  mkdir -p ~/ckpt
+  quell mount --log /shared/store ~/ckpt
+  # spread files over two file systems
+  quell mount --log /a/store,/b/store --index flatten ~/ckpt
+  # all [[log]] mounts of a file
+  quell mount --config quell.toml
+  # the disk image of virtual machines, as /run/disks/debian.raw
+  quell mount --image /srv/debian.raw /run/disks -b debian.boot
 
-With --log, each process that writes a file writes a log of its own in the store, so that the shared file system never sees
-two writers of one file; programs see one file. A store is a directory on the shared file system, which every node
-names the same or otherwise; the order of several does not matter. Only mounts like this one understand what is in it.
---index says how the index logs of a file are read when it is opened: `original` by one thread, `parallel` by several;
-`flatten` has the last one who writes a file leave one index for all who read it, `flatten-later` the mount do so in the
-background when the file was closed. BYTES may end with K, M or G."
+With --log, each process that writes a file appends to a log of its own in the
+store, so no two processes write one file of the shared file system. Programs see
+one file. A store is a directory on the shared file system; its path may differ
+between nodes, and the order of several stores does not matter. Only log mounts,
+`quell log` and libquell can read the files in it.
+
+--index selects how the index logs of a file are read when it is opened: `original`
+with one thread, `parallel` with several. With `flatten`, the last writer of a file
+creates one index for all readers when it closes the file; with `flatten-later`, the
+mount does so in the background. BYTES may end with K, M or G."
 )]
 pub struct MountArgs {
-    /// The index, or with --image the disk image.
+    /// The index or the indexed directory; with --image the disk image.
     #[arg(required_unless_present_any = ["log", "config"])]
     pub file: Option<PathBuf>,
     /// An existing directory.
@@ -597,7 +621,7 @@ pub struct LogArgs {
     pub buffer: Option<u64>,
     /// How to determine, when a file is opened, which log has which bytes of it [default:
     /// parallel].
-    #[arg(long = "index", value_name = "WAY", value_enum)]
+    #[arg(long = "index", value_name = "METHOD", value_enum)]
     pub index_way: Option<IndexWay>,
     /// With --index flatten and flatten-later: do not flatten a file if its index logs together are
     /// larger than this [default: 64M].
@@ -642,8 +666,9 @@ fn buffer_bytes(text: &str) -> Result<u64, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell umount /tmp/env")]
 pub struct UmountArgs {
+    /// The mount point.
     pub mountpoint: PathBuf,
-    /// Unmount even if busy; open files will return errors.
+    /// Unmount even if programs use the mount; files that are open there then return errors.
     #[arg(long)]
     pub force: bool,
 }
@@ -655,6 +680,7 @@ pub struct UmountArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell verify /shared/env.quell")]
 pub struct VerifyArgs {
+    /// The index, or the indexed directory.
     pub file: PathBuf,
     /// The tree's current location, if it is not where it was indexed.
     #[arg(long, value_name = "DIR")]
@@ -671,20 +697,22 @@ pub struct VerifyArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell show env.quell\n  quell show env.quell lib/python3.11 --json")]
 pub struct ShowArgs {
+    /// The index, or the indexed directory.
     pub file: PathBuf,
     /// A path below the tree's root, or below its absolute path.
     pub path: Option<PathBuf>,
     /// Show everything below PATH, one entry per line.
     #[arg(short, long)]
     pub recursive: bool,
+    /// Print the contents as JSON.
     #[arg(long)]
     pub json: bool,
 }
 
 /// Print how many requests a view absorbed, and how many it passed on.
 ///
-/// For a mount point, the counters of that mount; for an index or a store, the sum over all its
-/// views and mounts of yours on this node.
+/// For a mount point, prints the counters of that mount; for an index, an indexed directory or a
+/// store, the counters of each of your views and mounts of it on this node.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:
@@ -692,8 +720,9 @@ Example:
   quell stats /shared/env.quell --json
   quell stats /tmp/env --prometheus /var/lib/node_exporter/quell.prom")]
 pub struct StatsArgs {
-    /// A mount point, an index file or a store.
+    /// A mount point, an index file, an indexed directory or a store.
     pub path: PathBuf,
+    /// Print the counters as JSON.
     #[arg(long)]
     pub json: bool,
     /// Write the counters to FILE in the Prometheus text format (`-`: print them).
@@ -715,10 +744,12 @@ pub struct StatsArgs {
 Example:
   quell probe /shared/project
   quell probe --yes -o capacity.json /shared/project
-  quell probe --clean /shared/project     (removes what a killed probe left there)
+  # remove the directories that a killed probe left
+  quell probe --clean /shared/project
 
-Exit code 1: no rate could be measured. A probe does not start in a directory that is not writable,
-without free space, on a busy file system (50 ms for a request), or beside another probe.")]
+The exit code is 1 if no rate could be measured. The probe does not start without
+write permission, without free space, while another probe uses DIR, or if the file
+system is busy (a request takes more than 50 ms).")]
 pub struct ProbeArgs {
     /// A directory on the file system, with write permission.
     #[arg(value_name = "DIR")]
@@ -755,8 +786,9 @@ pub struct ProbeArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  quell doctor /shared/env")]
 pub struct DoctorArgs {
-    /// The directory that would be covered.
+    /// The directory to cover, or its index.
     pub directory: Option<PathBuf>,
+    /// Print the findings as JSON.
     #[arg(long)]
     pub json: bool,
 }
@@ -773,11 +805,16 @@ pub struct DoctorArgs {
 Example:
   quell profile -- python train.py
   quell profile -o report --shared /data --capacity 32000 -- ./pipeline.sh
-  quell profile --capacity probe.json -- python train.py      (after: quell probe /shared -o probe.json)
-  quell profile --import trace.*                              (made by: strace -f -ttt -y -o trace.0 CMD)
+  # with the measured rate of the file system
+  quell probe /shared/project -o probe.json
+  quell profile --capacity probe.json -- python train.py
+  # from an existing trace
+  strace -f -ttt -T -y -o trace.0 ./program
+  quell profile --import trace.0
 
-A directory lies on a shared file system if its mount is Lustre, GPFS, NFS, BeeGFS, Ceph, Gluster, MooseFS
-or another FUSE; --shared DIR says so of any other.")]
+A directory counts as shared if it lies on Lustre, GPFS, NFS, BeeGFS, Ceph, Gluster,
+MooseFS or another FUSE file system. --shared DIR declares any other directory as
+shared.")]
 pub struct ProfileArgs {
     /// The directory to write to [default: quell-profile, or the next free quell-profile.N].
     #[arg(short, long, value_name = "DIR")]
@@ -845,7 +882,37 @@ pub struct HolderArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    /// Calls `check` for a command and all commands below it that are not hidden.
+    fn for_each_command(command: &clap::Command, check: &dyn Fn(&clap::Command)) {
+        check(command);
+        for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+            for_each_command(below, check);
+        }
+    }
+
+    #[test]
+    fn every_command_and_option_has_help() {
+        for_each_command(&Arguments::command(), &|command| {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for option in command.get_opts().filter(|option| !option.is_hide_set()) {
+                assert!(option.get_help().is_some(), "{} --{}", command.get_name(), option.get_id());
+            }
+        });
+    }
+
+    #[test]
+    fn notes_and_examples_fit_a_page() {
+        for_each_command(&Arguments::command(), &|command| {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+        });
+    }
 
     #[test]
     fn bytes_are_numbers_with_or_without_a_unit() {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -27,6 +27,25 @@ pub fn text_of(path: impl AsRef<Path>) -> String {
 /// Does the same as `text_of`, for the bytes of a path within an index.
 pub fn text_of_bytes(path: &[u8]) -> String {
     text_of(OsStr::from_bytes(path))
+}
+
+/// Returns the index file that `path` names: the file itself, or for a directory the index beside
+/// it, as `quell run -i` finds it.
+///
+/// Errors: wrong input, if the directory has no index.
+pub fn index_file(path: &Path) -> std::result::Result<PathBuf, Failure> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let directory = real_path(path)?;
+    let index = quell_mount_spec::default_index_path(&directory);
+    index.filter(|index| index.is_file()).ok_or_else(|| {
+        let directory = shown(&directory);
+        Failure::wrong_input(format!(
+            "{directory} is a directory without an index beside it; create {directory}.quell with `quell index {directory}`, \
+             or name an index file"
+        ))
+    })
 }
 
 /// Reads a small input file, or a pipe.

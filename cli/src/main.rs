@@ -28,7 +28,7 @@ use crate::output::errln;
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(e) => return print_usage(&e),
+        Err(e) => return print_usage(&with_escaped_arguments(e)),
     };
     let quiet = arguments.quiet;
     let result = match arguments.command {
@@ -52,11 +52,20 @@ fn main() -> ExitCode {
     exit_code(result)
 }
 
+/// Returns the same error for the arguments as printable text. The message repeats arguments, which
+/// may be names of files with control characters and line ends.
+fn with_escaped_arguments(error: clap::Error) -> clap::Error {
+    if !error.use_stderr() {
+        return error;
+    }
+    let escaped = std::env::args_os().map(inputs::shown);
+    Arguments::try_parse_from(escaped).err().filter(clap::Error::use_stderr).unwrap_or(error)
+}
+
 /// Prints the error of a wrong command line, or the requested help.
 fn print_usage(error: &clap::Error) -> ExitCode {
     let text = error.render();
     if error.use_stderr() {
-        // The message repeats arguments, which may be file names, so it is escaped.
         errln!("{}", text.to_string().trim_end());
         return ExitCode::from(failure::WRONG_INPUT);
     }

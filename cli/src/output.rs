@@ -43,7 +43,8 @@ pub fn print_coloured(text: &str) {
 }
 
 pub fn report_line(text: fmt::Arguments<'_>) {
-    let _ = io::stderr().write_all(escape_control(&format!("{text}\n")).as_bytes());
+    let text = without_error_numbers(&format!("{text}\n"));
+    let _ = io::stderr().write_all(escape_control(&text).as_bytes());
 }
 
 /// Prints text with colours on standard error, without a line end; names are already escaped.
@@ -81,6 +82,55 @@ pub fn finish() -> Result<(), Failure> {
     }
 }
 
+/// Removes ` (os error N)`, which the standard library appends to the text of an error number. The
+/// text alone is the spelling that other programs and the man pages use.
+pub fn without_error_numbers(text: &str) -> String {
+    const BEGIN: &str = " (os error ";
+    let mut parts = text.split(BEGIN);
+    let mut shorter = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        match rest.strip_prefix(')') {
+            Some(rest) if part.len() > rest.len() + 1 => shorter += rest,
+            _ => {
+                shorter += BEGIN;
+                shorter += part;
+            }
+        }
+    }
+    shorter
+}
+
+/// Returns a number with its noun: `1 entry`, `2 entries`.
+pub fn counted(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
+}
+
+/// The width of tables.
+pub const COLUMNS: usize = 80;
+
+/// Breaks the words of `text` into lines for a table: with `first` before the first line, and as
+/// many blanks before all others. A word that is longer than a line is not broken.
+pub fn hanging(first: &str, text: &str) -> String {
+    let indent = first.chars().count();
+    let mut lines = first.to_owned();
+    let mut width = indent;
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        if width > indent && width + 1 + length > COLUMNS {
+            lines.push('\n');
+            lines.extend(std::iter::repeat_n(' ', indent));
+            width = indent;
+        } else if width > indent {
+            lines.push(' ');
+            width += 1;
+        }
+        lines.push_str(word);
+        width += length;
+    }
+    lines
+}
+
 /// Returns the text with control characters escaped, except newlines and tabs. They can come from
 /// names of files, arguments and output of other programs. Each is written as a backslash and its
 /// code.
@@ -104,6 +154,26 @@ fn escape_control(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_number_of_an_error_is_not_printed_beside_its_text() {
+        let error = io::Error::from_raw_os_error(2);
+        assert_eq!(
+            without_error_numbers(&format!("a: {error}; b: {error}")),
+            "a: No such file or directory; b: No such file or directory"
+        );
+        for text in ["", "an (os error of ours)", "x (os error )", "x (os error 2"] {
+            assert_eq!(without_error_numbers(text), text);
+        }
+    }
+
+    #[test]
+    fn a_table_fits_its_width() {
+        let lines = hanging("name  ", &"word ".repeat(40));
+        assert!(lines.lines().all(|line| line.len() <= COLUMNS), "{lines}");
+        assert!(lines.starts_with("name  word") && lines.lines().nth(1).unwrap().starts_with("      word"));
+        assert_eq!(hanging("a ", "b"), "a b");
+    }
 
     #[test]
     fn control_characters_are_escaped() {

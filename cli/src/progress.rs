@@ -109,9 +109,32 @@ fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> Strin
         Some(expected) if expected > entries => entries as f64 / expected as f64,
         _ => progress.share(),
     };
-    if share > 0.02 && share < 1.0 {
-        let left = Duration::from_secs_f64(seconds * (1.0 - share) / share);
+    if let Some(left) = remaining(share, seconds) {
         line += &format!(", {:.0} %, about {} left", share * 100.0, HumanDuration(left));
     }
     line
+}
+
+/// The part of the work, and the time in seconds, after which the remaining time is estimated. The
+/// rate of the first seconds is that of a cold cache and a few directories.
+const SHARE_KNOWN: f64 = 0.1;
+const SECONDS_KNOWN: f64 = 5.0;
+
+/// Returns the remaining time, or `None` if too little is done to estimate it.
+fn remaining(share: f64, seconds: f64) -> Option<Duration> {
+    let is_known = (SHARE_KNOWN..1.0).contains(&share) && seconds >= SECONDS_KNOWN;
+    is_known.then(|| Duration::from_secs_f64(seconds * (1.0 - share) / share))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remaining_time_is_estimated_only_from_enough_work() {
+        assert_eq!(remaining(0.25, 10.0), Some(Duration::from_secs(30)));
+        for (share, seconds) in [(0.0, 60.0), (0.05, 60.0), (0.5, 1.0), (1.0, 60.0), (f64::NAN, 60.0)] {
+            assert_eq!(remaining(share, seconds), None, "{share} {seconds}");
+        }
+    }
 }

@@ -41,11 +41,11 @@ pub fn load_index_from<E: From<Error>>(
     let preamble = read_begin(file, path, READ_INDEX, length, format::PREAMBLE_BYTES)?;
     if !Image::is_index(&preamble) {
         let what = if length == 0 {
-            "the file is empty"
+            "not an index file: it is empty"
         } else {
-            "the file is not an index: it does not begin with QUELLIDX"
+            "not an index file (it does not begin with QUELLIDX); create one with `quell index DIRECTORY`"
         };
-        return Err(wrong_file(path, READ_INDEX, format!("at byte 0: {what}")).into());
+        return Err(wrong_file(path, READ_INDEX, what.into()).into());
     }
     Image::check_preamble(&preamble, length).map_err(|damage| damaged(path, READ_INDEX, damage))?;
     admit(length)?;
@@ -149,7 +149,11 @@ fn begins_as_boot_image(begin: &[u8]) -> bool {
 }
 
 fn no_boot_image(path: &Path) -> Error {
-    wrong_file(path, READ_BOOT, "at byte 0: this is not a boot image: it does not begin with QUELLBOO".into())
+    wrong_file(
+        path,
+        READ_BOOT,
+        "not a boot image (it does not begin with QUELLBOO); create one with `quell record`".into(),
+    )
 }
 
 /// Opens a file for reading. A FIFO does not block, and a terminal does not become the controlling

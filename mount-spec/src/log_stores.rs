@@ -68,7 +68,7 @@ pub fn open_existing_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
     for (root, path) in roots.iter().zip(stores) {
         if !quell_log::is_store(&*root.dir)? {
             let path = path.as_ref().as_os_str().as_encoded_bytes();
-            let source = Some("it is not a store".into());
+            let source = Some("not a store".into());
             return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
         }
     }

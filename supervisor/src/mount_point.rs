@@ -36,7 +36,7 @@ pub fn refuse_mounted(mountpoint: &Path) -> Result<(), Failure> {
     };
     let point = shown(mountpoint);
     Err(Failure::wrong_input(format!(
-        "{point} has a view already, {} ({by}); quell umount {point} takes it away",
+        "{point} already has a view, {} ({by}); remove it with `quell umount {point}`",
         shown(&mount.source)
     )))
 }
@@ -72,20 +72,37 @@ pub fn unmount(path: &Path, force: bool) -> Result<(), Failure> {
     match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => return Ok(()),
         Err(rustix::io::Errno::PERM) => {}
-        Err(rustix::io::Errno::BUSY) => {
-            return Err(Failure::cannot(format!(
-                "{} is in use (--force takes it away all the same)",
-                shown(path)
-            )));
-        }
+        Err(rustix::io::Errno::BUSY) => return Err(busy(path)),
         Err(e) => return Err(Failure::cannot(format!("{}: {e}", shown(path)))),
     }
     // An ordinary user's mount was made with fusermount3, and only fusermount3 can unmount it.
     let option = if force { "-uz" } else { "-u" };
-    let ended = Command::new("fusermount3").arg(option).arg("--").arg(path).stdin(Stdio::null()).output();
+    let ended = Command::new("fusermount3")
+        .arg(option)
+        .arg("--")
+        .arg(path)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output();
     match ended {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(Failure::cannot(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+        Ok(output) => {
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            Err(if message.contains("Device or resource busy") {
+                busy(path)
+            } else {
+                Failure::cannot(message)
+            })
+        }
         Err(e) => Err(Failure::cannot(format!("fusermount3: {e}"))),
     }
+}
+
+/// Returns the failure of an unmount while programs use the mount.
+fn busy(path: &Path) -> Failure {
+    let path = shown(path);
+    Failure::cannot(format!(
+        "{path} is in use by a program (`fuser -vm {path}` lists them); end it, or run `quell umount --force {path}`: files \
+         that are open there then return errors"
+    ))
 }

@@ -235,7 +235,7 @@ fn a_damaged_image_is_refused_with_the_offset_and_the_program_runs() {
     damage(&whole[..whole.len() - 1], "header at 16");
     damage(&whole[..50], "the file ends here");
     damage(b"", "the file ends here");
-    damage(b"#!/bin/sh\n", "this is not a boot image");
+    damage(b"#!/bin/sh\n", "not a boot image");
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     damage(&flipped, "frame at 0: the checksum is wrong");

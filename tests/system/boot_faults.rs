@@ -334,7 +334,7 @@ fn an_image_that_is_replaced_while_it_is_served_changes_nothing() {
     fs::write(fixture.stage.path("tree.go"), "").unwrap();
     let expected = [b"ready\n", &fixture.direct(START)[..]].concat();
     assert!(running.wait().expect(0).out == expected);
-    fixture.run(&[], START).expect(0).says("this is not a boot image");
+    fixture.run(&[], START).expect(0).says("not a boot image");
 }
 
 #[test]

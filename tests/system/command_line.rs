@@ -2,6 +2,7 @@
 //! them.
 
 use std::fs;
+use std::path::Path;
 
 use crate::stage::{Launch, Stage, has, is_root, launches, quell, views};
 use crate::trees;
@@ -45,10 +46,118 @@ fn man_pages_and_completions_are_generated() {
     for command in COMMANDS {
         let page = fs::read_to_string(man.join(format!("quell-{command}.1"))).unwrap();
         assert!(page.contains(".TH"), "{command}");
+        for section in ["EXAMPLES", "\"EXIT STATUS\"", "ENVIRONMENT", "FILES", "\"SEE ALSO\""] {
+            assert!(page.contains(&format!("\n.SH {section}\n")), "{command}: {section}");
+        }
+        // Examples are not filled, so that each stays a command in one line.
+        let examples = page.split(".SH EXAMPLES\n.nf\n").nth(1).and_then(|rest| rest.split(".fi\n").next());
+        assert!(examples.is_some_and(|text| text.lines().any(|line| line.starts_with("quell "))), "{page}");
     }
+    let pages: Vec<String> = names_in(&man);
+    assert!(
+        pages.contains(&"quell.1".to_owned()) && pages.contains(&"quell-log-ls.1".to_owned()),
+        "{pages:?}"
+    );
     let bash = fs::read_to_string(completions.join("quell.bash")).unwrap();
     assert!(bash.contains("--on-change"));
-    assert!(fs::read_dir(&completions).unwrap().count() >= 3);
+    assert_eq!(names_in(&completions).len(), 3);
+    // Internal commands and options are in neither.
+    for internal in ["holder", "calibrate", "generate", "--recording"] {
+        for completion in names_in(&completions) {
+            let text = fs::read_to_string(completions.join(&completion)).unwrap();
+            let is_offered =
+                text.split(|c: char| !c.is_alphanumeric() && c != '-').any(|word| word == internal);
+            assert!(!is_offered, "{completion} offers {internal}");
+        }
+        assert!(!pages.contains(&format!("quell-{internal}.1")));
+    }
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_usage_error_repeats_arguments_as_one_printable_line() {
+    let stage = Stage::new();
+    let ended = stage.run(stage.quell().arg("non\nsense\x1b[2J")).expect(2);
+    assert!(ended.err.contains("non\\nsense") && !ended.err.contains('\x1b'), "{:?}", ended.err);
+}
+
+#[test]
+fn a_directory_is_accepted_for_the_index_beside_it() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let missing = stage.run(stage.quell().arg("verify").arg(&tree)).expect(2);
+    assert!(missing.err.contains("quell index"), "{}", missing.err);
+    stage.run(stage.quell().args(["index", "-q"]).arg(&tree)).expect(0);
+    for command in [&["verify"][..], &["show"], &["index", "--update"]] {
+        stage.run(stage.quell().args(command).arg(&tree)).expect(0);
+    }
+    for view in views() {
+        stage.run(stage.quell_run(&tree, view).args(["--strict", "--", "true"])).expect(0);
+    }
+    let no_index = stage.file("notes", "text");
+    for command in ["verify", "show"] {
+        stage.run(stage.quell().arg(command).arg(&no_index)).expect(2).says("not an index file");
+    }
+    let ended = stage.run(stage.quell().arg("verify").arg(stage.path("absent"))).expect(2);
+    assert!(ended.err.trim_end().ends_with("No such file or directory"), "{}", ended.err);
+}
+
+#[test]
+fn an_unmount_of_a_mount_in_use_names_the_option_that_succeeds() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    for launch in launches() {
+        let Launch::Mount(view) = launch else { continue };
+        let mounted = stage.mount(&index, view, &[]);
+        let open = fs::File::open(mounted.point.join("readme")).unwrap();
+        stage.run(stage.quell().arg("umount").arg(&mounted.point)).expect(3).says("--force");
+        drop(open);
+        mounted.umount();
+    }
+    stage.expect_nothing_left();
+}
+
+#[test]
+fn doctor_explains_files_and_directories_that_cannot_be_read() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.index(&tree);
+    let tree_line = format!("{} lies on", tree.display());
+    for path in [&tree, &index, &tree.join("readme")] {
+        let ended = stage.run(stage.quell().arg("doctor").arg(path));
+        // The text is broken into lines at blanks.
+        let text = ended.text().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(&tree_line), "{}: {text}", path.display());
+    }
+    if !is_root() {
+        let closed = stage.dir("closed/inner");
+        trees::set_mode(closed.parent().unwrap(), 0);
+        let text = stage.run(stage.quell().arg("doctor").arg(&closed)).text();
+        trees::set_mode(closed.parent().unwrap(), 0o700);
+        assert!(text.contains("Permission denied"), "{text}");
+    }
+}
+
+#[test]
+fn doctor_works_in_a_user_namespace_and_fits_a_terminal() {
+    let stage = Stage::new();
+    if !stage.sh("unshare -r true", &[]).status.success() {
+        println!("SKIPPED: no user namespaces");
+        return;
+    }
+    let ended = stage.run(stage.command("unshare").arg("-r").arg(quell()).arg("doctor"));
+    assert!([Some(0), Some(3)].contains(&ended.code()), "{ended:?}");
+    let text = ended.text();
+    assert!(text.contains("\nview: "), "{text}");
+    for line in text.lines() {
+        // A path is not broken.
+        assert!(line.chars().count() <= 80 || line.contains('/'), "{line}");
+    }
 }
 
 #[test]

@@ -151,28 +151,36 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: ", self.operation, crate::printable(&self.subject))?;
         let what = match self.kind {
-            ErrorKind::NotFound => "no such entry",
-            ErrorKind::PermissionDenied => "permission denied",
-            ErrorKind::NotADirectory => "not a directory",
-            ErrorKind::IsADirectory => "is a directory",
-            ErrorKind::ReadOnly => "read-only",
-            ErrorKind::Exists => "exists already",
-            ErrorKind::NotEmpty => "directory not empty",
-            ErrorKind::NoSpace => "no space left",
-            ErrorKind::NameTooLong => "name too long",
-            ErrorKind::InvalidInput => "invalid input",
-            ErrorKind::Stale => "changed since it was indexed",
-            ErrorKind::Damaged => "damaged",
-            ErrorKind::Unsupported => "not supported",
-            ErrorKind::Os(_) => "failed",
+            ErrorKind::InvalidInput => "invalid input".to_owned(),
+            ErrorKind::Stale => "changed since it was indexed".to_owned(),
+            ErrorKind::Damaged => "damaged".to_owned(),
+            ErrorKind::Unsupported => "not supported".to_owned(),
+            kind => errno_text(kind.errno()),
         };
-        write!(f, "{} {}: {what}", self.operation, crate::printable(&self.subject))?;
         match &self.source {
-            Some(cause) => write!(f, " ({cause})"),
-            None => Ok(()),
+            // The text of the kind would repeat the cause.
+            Some(cause) if is_errno(&**cause, self.errno()) => f.write_str(&what),
+            Some(cause) if self.kind == ErrorKind::InvalidInput => write!(f, "{cause}"),
+            Some(cause) => write!(f, "{what} ({cause})"),
+            None => f.write_str(&what),
         }
     }
+}
+
+/// Returns the text of an error number as strerror(3) spells it: the one spelling in all messages.
+fn errno_text(number: i32) -> String {
+    let text = std::io::Error::from_raw_os_error(number).to_string();
+    // The standard library appends the number.
+    match text.strip_suffix(&format!(" (os error {number})")) {
+        Some(text) => text.to_owned(),
+        None => text,
+    }
+}
+
+fn is_errno(cause: &(dyn std::error::Error + 'static), number: i32) -> bool {
+    cause.downcast_ref::<std::io::Error>().is_some_and(|cause| cause.raw_os_error() == Some(number))
 }
 
 impl std::error::Error for Error {
@@ -184,6 +192,19 @@ impl std::error::Error for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_error_number_has_one_spelling() {
+        let cause = |number| std::io::Error::from_raw_os_error(number);
+        let found = Error::from_io(cause(errno::ENOENT), "open", "a");
+        assert_eq!(found.to_string(), "open a: No such file or directory");
+        assert_eq!(Error::new(ErrorKind::NotFound, "open", "a").to_string(), found.to_string());
+        assert_eq!(Error::from_io(cause(errno::EIO), "read", "a").to_string(), "read a: Input/output error");
+        let other = Error { source: Some(Box::new(std::io::Error::other("no index"))), ..found };
+        assert_eq!(other.to_string(), "open a: No such file or directory (no index)");
+        let invalid = Error { kind: ErrorKind::InvalidInput, ..other };
+        assert_eq!(invalid.to_string(), "open a: no index");
+    }
 
     #[test]
     fn every_error_number_survives_the_conversion_to_a_kind() {

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
 use crate::boot_images::{load_whole, load_whole_from};
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{InputFile, real_path, root_of, shown, shown_bytes, text_of_bytes};
+use crate::inputs::{InputFile, index_file, real_path, root_of, shown, shown_bytes, text_of_bytes};
 use crate::output::{errln, outln};
 
 pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
@@ -110,7 +110,7 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
         return Ok(ExitCode::from(YES));
     };
-    let tree = std::sync::Arc::new(quell_mount_spec::load_index(index)?);
+    let tree = std::sync::Arc::new(quell_mount_spec::load_index(&index_file(index)?)?);
     if image.kind() != Kind::Tree(tree.generation().0) {
         outln!("{} belongs to another index, or to an older state of {}", shown(&args.file), shown(index));
         return Ok(ExitCode::from(NO));

@@ -9,8 +9,8 @@ use serde_json::json;
 
 use crate::arguments::DoctorArgs;
 use crate::failure::{CANNOT, Failure};
-use crate::inputs::{real_path, shown};
-use crate::output::outln;
+use crate::inputs::{root_of, shown};
+use crate::output::{hanging, outln, without_error_numbers};
 
 /// The result of one test.
 struct Finding {
@@ -22,20 +22,34 @@ struct Finding {
 }
 
 pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
-    let directory = args.directory.as_deref().map(real_path).transpose()?;
+    let directory = args.directory.as_deref().map(directory_of).transpose()?;
     let kind = directory.as_deref().and_then(file_system_of);
     let mut findings = vec![kernel(), user_namespaces(), groups_and_owners(), fuse_device(), fusermount()];
-    let trial = Trial::new()?;
     let mut chosen = None;
-    for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
-        let finding = trial.run(view);
-        let refused = kind.as_deref().is_some_and(refuses_overlay) && view != View::Fuse;
-        if finding.works && !refused && chosen.is_none() {
-            chosen = Some(view);
+    match Trial::new() {
+        Err(failure) => findings.push(Finding {
+            name: "trial".into(),
+            works: false,
+            detail: failure.to_string(),
+            advice: "no view was tried; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+        }),
+        Ok(trial) => {
+            for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
+                let finding = trial.run(view);
+                let refused = kind.as_deref().is_some_and(refuses_overlay) && view != View::Fuse;
+                if finding.works && !refused && chosen.is_none() {
+                    chosen = Some(view);
+                }
+                findings.push(finding);
+            }
         }
-        findings.push(finding);
     }
-    drop(trial);
+    if let Some(directory) = &directory {
+        findings.push(readable(directory, kind.as_deref()));
+    }
+    for finding in &mut findings {
+        finding.detail = without_error_numbers(&finding.detail);
+    }
     let (view, why) = verdict(chosen, kind.as_deref());
     if args.json {
         let tried: Vec<_> = findings
@@ -49,17 +63,53 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         );
     } else {
         for finding in &findings {
-            outln!("{} {:<18}{}", if finding.works { "yes" } else { "no " }, finding.name, finding.detail);
+            let works = if finding.works { "yes" } else { "no" };
+            outln!("{}", hanging(&format!("{works:<4}{:<18}", finding.name), &finding.detail));
             if !finding.works {
-                outln!("    {:<18}{}", "", finding.advice);
+                outln!("{}", hanging(&" ".repeat(22), finding.advice));
             }
         }
-        if let (Some(directory), Some(kind)) = (&directory, &kind) {
-            outln!("    {:<18}{} lies on {kind}", "directory", shown(directory));
-        }
-        outln!("\nview: {view}: {why}");
+        outln!("\n{}", hanging(&format!("view: {view}: "), &why));
     }
     Ok(ExitCode::from(if chosen.is_none() { CANNOT } else { 0 }))
+}
+
+/// Returns the directory that an argument names: itself, the tree of an index file, or the directory
+/// of any other file. A directory above it may deny access; the path is then not resolved.
+fn directory_of(path: &Path) -> Result<PathBuf, Failure> {
+    let failed = |e: std::io::Error| Failure::wrong_input(format!("{}: {e}", shown(path)));
+    let real = match path.canonicalize() {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            return std::path::absolute(path).map_err(failed);
+        }
+        real => real.map_err(failed)?,
+    };
+    if real.is_dir() {
+        return Ok(real);
+    }
+    match quell_mount_spec::load_index(&real) {
+        Ok(image) => Ok(root_of(&image)),
+        Err(_) => Ok(real.parent().unwrap_or(Path::new("/")).to_owned()),
+    }
+}
+
+fn readable(directory: &Path, kind: Option<&str>) -> Finding {
+    let tried = std::fs::read_dir(directory);
+    let name = "directory".to_owned();
+    let advice = "to index it you need read and search permission (r and x) for it, and search permission for every \
+                  directory above it";
+    let kind = kind.unwrap_or("an unknown file system");
+    match tried {
+        Ok(_) => {
+            Finding { name, works: true, detail: format!("{} lies on {kind}", shown(directory)), advice }
+        }
+        Err(e) => Finding {
+            name,
+            works: false,
+            detail: format!("{} lies on {kind}: {e}", shown(directory)),
+            advice,
+        },
+    }
 }
 
 fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
@@ -68,13 +118,14 @@ fn verdict(chosen: Option<View>, kind: Option<&str>) -> (&'static str, String) {
         .map(|kind| format!("{kind} cannot be a layer of overlayfs"));
     match chosen {
         Some(View::Overlay) => {
-            ("overlay", "metadata in the kernel, no daemon on the way of any request; trees too large for the memory allowed (--memory) get fuse".into())
+            let why = "served by the kernel alone; trees that need more memory than --memory allows get the view fuse";
+            ("overlay", why.into())
         }
         Some(view) => {
-            let reason = refusal.unwrap_or_else(|| "the views before it do not work here".into());
+            let reason = refusal.unwrap_or_else(|| "the preferred views do not work here".into());
             (view.name(), reason)
         }
-        None => ("none", "`quell run` says so and runs programs on the original directory".into()),
+        None => ("none", "`quell run` prints the reason and runs programs on the original directory".into()),
     }
 }
 
@@ -130,7 +181,7 @@ impl Trial {
         let tried = self.quell(&before, &[&index, Path::new("--"), Path::new("cat"), &self.file()]);
         let (works, detail) = match tried {
             Ok(text) if text == CONTENT => (true, "a file was read through it".into()),
-            Ok(text) => (false, format!("a file came out as {text:?}")),
+            Ok(text) => (false, format!("a file has the content {text:?}")),
             Err(reason) => (false, reason),
         };
         let advice = match view {
@@ -178,6 +229,14 @@ fn groups_and_owners() -> Finding {
     let others: Vec<String> =
         groups.iter().filter(|group| **group != own).map(|group| group.as_raw().to_string()).collect();
     let without_namespace = !needs_user_namespace();
+    if without_namespace && quell_mount_spec::owners_are_hidden() {
+        return Finding {
+            name: "groups and owners".into(),
+            works: false,
+            detail: "this user namespace shows files of users that it does not map as 65534 (nobody)".into(),
+            advice: "where that matters, start quell outside of the user namespace (unshare -r)",
+        };
+    }
     let detail = if without_namespace {
         "all are kept: root's views need no user namespace".into()
     } else {

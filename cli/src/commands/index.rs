@@ -15,7 +15,7 @@ use crate::failure::{Failure, NO, YES};
 use crate::inputs::{
     InputFile, Reading, image_of, real_path, root_of, shown, shown_bytes, text_of, text_of_bytes,
 };
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 /// A directory that changed less than this before the old index was written may have changed again
 /// within the same timestamp granule. Some file systems have timestamps in steps of two seconds.
@@ -252,9 +252,10 @@ fn report(
     }
     let rate = f64::from(entries) / seconds.max(0.001);
     let line = format!(
-        "{}: {outcome}, {entries} entries in {} directories, {bytes} bytes ({:.1} an entry), {seconds:.2} s ({rate:.0} entries/s)",
+        "{}: {outcome}, {} in {}, {bytes} bytes ({:.1} an entry), {seconds:.2} s ({rate:.0} entries/s)",
         shown(&task.output),
-        image.directories(),
+        counted(entries.into(), "entry", "entries"),
+        counted(image.directories().into(), "directory", "directories"),
         bytes as f64 / f64::from(entries),
     );
     match stream {

@@ -12,7 +12,7 @@ use crate::arguments::RecordArgs;
 use crate::failure::Failure;
 use crate::indexes::index_of;
 use crate::inputs::shown;
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
@@ -112,16 +112,12 @@ fn recording_run(
 fn print_result(output: &Path, result: &RecordingResult) {
     let bytes = |blocks: u64| indicatif::HumanBytes(blocks * quell_boot::BLOCK_BYTES as u64);
     errln!(
-        "quell: {}: {} of {} files in {}, {} ({} read in this one)",
+        "quell: {}: {} of {} in {}, {} ({} read in this one)",
         shown(output),
         bytes(result.image_contents),
-        result.image_files,
+        counted(result.image_files, "file", "files"),
         indicatif::HumanBytes(result.image_bytes),
-        if result.recordings == 1 {
-            "1 recording".into()
-        } else {
-            format!("{} recordings", result.recordings)
-        },
+        counted(result.recordings.into(), "recording", "recordings"),
         bytes(result.blocks),
     );
 }

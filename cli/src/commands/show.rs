@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use crate::arguments::ShowArgs;
 use crate::commands::index::reason;
 use crate::failure::Failure;
-use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
+use crate::inputs::{index_file, shown, shown_bytes, text_of, text_of_bytes};
 use crate::output;
 use crate::output::outln;
 
 pub fn run(args: ShowArgs) -> Result<ExitCode, Failure> {
-    let image = quell_mount_spec::load_index(&args.file)?;
+    let image = quell_mount_spec::load_index(&index_file(&args.file)?)?;
     match &args.path {
         None if !args.recursive => summary(&image, &args),
         path => {

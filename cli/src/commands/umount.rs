@@ -13,7 +13,10 @@ use crate::output::errln;
 pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
     let path = mount_point_path(&args.mountpoint)?;
     if !is_quell_mount(&path) {
-        return Err(Failure::wrong_input(format!("{} is no mount of quell's", shown(&path))));
+        let path = shown(&path);
+        return Err(Failure::wrong_input(format!(
+            "{path} is not a mount point of quell; /proc/mounts lists them"
+        )));
     }
     unmount(&path, args.force)?;
     Ok(ExitCode::SUCCESS)

@@ -7,12 +7,12 @@ use quell_supervisor::difference_line;
 
 use crate::arguments::VerifyArgs;
 use crate::failure::{Failure, NO, YES};
-use crate::inputs::{Reading, image_of, real_path, root_of, shown, text_of, text_of_bytes};
+use crate::inputs::{Reading, image_of, index_file, real_path, root_of, shown, text_of, text_of_bytes};
 use crate::output;
-use crate::output::outln;
+use crate::output::{counted, outln};
 
 pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let image = quell_mount_spec::load_index(&args.file)?;
+    let image = quell_mount_spec::load_index(&index_file(&args.file)?)?;
     let directory = match &args.source {
         Some(source) => real_path(source)?,
         None => root_of(&image),
@@ -53,8 +53,11 @@ pub fn run(args: VerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
         );
     } else if !quiet {
         match count {
-            0 => outln!("{}: {} entries, all as indexed", shown(&directory), image.entries()),
-            _ => outln!("{}: {count} differences", shown(&directory)),
+            0 => {
+                let entries = counted(image.entries().into(), "entry", "entries");
+                outln!("{}: {entries}, all as indexed", shown(&directory));
+            }
+            _ => outln!("{}: {}", shown(&directory), counted(count, "difference", "differences")),
         }
     }
     Ok(ExitCode::from(if count == 0 { YES } else { NO }))

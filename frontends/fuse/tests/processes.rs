@@ -311,7 +311,7 @@ fn allow_other_without_permission_fails_with_advice() {
     can_mount!(&before);
     let server = Server::start(stage.command(&before, "serve for others"));
     let said = server.says();
-    assert!(said.starts_with("REFUSED mount on ") && said.contains("permission denied"), "{said}");
+    assert!(said.starts_with("REFUSED mount on ") && said.contains("Permission denied"), "{said}");
     assert!(said.contains("user_allow_other into /etc/fuse.conf"), "{said}");
 }
 

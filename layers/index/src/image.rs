@@ -132,7 +132,7 @@ impl Image {
             return damage("file", 0, "the file is empty");
         }
         if !Image::is_index(preamble) {
-            return damage("header", 0, "this is no index (it does not begin with QUELLIDX)");
+            return damage("header", 0, "not an index file (it does not begin with QUELLIDX)");
         }
         if preamble.len() < 16 {
             return damage("header", preamble.len(), "the file ends within the header");

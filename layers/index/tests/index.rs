@@ -241,7 +241,7 @@ fn bytes_that_are_not_an_index_are_refused_with_an_offset() {
     let good = image_of(temp.path(), &BuildOptions::default()).bytes().to_vec();
     let refuse = |bytes: Vec<u8>| Image::parse(bytes).expect_err("damaged bytes were accepted").to_string();
     assert_eq!(refuse(Vec::new()), "file at byte 0: the file is empty");
-    assert!(refuse(b"PK\x03\x04 this is a zip file".to_vec()).contains("this is no index"));
+    assert!(refuse(b"PK\x03\x04 this is a zip file".to_vec()).contains("not an index file"));
     let mut newer = good.clone();
     newer[8] = 3;
     assert!(refuse(newer).contains("format version 3, but this program reads versions 1 to 2"));

@@ -246,7 +246,7 @@ impl Stores {
             }
             if *role != Role::Add && !is_store {
                 return Err(Error {
-                    source: Some("it is no store".into()),
+                    source: Some("not a store".into()),
                     ..Error::new(ErrorKind::NotFound, "open", &root.path)
                 });
             }
