@@ -114,10 +114,21 @@ impl Reader {
         Reader { stage }
     }
 
-    /// Creates a Python environment in a directory, without packages from elsewhere.
+    /// Creates a Python environment with a package in a directory, and a program beside it that
+    /// imports the package.
     fn python_in(&self, directory: &str) {
-        let bin = self.stage.dir(&format!("{}/bin", &directory[1..]));
-        program(&bin.join("python"), "#!/bin/sh\nexec python3 \"$@\"\n");
+        let environment = self.stage.dir(&directory[1..]);
+        let package = self.stage.dir(&format!("{}/lib/model", &directory[1..]));
+        let numbers = 0..50;
+        for number in numbers.clone() {
+            fs::write(package.join(format!("part{number}.py")), "x = 1\n").unwrap();
+        }
+        let imports: String = numbers.map(|number| format!("import model.part{number}\n")).collect();
+        fs::write(package.join("__init__.py"), imports).unwrap();
+        fs::create_dir(environment.join("bin")).unwrap();
+        let python = format!("#!/bin/sh\nPYTHONPATH={}/lib exec python3 \"$@\"\n", environment.display());
+        program(&environment.join("bin/python"), &python);
+        fs::write(environment.parent().unwrap().join("train.py"), "import model\n").unwrap();
     }
 
     /// Replaces the directories of the examples by those of this test.
