@@ -1,7 +1,7 @@
 //! Times the FUSE server with a file system in memory, so that only the kernel, the device and this
 //! crate are measured. Prints the same for a directory of the local disk.
 //!
-//! `cargo run --release -p quell-fuse --example frontend_alone [THREADS ...]`
+//! `cargo run --profile dist -p quell-fuse --example frontend_alone [THREADS ...]`
 
 #[path = "../tests/memory/mod.rs"]
 mod memory;
