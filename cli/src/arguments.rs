@@ -793,13 +793,14 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// Find the metadata storms of a program: trace it, and report its requests to shared file systems
-/// and those that Quell would absorb.
+/// Trace a program, and report its requests to shared file systems and those that Quell would
+/// absorb.
 ///
 /// Runs CMD and all its children under strace, and writes a report to DIR: report.html and
 /// report.json, the table of operations, charts, the trace, and a quell.toml for
-/// `quell run --config`. Prints a summary. Ends with CMD's own exit code. Tracing slows the program
-/// down; the report states by how much.
+/// `quell run --config`. Prints a summary with the commands to run next. Tracing slows the program
+/// down; the report states by how much. The exit code is that of CMD, also if no tree is proposed;
+/// the report then gives the reason, and `quell run --config` runs CMD without a view.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:

@@ -46,13 +46,9 @@ pub struct LogConfig {
 }
 
 impl Config {
-    /// Reads the trees for `quell run`. It is an error if there are none.
+    /// Reads the trees for `quell run`. There are none if `quell profile` proposed none.
     pub fn read_trees(file: &Path, trust_owners: &[u32]) -> Result<Vec<TreeConfig>, Failure> {
-        let trees = Config::read(file, trust_owners)?.trees;
-        match trees.is_empty() {
-            true => Err(Failure::wrong_input(format!("{}: it names no [[tree]]", shown(file)))),
-            false => Ok(trees),
-        }
+        Ok(Config::read(file, trust_owners)?.trees)
     }
 
     /// Reads the log mounts for `quell mount`. It is an error if there are none.
@@ -94,11 +90,14 @@ impl Config {
         Ok(config)
     }
 
-    pub fn text(&self) -> Result<String, Failure> {
+    /// Returns the content of the file. `verdict`: the result of the profile, for a comment.
+    pub fn text(&self, verdict: &str) -> Result<String, Failure> {
         let trees = toml::to_string(self).map_err(|e| Failure::cannot(format!("quell.toml: {e}")))?;
         Ok(format!(
             "# Written by quell profile. Use it with: quell run --config quell.toml -- CMD\n\
-             # An index that is missing is made by the first run; a relative path is one from the directory of this file.\n\n{trees}"
+             # The first run creates missing indexes. Relative paths begin at the directory of this file.\n\
+             # {}\n\n{trees}",
+            shown(verdict)
         ))
     }
 }
@@ -116,9 +115,22 @@ mod tests {
             trees: vec![TreeConfig { path: path.clone(), index: "b.quell".into() }],
             logs: Vec::new(),
         };
-        std::fs::write(&file, config.text().unwrap()).unwrap();
+        std::fs::write(&file, config.text("One\nline").unwrap()).unwrap();
         let read = Config::read_trees(&file, &[]).unwrap();
         assert_eq!(read, [TreeConfig { path, index: directory.path().join("b.quell") }]);
+    }
+
+    #[test]
+    fn a_file_without_trees_is_valid() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("quell.toml");
+        for text in [
+            Config::default().text("No tree is proposed.").unwrap(),
+            "[[log]]\npath = '/a'\nstores = ['/b']\n".into(),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            assert_eq!(Config::read_trees(&file, &[]).unwrap(), []);
+        }
     }
 
     #[test]
@@ -126,12 +138,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("quell.toml");
         for (text, words) in [
-            ("", "no [[tree]]"),
             ("[[tree]]\npath = '/a'\n", "missing field `index`"),
             ("[[tree]]\npath = 'a'\nindex = 'b'\n", "not absolute"),
             ("[[tree]]\npath = '/a'\nindex = 'b'\nview = 'x'\n", "unknown field `view`"),
             ("[[tree\n", "line 1"),
-            ("[[log]]\npath = '/a'\nstores = ['/b']\n", "no [[tree]]"),
         ] {
             std::fs::write(&file, text).unwrap();
             let error = Config::read_trees(&file, &[]).unwrap_err().to_string();

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use quell_profile::{SlowDown, TraceSummary, Tracing};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -132,7 +133,7 @@ impl Tracer {
             .mode(0o600)
             .open(output)
             .map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(output))))?;
-        let _awake = Awake::begin();
+        let _awake = Awake::start();
         let begun = Instant::now();
         let child = self
             .command(&pipe.path)
@@ -152,8 +153,8 @@ impl Tracer {
     }
 
     /// Returns the time that tracing adds to one call.
-    pub fn cost_of_a_call(&self) -> Option<Duration> {
-        let _awake = Awake::begin();
+    pub fn call_cost(&self) -> Option<Duration> {
+        let _awake = Awake::start();
         let own = std::env::current_exe().ok()?;
         let time = |mut command: Command| -> Option<u64> {
             let mut child = command
@@ -173,6 +174,49 @@ impl Tracer {
         command.arg(&own);
         let traced = time(command)?;
         Some(Duration::from_nanos(traced.saturating_sub(plain) / u64::from(CALIBRATION_CALLS)))
+    }
+}
+
+/// The result of a traced run.
+#[derive(Debug)]
+pub struct Traced {
+    /// The exit code as shells report it.
+    pub code: u8,
+    pub exit_code: Option<i32>,
+    pub tracer: String,
+    pub time: Duration,
+    /// The duration without tracing, if it was measured.
+    pub untraced: Option<Duration>,
+    /// The time that tracing adds to one call, if it was measured.
+    pub call_cost: Option<Duration>,
+}
+
+/// The maximum part of the duration that tracing takes according to an estimate. If it takes more,
+/// a small error of the estimate has a large effect on the rest.
+const TRACING_PART_MAX: f64 = 0.75;
+
+impl Traced {
+    /// Returns the cost of tracing.
+    pub fn tracing(&self, summary: &TraceSummary) -> Tracing {
+        // A measured comparison uses the wall times of both runs; an estimate excludes the start of
+        // the tracer.
+        let traced_s = if self.untraced.is_some() { self.time } else { summary.span }.as_secs_f64();
+        let tracing_s = summary.tracing.as_secs_f64();
+        let (direct_s, how) = match (self.untraced, self.call_cost) {
+            (Some(untraced), _) => (untraced.as_secs_f64(), SlowDown::Measured),
+            (None, Some(_)) if tracing_s <= traced_s * TRACING_PART_MAX => {
+                (traced_s - tracing_s, SlowDown::Estimated)
+            }
+            (None, _) => (traced_s, SlowDown::Unknown),
+        };
+        Tracing {
+            tracer: self.tracer.clone(),
+            traced_s,
+            direct_s,
+            slow_down: if direct_s > 0.0 { traced_s / direct_s } else { 1.0 },
+            how,
+            exit_code: self.exit_code,
+        }
     }
 }
 
@@ -203,7 +247,7 @@ fn copy(from: &Fifo, file: &mut std::fs::File, ended: &AtomicBool) -> std::io::R
 }
 
 /// Runs a program without tracing.
-pub fn run_plainly(
+pub fn run_untraced(
     command: &[OsString],
     interrupted: &AtomicBool,
 ) -> Result<(ExitStatus, Duration), Failure> {
@@ -260,46 +304,47 @@ pub fn code_of(status: ExitStatus) -> u8 {
 /// one would slow down a file system that is served on the same machine.
 #[derive(Debug)]
 struct Awake {
-    enough: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Awake {
-    fn begin() -> Awake {
-        let enough = Arc::new(AtomicBool::new(false));
-        let stop = enough.clone();
+    fn start() -> Awake {
+        let stop = Arc::new(AtomicBool::new(false));
+        let is_stopped = stop.clone();
         // Without the thread, tracing is only slower.
         let _ = std::thread::Builder::new().name("quell-awake".into()).spawn(move || {
             // On Linux this sets the priority of the calling thread only.
             if rustix::process::setpriority_process(None, 19).is_err() {
                 return;
             }
-            while !stop.load(Ordering::Relaxed) {
+            while !is_stopped.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
         });
-        Awake { enough }
+        Awake { stop }
     }
 }
 
 impl Drop for Awake {
     fn drop(&mut self) {
-        self.enough.store(true, Ordering::Relaxed);
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Prints the nanoseconds that this number of calls took: a file is looked up, opened, its
+/// Prints the nanoseconds that this number of calls take: a file is looked up, opened, its
 /// attributes are read, and it is closed. Between two calls the process works for a while, as
 /// programs do: without a pause the result would depend on the processors on which tracer and
-/// program happen to run.
+/// program happen to run. The slowest and the fastest tenth of the calls are left out, so that the
+/// result does not depend on other load of the machine.
 pub fn calibrate(calls: u32) -> ExitCode {
     let Ok(own) = std::env::current_exe() else { return ExitCode::from(crate::failure::CANNOT) };
-    let mut spent = Duration::ZERO;
+    let mut times: Vec<Duration> = Vec::new();
     let mut timed = |call: &mut dyn FnMut()| {
-        let begun = Instant::now();
+        let begin = Instant::now();
         call();
-        spent += begun.elapsed();
-        let rest = Instant::now();
-        while rest.elapsed() < WORK_BETWEEN_CALLS {
+        times.push(begin.elapsed());
+        let pause = Instant::now();
+        while pause.elapsed() < WORK_BETWEEN_CALLS {
             std::hint::spin_loop();
         }
     };
@@ -310,6 +355,59 @@ pub fn calibrate(calls: u32) -> ExitCode {
         timed(&mut || _ = file.as_ref().map(rustix::fs::fstat));
         timed(&mut || drop(file.take()));
     }
-    outln!("{}", spent.as_nanos());
+    outln!("{}", (trimmed_mean(times) * calls).as_nanos());
     ExitCode::SUCCESS
+}
+
+/// Returns the mean without the lowest and the highest tenth of the values; zero for no values.
+fn trimmed_mean(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    let outliers = times.len() / 10;
+    let kept = &times[outliers..times.len() - outliers];
+    kept.iter().sum::<Duration>().checked_div(kept.len() as u32).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traced(span_ms: u64, tracing_ms: u64, call_cost: Option<Duration>) -> Tracing {
+        let traced = Traced {
+            code: 0,
+            exit_code: Some(0),
+            tracer: "strace".to_owned(),
+            time: Duration::from_millis(span_ms + 10),
+            untraced: None,
+            call_cost,
+        };
+        let summary = TraceSummary {
+            calls: 9,
+            span: Duration::from_millis(span_ms),
+            tracing: Duration::from_millis(tracing_ms),
+        };
+        traced.tracing(&summary)
+    }
+
+    #[test]
+    fn an_estimate_that_leaves_little_time_is_unknown() {
+        let cost = Some(Duration::from_micros(40));
+        let estimated = traced(1000, 200, cost);
+        assert_eq!(
+            (estimated.how, estimated.direct_s, estimated.slow_down),
+            (SlowDown::Estimated, 0.8, 1.25)
+        );
+        for unknown in [traced(1000, 950, cost), traced(1000, 0, None)] {
+            assert_eq!((unknown.how, unknown.direct_s, unknown.slow_down), (SlowDown::Unknown, 1.0, 1.0));
+        }
+    }
+
+    #[test]
+    fn a_few_slow_calls_do_not_change_the_cost_of_a_call() {
+        let micros = |n| Duration::from_micros(n);
+        let usual: Vec<Duration> = (0..100).map(|_| micros(40)).collect();
+        let mut disturbed = usual.clone();
+        disturbed[..8].fill(micros(5_000));
+        assert_eq!((trimmed_mean(usual), trimmed_mean(disturbed)), (micros(40), micros(40)));
+        assert_eq!(trimmed_mean(Vec::new()), Duration::ZERO);
+    }
 }

@@ -33,7 +33,7 @@ pub struct Line<'a> {
 impl Traces {
     /// Opens and checks the files: they must be regular files, because they are read twice.
     pub fn open(paths: &[PathBuf]) -> Result<Traces, Failure> {
-        raise_limit_of_descriptors();
+        raise_descriptor_limit();
         let mut spaces: HashMap<Vec<u8>, u32> = HashMap::new();
         let mut files = Vec::new();
         let mut bytes = 0;
@@ -42,7 +42,7 @@ impl Traces {
             let metadata = std::fs::metadata(path).map_err(failed)?;
             if !metadata.is_file() {
                 return Err(Failure::wrong_input(format!(
-                    "{} is no ordinary file; a trace is read twice, so save it first",
+                    "{} is not a regular file; a trace is read twice, so save it to a file first",
                     shown(path)
                 )));
             }
@@ -59,8 +59,8 @@ impl Traces {
         Ok(Traces { files, bytes })
     }
 
-    /// Passes all lines to `each`, until it returns `false`.
-    pub fn read(&self, each: &mut dyn FnMut(Line) -> bool) -> Result<(), Failure> {
+    /// Passes all lines to `on_line`, in the order of time, until it returns `false`.
+    pub fn read(&self, on_line: &mut dyn FnMut(Line) -> bool) -> Result<(), Failure> {
         let mut readers = Vec::new();
         let mut next = BinaryHeap::new();
         for (number, (path, source)) in self.files.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Traces {
                     path: reader.path,
                     number: reader.number,
                 };
-                if !each(line) {
+                if !on_line(line) {
                     return Ok(());
                 }
                 if !reader.advance()? {
@@ -168,7 +168,7 @@ fn has_pids(path: &Path) -> bool {
 }
 
 /// Raises the limit of open files: one file per rank is open at the same time.
-fn raise_limit_of_descriptors() {
+fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }

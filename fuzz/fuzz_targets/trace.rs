@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_profile::{Capacity, FirstReading, Geography, Links, Mount, Source, variables};
+use quell_profile::{Capacity, FirstReading, Links, LocationRules, Mount, Source, variables};
 
 /// Symbolic links that form cycles, or lead out of the known directories.
 struct Circles(bool);
@@ -22,11 +22,11 @@ impl Links for Circles {
     }
 }
 
-fn geography(choice: u8) -> Geography {
+fn location_rules(choice: u8) -> LocationRules {
     let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
     let some =
         |bit: u8, path: &str| if choice & bit != 0 { vec![path.as_bytes().to_vec()] } else { Vec::new() };
-    Geography {
+    LocationRules {
         mounts: vec![
             mount("/", "ext4"),
             mount("/sw", "lustre"),
@@ -43,7 +43,7 @@ fuzz_target!(|data: &[u8]| {
     let Some((choice, trace)) = data.split_first() else { return };
     let environment = [(b"LD_LIBRARY_PATH".as_slice(), b"/sw/lib:/usr/lib".as_slice())];
     let variables = variables(environment.into_iter());
-    let geography = geography(*choice);
+    let location_rules = location_rules(*choice);
     let mut links = Circles(choice & 32 != 0);
     // With several files, each line says which file it is from.
     let several = choice & 64 != 0;
@@ -57,9 +57,9 @@ fuzz_target!(|data: &[u8]| {
             _ => (Source { space: 0, pid: 0 }, line),
         })
         .collect();
-    let mut first = FirstReading::new(&geography, variables, &mut links);
+    let mut first = FirstReading::new(&location_rules, variables, &mut links);
     lines.iter().for_each(|(source, line)| first.line(*source, line, || "trace:1".into()));
-    let (calls, _) = first.end();
+    let calls = first.end().calls;
     let mut second = first.choose(if choice & 128 != 0 { 3.5 } else { 1.0 });
     lines.iter().for_each(|(source, line)| second.line(*source, line));
     let capacity = Capacity { operations_per_s: 32_000.0, from: "fuzz".into() };
@@ -75,10 +75,11 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(calls, totals.metadata + totals.data + elsewhere);
     assert_eq!(totals.by_call.values().sum::<u64>(), calls);
     assert!(s.unfinished <= calls && totals.missing <= totals.failed && totals.failed <= calls);
-    let places = [&report.places.cwd, &report.places.tmp, &report.places.shared, &report.places.local];
-    assert_eq!(places.iter().map(|p| p.metadata).sum::<u64>(), totals.metadata);
-    assert_eq!(places.iter().map(|p| p.data).sum::<u64>(), totals.data);
-    assert_eq!(places.iter().map(|p| p.bytes_read).sum::<u64>(), totals.bytes_read);
+    let locations = &report.locations;
+    let locations = [&locations.cwd, &locations.tmp, &locations.shared, &locations.local];
+    assert_eq!(locations.iter().map(|p| p.metadata).sum::<u64>(), totals.metadata);
+    assert_eq!(locations.iter().map(|p| p.data).sum::<u64>(), totals.data);
+    assert_eq!(locations.iter().map(|p| p.bytes_read).sum::<u64>(), totals.bytes_read);
     assert_eq!(report.operations.iter().map(|o| o.calls).sum::<u64>(), calls);
     assert_eq!(report.operations.iter().map(|o| o.missing).sum::<u64>(), totals.missing);
     assert!(report.rate.len() <= 600);

@@ -527,7 +527,18 @@ fn python_is_covered_after_it_has_written_its_caches() {
     assert_eq!(rows(&first.report, "trees").len(), 0, "{}", first.report["trees"]);
     let refused = first.row("not_proposed", "path", &environment);
     assert!(refused["why"].as_str().unwrap().contains("yaml/__pycache__"), "{refused}");
-    assert!(!first.output.join("quell.toml").exists());
+    assert_eq!(refused["only_bytecode"], true);
+    assert_eq!(first.report["verdict"]["outcome"], "nothing-proposed");
+    let again = &first.report["next"][0];
+    assert!(again["command"].as_str().unwrap().starts_with("quell profile -o "), "{again}");
+    // The commands of the guide work although nothing is proposed.
+    let config = first.output.join("quell.toml");
+    let run: [&dyn AsRef<OsStr>; 3] = [&"run", &"--config", &config];
+    let ended = fixture.stage.run(&mut fixture.quell(&run, &program)).expect(0);
+    assert_eq!(ended.text(), first.ended.text());
+    assert!(ended.err.contains("lists no [[tree]]"), "{}", ended.err);
+    let strict: [&dyn AsRef<OsStr>; 4] = [&"run", &"--strict", &"--config", &config];
+    fixture.stage.run(&mut fixture.quell(&strict, &program)).expect(2).says("lists no [[tree]]");
     // The second start finds the bytecode.
     let second = fixture.profile("second", &fixture.shared, &program);
     assert_eq!(rows(&second.report, "not_proposed").len(), 0);
@@ -544,11 +555,18 @@ fn python_is_covered_after_it_has_written_its_caches() {
 
 #[test]
 fn created_and_reread_files_are_found() {
+    if !has("perl") {
+        skip!("no perl");
+    }
     let fixture = Fixture::new();
-    fs::write(fixture.shared.join("table"), vec![7; 100_000]).unwrap();
+    for name in ["table", "module"] {
+        fs::write(fixture.shared.join(name), vec![7; 100_000]).unwrap();
+    }
+    // One process reads the table five times; five processes read the module once each.
     let script = r#"
         mkdir "$1/many" && for n in $(seq 150); do echo "$n" >"$1/many/$n"; done
-        for n in 1 2 3 4 5; do cat "$1/table"; done | wc -c
+        perl -e 'for (1 .. 5) { open my $f, "<", $ARGV[0]; local $/; print length <$f>, "\n" }' "$1/table"
+        for n in 1 2 3 4 5; do cat "$1/module"; done | wc -c
         rm -r "$1/many""#;
     let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared]);
     let profiled = fixture.profile("report", &fixture.shared, &program);
@@ -559,9 +577,10 @@ fn created_and_reread_files_are_found() {
         "{many}"
     );
     let table = profiled.row("rereads", "path", fixture.shared.join("table"));
-    assert_eq!(["opens", "processes", "bytes_read"].map(|m| table[m].as_u64().unwrap()), [5, 5, 500_000]);
-    assert_eq!(table["times"], 5.0);
-    assert_eq!(number(&profiled.report, "/remaining/direct/bytes_read"), 100_000);
+    assert_eq!(["opens", "processes", "bytes_read"].map(|m| table[m].as_u64().unwrap()), [5, 1, 500_000]);
+    assert_eq!((&table["times"], rows(&profiled.report, "rereads").len()), (&Value::from(5.0), 1));
+    assert_eq!(number(&profiled.report, "/remaining/direct/bytes_read"), 200_000);
+    assert_eq!(number(&profiled.report, "/totals/shared/bytes_read"), 1_000_000);
 }
 
 #[test]

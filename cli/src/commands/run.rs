@@ -21,6 +21,16 @@ use crate::plans;
 
 pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let (plan, files) = plan(&args, quiet)?;
+    if let (Some(config), Source::Trees(trees)) = (&args.config, &plan.source)
+        && trees.trees.is_empty()
+    {
+        let message = format!("{} lists no [[tree]]", shown(config));
+        if plan.strict {
+            return Err(Failure::wrong_input(message));
+        }
+        print_once(&args, &format!("{message}: running on the original directory, without Quell"));
+        return become_program(&args.command, None);
+    }
     let original = if matches!(plan.source, Source::Disk(_)) { "disk image" } else { "directory" };
     // Opened before the view is entered, because in it the paths may refer to other files.
     let outputs = match plan.recording().and_then(|recording| recording.outputs.as_ref()) {

@@ -4,36 +4,28 @@
 
 #![forbid(unsafe_code)]
 
-mod calls;
-mod descriptors;
-#[cfg(test)]
-mod histories_test;
-mod nodes;
+mod analysis;
+mod format;
+mod locations;
 mod paths;
-mod places;
-mod processes;
-mod profile;
-mod reader;
-#[cfg(test)]
-mod reader_test;
 mod render;
-mod replay;
 mod report;
-mod searches;
-mod series;
-mod strace;
-mod tally;
-mod trees;
+mod trace;
 
-pub use calls::TRACED;
-pub use places::{Geography, Links, Mount, NoLinks};
-pub use profile::{Capacity, FirstReading, SecondReading};
-pub use reader::{LINE_BYTES_MAX, Source};
-pub use render::{Chart, PictureError, charts, csv, html, summary};
+pub use analysis::readings::{Capacity, FirstReading, SecondReading, TraceSummary};
+pub use analysis::searches::{Variable, variables};
+pub use locations::{Links, LocationRules, Mount, NoLinks};
+pub use render::chart::{Chart, charts};
+pub use render::operations::csv;
+pub use render::page::html;
+pub use render::picture::PictureError;
+pub use render::terminal::summary;
 pub use report::{
-    AccessMode, Directory, Elsewhere, MetadataRates, Nodes, NotProposed, Operation, Place, Places, Program,
-    Rate, RatePoint, Remaining, Report, Reread, SCHEMA, Scenarios, Search, SearchDirectory, SharedWrite,
-    Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
+    AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
+    Operation, Outcome, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
+    Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
+    Tracing, Tree, Verdict,
 };
-pub use searches::{Variable, variables};
-pub use strace::{has_pid, time_of};
+pub use trace::calls::TRACED;
+pub use trace::line::{has_pid, time_of};
+pub use trace::reader::{LINE_BYTES_MAX, Source};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name and version of the schema. Fields may be added within a version; existing ones are not
 /// changed or removed.
-pub const SCHEMA: &str = "quell-profile/1";
+pub const SCHEMA: &str = "quell-profile/2";
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -18,29 +18,43 @@ pub struct Report {
     pub command: Vec<String>,
     /// The files that were read.
     pub traces: Vec<String>,
+    /// The node on which the program was traced; absent if existing traces were read.
+    pub host: Option<String>,
+    /// The job, as `VARIABLE=VALUE` of its launcher's environment; absent outside of a job, and if
+    /// existing traces were read.
+    pub job: Option<String>,
+    /// The result in one sentence. All forms of the report begin with it.
+    pub verdict: Verdict,
     /// Time of the first call, in seconds since 1970 (0: the traces have no dates).
     pub started_s: f64,
-    /// Duration from the first call to the end of the last process, without the time that tracing
-    /// added; in the trace it is `tracing.slow_down` times as long. The same applies to all times
-    /// and rates below.
+    /// Duration from the first call to the end of the last process, divided by
+    /// `tracing.slow_down`. The same applies to all times and rates below, so they are estimates
+    /// unless the slow-down was measured. Without `tracing` they are those of the trace, and include
+    /// the time that its tracer added.
     pub duration_s: f64,
     /// How the trace was created; absent if existing traces were read.
     pub tracing: Option<Tracing>,
     pub totals: Totals,
-    pub places: Places,
-    /// Each kind of call in each place, in the order of places, then by decreasing number of calls:
+    #[serde(rename = "places")]
+    pub locations: Locations,
+    /// Each kind of call in each location, in the order of locations, then by decreasing number of calls:
     /// `operations.csv`.
     pub operations: Vec<Operation>,
-    /// Calls over time, in steps of equal length that begin with the first call.
+    /// Calls and operations over time, in steps of equal length that begin with the first call.
     pub rate: Vec<RatePoint>,
     pub metadata_rate: MetadataRates,
+    /// The operations by path, from the top: a directory precedes its entries. Directories with few
+    /// operations are left out; their operations are included in the directories above.
+    pub path_tree: Vec<PathNode>,
+    /// The processes with the most metadata calls to shared file systems, by start.
+    pub processes: Vec<ProcessLane>,
     /// The directories with the most metadata calls, in decreasing order.
     pub directories: Vec<Directory>,
     /// The programs with the most metadata calls, in decreasing order.
     pub programs: Vec<Program>,
     /// Searches for names along lists of directories, in decreasing order of missing names.
     pub searches: Vec<Search>,
-    /// Files that were read several times.
+    /// Files that one process read several times.
     pub rereads: Vec<Reread>,
     /// Files that several processes wrote (N-1).
     pub shared_writes: Vec<SharedWrite>,
@@ -54,13 +68,44 @@ pub struct Report {
     /// Absent without a capacity, or if no call went to a shared file system.
     pub nodes: Option<Nodes>,
     /// The commands to run next, in this order.
-    pub next: Vec<String>,
+    pub next: Vec<NextStep>,
     /// Remarks for the interpretation of the numbers: assumptions, skipped lines, and unknown
     /// values.
     pub notes: Vec<String>,
 }
 
-/// One value for each way of running the program.
+/// The result in one sentence.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub outcome: Outcome,
+    pub text: String,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The traces contain no file-system calls.
+    #[default]
+    NoCalls,
+    /// No metadata operation reaches a shared file system.
+    NothingShared,
+    /// No tree is proposed.
+    NothingProposed,
+    /// At least one tree is proposed.
+    Proposed,
+}
+
+/// A command to run next.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextStep {
+    /// The effect of the command.
+    pub purpose: String,
+    /// The command alone, in shell syntax.
+    pub command: String,
+}
+
+/// One value for each scenario.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Scenarios<T> {
     /// Without Quell, as it was traced.
@@ -75,11 +120,11 @@ pub struct Scenarios<T> {
 pub struct Tracing {
     /// The tracer and its version.
     pub tracer: String,
-    /// Wall time of the traced program.
+    /// Wall time of the traced program, measured.
     pub traced_s: f64,
-    /// Wall time of the program without tracing: measured, or computed from the cost of a call.
+    /// Wall time of the program without tracing: measured or estimated, see `how`.
     pub direct_s: f64,
-    /// `traced_s / direct_s`.
+    /// `traced_s / direct_s`; 1 if it is unknown.
     pub slow_down: f64,
     /// How `direct_s` was determined.
     pub how: SlowDown,
@@ -92,9 +137,13 @@ pub struct Tracing {
 pub enum SlowDown {
     /// The program was run once more without tracing.
     Measured,
-    /// The cost of one traced call was measured on this machine, and subtracted for each call.
+    /// The cost of one traced call was measured on this machine, and subtracted for the calls that
+    /// do not overlap.
     #[default]
     Estimated,
+    /// Tracing takes most of the time, so that the rest cannot be estimated. All times are those
+    /// with the tracer.
+    Unknown,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -111,16 +160,31 @@ pub struct Totals {
     pub elsewhere: Elsewhere,
     /// Calls that failed.
     pub failed: u64,
-    /// Calls with a name that does not exist (ENOENT, ENOTDIR).
+    /// Calls with a name that does not exist (ENOENT, ENOTDIR), on all file systems.
     pub missing: u64,
+    /// Bytes that calls returned, on all file systems; bytes that were read twice count twice.
     pub bytes_read: u64,
     pub bytes_written: u64,
+    /// The calls above that go to shared file systems.
+    pub shared: SharedTotals,
     pub processes: u64,
     /// Number of different files and directories named.
     pub paths: u64,
     /// File-system calls by name.
     pub by_call: BTreeMap<String, u64>,
     pub skipped: Skipped,
+}
+
+/// Calls to shared file systems, in all locations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedTotals {
+    pub metadata: u64,
+    pub data: u64,
+    /// Calls with a name that does not exist.
+    pub missing: u64,
+    /// Bytes that calls returned; bytes that were read twice count twice.
+    pub bytes_read: u64,
+    pub bytes_written: u64,
 }
 
 /// File-system calls that do not refer to a known file.
@@ -157,16 +221,16 @@ pub struct Skipped {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Places {
-    pub cwd: Place,
-    pub tmp: Place,
-    pub shared: Place,
-    pub local: Place,
+pub struct Locations {
+    pub cwd: LocationTotals,
+    pub tmp: LocationTotals,
+    pub shared: LocationTotals,
+    pub local: LocationTotals,
 }
 
-impl Places {
-    /// Returns name, meaning and value of each place, in the order of the paper's figure 2.
-    pub fn named(&self) -> [(&'static str, &'static str, &Place); 4] {
+impl Locations {
+    /// Returns name, meaning and value of each location, in the order of the paper's figure 2.
+    pub fn named(&self) -> [(&'static str, &'static str, &LocationTotals); 4] {
         [
             ("cwd", "working directory", &self.cwd),
             ("tmp", "temporary", &self.tmp),
@@ -177,8 +241,8 @@ impl Places {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Place {
-    /// The directories of the place that calls went to, each with its file system.
+pub struct LocationTotals {
+    /// The directories of the location that calls went to, each with its file system.
     pub roots: Vec<String>,
     pub metadata: u64,
     pub data: u64,
@@ -206,7 +270,8 @@ pub enum AccessMode {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Operation {
     /// `cwd`, `tmp`, `shared`, `local` or `elsewhere`.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// `metadata` or `data`.
     pub class: String,
     pub call: String,
@@ -227,6 +292,8 @@ pub struct RatePoint {
     pub metadata: f64,
     /// Data calls per second to shared file systems.
     pub data: f64,
+    /// Metadata operations per second without Quell.
+    pub direct: f64,
     /// Metadata operations per second that would remain with an index.
     pub index: f64,
     /// Metadata operations per second that would remain with an index and a boot image.
@@ -241,11 +308,14 @@ pub struct MetadataRates {
     pub step_s: f64,
     /// The peak is the busiest interval of this length.
     pub window_s: f64,
+    /// Metadata calls. A call can cause several operations, or none.
+    pub calls: Rate,
+    /// Metadata operations.
     #[serde(flatten)]
     pub scenarios: Scenarios<Rate>,
 }
 
-/// Metadata operations per second on shared file systems.
+/// Metadata operations, or metadata calls, per second on shared file systems.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
     pub average: f64,
@@ -258,7 +328,8 @@ pub struct Rate {
 pub struct Directory {
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// Metadata calls that named this directory or an entry directly in it.
     pub metadata: u64,
     /// The number of these with a missing name.
@@ -270,6 +341,36 @@ pub struct Directory {
     pub remaining: Scenarios<u64>,
 }
 
+/// A directory with the operations for everything below it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathNode {
+    pub path: String,
+    /// The number of `PathNode`s that contain this one.
+    pub depth: u64,
+    /// Metadata operations that reach a shared file system.
+    pub operations: Scenarios<u64>,
+    /// Whether it is in a proposed tree.
+    pub in_tree: bool,
+}
+
+/// The operations of one process over time.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ProcessLane {
+    /// Its id in the trace.
+    pub pid: u64,
+    /// The last program that it executed.
+    pub program: String,
+    /// The start of its first call and the end of its last one, in seconds after the first call of
+    /// the trace.
+    pub begin_s: f64,
+    pub end_s: f64,
+    pub calls: u64,
+    /// Metadata operations without Quell.
+    pub operations: u64,
+    /// The part of `operations` in each of equal steps of the whole duration.
+    pub steps: Vec<u64>,
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
     pub path: String,
@@ -278,7 +379,10 @@ pub struct Program {
     pub metadata: u64,
     /// Metadata calls to shared file systems.
     pub shared: u64,
+    /// Calls with a name that does not exist, on all file systems.
     pub missing: u64,
+    /// The part of `missing` that is on shared file systems.
+    pub missing_shared: u64,
     pub data: u64,
 }
 
@@ -310,20 +414,27 @@ pub struct SearchDirectory {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reread {
     pub path: String,
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     pub opens: u64,
     pub processes: u64,
+    /// Bytes that all processes read.
     pub bytes_read: u64,
-    /// How many times the file was read: `bytes_read` divided by the part of the file that was read
-    /// at least once.
+    /// How many times one process read the same bytes, at most: the bytes that it read, divided by
+    /// the part of the file that is read in one pass. Several processes that read a file once each
+    /// are not a reread, because the page cache of a node serves them.
     pub times: f64,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SharedWrite {
     pub path: String,
-    pub place: String,
-    /// Number of processes that wrote it.
+    #[serde(rename = "place")]
+    pub location: String,
+    /// Whether it is on a shared file system.
+    pub on_shared: bool,
+    /// Number of processes that wrote it. Writes to an inherited standard output or standard error
+    /// do not count.
     pub writers: u64,
     pub writes: u64,
     pub bytes_written: u64,
@@ -334,7 +445,8 @@ pub struct SharedWrite {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SmallFiles {
     pub directory: String,
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// Number of files of up to 64 KiB that were created in it.
     pub files: u64,
     pub bytes_written: u64,
@@ -359,7 +471,10 @@ pub struct Tree {
 pub struct NotProposed {
     pub path: String,
     pub metadata: u64,
+    /// The reason, with the path of a change.
     pub why: String,
+    /// Whether the program only wrote Python bytecode, so that a second profile may propose it.
+    pub only_bytecode: bool,
 }
 
 /// Operations that would reach the shared file systems from one cold node.
@@ -368,8 +483,7 @@ pub struct Remaining {
     /// Metadata operations, without those that the client's cache of a second answers, and
     /// including Quell's own.
     pub metadata: u64,
-    /// Bytes of files that are read or mapped, each byte once (the page cache keeps them), and of
-    /// Quell's own files.
+    /// Bytes of files that are read or mapped, each byte once, because the page cache keeps them.
     pub bytes_read: u64,
 }
 
@@ -378,8 +492,7 @@ pub struct Remaining {
 /// operations per second.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nodes {
-    /// By the average rate. `direct` counts each metadata call as an operation, as the paper does.
-    /// `null`: no operation remains, so there is no limit.
+    /// By the average rate. `null`: no operation remains, so there is no limit.
     pub direct: Option<u64>,
     pub index: Option<u64>,
     pub boot: Option<u64>,

@@ -4,7 +4,7 @@
 use askama::Template;
 use unicode_width::UnicodeWidthStr;
 
-use super::letters;
+use crate::render::glyphs::{self, Anchor};
 
 /// The colours of a drawing, from the palette of Okabe and Ito, which remains distinguishable with
 /// colour vision deficiency. No colour is the only distinction: lines also differ by dashes, areas
@@ -21,7 +21,6 @@ pub struct Palette {
     boot: &'static str,
     metadata: &'static str,
     data: &'static str,
-    missing: &'static str,
 }
 
 pub const DAY: Palette = Palette {
@@ -34,7 +33,6 @@ pub const DAY: Palette = Palette {
     boot: "#009e73",
     metadata: "#0072b2",
     data: "#e69f00",
-    missing: "#d55e00",
 };
 
 pub const NIGHT: Palette = Palette {
@@ -47,7 +45,6 @@ pub const NIGHT: Palette = Palette {
     boot: "#1fbf91",
     metadata: "#56b4e9",
     data: "#e69f00",
-    missing: "#e8772a",
 };
 
 /// The available width: a desktop page, or a phone.
@@ -74,30 +71,13 @@ impl Width {
     }
 
     /// Returns the font size.
-    pub fn letters(self) -> f64 {
+    pub fn font_size(self) -> f64 {
         self.pick(13.0, 12.0)
     }
 
-    /// Returns the number of text columns that fit into this many pixels, with wide letters.
+    /// Returns the number of columns of text that fit into this many pixels in a wide font.
     pub fn columns(self, pixels: f64) -> usize {
-        (pixels / (self.letters() * 0.56)).max(0.0) as usize
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
-impl Anchor {
-    fn word(self) -> &'static str {
-        match self {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-            Anchor::End => "end",
-        }
+        (pixels / (self.font_size() * 0.56)).max(0.0) as usize
     }
 }
 
@@ -122,7 +102,7 @@ enum Mark {
         class: &'static str,
         d: String,
     },
-    Words {
+    Text {
         class: &'static str,
         x: f64,
         y: f64,
@@ -131,7 +111,7 @@ enum Mark {
         text: String,
     },
     /// Text as outlines.
-    Letters {
+    Outline {
         class: &'static str,
         d: String,
     },
@@ -155,7 +135,7 @@ pub struct Drawing {
     pub title: String,
     pub description: String,
     frame: Frame,
-    letters: f64,
+    font_size: f64,
     /// The drawing's own colours and background; empty within a page, which has them.
     style: String,
     marks: Vec<Mark>,
@@ -164,10 +144,10 @@ pub struct Drawing {
 impl Drawing {
     pub fn new(name: &str, width: Width, title: &str, description: String) -> Self {
         let id = format!("{name}-{}", width.pick("wide", "narrow"));
-        let letters = width.letters();
+        let font_size = width.font_size();
         let (title, style, marks) = (title.to_owned(), String::new(), Vec::new());
         let frame = Frame { left: 0.0, top: 0.0, width: width.pixels(), height: 0.0 };
-        Drawing { id, title, description, frame, letters, style, marks }
+        Drawing { id, title, description, frame, font_size, style, marks }
     }
 
     pub fn set_height(&mut self, height: f64) {
@@ -192,51 +172,54 @@ impl Drawing {
         self.marks.push(Mark::Path { class, d });
     }
 
-    pub fn words(&mut self, class: &'static str, at: (f64, f64), anchor: Anchor, text: impl Into<String>) {
-        let size = self.letters;
-        self.marks.push(Mark::Words { class, x: at.0, y: at.1, anchor, size, text: text.into() });
+    pub fn text(&mut self, class: &'static str, at: (f64, f64), anchor: Anchor, text: impl Into<String>) {
+        let size = self.font_size;
+        self.marks.push(Mark::Text { class, x: at.0, y: at.1, anchor, size, text: text.into() });
     }
 
-    pub fn letters(&self) -> f64 {
-        self.letters
+    pub fn font_size(&self) -> f64 {
+        self.font_size
     }
 
-    /// Returns the approximate width of a text, with wide letters: a page uses the reader's own
-    /// font.
-    pub fn width_of(&self, text: &str) -> f64 {
-        text.width() as f64 * self.letters * 0.6
+    /// Returns the approximate width of a text in a wide font: a page uses the reader's own font.
+    pub fn text_width(&self, text: &str) -> f64 {
+        text.width() as f64 * self.font_size * 0.6
     }
 
     /// Returns the SVG for a page that has the style.
-    pub fn within_a_page(&self) -> String {
-        self.render().expect("a drawing is written to memory")
+    pub fn inline_svg(&self) -> String {
+        self.render().expect("rendering to memory cannot fail")
     }
 
     /// Returns the SVG for a separate file, with its title and a margin.
-    pub fn alone(mut self) -> String {
-        self.with_title().within_a_page()
+    pub fn standalone_svg(mut self) -> String {
+        self.with_title().inline_svg()
     }
 
     /// Returns the SVG for a separate file, with text as outlines, for a renderer without fonts.
-    pub fn alone_in_outlines(mut self) -> String {
+    pub fn outlined_svg(mut self) -> String {
         self.with_title();
         for mark in &mut self.marks {
-            if let Mark::Words { class, x, y, anchor, size, text } = mark {
-                *mark = Mark::Letters { class, d: letters::outline(text, (*x, *y), *anchor, *size) };
+            if let Mark::Text { class, x, y, anchor, size, text } = mark {
+                *mark = Mark::Outline { class, d: glyphs::outline(text, (*x, *y), *anchor, *size) };
             }
         }
-        self.within_a_page()
+        self.inline_svg()
     }
 
     fn with_title(&mut self) -> &Self {
-        let (class, anchor, size) = ("strong", Anchor::Start, self.letters * 1.25);
-        let (x, y, text) = (0.0, self.letters * -1.5, self.title.clone());
-        self.marks.push(Mark::Words { class, x, y, anchor, size, text });
-        self.style = DAY.render().expect("a style is written to memory");
-        let (space, above) = (24.0, self.letters * 4.0);
+        let (class, anchor, size) = ("strong", Anchor::Start, self.font_size * 1.25);
+        let (x, y, text) = (0.0, self.font_size * -1.5, self.title.clone());
+        self.marks.push(Mark::Text { class, x, y, anchor, size, text });
+        self.style = DAY.render().expect("rendering to memory cannot fail");
+        let (margin, above) = (24.0, self.font_size * 4.0);
         let Frame { width, height, .. } = self.frame;
-        self.frame =
-            Frame { left: -space, top: -above, width: width + 2.0 * space, height: height + above + space };
+        self.frame = Frame {
+            left: -margin,
+            top: -above,
+            width: width + 2.0 * margin,
+            height: height + above + margin,
+        };
         self
     }
 }

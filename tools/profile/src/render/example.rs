@@ -1,24 +1,27 @@
 //! Reports for tests: the paper's MAKER, an empty one, a huge one, and one with hostile names.
 
-use crate::{
-    AccessMode, Directory, Elsewhere, MetadataRates, Nodes, NotProposed, Operation, Place, Places, Program,
-    Rate, RatePoint, Remaining, Report, Reread, SCHEMA, Scenarios, Search, SearchDirectory, SharedWrite,
-    Skipped, SlowDown, SmallFiles, Totals, Tracing, Tree,
+use crate::report::{
+    AccessMode, Directory, Elsewhere, LocationTotals, Locations, MetadataRates, NextStep, Nodes, NotProposed,
+    Operation, Outcome, PathNode, ProcessLane, Program, Rate, RatePoint, Remaining, Report, Reread, SCHEMA,
+    Scenarios, Search, SearchDirectory, SharedTotals, SharedWrite, Skipped, SlowDown, SmallFiles, Totals,
+    Tracing, Tree, Verdict,
 };
 
 /// Returns MAKER as measured in the paper. The calls and bytes of each place are from its figure 2,
 /// rates and nodes from its text. Their division (metadata and data, read and written, directories,
 /// programs) is invented.
 pub fn maker() -> Report {
-    let place = |roots: &[&str], metadata, data, bytes_read, bytes_written, missing, on_shared, mode| Place {
-        roots: roots.iter().map(|root| (*root).to_owned()).collect(),
-        metadata,
-        data,
-        bytes_read,
-        bytes_written,
-        missing,
-        on_shared,
-        mode,
+    let location = |roots: &[&str], metadata, data, bytes_read, bytes_written, missing, on_shared, mode| {
+        LocationTotals {
+            roots: roots.iter().map(|root| (*root).to_owned()).collect(),
+            metadata,
+            data,
+            bytes_read,
+            bytes_written,
+            missing,
+            on_shared,
+            mode,
+        }
     };
     let (read_write, read_only) = (AccessMode::ReadWrite, AccessMode::ReadOnly);
     let sw = "/shared/sw/maker";
@@ -41,6 +44,15 @@ pub fn maker() -> Report {
         traces: (1..=24).map(|n| format!("trace/maker.{}", 4000 + n)).collect(),
         started_s: 1_793_318_399.0,
         duration_s: 2366.0,
+        host: Some("node17".to_owned()),
+        job: Some("SLURM_JOB_ID=4711.0".to_owned()),
+        verdict: Verdict {
+            outcome: Outcome::Proposed,
+            text: format!(
+                "An index of {sw} leaves 14,726 of 1,142,781 metadata operations of one node (1.3 %), a boot image \
+                 948 (0.08 %)."
+            ),
+        },
         tracing: Some(Tracing {
             tracer: "strace 6.13".to_owned(),
             traced_s: 2366.0,
@@ -59,6 +71,13 @@ pub fn maker() -> Report {
             missing: 1_052_114,
             bytes_read: 5_010_998_112,
             bytes_written: 1_763_990_649,
+            shared: SharedTotals {
+                metadata: 1_142_781,
+                data: 369_764,
+                missing: 861_220,
+                bytes_read: 2_807_495_139,
+                bytes_written: 0,
+            },
             processes: 18_244,
             paths: 96_312,
             by_call: [
@@ -84,8 +103,8 @@ pub fn maker() -> Report {
                 ..Skipped::default()
             },
         },
-        places: Places {
-            cwd: place(
+        locations: Locations {
+            cwd: location(
                 &["/shared/home/ann/ecoli (panfs)"],
                 97_060,
                 160_000,
@@ -95,8 +114,17 @@ pub fn maker() -> Report {
                 257_060,
                 read_write,
             ),
-            tmp: place(&["/tmp (xfs)"], 402_711, 761_000, 1_733_228_112, 730_107_030, 20_114, 0, read_write),
-            shared: place(
+            tmp: location(
+                &["/tmp (xfs)"],
+                402_711,
+                761_000,
+                1_733_228_112,
+                730_107_030,
+                20_114,
+                0,
+                read_write,
+            ),
+            shared: location(
                 &["/shared/sw (panfs)"],
                 1_142_781,
                 369_764,
@@ -106,7 +134,16 @@ pub fn maker() -> Report {
                 1_512_545,
                 read_only,
             ),
-            local: place(&["/usr", "/lib", "/etc"], 769_467, 136_860, 68_929_672, 0, 166_370, 0, read_only),
+            local: location(
+                &["/usr", "/lib", "/etc"],
+                769_467,
+                136_860,
+                68_929_672,
+                0,
+                166_370,
+                0,
+                read_only,
+            ),
         },
         operations: [
             ("cwd", "metadata", "openat", 51_220, 4_410, 4_410, 0, 0, 3.25),
@@ -117,20 +154,51 @@ pub fn maker() -> Report {
             ("local", "metadata", "newfstatat", 511_902, 166_370, 166_370, 0, 0, 4.0),
             ("elsewhere", "data", "read", 151_220, 0, 0, 1_220_114, 0, 0.5),
         ]
-        .map(|(place, class, call, calls, failed, missing, bytes_read, bytes_written, seconds)| Operation {
-            place: place.to_owned(),
-            class: class.to_owned(),
-            call: call.to_owned(),
-            calls,
-            failed,
-            missing,
-            bytes_read,
-            bytes_written,
-            seconds,
+        .map(|(location, class, call, calls, failed, missing, bytes_read, bytes_written, seconds)| {
+            Operation {
+                location: location.to_owned(),
+                class: class.to_owned(),
+                call: call.to_owned(),
+                calls,
+                failed,
+                missing,
+                bytes_read,
+                bytes_written,
+                seconds,
+            }
         })
         .to_vec(),
         rate: bursts(2366),
-        metadata_rate: MetadataRates { step_s: 1.0, window_s: 1.0, scenarios: rates },
+        metadata_rate: MetadataRates { step_s: 1.0, window_s: 1.0, calls: rates.direct, scenarios: rates },
+        path_tree: [
+            (0, "", 1_142_781, true),
+            (1, "/perl5", 470_000, true),
+            (2, "/perl5/lib/site_perl/5.16.3", 439_432, true),
+            (3, "/perl5/lib/site_perl/5.16.3/x86_64-linux-thread-multi", 198_410, true),
+            (1, "/RepeatMasker", 190_012, true),
+            (2, "/RepeatMasker/Libraries", 122_311, true),
+            (1, "/openmpi/lib/openmpi", 90_227, true),
+            (1, "/blast/bin", 88_004, true),
+            (1, "/python2.7", 71_300, false),
+        ]
+        .map(|(depth, below, direct, in_tree)| PathNode {
+            path: format!("{sw}{below}"),
+            depth,
+            operations: Scenarios { direct, index: direct / 80, boot: direct / 1200 },
+            in_tree,
+        })
+        .to_vec(),
+        processes: (0..9u32)
+            .map(|number| ProcessLane {
+                pid: u64::from(4000 + number),
+                program: format!("{sw}/perl5/bin/perl"),
+                begin_s: f64::from(number) * 120.0,
+                end_s: f64::from(number) * 120.0 + 900.0,
+                calls: 40_000,
+                operations: 12_000 + u64::from(number),
+                steps: (0..60).map(|step| u64::from((step * 7 + number * 13) % 40) * 10).collect(),
+            })
+            .collect(),
         directories: [
             ("/perl5/lib/site_perl/5.16.3", 241_022, 229_877),
             ("/perl5/lib/site_perl/5.16.3/x86_64-linux-thread-multi", 198_410, 187_004),
@@ -146,7 +214,7 @@ pub fn maker() -> Report {
         ]
         .map(|(below, metadata, missing)| Directory {
             path: format!("{sw}{below}"),
-            place: "shared".to_owned(),
+            location: "shared".to_owned(),
             metadata,
             missing,
             data: metadata / 7,
@@ -167,6 +235,7 @@ pub fn maker() -> Report {
             metadata,
             shared,
             missing,
+            missing_shared: missing / 2,
             data: metadata / 3,
         })
         .to_vec(),
@@ -205,7 +274,7 @@ pub fn maker() -> Report {
         ],
         rereads: vec![Reread {
             path: format!("{sw}/data/te_proteins/te_proteins.fasta"),
-            place: "shared".to_owned(),
+            location: "shared".to_owned(),
             opens: 4402,
             processes: 2201,
             bytes_read: 1_940_221_004,
@@ -213,7 +282,8 @@ pub fn maker() -> Report {
         }],
         shared_writes: vec![SharedWrite {
             path: "/shared/home/ann/ecoli/ecoli.maker.output/datastore_index.log".to_owned(),
-            place: "cwd".to_owned(),
+            location: "cwd".to_owned(),
+            on_shared: true,
             writers: 8,
             writes: 41_220,
             bytes_written: 3_110_448,
@@ -221,7 +291,7 @@ pub fn maker() -> Report {
         }],
         small_files: vec![SmallFiles {
             directory: "/shared/home/ann/ecoli/ecoli.maker.output/theVoid".to_owned(),
-            place: "cwd".to_owned(),
+            location: "cwd".to_owned(),
             files: 11_022,
             bytes_written: 90_221_004,
         }],
@@ -238,12 +308,14 @@ pub fn maker() -> Report {
             NotProposed {
                 path: "/shared/home/ann/ecoli".to_owned(),
                 metadata: 97_060,
-                why: "the program writes in it: 51,220 files were created or opened for writing".to_owned(),
+                why: "the program changed /shared/home/ann/ecoli/log".to_owned(),
+                only_bytecode: false,
             },
             NotProposed {
                 path: "/tmp".to_owned(),
                 metadata: 402_711,
-                why: "it is local to each node".to_owned(),
+                why: "the program changed /tmp/x".to_owned(),
+                only_bytecode: false,
             },
         ],
         remaining,
@@ -255,17 +327,25 @@ pub fn maker() -> Report {
             capacity: 32_000.0,
             capacity_from: "--capacity 32000".to_owned(),
             leaves_out: vec![
-                "what other users of the file system ask of it".to_owned(),
-                "that bursts of several nodes rarely coincide, and sometimes do".to_owned(),
+                "other users of the file system".to_owned(),
+                "bursts of several nodes that coincide".to_owned(),
             ],
         }),
         next: vec![
-            format!("quell index {sw}"),
-            format!("quell run -i {sw}.quell -- mpiexec -n 8 maker -genome 'e coli.fasta' maker_opts.ctl"),
+            NextStep {
+                purpose: "Index the tree".to_owned(),
+                command: format!("quell index {sw} -o report/maker.quell"),
+            },
+            NextStep {
+                purpose: "Run the program with the index".to_owned(),
+                command: "quell run --config report/quell.toml -- mpiexec -n 8 maker -genome 'e coli.fasta' \
+                          maker_opts.ctl"
+                    .to_owned(),
+            },
         ],
         notes: vec![
-            "Times were lengthened by tracing: rates without it are about 2.34 times as high.".to_owned(),
-            "10,311 calls concerned descriptors that the trace does not explain.".to_owned(),
+            "operations are estimated for a node with cold caches".to_owned(),
+            "10,311 calls use descriptors whose paths are not in the traces".to_owned(),
         ],
     }
 }
@@ -290,6 +370,7 @@ fn bursts(steps: usize) -> Vec<RatePoint> {
             t: n as f64,
             metadata,
             data: metadata / 3.0,
+            direct: metadata * 0.8,
             index,
             boot: if n < 8 { 12.0 - n as f64 } else { (index / 20.0).floor() },
             elsewhere: 400.0 * uneven,
@@ -303,9 +384,13 @@ pub fn huge() -> Report {
     let mut report = maker();
     report.rate = bursts(100_000);
     report.duration_s = 1e9;
-    for (repeat, list) in [(3000, &mut report.notes), (400, &mut report.next), (5000, &mut report.traces)] {
+    for (repeat, list) in [(3000, &mut report.notes), (5000, &mut report.traces)] {
         *list = list.iter().cycle().take(repeat).enumerate().map(|(n, text)| format!("{text} {n}")).collect();
     }
+    report.next = report.next.iter().cycle().take(400).cloned().collect();
+    report.path_tree = report.path_tree.iter().cycle().take(20_000).cloned().collect();
+    report.processes = report.processes.iter().cycle().take(20_000).cloned().collect();
+    report.processes.iter_mut().for_each(|process| process.steps = vec![u64::MAX; 1000]);
     report.directories = report.directories.iter().cycle().take(20_000).cloned().collect();
     report.programs = report.programs.iter().cycle().take(20_000).cloned().collect();
     report.searches = report.searches.iter().cycle().take(2000).cloned().collect();
@@ -320,10 +405,10 @@ pub fn huge() -> Report {
     report.totals.by_call = (0..500).map(|n| (format!("call{n}"), u64::MAX - n)).collect();
     report.totals.skipped.examples = vec!["x".repeat(4000); 2000];
     report.command = vec!["argument".to_owned(); 50_000];
-    for place in [&mut report.places.cwd, &mut report.places.shared] {
-        (place.metadata, place.data) = (u64::MAX, u64::MAX - 1);
-        (place.bytes_read, place.bytes_written) = (u64::MAX, u64::MAX);
-        place.roots = (0..3000).map(|n| format!("/shared/{n} (lustre)")).collect();
+    for totals in [&mut report.locations.cwd, &mut report.locations.shared] {
+        (totals.metadata, totals.data) = (u64::MAX, u64::MAX - 1);
+        (totals.bytes_read, totals.bytes_written) = (u64::MAX, u64::MAX);
+        totals.roots = (0..3000).map(|n| format!("/shared/{n} (lustre)")).collect();
     }
     report.remaining.direct.metadata = u64::MAX;
     report.metadata_rate.scenarios.direct = Rate { average: 1e15, peak: 1e18, peak_at_s: 1e9 };
@@ -359,16 +444,20 @@ pub fn hostile() -> Report {
     report.made_by = next();
     report.command = (0..20).map(|_| next()).collect();
     report.traces = (0..20).map(|_| next()).collect();
-    report.next = (0..20).map(|_| next()).collect();
+    report.next = (0..20).map(|_| NextStep { purpose: next(), command: next() }).collect();
+    (report.host, report.job) = (Some(next()), Some(next()));
+    report.verdict.text = next();
+    report.path_tree.iter_mut().for_each(|node| node.path = next());
+    report.processes.iter_mut().for_each(|process| process.program = next());
     report.notes = (0..20).map(|_| next()).collect();
     report.totals.skipped.examples = (0..20).map(|_| next()).collect();
     report.totals.by_call = (0..20).map(|n| (next(), n)).collect();
     report.tracing.as_mut().expect("it was traced").tracer = next();
-    for place in [&mut report.places.cwd, &mut report.places.tmp, &mut report.places.shared] {
-        place.roots = (0..10).map(|_| next()).collect();
+    for totals in [&mut report.locations.cwd, &mut report.locations.tmp, &mut report.locations.shared] {
+        totals.roots = (0..10).map(|_| next()).collect();
     }
     report.directories.extend_from_within(..);
-    report.directories.iter_mut().for_each(|d| (d.path, d.place) = (next(), next()));
+    report.directories.iter_mut().for_each(|d| (d.path, d.location) = (next(), next()));
     report.programs = vec![report.programs[0].clone(); 12];
     report.programs.iter_mut().for_each(|p| p.path = next());
     report.searches = vec![report.searches[0].clone(); 12];
@@ -377,11 +466,11 @@ pub fn hostile() -> Report {
         search.directories.iter_mut().for_each(|d| d.path = next());
     }
     report.rereads = vec![report.rereads[0].clone(); 12];
-    report.rereads.iter_mut().for_each(|r| (r.path, r.place) = (next(), next()));
+    report.rereads.iter_mut().for_each(|r| (r.path, r.location) = (next(), next()));
     report.shared_writes = vec![report.shared_writes[0].clone(); 12];
-    report.shared_writes.iter_mut().for_each(|w| (w.path, w.place) = (next(), next()));
+    report.shared_writes.iter_mut().for_each(|w| (w.path, w.location) = (next(), next()));
     report.small_files = vec![report.small_files[0].clone(); 12];
-    report.small_files.iter_mut().for_each(|s| (s.directory, s.place) = (next(), next()));
+    report.small_files.iter_mut().for_each(|s| (s.directory, s.location) = (next(), next()));
     report.trees = vec![report.trees[0].clone(); 12];
     report.trees.iter_mut().for_each(|t| (t.path, t.file_system) = (next(), next()));
     report.not_proposed = vec![report.not_proposed[0].clone(); 12];

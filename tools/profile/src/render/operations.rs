@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use crate::{Operation, Report};
+use crate::report::{Operation, Report};
 
 /// The fields of `Operation`, which are the columns.
 const COLUMNS: [&str; 9] =
     ["place", "class", "call", "calls", "failed", "missing", "bytes_read", "bytes_written", "seconds"];
 
 /// Returns `operations.csv` as specified by RFC 4180: a header, and a row for each kind of call in
-/// each place.
+/// each location.
 pub fn csv(report: &Report) -> String {
     // The header is written separately, so that it exists even without rows.
     let mut table = csv::WriterBuilder::new()
@@ -18,10 +18,10 @@ pub fn csv(report: &Report) -> String {
         .from_writer(Vec::new());
     // Writing to memory does not fail, and a row has only three words and six numbers, which can
     // always be encoded.
-    let written = "a row of words and numbers goes to memory";
+    let written = "writing words and numbers to memory cannot fail";
     table.write_record(COLUMNS).expect(written);
     for operation in &report.operations {
-        table.serialize(harmless(operation)).expect(written);
+        table.serialize(escape_formulas(operation)).expect(written);
     }
     String::from_utf8(table.into_inner().expect(written)).expect("words and numbers are UTF-8")
 }
@@ -29,13 +29,13 @@ pub fn csv(report: &Report) -> String {
 /// Returns an operation that is safe in a spreadsheet, which interprets a cell with one of these
 /// first characters as a formula. After reading a trace, the three words come from constant tables
 /// and do not begin like this; a report that was read from a file may have any words.
-fn harmless(operation: &Operation) -> impl Serialize {
+fn escape_formulas(operation: &Operation) -> impl Serialize {
     let word = |text: &str| match text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']) {
         true => format!("'{text}"),
         false => text.to_owned(),
     };
-    let Operation { place, class, call, .. } = operation;
-    Operation { place: word(place), class: word(class), call: word(call), ..operation.clone() }
+    let Operation { location, class, call, .. } = operation;
+    Operation { location: word(location), class: word(class), call: word(call), ..operation.clone() }
 }
 
 #[cfg(test)]
@@ -56,8 +56,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
-        let mut report = super::super::example::maker();
+    fn rows_are_read_back() {
+        let mut report = crate::render::example::maker();
         report.operations[0].call = "a \"call\", with\nall".to_owned();
         let text = csv(&report);
         let mut table = csv::Reader::from_reader(text.as_bytes());
@@ -69,7 +69,7 @@ mod tests {
     fn no_cell_is_a_formula() {
         for begin in ["=", "+", "-", "@", "\t", "\r"] {
             let call = format!("{begin}cmd()");
-            let operation = Operation { call: call.clone(), place: call, ..Operation::default() };
+            let operation = Operation { call: call.clone(), location: call, ..Operation::default() };
             let text = csv(&Report { operations: vec![operation], ..Report::default() });
             let mut table = csv::Reader::from_reader(text.as_bytes());
             let row = table.records().next().unwrap().unwrap();

@@ -1,12 +1,17 @@
 //! The report as one HTML page that needs no network, script or font. The template engine escapes
-//! its text, after `words::shown` has made characters visible that a browser would hide.
+//! its text, after `format::escaped` has made characters visible that a browser would hide.
 
 use askama::Template;
 
-use super::chart;
-use super::drawing::{self, Palette, Width};
-use super::words::{command, count, cut, date, mode, number, several, share, time};
-use crate::{Report, SlowDown};
+use crate::format::{count, date, mode, nodes, number, percentage, plural, truncated};
+use crate::render::before_after::before_after;
+use crate::render::drawing::{self, Drawing, Palette, Width};
+use crate::render::icicle::icicle;
+use crate::render::lanes::lanes;
+use crate::render::location_bars::location_bars;
+use crate::render::statements;
+use crate::render::timeline::timeline;
+use crate::report::Report;
 
 /// Maximum number of rows of a table on the page; report.json has all.
 const ROWS_MAX: usize = 40;
@@ -23,7 +28,7 @@ const COMMAND_MAX: usize = 2000;
 /// Returns `report.html`.
 pub fn html(report: &Report) -> String {
     let page = Page { report, day: drawing::DAY, night: drawing::NIGHT };
-    page.render().expect("a page is written to memory")
+    page.render().expect("rendering to memory cannot fail")
 }
 
 #[derive(Template)]
@@ -38,7 +43,7 @@ struct Page<'a> {
 struct Headline {
     label: &'static str,
     figure: String,
-    explained: String,
+    explanation: String,
 }
 
 /// A chart in both widths; the page shows the one that fits.
@@ -49,91 +54,100 @@ struct Figure {
 }
 
 impl Page<'_> {
-    fn what(&self) -> String {
-        match self.report.command.is_empty() {
-            true => several(self.report.traces.len() as u64, "trace", "traces"),
-            false => cut(&command(&self.report.command), 2 * NAME_MAX),
-        }
+    fn subject(&self) -> String {
+        truncated(&statements::subject(self.report), 2 * NAME_MAX)
     }
 
-    fn started(&self) -> Option<String> {
-        date(self.report.started_s)
+    /// Returns the facts below the title.
+    fn facts(&self) -> String {
+        let totals = &self.report.totals;
+        let facts = [
+            statements::origin(self.report),
+            date(self.report.started_s).map(|date| format!("started {date}")),
+            Some(statements::timing(self.report)),
+            Some(plural(totals.processes, "process", "processes")),
+            Some(plural(totals.calls, "file-system call", "file-system calls")),
+        ];
+        facts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
     }
 
-    fn how_traced(&self) -> Option<String> {
-        let tracing = self.report.tracing.as_ref()?;
-        let how = match tracing.how {
-            SlowDown::Measured => "measured by running it once more",
-            SlowDown::Estimated => "estimated from the cost of one traced call",
-        };
-        let (direct, slow_down) = (time(tracing.direct_s), number(tracing.slow_down));
-        let tracer = super::words::name(&tracing.tracer, 60);
-        let exit = match tracing.exit_code {
-            Some(code) => format!("Exit code {code}."),
-            None => "Ended by a signal.".to_owned(),
-        };
-        Some(format!("Traced by {tracer}: {slow_down} times as long as the {direct} without ({how}). {exit}"))
+    fn rate_source(&self) -> &'static str {
+        statements::rate_source(self.report)
     }
 
-    /// Describes the metadata storm in one sentence.
-    fn storm(&self) -> String {
-        let report = self.report;
-        let direct = &report.metadata_rate.scenarios.direct;
-        if direct.peak <= 0.0 && report.remaining.direct.metadata == 0 {
-            return "No metadata calls went to shared file systems: there is no storm here.".to_owned();
-        }
-        let missing = share(report.totals.missing, report.totals.metadata);
-        format!(
-            "One node asks shared file systems {} metadata questions a second on average and {} at its busiest, \
-             {} after the start. Of all metadata calls, {missing} asked for names that do not exist.",
-            number(direct.average),
-            number(direct.peak),
-            time(direct.peak_at_s),
-        )
-    }
-
+    /// Returns the operations before and after, the nodes to saturation, and the missing names.
     fn headlines(&self) -> Vec<Headline> {
         let report = self.report;
-        let direct = &report.metadata_rate.scenarios.direct;
-        let of = &report.remaining;
-        let mut headlines = vec![
-            Headline {
-                label: "Metadata rate, shared",
-                figure: format!("{} /s", number(direct.average)),
-                explained: format!("peak {} /s, at {}", number(direct.peak), time(direct.peak_at_s)),
-            },
-            Headline {
-                label: "Missing names",
-                figure: count(report.totals.missing),
-                explained: format!(
-                    "{} of all metadata calls",
-                    share(report.totals.missing, report.totals.metadata)
-                ),
-            },
-            Headline {
-                label: "Operations with an index",
-                figure: count(of.index.metadata),
-                explained: format!(
-                    "{} of {} a node",
-                    share(of.index.metadata, of.direct.metadata),
-                    count(of.direct.metadata)
-                ),
-            },
-        ];
-        if let Some(nodes) = &report.nodes {
-            let [direct, index] = [nodes.direct, nodes.index].map(super::words::nodes);
+        let remaining = &report.remaining;
+        let direct = remaining.direct.metadata;
+        if direct == 0 {
+            return Vec::new();
+        }
+        let rates = &report.metadata_rate.scenarios;
+        let mut headlines = vec![Headline {
+            label: "Operations without Quell",
+            figure: count(direct),
+            explanation: format!(
+                "average {}/s, peak {}/s",
+                number(rates.direct.average),
+                number(rates.direct.peak)
+            ),
+        }];
+        if !report.trees.is_empty() {
             headlines.push(Headline {
-                label: "Nodes with an index",
-                figure: index,
-                explained: format!("{direct} without; average rate"),
+                label: "Operations with an index",
+                figure: count(remaining.index.metadata),
+                explanation: format!(
+                    "{}; with a boot image {}",
+                    percentage(remaining.index.metadata, direct),
+                    count(remaining.boot.metadata)
+                ),
             });
         }
+        if let Some(saturation) = &report.nodes {
+            headlines.push(Headline {
+                label: "Nodes to saturation",
+                figure: match report.trees.is_empty() {
+                    true => nodes(saturation.direct),
+                    false => format!("{} → {}", nodes(saturation.direct), nodes(saturation.index)),
+                },
+                explanation: format!("at {} operations per second", number(saturation.capacity)),
+            });
+        }
+        headlines.push(Headline {
+            label: "Missing names, shared",
+            figure: count(report.totals.shared.missing),
+            explanation: format!(
+                "{} of the metadata calls there",
+                percentage(report.totals.shared.missing, report.totals.shared.metadata)
+            ),
+        });
         headlines
     }
 
-    fn figure(&self, draw: fn(&Report, Width) -> drawing::Drawing) -> Figure {
+    fn figure(&self, draw: fn(&Report, Width) -> Drawing) -> Figure {
         let [wide, narrow] = [Width::Wide, Width::Narrow].map(|width| draw(self.report, width));
-        Figure { title: wide.title.clone(), wide: wide.within_a_page(), narrow: narrow.within_a_page() }
+        Figure { title: wide.title.clone(), wide: wide.inline_svg(), narrow: narrow.inline_svg() }
+    }
+
+    fn before_after(&self) -> Figure {
+        self.figure(before_after)
+    }
+
+    fn icicle(&self) -> Figure {
+        self.figure(icicle)
+    }
+
+    fn timeline(&self) -> Figure {
+        self.figure(timeline)
+    }
+
+    fn lanes(&self) -> Figure {
+        self.figure(lanes)
+    }
+
+    fn location_bars(&self) -> Figure {
+        self.figure(location_bars)
     }
 
     /// Returns the calls by name, in decreasing order of number.
@@ -151,75 +165,80 @@ impl Page<'_> {
         vec![
             ("calls on pipes, sockets, event and memory descriptors", elsewhere.no_file),
             ("calls on descriptors or directories that the trace does not explain", elsewhere.unknown),
-            ("calls that failed before they concerned a file", elsewhere.bad),
-            ("system calls that concern no file system", skipped.other_calls),
+            ("calls that failed before they referred to a file", elsewhere.bad),
+            ("system calls that do not refer to a file system", skipped.other_calls),
             ("signals, exits and remarks of the tracer", skipped.events),
             ("second halves of interrupted calls, counted with their first half", skipped.resumed),
             ("second halves without a first half", skipped.orphans),
-            ("lines cut off in the middle", skipped.truncated),
+            ("truncated lines", skipped.truncated),
             ("lines not written by strace", skipped.foreign),
             ("calls that had not ended when the trace did; counted, without a result", skipped.unfinished),
         ]
     }
 }
 
+/// Formats the length of a list.
+fn number_of<T>(list: &[T], one: &str, more: &str) -> String {
+    plural(list.len() as u64, one, more)
+}
+
 /// Returns the first rows of a list.
-fn first<T>(list: &[T], most: usize) -> &[T] {
-    &list[..list.len().min(most)]
+fn first<T>(list: &[T], number: usize) -> &[T] {
+    &list[..list.len().min(number)]
 }
 
 /// Returns the text below a table that does not have all rows.
-fn left_out(length: usize, most: usize) -> Option<String> {
-    let more = length.checked_sub(most).filter(|more| *more > 0)?;
+fn left_out(length: usize, shown: usize) -> Option<String> {
+    let more = length.checked_sub(shown).filter(|more| *more > 0)?;
     Some(format!("{} more in report.json.", count(more as u64)))
 }
 
-/// The functions of `words`, for the template.
+/// The functions of `format`, for the template.
 mod filters {
     use std::borrow::Borrow;
 
     use askama::{Result, Values};
 
-    use super::super::words;
+    use crate::format;
 
     #[askama::filter_fn]
     pub fn count(number: impl Borrow<u64>, _: &dyn Values) -> Result<String> {
-        Ok(words::count(*number.borrow()))
+        Ok(format::count(*number.borrow()))
     }
 
     #[askama::filter_fn]
     pub fn bytes(number: impl Borrow<u64>, _: &dyn Values) -> Result<String> {
-        Ok(words::bytes(*number.borrow()))
+        Ok(format::bytes(*number.borrow()))
     }
 
     #[askama::filter_fn]
     pub fn number(number: impl Borrow<f64>, _: &dyn Values) -> Result<String> {
-        Ok(words::number(*number.borrow()))
+        Ok(format::number(*number.borrow()))
     }
 
     #[askama::filter_fn]
-    pub fn time(seconds: impl Borrow<f64>, _: &dyn Values) -> Result<String> {
-        Ok(words::time(*seconds.borrow()))
+    pub fn duration(seconds: impl Borrow<f64>, _: &dyn Values) -> Result<String> {
+        Ok(format::duration(*seconds.borrow()))
     }
 
     #[askama::filter_fn]
     pub fn nodes(number: impl Borrow<Option<u64>>, _: &dyn Values) -> Result<String> {
-        Ok(words::nodes(*number.borrow()))
+        Ok(format::nodes(*number.borrow()))
     }
 
     /// Formats a path, or any other text of a trace that may be long.
     #[askama::filter_fn]
     pub fn name(text: impl AsRef<str>, _: &dyn Values) -> Result<String> {
-        Ok(words::name(text.as_ref(), super::NAME_MAX))
+        Ok(format::name(text.as_ref(), super::NAME_MAX))
     }
 
     #[askama::filter_fn]
     pub fn sentence(text: impl AsRef<str>, _: &dyn Values) -> Result<String> {
-        Ok(words::cut(&words::shown(text.as_ref()), 4 * super::NAME_MAX))
+        Ok(format::truncated(&format::escaped(text.as_ref()), 4 * super::NAME_MAX))
     }
 
     #[askama::filter_fn]
     pub fn command(text: impl AsRef<str>, _: &dyn Values) -> Result<String> {
-        Ok(words::cut(&words::command_line(text.as_ref()), super::COMMAND_MAX))
+        Ok(format::truncated(&format::command_line(text.as_ref()), super::COMMAND_MAX))
     }
 }

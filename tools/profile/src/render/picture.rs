@@ -13,12 +13,12 @@ pub const PIXELS_PER_UNIT: f32 = 2.0;
 #[derive(Debug)]
 pub struct PictureError {
     chart: &'static str,
-    what: String,
+    reason: String,
 }
 
 impl fmt::Display for PictureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the chart {} cannot be made a picture of: {}", self.chart, self.what)
+        write!(f, "cannot render the chart {} as a picture: {}", self.chart, self.reason)
     }
 }
 
@@ -26,12 +26,12 @@ impl Error for PictureError {}
 
 /// Renders a drawing with text as outlines: the library is linked without its text support.
 pub fn png(chart: &'static str, svg: &str) -> Result<Vec<u8>, PictureError> {
-    let wrong = |what: String| PictureError { chart, what };
-    let tree = Tree::from_str(svg, &Options::default()).map_err(|e| wrong(e.to_string()))?;
+    let failed = |reason: String| PictureError { chart, reason };
+    let tree = Tree::from_str(svg, &Options::default()).map_err(|e| failed(e.to_string()))?;
     let size =
-        tree.size().to_int_size().scale_by(PIXELS_PER_UNIT).ok_or_else(|| wrong("no size".to_owned()))?;
+        tree.size().to_int_size().scale_by(PIXELS_PER_UNIT).ok_or_else(|| failed("no size".to_owned()))?;
     let mut pixels =
-        Pixmap::new(size.width(), size.height()).ok_or_else(|| wrong(format!("{size:?} is too large")))?;
+        Pixmap::new(size.width(), size.height()).ok_or_else(|| failed(format!("{size:?} is too large")))?;
     resvg::render(&tree, Transform::from_scale(PIXELS_PER_UNIT, PIXELS_PER_UNIT), &mut pixels.as_mut());
-    pixels.encode_png().map_err(|e| wrong(e.to_string()))
+    pixels.encode_png().map_err(|e| failed(e.to_string()))
 }

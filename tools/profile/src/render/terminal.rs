@@ -1,31 +1,40 @@
-//! The summary for a terminal: it fits on the screen of a small terminal, and is legible without
-//! colour.
+//! The summary for a terminal of 80 columns, which is legible without colour.
 
 use unicode_width::UnicodeWidthStr;
 
-use super::words::{
-    bytes, command, command_line, count, cut, mode, name, nodes, number, rates, several, share, time,
+use crate::format::{
+    bytes, command_line, count, escaped, mode, name, nodes, number, percentage, plural, truncated,
 };
-use crate::{Report, SlowDown};
+use crate::render::statements;
+use crate::report::{Report, Scenarios};
 
-/// Maximum number of lines of a summary. A terminal has at least 24, and the command itself may
-/// scroll away.
-const LINES_MAX: usize = 25;
 /// Maximum width of a line in columns.
-const COLUMNS_MAX: usize = 100;
-/// Width of the labels in columns.
+const COLUMNS_MAX: usize = 80;
+/// Maximum number of commands to run next.
+const COMMANDS_MAX: usize = 4;
+/// Maximum number of lines of the verdict.
+const VERDICT_LINES_MAX: usize = 5;
+/// Width of the labels of findings in columns.
 const LABEL: usize = 15;
+/// The indentation of a command.
+const INDENT: &str = "    ";
 
-/// Returns a summary of at most 25 lines and at most 100 columns.
+/// Returns a summary of at most 80 columns. Each command stands alone on its lines, so that they
+/// can be copied to a shell.
 pub fn summary(report: &Report, colour: bool) -> String {
     let mut screen = Screen { lines: Vec::new(), colour };
-    what_ran(report, &mut screen);
+    subject(report, &mut screen);
     screen.blank();
-    places(report, &mut screen);
+    screen.paragraph(&report.verdict.text, VERDICT_LINES_MAX);
+    if report.remaining.direct.metadata > 0 {
+        screen.blank();
+        operations(report, &mut screen);
+    }
     screen.blank();
-    storm(report, &mut screen);
-    what_quell_does(report, &mut screen);
-    next(report, &mut screen);
+    locations(report, &mut screen);
+    screen.blank();
+    findings(report, &mut screen);
+    next_steps(report, &mut screen);
     screen.lines.join("\n") + "\n"
 }
 
@@ -35,194 +44,200 @@ struct Screen {
 }
 
 impl Screen {
+    /// Adds an empty line, unless the last one is empty.
     fn blank(&mut self) {
-        self.lines.push(String::new());
+        if self.lines.last().is_some_and(|line| !line.is_empty()) {
+            self.lines.push(String::new());
+        }
     }
 
-    fn painted(&self, text: &str, how: &str) -> String {
-        if self.colour && !text.is_empty() { format!("\x1b[{how}m{text}\x1b[0m") } else { text.to_owned() }
+    fn styled(&self, text: &str, code: &str) -> String {
+        if self.colour && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
     fn title(&mut self, text: &str) {
-        let line = self.painted(&cut(text, COLUMNS_MAX), "1");
+        let line = self.styled(&truncated(text, COLUMNS_MAX), "1");
         self.lines.push(line);
     }
 
     fn quiet(&mut self, text: &str) {
-        let line = self.painted(&cut(text, COLUMNS_MAX), "2");
+        let line = self.styled(&truncated(text, COLUMNS_MAX), "2");
         self.lines.push(line);
     }
 
-    fn row(&mut self, label: &str, text: &str) {
-        let label = self.painted(&format!("{label:LABEL$}"), "1");
-        self.lines.push(label + &cut(text, COLUMNS_MAX - LABEL));
+    fn quiet_paragraph(&mut self, text: &str) {
+        for line in wrapped(text) {
+            self.quiet(&line);
+        }
     }
 
-    fn room(&self) -> usize {
-        LINES_MAX - self.lines.len()
+    /// Adds untrusted text, wrapped at spaces.
+    fn paragraph(&mut self, text: &str, lines_max: usize) {
+        let mut lines = wrapped(&escaped(text));
+        if lines.len() > lines_max {
+            lines.truncate(lines_max);
+            lines.push("…".to_owned());
+        }
+        self.lines.extend(lines);
+    }
+
+    fn row(&mut self, label: &str, text: &str) {
+        let label = self.styled(&format!("{label:LABEL$}"), "1");
+        self.lines.push(label + &truncated(text, COLUMNS_MAX - LABEL));
     }
 }
 
-fn what_ran(report: &Report, screen: &mut Screen) {
+/// Splits text at spaces into lines of at most 80 columns.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.width() + 1 + word.width() <= COLUMNS_MAX => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(truncated(word, COLUMNS_MAX)),
+        }
+    }
+    lines
+}
+
+fn subject(report: &Report, screen: &mut Screen) {
     let totals = &report.totals;
-    let what = match report.command.is_empty() {
-        true => several(report.traces.len() as u64, "trace", "traces"),
-        // A long command line is shortened.
-        false => command(&report.command),
-    };
-    screen.title(&format!("Profile: {what}"));
-    let mut facts = vec![
-        format!("ran {}", time(report.duration_s)),
-        several(totals.processes, "process", "processes"),
-        format!("{}, {} for missing names", several(totals.calls, "call", "calls"), count(totals.missing)),
+    // A long command line is shortened.
+    screen.title(&format!("Profile: {}", statements::subject(report)));
+    let counted = [
+        plural(totals.processes, "process", "processes"),
+        plural(totals.calls, "file-system call", "file-system calls"),
     ];
     let unread = totals.skipped.truncated + totals.skipped.foreign + totals.skipped.orphans;
-    if unread > 0 {
-        facts.push(several(unread, "line not read", "lines not read"));
+    let unread = (unread > 0).then(|| plural(unread, "line not read", "lines not read"));
+    let facts: Vec<String> = statements::origin(report).into_iter().chain(counted).chain(unread).collect();
+    screen.quiet_paragraph(&facts.join("; "));
+    screen.quiet_paragraph(&statements::timing(report));
+}
+
+/// Prints the operations of one node in all scenarios, and the nodes that saturate the file system.
+fn operations(report: &Report, screen: &mut Screen) {
+    let row = |cells: [&str; 4]| {
+        let [label, direct, index, boot] = cells;
+        format!("{label:26} {direct:>13} {index:>19} {boot:>19}")
+    };
+    screen.quiet(&row(["one node, estimated", "without Quell", "index", "boot image"]));
+    let mut add = |label: &str, values: [String; 3]| {
+        let [direct, index, boot] = values;
+        screen.lines.push(truncated(row([label, &direct, &index, &boot]).trim_end(), COLUMNS_MAX));
+    };
+    let remaining = &report.remaining;
+    let direct = remaining.direct.metadata;
+    let part = |value: u64| format!("{} ({})", count(value), percentage(value, direct));
+    add(
+        "metadata operations",
+        [count(direct), part(remaining.index.metadata), part(remaining.boot.metadata)],
+    );
+    let rates = &report.metadata_rate.scenarios;
+    if rates.direct.peak > 0.0 {
+        add("  per second, average", scenario_texts(rates, |rate| number(rate.average)));
+        add("  per second, peak", scenario_texts(rates, |rate| number(rate.peak)));
     }
-    screen.quiet(&facts.join("; "));
-    if let Some(tracing) = &report.tracing {
-        let how = match tracing.how {
-            SlowDown::Measured => "measured",
-            SlowDown::Estimated => "estimated",
-        };
-        let exit = match tracing.exit_code {
-            Some(0) => String::new(),
-            Some(code) => format!("; exit code {code}"),
-            None => "; ended by a signal".to_owned(),
-        };
-        let times = [time(tracing.direct_s), time(tracing.traced_s)];
-        let slow_down = number(tracing.slow_down);
-        let tracer = name(&tracing.tracer, 30);
-        screen.quiet(&format!("{tracer} slowed it {slow_down} times ({how}): {} without{exit}", times[0]));
+    if let Some(saturation) = &report.nodes {
+        add("nodes to saturation", [saturation.direct, saturation.index, saturation.boot].map(nodes));
+        add("  if all peaks coincide", scenario_texts(&saturation.by_peak, |number| nodes(*number)));
+        let source = name(&saturation.capacity_from, 44);
+        screen.quiet(&format!("capacity: {} operations per second ({source})", number(saturation.capacity)));
     }
+}
+
+fn scenario_texts<T>(scenarios: &Scenarios<T>, text: impl Fn(&T) -> String) -> [String; 3] {
+    [text(&scenarios.direct), text(&scenarios.index), text(&scenarios.boot)]
 }
 
 /// Prints figure 2 of the paper.
-fn places(report: &Report, screen: &mut Screen) {
+fn locations(report: &Report, screen: &mut Screen) {
     let row = |cells: [&str; 7]| {
-        let [name, meaning, mode, metadata, data, read, written] = cells;
-        format!("{name:7} {meaning:20} {mode:^4} {metadata:>15} {data:>15} {read:>12} {written:>14}")
+        let [name, mode, metadata, missing, data, read, written] = cells;
+        format!("{name:7} {mode:4} {metadata:>14} {missing:>13} {data:>14} {read:>10} {written:>10}")
     };
-    screen.quiet(&row(["place", "", "mode", "metadata calls", "data calls", "bytes read", "bytes written"]));
-    for (name, meaning, place) in report.places.named() {
-        let calls = [count(place.metadata), count(place.data)];
-        let bytes = [bytes(place.bytes_read), bytes(place.bytes_written)];
-        let cells = [name, meaning, mode(place.mode), &calls[0], &calls[1], &bytes[0], &bytes[1]];
-        screen.lines.push(cut(&row(cells), COLUMNS_MAX));
+    screen.quiet(&row([
+        "counted",
+        "mode",
+        "metadata calls",
+        "missing names",
+        "data calls",
+        "read",
+        "written",
+    ]));
+    for (name, _, totals) in report.locations.named() {
+        let calls = [count(totals.metadata), count(totals.missing), count(totals.data)];
+        let bytes = [bytes(totals.bytes_read), bytes(totals.bytes_written)];
+        let cells = [name, mode(totals.mode), &calls[0], &calls[1], &calls[2], &bytes[0], &bytes[1]];
+        screen.lines.push(truncated(&row(cells), COLUMNS_MAX));
     }
 }
 
-fn storm(report: &Report, screen: &mut Screen) {
-    let direct = &report.metadata_rate.scenarios.direct;
-    match direct.peak > 0.0 {
-        true => {
-            screen.row("storm", &format!("metadata calls a second on shared file systems: {}", rates(direct)))
-        }
-        false => screen.row("storm", "none: no metadata calls went to shared file systems"),
+fn findings(report: &Report, screen: &mut Screen) {
+    if report.totals.shared.metadata > 0 {
+        screen.row("missing names", &format!("{} on shared", statements::missing_shared(report)));
     }
     // A long path is shortened in the middle, so that the figures remain visible.
-    let mut about = |label: &str, path: &str, figures: String| {
+    let mut finding = |label: &str, path: &str, figures: String| {
         let room = COLUMNS_MAX - LABEL - 2;
-        let path = name(path, room.saturating_sub(figures.width()).max(30));
+        let path = name(path, room.saturating_sub(figures.width()).max(20));
         screen.row(label, &format!("{path}: {figures}"));
     };
-    let more = |length: usize, what: &str| match length {
+    let more = |length: usize| match length {
         0 | 1 => String::new(),
-        _ => format!("; {} more {what}", count(length as u64 - 1)),
+        _ => format!("; {} more", count(length as u64 - 1)),
     };
-    if let Some(most) = report.directories.first() {
-        let missing = share(most.missing, most.metadata);
-        let calls = several(most.metadata, "call", "calls");
-        about("top directory", &most.path, format!("{calls}, {missing} for missing names"));
+    if let Some(first) = report.directories.first() {
+        let missing = percentage(first.missing, first.metadata);
+        let calls = plural(first.metadata, "call", "calls");
+        finding("top directory", &first.path, format!("{calls}, {missing} missing"));
     }
-    if let Some(most) = report.programs.first() {
-        let processes = several(most.processes, "process", "processes");
-        let calls = several(most.metadata, "call", "calls");
-        about("top program", &most.path, format!("{calls}, {} on shared, {processes}", count(most.shared)));
+    if let Some(first) = report.programs.first() {
+        let processes = plural(first.processes, "process", "processes");
+        finding("top program", &first.path, format!("{} shared calls, {processes}", count(first.shared)));
     }
-    if let Some(most) = report.searches.first() {
-        let (missing, shared) = (count(most.missing), count(most.shared));
-        about(
-            "top search",
-            &most.variable,
-            format!("{missing} names not found ({shared} on shared), {} found", count(most.found)),
-        );
+    if let Some(first) = report.searches.first() {
+        let figures = format!("{} names missing, {} on shared", count(first.missing), count(first.shared));
+        finding("top search", &first.variable, figures);
     }
-    if let Some(most) = report.shared_writes.first() {
-        let figures = format!(
-            "{} writers, {} in {} writes",
-            count(most.writers),
-            bytes(most.bytes_written),
-            count(most.writes)
-        );
-        about("N-1 writes", &most.path, figures + &more(report.shared_writes.len(), "files"));
+    if let Some(first) = report.shared_writes.first() {
+        let figures = format!("{} writers, {}", count(first.writers), bytes(first.bytes_written));
+        finding("N-1 writes", &first.path, figures + &more(report.shared_writes.len()));
     }
-    if let Some(most) = report.rereads.first() {
-        let figures = format!("read {} times over, {}", number(most.times), bytes(most.bytes_read));
-        about("rereads", &most.path, figures + &more(report.rereads.len(), "files"));
+    if let Some(first) = report.rereads.first() {
+        let figures = format!("{} times by one process", number(first.times));
+        finding("rereads", &first.path, figures + &more(report.rereads.len()));
     }
-    if let Some(most) = report.small_files.first() {
-        let figures = format!("{}, {}", several(most.files, "file", "files"), bytes(most.bytes_written));
-        about("small files", &most.directory, figures + &more(report.small_files.len(), "directories"));
+    if let Some(first) = report.small_files.first() {
+        let figures = format!("{}, {}", plural(first.files, "file", "files"), bytes(first.bytes_written));
+        finding("small files", &first.directory, figures + &more(report.small_files.len()));
     }
 }
 
-fn what_quell_does(report: &Report, screen: &mut Screen) {
-    let of = &report.remaining;
-    let [direct, index, boot] = [of.direct.metadata, of.index.metadata, of.boot.metadata];
-    let part = |value: u64| format!("{} ({})", count(value), share(value, direct));
-    let text = match report.trees.is_empty() {
-        true => format!("{} operations a node; no tree is proposed", count(direct)),
-        false => {
-            format!("{} operations a node; index {}; boot image {}", count(direct), part(index), part(boot))
+/// Prints the commands to run next, each after a line with its purpose.
+fn next_steps(report: &Report, screen: &mut Screen) {
+    for step in report.next.iter().take(COMMANDS_MAX) {
+        screen.blank();
+        screen.title(&format!("{}:", truncated(&escaped(&step.purpose), COLUMNS_MAX - 1)));
+        let lines = folded(&command_line(&step.command));
+        // A part of a command must not be run.
+        match lines.iter().all(|line| line.width() <= COLUMNS_MAX) {
+            true => screen.lines.extend(lines),
+            false => screen.quiet(&format!("{INDENT}(a long command: see report.html)")),
         }
-    };
-    screen.row("remaining", &text);
-    if let Some(of) = &report.nodes {
-        let [direct, index, boot] = [of.direct, of.index, of.boot].map(nodes);
-        let text =
-            format!("{direct} saturate the file system; index {index}; boot image {boot} (average rate)");
-        screen.row("nodes", &text);
-        let [direct, index, boot] = [of.by_peak.direct, of.by_peak.index, of.by_peak.boot].map(nodes);
-        let capacity = number(of.capacity);
-        let from = name(&of.capacity_from, 24);
-        let text = format!(
-            "{direct}; index {index}; boot image {boot} (peaks coincide); capacity {capacity}/s: {from}"
-        );
-        screen.row("", &text);
     }
-}
-
-/// Prints as many commands as there is space for, and at least the first.
-fn next(report: &Report, screen: &mut Screen) {
-    let mut shown = 0;
-    for line in &report.next {
-        let lines = folded(&command_line(line));
-        // One line is reserved for the message that there are more.
-        let keep = usize::from(shown + 1 < report.next.len());
-        if lines.len() + keep > screen.room() && shown > 0 {
-            break;
-        }
-        let room = screen.room().saturating_sub(keep);
-        for (at, line) in lines.iter().take(room).enumerate() {
-            match (shown, at) {
-                (0, 0) => screen.row("run next", line),
-                (_, 0) => screen.row("", line),
-                _ => screen.lines.push(cut(line, COLUMNS_MAX)),
-            }
-        }
-        shown += 1;
-    }
-    if shown < report.next.len() {
-        let more = several((report.next.len() - shown) as u64, "more command is", "more commands are");
-        screen.row("", &format!("{more} in the report"));
+    if report.next.len() > COMMANDS_MAX {
+        let more = (report.next.len() - COMMANDS_MAX) as u64;
+        let verb = if more == 1 { "is" } else { "are" };
+        screen.blank();
+        screen.quiet(&format!("{} {verb} in the report", plural(more, "more command", "more commands")));
     }
 }
 
 /// Splits a command into several lines of shell syntax: at spaces outside quotes, with a backslash
-/// at the end of all lines except the last. A single word that is too long is not split, and is
-/// truncated later; the report has it completely.
+/// at the end of all lines except the last. A word that is too long is not split.
 fn folded(command: &str) -> Vec<String> {
     let (mut quote, mut literal) = (None, false);
     let words = command.split(|c| {
@@ -237,22 +252,19 @@ fn folded(command: &str) -> Vec<String> {
         }
         c == ' ' && quote.is_none()
     });
-    // The first line follows the label; the others have the whole width.
-    let mut room = COLUMNS_MAX - LABEL;
     let mut lines: Vec<String> = Vec::new();
     for word in words {
         match lines.last_mut() {
             // Two columns for " \\".
-            Some(line) if line.width() + 1 + word.width() + 2 <= room => {
+            Some(line) if line.width() + 1 + word.width() + 2 <= COLUMNS_MAX => {
                 line.push(' ');
                 line.push_str(word);
             }
             Some(line) => {
                 line.push_str(" \\");
-                lines.push(format!("    {word}"));
-                room = COLUMNS_MAX;
+                lines.push(format!("{INDENT}{INDENT}{word}"));
             }
-            None => lines.push(word.to_owned()),
+            None => lines.push(format!("{INDENT}{word}")),
         }
     }
     lines

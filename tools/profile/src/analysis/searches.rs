@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use crate::calls::Effect;
 use crate::paths::{PathId, Paths};
+use crate::trace::calls::Effect;
 
 /// A variable with a list of directories.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_of_name_tells_the_variable() {
+    fn the_kind_of_name_determines_the_variable() {
         let mut paths = Paths::default();
         let searches = Searches::default();
         for (path, kind) in [
@@ -198,7 +198,7 @@ mod tests {
             ("/data/genome.fa", None),
         ] {
             let id = add(&mut paths, path.as_bytes());
-            let found = searches.kind(&paths, id, Effect::Look);
+            let found = searches.kind(&paths, id, Effect::Inspect);
             assert_eq!(found, kind.map(Kind::Names), "{path}");
         }
         let program = add(&mut paths, b"/opt/x/tool");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_tells_more_than_the_name() {
+    fn the_environment_has_priority_over_the_kind_of_name() {
         let environment = [
             (b"LD_LIBRARY_PATH".as_slice(), b"/sw/lib:/sw/lib64:".as_slice()),
             (b"PATH", b"/sw/bin:/usr/bin"),
@@ -231,7 +231,7 @@ mod tests {
             ("/sw/lib/plugins/libx.so", LOADER),
         ] {
             let id = add(&mut paths, path.as_bytes());
-            let kind = searches.kind(&paths, id, Effect::Look).expect(path);
+            let kind = searches.kind(&paths, id, Effect::Inspect).expect(path);
             assert_eq!(searches.name(&kind).0, name, "{path}");
         }
     }

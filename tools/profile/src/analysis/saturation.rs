@@ -4,7 +4,7 @@
 /// Returns `capacity / rate`, rounded down, with as many digits as the rate has in whole operations
 /// per second. 32,000 / 483 is 66; 32,000 / 6 is 5,000, because a rate of 6 may be anything from
 /// 5.5 to 6.5. Returns `None` if no operation remains, so that there is no limit.
-pub fn nodes(capacity: f64, rate: f64) -> Option<u64> {
+pub fn saturating_nodes(capacity: f64, rate: f64) -> Option<u64> {
     if !(rate > 0.0 && capacity > 0.0 && rate.is_finite() && capacity.is_finite()) {
         return None;
     }
@@ -14,12 +14,12 @@ pub fn nodes(capacity: f64, rate: f64) -> Option<u64> {
     unit.map(|unit| exact / unit * unit)
 }
 
-/// What the estimate leaves out; part of every report with an estimate.
+/// The effects that the estimate leaves out; part of every report with an estimate.
 pub const LEAVES_OUT: [&str; 5] = [
     "other users of the file system, and all traffic but this program's metadata",
-    "that nodes start together: by the peak rate, bursts of all nodes coincide; by the average they are spread evenly",
-    "what a node's client answers from its cache: direct counts every call as an operation",
-    "that operations differ in cost, and that a file system slows down before it is saturated",
+    "the time at which nodes start: by the peak rate all bursts coincide, by the average they are spread evenly",
+    "the caches of other clients: the model keeps directories and attributes for a second",
+    "different costs of operations, and that a file system slows down before it is saturated",
     "data: reads may saturate the servers before metadata does",
 ];
 
@@ -28,13 +28,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_papers_figures_give_the_papers_nodes() {
-        assert_eq!(nodes(32_000.0, 483.0), Some(66));
-        assert_eq!(nodes(32_000.0, 6.0), Some(5_000));
+    fn the_rates_of_the_paper_give_its_numbers_of_nodes() {
+        assert_eq!(saturating_nodes(32_000.0, 483.0), Some(66));
+        assert_eq!(saturating_nodes(32_000.0, 6.0), Some(5_000));
     }
 
     #[test]
-    fn no_more_digits_are_told_than_the_rate_has() {
+    fn the_result_has_as_many_digits_as_the_rate() {
         for (capacity, rate, expected) in [
             (32_000.0, 62.0, Some(510)),
             (32_000.0, 0.4, Some(80_000)),
@@ -46,7 +46,7 @@ mod tests {
             (1e300, 1e-300, Some(10_000_000_000_000_000_000)),
             (1_000.0, 1_000.0, Some(1)),
         ] {
-            assert_eq!(nodes(capacity, rate), expected, "{capacity} by {rate}");
+            assert_eq!(saturating_nodes(capacity, rate), expected, "{capacity} by {rate}");
         }
     }
 }

@@ -7,14 +7,31 @@ use std::fmt::Write;
 
 use ttf_parser::{Face, GlyphId, OutlineBuilder};
 
-use super::drawing::Anchor;
-
-/// profile/fonts/README.md describes its content and how it was created.
+/// tools/profile/fonts/README.md describes its content and how it was created.
 static FONT: &[u8] = include_bytes!("../../fonts/Roboto-subset.ttf");
+
+/// The part of a text that is at its position.
+#[derive(Debug, Clone, Copy)]
+pub enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+impl Anchor {
+    /// Returns the value of the SVG attribute `text-anchor`.
+    pub fn svg_name(self) -> &'static str {
+        match self {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        }
+    }
+}
 
 /// Returns the path of `text` with its baseline at `at`.
 pub fn outline(text: &str, at: (f64, f64), anchor: Anchor, size: f64) -> String {
-    let font = Face::parse(FONT, 0).expect("the font that is part of the program is a font");
+    let font = Face::parse(FONT, 0).expect("the included font is valid");
     let scale = size / f64::from(font.units_per_em());
     let unknown = font.glyph_index(char::REPLACEMENT_CHARACTER).unwrap_or_default();
     let glyphs: Vec<GlyphId> = text.chars().map(|c| font.glyph_index(c).unwrap_or(unknown)).collect();
@@ -47,7 +64,7 @@ impl Pen {
         self.path.push(verb);
         for (x, y) in points {
             let (x, y) = (self.x + f64::from(*x) * self.scale, self.y - f64::from(*y) * self.scale);
-            write!(self.path, "{x:.2} {y:.2} ").expect("a string takes everything");
+            write!(self.path, "{x:.2} {y:.2} ").expect("writing to a string cannot fail");
         }
     }
 }
@@ -79,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_letter_of_our_own_words_is_in_the_font() {
+    fn the_font_has_the_characters_of_labels() {
         let font = Face::parse(FONT, 0).unwrap();
         for letter in (' '..='~').chain("…·–×äöüßéñŁΩжЖ\u{fffd}".chars()) {
             assert!(font.glyph_index(letter).is_some(), "{letter:?}");
@@ -87,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn words_end_where_they_are_told_to() {
+    fn text_is_aligned_at_its_anchor() {
         let x_of = |path: &str| path[1..].split(' ').next().unwrap().parse::<f64>().unwrap();
         let [start, middle, end] = [Anchor::Start, Anchor::Middle, Anchor::End].map(|anchor| {
             let path = outline("10,454", (100.0, 50.0), anchor, 13.0);

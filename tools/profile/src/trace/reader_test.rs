@@ -1,84 +1,87 @@
 //! Small traces, each of a case that was or could be read incorrectly. They check the file of each
 //! call, and that each line counts once.
 
+use crate::analysis::readings::FirstReading;
+use crate::locations::{Links, LocationRules, Mount, NoLinks, PathMap};
 use crate::paths::PathId;
-use crate::places::{Geography, Links, Map, Mount, NoLinks};
-use crate::reader::{Concerns, Ended, Event, Reader, Source};
-use crate::{FirstReading, Report};
+use crate::report::Report;
+use crate::trace::event::{CallResult, CallTarget, Event};
+use crate::trace::reader::{Output, Reader, Source};
 
 const SOURCE: Source = Source { space: 0, pid: 0 };
 
-fn geography() -> Geography {
+fn location_rules() -> LocationRules {
     let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
-    Geography {
+    LocationRules {
         mounts: vec![mount("/", "ext4"), mount("/sw", "lustre")],
         working: Some(b"/home/u".to_vec()),
-        ..Geography::default()
+        ..LocationRules::default()
     }
 }
 
 /// The events of a trace, one call per line: name, path, `!` if it failed, `?` if its end is not
 /// known.
-struct Told {
+struct Events {
     calls: Vec<String>,
     reader: Reader,
 }
 
-fn told_with(lines: &[(Source, &[u8])], links: &mut dyn Links) -> Told {
-    let mut map = Map::new(&geography(), links);
+fn events_with_links(lines: &[(Source, &[u8])], links: &mut dyn Links) -> Events {
+    let mut map = PathMap::new(&location_rules(), links);
     let working = map.resolve(PathId::ROOT, b"/home/u", true);
     let mut reader = Reader::new(Some(working));
     let mut calls = Vec::new();
-    let mut listen = |event: &Event, map: &mut Map| {
-        let path = match event.concerns {
-            Concerns::File(path) => map.paths.text(path),
-            Concerns::NoFile => "-".into(),
-            Concerns::Unknown => "unknown".into(),
-            Concerns::Bad => "bad".into(),
+    let mut on_event = |event: &Event, map: &mut PathMap| {
+        let path = match event.target {
+            CallTarget::File(path) => map.paths.text(path),
+            CallTarget::NoFile => "-".into(),
+            CallTarget::Unknown => "unknown".into(),
+            CallTarget::Invalid => "bad".into(),
         };
         let end = match event.result {
-            Ended::Well => "",
-            Ended::Failed(_) => "!",
-            Ended::Unknown => "?",
+            CallResult::Succeeded => "",
+            CallResult::Failed(_) => "!",
+            CallResult::Unknown => "?",
         };
         calls.push(format!("{} {path}{end}", String::from_utf8_lossy(event.name)));
     };
+    let mut output = Output { map: &mut map, on_event: &mut on_event };
     for (source, line) in lines {
-        reader.line(*source, line, &mut map, || "t:1".into(), &mut listen);
+        reader.line(*source, line, &|| "t:1".into(), &mut output);
     }
-    reader.finish(&mut map, &mut listen);
+    reader.finish(&mut output);
     let s = &reader.skipped;
     let others = s.other_calls + s.events + s.resumed + s.orphans + s.truncated + s.foreign;
     assert_eq!(reader.lines, calls.len() as u64 + others, "each line counts once: {calls:?} {s:?}");
-    Told { calls, reader }
+    Events { calls, reader }
 }
 
-fn told(trace: &str) -> Told {
+fn events(trace: &str) -> Events {
     let lines: Vec<(Source, &[u8])> = trace
         .lines()
         .map(|line| (SOURCE, line.strip_prefix("           ").unwrap_or(line).as_bytes()))
         .collect();
-    told_with(&lines, &mut NoLinks)
+    events_with_links(&lines, &mut NoLinks)
 }
 
 #[track_caller]
-fn assert_told(trace: &str, expected: &[&str]) {
-    assert_eq!(told(trace).calls, expected, "{trace}");
+fn assert_events(trace: &str, expected: &[&str]) {
+    assert_eq!(events(trace).calls, expected, "{trace}");
 }
 
 fn report(lines: &[&[u8]]) -> Report {
     let mut links = NoLinks;
-    let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+    let mut first = FirstReading::new(&location_rules(), Vec::new(), &mut links);
     lines.iter().for_each(|line| first.line(SOURCE, line, String::new));
     first.end();
     let mut second = first.choose(1.0);
     lines.iter().for_each(|line| second.line(SOURCE, line));
-    second.report(Some(&crate::Capacity { operations_per_s: 1e4, from: "test".into() }))
+    second.report(Some(&crate::analysis::readings::Capacity { operations_per_s: 1e4, from: "test".into() }))
 }
 
 #[test]
 fn descriptors_are_followed_through_every_copy() {
-    assert_told(
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
            1 dup(3) = 4
            1 dup2(4, 9) = 9
@@ -112,7 +115,7 @@ fn descriptors_are_followed_through_every_copy() {
 
 #[test]
 fn ranges_of_descriptors_are_closed() {
-    assert_told(
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            1 openat(AT_FDCWD, "b", O_RDONLY) = 4
            1 vfork() = 2
@@ -138,8 +141,8 @@ fn ranges_of_descriptors_are_closed() {
 }
 
 #[test]
-fn who_shares_descriptors_or_directory_sees_what_the_other_does() {
-    assert_told(
+fn processes_that_share_descriptors_or_directory_see_changes_of_each_other() {
+    assert_events(
         r#"1 clone(child_stack=0x7f, flags=CLONE_VM|CLONE_FILES) = 2
            1 clone(child_stack=0x7f, flags=CLONE_FS|SIGCHLD) = 3
            2 openat(AT_FDCWD, "a", O_RDONLY) = 3
@@ -169,8 +172,8 @@ fn who_shares_descriptors_or_directory_sees_what_the_other_does() {
 }
 
 #[test]
-fn of_several_that_are_being_made_each_has_its_own_parents_files() {
-    assert_told(
+fn each_of_several_new_processes_has_the_files_of_its_parent() {
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            2 openat(AT_FDCWD, "b", O_RDONLY) = 3
            1 clone(flags=SIGCHLD <unfinished ...>
@@ -194,8 +197,8 @@ fn of_several_that_are_being_made_each_has_its_own_parents_files() {
 }
 
 #[test]
-fn a_number_that_is_given_again_is_another_process() {
-    let told = told(
+fn a_reused_process_id_is_another_process() {
+    let read = events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            1 vfork() = 2
            2 close(3) = 0
@@ -208,13 +211,13 @@ fn a_number_that_is_given_again_is_another_process() {
            2 +++ exited with 0 +++
            1 <... vfork resumed>) = 2"#,
     );
-    assert_eq!(told.calls, ["openat /home/u/a", "close /home/u/a", "fstat /home/u/a"]);
-    assert_eq!(told.reader.processes.groups, 4);
+    assert_eq!(read.calls, ["openat /home/u/a", "close /home/u/a", "fstat /home/u/a"]);
+    assert_eq!(read.reader.resolver.processes.groups, 4);
 }
 
 #[test]
-fn a_child_that_does_nothing_but_end_is_the_one_that_was_made() {
-    let told = told(
+fn a_child_that_only_ends_counts_once() {
+    let read = events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            1 vfork( <unfinished ...>
            2 +++ exited with 0 +++
@@ -227,13 +230,13 @@ fn a_child_that_does_nothing_but_end_is_the_one_that_was_made() {
            2 <... vfork resumed>) = 3
            1 <... vfork resumed>) = 2"#,
     );
-    assert_eq!(told.calls, ["openat /home/u/a", "close /home/u/a", "openat /home/u/b", "fstat /home/u/b"]);
-    assert_eq!(told.reader.processes.groups, 4);
+    assert_eq!(read.calls, ["openat /home/u/a", "close /home/u/a", "openat /home/u/b", "fstat /home/u/b"]);
+    assert_eq!(read.reader.resolver.processes.groups, 4);
 }
 
 #[test]
-fn a_thread_that_starts_a_program_takes_the_number_of_its_process() {
-    let told = told(
+fn a_thread_that_executes_a_program_takes_the_id_of_its_process() {
+    let read = events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            1 clone3({flags=CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_THREAD, exit_signal=0} => {parent_tid=[2]}, 88) = 2
            1 futex(0x7f, FUTEX_WAIT, 0, NULL <unfinished ...>
@@ -242,14 +245,14 @@ fn a_thread_that_starts_a_program_takes_the_number_of_its_process() {
            1 <... execve resumed>) = 0
            1 fstat(3, {}) = 0"#,
     );
-    assert_eq!(told.calls, ["openat /home/u/a", "execve /bin/true", "fstat /home/u/a"]);
-    assert_eq!((told.reader.skipped.orphans, told.reader.skipped.unfinished), (0, 0));
-    assert_eq!(told.reader.processes.groups, 1);
+    assert_eq!(read.calls, ["openat /home/u/a", "execve /bin/true", "fstat /home/u/a"]);
+    assert_eq!((read.reader.skipped.orphans, read.reader.skipped.unfinished), (0, 0));
+    assert_eq!(read.reader.resolver.processes.groups, 1);
 }
 
 #[test]
 fn pids_of_another_namespace_are_those_of_the_trace() {
-    assert_told(
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY) = 3
            1 vfork( <unfinished ...>
            1 <... vfork resumed>)              = 2 /* 28917 in strace's PID NS */
@@ -261,8 +264,8 @@ fn pids_of_another_namespace_are_those_of_the_trace() {
 }
 
 #[test]
-fn without_o_pids_come_and_go_and_remarks_cut_lines() {
-    let told = told(
+fn without_o_some_lines_have_pids_and_remarks_split_lines() {
+    let read = events(
         "openat(AT_FDCWD, \"a\", O_RDONLY) = 3\n\
          clone(child_stack=NULL, flags=SIGCHLDstrace: Process 2 attached\n\
          , child_tidptr=0x7f) = 2\n\
@@ -283,14 +286,14 @@ fn without_o_pids_come_and_go_and_remarks_cut_lines() {
     );
     let expected =
         ["openat /home/u/a", "fstat /home/u/a", "close /home/u/a", "fstat /home/u/a", "fstat /home/u/a"];
-    assert_eq!(told.calls, expected);
-    assert_eq!((told.reader.skipped.orphans, told.reader.skipped.unfinished), (0, 0));
-    assert_eq!(told.reader.processes.groups, 3);
+    assert_eq!(read.calls, expected);
+    assert_eq!((read.reader.skipped.orphans, read.reader.skipped.unfinished), (0, 0));
+    assert_eq!(read.reader.resolver.processes.groups, 3);
 }
 
 #[test]
-fn a_first_process_that_forks_before_it_has_a_pid_goes_on_with_one() {
-    let told = told(
+fn a_first_process_without_pid_continues_with_a_pid() {
+    let read = events(
         "openat(AT_FDCWD, \"a\", O_RDONLY) = 3\n\
          vfork(strace: Process 2 attached\n \
           <unfinished ...>\n\
@@ -298,25 +301,25 @@ fn a_first_process_that_forks_before_it_has_a_pid_goes_on_with_one() {
          [pid     1] fstat(3, {}) = 0\n\
          [pid     2] fstat(3, {}) = 0\n",
     );
-    assert_eq!(told.calls, ["openat /home/u/a", "fstat /home/u/a", "fstat /home/u/a"]);
-    assert_eq!((told.reader.processes.groups, told.reader.skipped.orphans), (2, 0));
+    assert_eq!(read.calls, ["openat /home/u/a", "fstat /home/u/a", "fstat /home/u/a"]);
+    assert_eq!((read.reader.resolver.processes.groups, read.reader.skipped.orphans), (2, 0));
 }
 
 #[test]
-fn lines_without_a_pid_between_others_hide_no_call() {
-    let told = told(
+fn calls_in_lines_without_pid_are_counted() {
+    let read = events(
         "5 read(3</a>,  <unfinished ...>\n\
          write(4</b>, \"\", 1 <unfinished ...>\n\
          6 close(3</c>) = 0\n\
          5 <... read resumed>\"\", 1) = 1\n",
     );
     // The lines count for the only process of the trace, which cannot make two calls at once.
-    assert_eq!(told.calls, ["read /a?", "close /c", "write /b?"]);
+    assert_eq!(read.calls, ["read /a?", "close /c", "write /b?"]);
 }
 
 #[test]
-fn interrupted_calls_count_once_whatever_becomes_of_them() {
-    let told = told(
+fn interrupted_calls_count_once() {
+    let read = events(
         r#"1 read(3</a>,  <unfinished ...>
            1 futex(0x7f, FUTEX_WAIT <unfinished ...>
            1 <... read resumed>"", 5) = 0
@@ -333,15 +336,15 @@ fn interrupted_calls_count_once_whatever_becomes_of_them() {
            5 stat("/e",  <unfinished ...>"#,
     );
     let expected = ["read /a?", "openat /home/u/b?", "close unknown", "read /c?", "write /d?", "stat /e?"];
-    assert_eq!(told.calls, expected);
-    let skipped = &told.reader.skipped;
+    assert_eq!(read.calls, expected);
+    let skipped = &read.reader.skipped;
     assert_eq!((skipped.unfinished, skipped.orphans, skipped.resumed), (5, 2, 2));
     assert_eq!((skipped.truncated, skipped.other_calls), (1, 2));
 }
 
 #[test]
-fn a_descriptor_that_is_given_again_while_it_is_closed_is_the_new_one() {
-    assert_told(
+fn a_descriptor_reused_during_its_close_is_the_new_one() {
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
            1 clone3({flags=CLONE_FS|CLONE_FILES|CLONE_THREAD}, 88) = 2
            1 close(3 <unfinished ...>
@@ -362,8 +365,8 @@ fn a_descriptor_that_is_given_again_while_it_is_closed_is_the_new_one() {
 }
 
 #[test]
-fn annotations_of_every_kind_are_understood() {
-    assert_told(
+fn annotations_of_every_kind_are_parsed() {
+    assert_events(
         r#"1 write(7</tmp/del\76x->(deleted), "y", 1) = 1
            1 newfstatat(7</tmp/x (deleted)>, "", {st_size=1}, AT_EMPTY_PATH) = 0
            1 write(8</dev/null<char 1:3>>, "z", 1) = 1
@@ -396,8 +399,8 @@ fn annotations_of_every_kind_are_understood() {
 }
 
 #[test]
-fn paths_begin_where_the_kernel_begins_them() {
-    assert_told(
+fn paths_are_resolved_from_the_directory_that_the_kernel_uses() {
+    assert_events(
         r#"1 openat(AT_FDCWD, "/sw", O_RDONLY|O_PATH) = 3
            1 openat(3, "env", O_RDONLY|O_DIRECTORY) = 4
            1 newfstatat(4, "", {}, AT_EMPTY_PATH) = 0
@@ -446,7 +449,7 @@ impl Links for Apps {
 }
 
 #[test]
-fn a_link_is_not_followed_where_the_program_asked_for_it() {
+fn a_link_is_not_followed_with_nofollow_flags() {
     let lines = [
         r#"1 newfstatat(AT_FDCWD, "/apps", {}, 0) = 0"#,
         r#"1 newfstatat(AT_FDCWD, "/apps", {}, AT_SYMLINK_NOFOLLOW) = 0"#,
@@ -456,7 +459,7 @@ fn a_link_is_not_followed_where_the_program_asked_for_it() {
     ];
     let lines: Vec<(Source, &[u8])> = lines.iter().map(|line| (SOURCE, line.as_bytes())).collect();
     assert_eq!(
-        told_with(&lines, &mut Apps).calls,
+        events_with_links(&lines, &mut Apps).calls,
         [
             "newfstatat /sw/apps",
             "newfstatat /apps",
@@ -468,8 +471,8 @@ fn a_link_is_not_followed_where_the_program_asked_for_it() {
 }
 
 #[test]
-fn heads_of_every_option_are_understood() {
-    let told = told(
+fn line_prefixes_of_every_option_are_parsed() {
+    let read = events(
         r#"7 15:35:57 (+     0.000387) [  12] [00007f9ee29bac47] close(3) = 0
            7<tmux: server> close(3) = 0
            [pid     7<sh>] 15:35:57.000001 close(3) = 0
@@ -482,14 +485,14 @@ fn heads_of_every_option_are_understood() {
            7 syscall_0x1d0(0x1, 0x2) = 0
            7 strace: Process 7 detached"#,
     );
-    assert_eq!(told.calls.len(), 8);
-    let skipped = &told.reader.skipped;
+    assert_eq!(read.calls.len(), 8);
+    let skipped = &read.reader.skipped;
     assert_eq!((skipped.events, skipped.other_calls, skipped.foreign), (2, 1, 0), "{:?}", skipped.examples);
 }
 
 #[test]
-fn a_program_in_memory_closes_what_an_exec_closes() {
-    assert_told(
+fn executing_a_program_in_memory_closes_descriptors() {
+    assert_events(
         r#"1 openat(AT_FDCWD, "a", O_RDONLY|O_CLOEXEC) = 3
            1 memfd_create("x", 0) = 4
            1 execveat(4, "", ["x"], NULL, AT_EMPTY_PATH) = 0
@@ -499,17 +502,17 @@ fn a_program_in_memory_closes_what_an_exec_closes() {
 }
 
 #[test]
-fn memory_that_is_being_mapped_at_the_end_is_no_unfinished_call() {
-    let told = told("1 mmap(NULL, 4096, PROT_READ <unfinished ...>");
+fn an_unfinished_anonymous_mapping_is_not_counted() {
+    let read = events("1 mmap(NULL, 4096, PROT_READ <unfinished ...>");
     assert_eq!(
-        (told.calls.len(), told.reader.skipped.unfinished, told.reader.skipped.other_calls),
+        (read.calls.len(), read.reader.skipped.unfinished, read.reader.skipped.other_calls),
         (0, 0, 1)
     );
 }
 
 #[test]
-fn memory_that_maps_no_file_is_no_call_of_a_file_system() {
-    assert_told(
+fn anonymous_mappings_are_not_counted() {
+    assert_events(
         r#"1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000000000
            1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE|MAP_ANONYMOUS, 3</a>, 0) = 0x7f0000000000
            1 mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, 3</a>, 0) = 0x7f0000000000"#,
@@ -518,22 +521,22 @@ fn memory_that_maps_no_file_is_no_call_of_a_file_system() {
 }
 
 #[test]
-fn files_of_processes_that_carry_their_pids_in_their_names_belong_together() {
-    let of = |pid| Source { space: 0, pid };
+fn files_named_with_a_pid_belong_to_one_trace() {
+    let source = |pid| Source { space: 0, pid };
     let lines: [(Source, &[u8]); 6] = [
-        (of(1), br#"1700000000.1 openat(AT_FDCWD, "a", O_RDONLY) = 3"#),
-        (of(1), b"1700000000.2 vfork() = 2"),
-        (of(2), b"1700000000.3 fstat(3, {}) = 0"),
-        (of(2), br#"1700000000.4 execve("/x", [], 0x7f <pid changed to 1 ...>"#),
-        (of(1), b"1700000000.5 +++ superseded by execve in pid 2 +++"),
-        (of(1), b"1700000000.6 fstat(3, {}) = 0"),
+        (source(1), br#"1700000000.1 openat(AT_FDCWD, "a", O_RDONLY) = 3"#),
+        (source(1), b"1700000000.2 vfork() = 2"),
+        (source(2), b"1700000000.3 fstat(3, {}) = 0"),
+        (source(2), br#"1700000000.4 execve("/x", [], 0x7f <pid changed to 1 ...>"#),
+        (source(1), b"1700000000.5 +++ superseded by execve in pid 2 +++"),
+        (source(1), b"1700000000.6 fstat(3, {}) = 0"),
     ];
-    let told = told_with(&lines, &mut NoLinks);
-    assert_eq!(told.calls, ["openat /home/u/a", "fstat /home/u/a", "execve /x?", "fstat /home/u/a"]);
+    let read = events_with_links(&lines, &mut NoLinks);
+    assert_eq!(read.calls, ["openat /home/u/a", "fstat /home/u/a", "execve /x?", "fstat /home/u/a"]);
 }
 
 #[test]
-fn bytes_that_are_no_text_are_kept_apart_and_lines_without_end_are_cut() {
+fn binary_lines_are_foreign_and_long_lines_are_truncated() {
     let long = [b"1 write(3</a>, \"".as_slice(), &vec![b'x'; 5_000_000], b"\", 5) = 5"].concat();
     let lines: [(Source, &[u8]); 6] = [
         (SOURCE, b"1 close(3</a>) = 0\r"),
@@ -543,13 +546,13 @@ fn bytes_that_are_no_text_are_kept_apart_and_lines_without_end_are_cut() {
         (SOURCE, b"\xff\xfe 1 close(3) = 0"),
         (SOURCE, &long),
     ];
-    let told = told_with(&lines, &mut NoLinks);
-    assert_eq!(told.calls, ["close /a", "read /a"]);
-    assert_eq!((told.reader.skipped.foreign, told.reader.skipped.truncated), (2, 1));
+    let read = events_with_links(&lines, &mut NoLinks);
+    assert_eq!(read.calls, ["close /a", "read /a"]);
+    assert_eq!((read.reader.skipped.foreign, read.reader.skipped.truncated), (2, 1));
 }
 
 #[test]
-fn clocks_that_jump_give_a_report_all_the_same() {
+fn jumping_clocks_still_give_a_report() {
     for times in [
         ["99999999999.999999", "1700000000.000000", "0.5"],
         ["1700000000.000000", "1600000000.000000", "99999999999.9"],
@@ -569,7 +572,7 @@ fn clocks_that_jump_give_a_report_all_the_same() {
 }
 
 #[test]
-fn around_midnight_a_clock_without_dates_goes_on() {
+fn times_of_day_continue_after_midnight() {
     let lines: [&[u8]; 4] = [
         br#"1 23:59:59.500000 stat("/sw/a", {}) = 0"#,
         br#"1 00:00:00.100000 stat("/sw/a", {}) = 0"#,
@@ -580,13 +583,13 @@ fn around_midnight_a_clock_without_dates_goes_on() {
 }
 
 #[test]
-fn exits_alone_take_no_time() {
+fn a_trace_of_exits_has_no_duration() {
     let report = report(&[b"1 1700000000.5 +++ exited with 0 +++"]);
     assert_eq!((report.totals.calls, report.duration_s), (0, 0.0));
 }
 
 #[test]
-fn other_words_on_a_terminal_do_not_move_the_clock() {
+fn foreign_lines_do_not_change_the_time() {
     let lines: [&[u8]; 3] = [
         br#"1 1700000000.0 stat("/sw/a", {}) = 0 <0.1>"#,
         b"99999999999.9 bottles of beer",
@@ -596,7 +599,7 @@ fn other_words_on_a_terminal_do_not_move_the_clock() {
 }
 
 #[test]
-fn numbers_as_large_as_can_be_written_do_not_overflow() {
+fn the_largest_numbers_do_not_overflow() {
     for number in
         ["9223372036854775807", "18446744073709551615", "99999999999999999999999", "0xffffffffffffffff"]
     {
@@ -629,7 +632,7 @@ fn processor_s() -> f64 {
 }
 
 #[test]
-fn no_trace_takes_time_that_grows_with_its_square() {
+fn no_trace_takes_quadratic_time() {
     // Each of these takes minutes if an operation is quadratic in the length of the trace, and
     // otherwise less than a second, even without optimisation. Processor time does not depend on
     // the load of the machine.
@@ -683,7 +686,7 @@ fn no_trace_takes_time_that_grows_with_its_square() {
     for trace in traces {
         let lines: Vec<(Source, &[u8])> = trace.iter().map(|line| (SOURCE, line.as_slice())).collect();
         let before_s = processor_s();
-        told_with(&lines, &mut NoLinks);
+        events_with_links(&lines, &mut NoLinks);
         let lines: Vec<&[u8]> = trace.iter().map(Vec::as_slice).collect();
         assert_eq!(report(&lines).totals.lines, lines.len() as u64);
         let used_s = processor_s() - before_s;

@@ -2,7 +2,7 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::{AccessMode, Rate};
+use crate::report::{AccessMode, Rate};
 
 /// Formats `1234567` as `1,234,567`.
 pub fn count(number: u64) -> String {
@@ -50,7 +50,7 @@ pub fn number(value: f64) -> String {
 }
 
 /// Formats a duration, or a time since the first call.
-pub fn time(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".to_owned();
     }
@@ -107,7 +107,7 @@ pub fn date(since_1970_s: f64) -> Option<String> {
 }
 
 /// Formats a part as a percentage, with enough precision to distinguish it from 0 and from 100 %.
-pub fn share(part: u64, whole: u64) -> String {
+pub fn percentage(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "0 %".to_owned();
     }
@@ -128,7 +128,7 @@ pub fn share(part: u64, whole: u64) -> String {
 }
 
 /// Formats a count with the singular or plural: `1 file`, `12 files`.
-pub fn several(number: u64, one: &str, more: &str) -> String {
+pub fn plural(number: u64, one: &str, more: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { more })
 }
 
@@ -155,15 +155,15 @@ pub fn rates(rate: &Rate) -> String {
 /// reader: control characters, marks that change the writing direction, and other invisible
 /// characters are written as `\u{202e}`; a backslash is doubled, so that no other text looks the
 /// same.
-pub fn shown(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     // `escape_debug` escapes the right characters, and also quotes, which are harmless here.
     text.escape_debug().to_string().replace("\\'", "'").replace("\\\"", "\"")
 }
 
-/// Escapes as `shown` does, and shortens the text in the middle to at most `columns` columns. The
+/// Escapes as `escaped` does, and shortens the text in the middle to at most `columns` columns. The
 /// beginning and the end of a path are more informative than its middle.
 pub fn name(text: &str, columns: usize) -> String {
-    let text = shown(text);
+    let text = escaped(text);
     if text.width() <= columns {
         return text;
     }
@@ -174,7 +174,7 @@ pub fn name(text: &str, columns: usize) -> String {
 }
 
 /// Returns `text`, truncated to at most `columns` columns.
-pub fn cut(text: &str, columns: usize) -> String {
+pub fn truncated(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
@@ -190,17 +190,17 @@ fn fitting(characters: impl Iterator<Item = char>, columns: usize) -> String {
     characters.take_while(fits).collect()
 }
 
-/// Formats a command and its arguments as a shell command line, escaped as by `shown`.
+/// Formats a command and its arguments as a shell command line, escaped as by `escaped`.
 pub fn command(words: &[String]) -> String {
     let quoter = shlex::Quoter::new().allow_nul(true);
     let line = quoter.join(words.iter().map(String::as_str));
     command_line(&line.expect("only NUL cannot be quoted, and it may be there"))
 }
 
-/// Formats a command to be copied: as `shown`, except for backslashes, which a shell needs
+/// Formats a command to be copied: as `escaped`, except for backslashes, which a shell needs
 /// unchanged.
 pub fn command_line(text: &str) -> String {
-    text.split('\\').map(shown).collect::<Vec<_>>().join("\\")
+    text.split('\\').map(escaped).collect::<Vec<_>>().join("\\")
 }
 
 #[cfg(test)]
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_at_a_glance() {
+    fn numbers_have_few_digits_and_units() {
         assert_eq!([count(0), count(999), count(1000), count(1_512_545)], ["0", "999", "1,000", "1,512,545"]);
         assert_eq!(count(u64::MAX), "18,446,744,073,709,551,615");
         assert_eq!([bytes(0), bytes(999), bytes(1_435_228_808)], ["0 B", "999 B", "1.44 GB"]);
@@ -217,21 +217,30 @@ mod tests {
         assert_eq!([number(0.37), number(0.996), number(9.94)], ["0.37", "1", "9.9"]);
         assert_eq!([number(9.96), number(10_454.4), number(f64::NAN)], ["10", "10,454", "?"]);
         assert_eq!(
-            [share(0, 0), share(1, 1_000_000), share(14_726, 1_142_781)],
+            [percentage(0, 0), percentage(1, 1_000_000), percentage(14_726, 1_142_781)],
             ["0 %", "< 0.01 %", "1.3 %"]
         );
-        assert_eq!([share(999, 1000), share(1000, 1000), share(1, 2)], ["> 99 %", "100 %", "50 %"]);
+        assert_eq!(
+            [percentage(999, 1000), percentage(1000, 1000), percentage(1, 2)],
+            ["> 99 %", "100 %", "50 %"]
+        );
     }
 
     #[test]
-    fn times_are_told_in_two_units_at_most() {
-        assert_eq!([time(0.0), time(0.0123), time(0.35), time(42.0)], ["0 s", "12 ms", "0.35 s", "42 s"]);
-        assert_eq!([time(59.96), time(3163.0), time(7380.0)], ["1 min", "52 min 43 s", "2 h 3 min"]);
-        assert_eq!([time(864_000.0), time(f64::INFINITY), time(-1.0)], ["10 d", "?", "?"]);
+    fn durations_have_at_most_two_units() {
+        assert_eq!(
+            [duration(0.0), duration(0.0123), duration(0.35), duration(42.0)],
+            ["0 s", "12 ms", "0.35 s", "42 s"]
+        );
+        assert_eq!(
+            [duration(59.96), duration(3163.0), duration(7380.0)],
+            ["1 min", "52 min 43 s", "2 h 3 min"]
+        );
+        assert_eq!([duration(864_000.0), duration(f64::INFINITY), duration(-1.0)], ["10 d", "?", "?"]);
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_match_the_calendar() {
         assert_eq!(date(0.0), None);
         assert_eq!(date(f64::NAN), None);
         assert_eq!(date(951_827_696.0).as_deref(), Some("2000-02-29 12:34 UTC"));
@@ -242,11 +251,11 @@ mod tests {
     #[test]
     fn what_a_terminal_would_obey_is_written_out() {
         assert_eq!(
-            shown("a\x1b[31mb\r\n\t\u{202e}c\u{200b}\u{feff}"),
+            escaped("a\x1b[31mb\r\n\t\u{202e}c\u{200b}\u{feff}"),
             r"a\u{1b}[31mb\r\n\t\u{202e}c\u{200b}\u{feff}"
         );
-        assert_eq!(shown(r#"it's "so" ü 模型"#), r#"it's "so" ü 模型"#);
-        assert_eq!(shown(r"back\slash\'"), r"back\\slash\\'");
+        assert_eq!(escaped(r#"it's "so" ü 模型"#), r#"it's "so" ü 模型"#);
+        assert_eq!(escaped(r"back\slash\'"), r"back\\slash\\'");
     }
 
     #[test]
@@ -255,7 +264,7 @@ mod tests {
         assert_eq!(name("short", 5), "short");
         for columns in 0..40 {
             assert!(name(&"模型/".repeat(500), columns).width() <= columns.max(1));
-            assert!(cut(&"模型/".repeat(500), columns).width() <= columns.max(1));
+            assert!(truncated(&"模型/".repeat(500), columns).width() <= columns.max(1));
         }
     }
 

@@ -6,16 +6,18 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::calls::{Class, Spec, spec};
-use crate::places::{Geography, Map, Mount, NoLinks};
-use crate::reader::{Concerns, Reader, Source};
-use crate::{FirstReading, Report};
+use crate::analysis::readings::FirstReading;
+use crate::locations::{LocationRules, Mount, NoLinks, PathMap};
+use crate::report::Report;
+use crate::trace::calls::{CallKind, Class, call_kind};
+use crate::trace::event::{CallTarget, Event};
+use crate::trace::reader::{Output, Reader, Source};
 
 /// A small random number generator: the same seed gives the same history.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl Random {
+    fn below(&mut self, sides: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -23,11 +25,11 @@ impl Dice {
     }
 
     fn one_in(&mut self, sides: usize) -> bool {
-        self.roll(sides) == 0
+        self.below(sides) == 0
     }
 
     fn of<'a>(&mut self, words: &[&'a str]) -> &'a str {
-        words[self.roll(words.len())]
+        words[self.below(words.len())]
     }
 }
 
@@ -50,7 +52,7 @@ struct Process {
 
 /// A call in a form that is common to all formats of strace; `{n}` stands for a descriptor, `@` for
 /// AT_FDCWD.
-struct Said {
+struct TracedCall {
     pid: u32,
     begin: usize,
     /// The same step as `begin` if no other call interrupted it.
@@ -63,11 +65,11 @@ struct Said {
 }
 
 /// What the model knows of a call: its name, and the path that it refers to.
-type Truth = (String, String);
+type TrueCall = (String, String);
 
 struct History {
-    said: Vec<Said>,
-    truth: Vec<Truth>,
+    calls: Vec<TracedCall>,
+    truth: Vec<TrueCall>,
     processes: usize,
     reuses_pids: bool,
 }
@@ -76,7 +78,7 @@ const DIRECTORIES: [&str; 6] = ["/sw/env/lib", "/sw/env/bin", "/home/u/job", "/t
 const NAMES: [&str; 6] = ["liba.so", "b.py", "c", "d.txt", "e>f", "g h"];
 
 struct Model {
-    dice: Dice,
+    random: Random,
     running: Vec<Process>,
     history: History,
     step: usize,
@@ -101,14 +103,14 @@ impl Model {
             busy_until: 0,
         };
         let history = History {
-            said: Vec::new(),
+            calls: Vec::new(),
             truth: Vec::new(),
             processes: 1,
             reuses_pids: seed.is_multiple_of(2),
         };
-        let dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut model = Model {
-            dice,
+            random,
             running: vec![first],
             history,
             step: 0,
@@ -126,7 +128,7 @@ impl Model {
             let free: Vec<usize> =
                 (0..model.running.len()).filter(|p| model.running[*p].busy_until < model.step).collect();
             if !free.is_empty() {
-                let which = free[model.dice.roll(free.len())];
+                let which = free[model.random.below(free.len())];
                 model.act(which);
             }
         }
@@ -148,8 +150,8 @@ impl Model {
     ) {
         // Processes that share descriptors would need an order of their calls.
         let often = if text.contains("fork(") || text.contains("clone(") { 2 } else { 4 };
-        let waits = may_wait && !self.is_shared(which) && self.dice.one_in(often);
-        let end = if waits { self.step + 1 + self.dice.roll(12) } else { self.step };
+        let waits = may_wait && !self.is_shared(which) && self.random.one_in(often);
+        let end = if waits { self.step + 1 + self.random.below(12) } else { self.step };
         self.running[which].busy_until = end;
         // strace has written the arguments that are inputs, or some of them.
         let last = text.rfind(" = ").map_or(text.len(), |at| text[..at].rfind(')').unwrap_or(at));
@@ -162,20 +164,20 @@ impl Model {
             self.history.truth.push((text[..first - 1].to_owned(), path));
         }
         let pid = self.running[which].pid;
-        self.history.said.push(Said { pid, begin: self.step, end, text, are, cut });
+        self.history.calls.push(TracedCall { pid, begin: self.step, end, text, are, cut });
     }
 
     fn path(&mut self) -> String {
-        format!("{}/{}", self.dice.of(&DIRECTORIES), self.dice.of(&NAMES))
+        format!("{}/{}", self.random.of(&DIRECTORIES), self.random.of(&NAMES))
     }
 
     /// Returns a path as a program writes it, and the absolute path that it refers to.
     fn written(&mut self, which: usize) -> (String, String) {
         let path = self.path();
         let working = self.running[which].working.borrow().clone();
-        match self.dice.roll(3) {
+        match self.random.below(3) {
             0 => {
-                let name = self.dice.of(&NAMES);
+                let name = self.random.of(&NAMES);
                 (format!("./{name}"), format!("{working}/{name}"))
             }
             1 => (format!("{}x/..//{}", "/", &path[1..]), path),
@@ -187,7 +189,7 @@ impl Model {
     fn descriptor(&mut self, which: usize) -> Option<(i32, String)> {
         let files = self.running[which].files.clone();
         let files = files.borrow();
-        let (number, (target, _)) = files.iter().nth(self.dice.roll(files.len().max(1)))?;
+        let (number, (target, _)) = files.iter().nth(self.random.below(files.len().max(1)))?;
         Some((*number, shown(target)))
     }
 
@@ -203,11 +205,11 @@ impl Model {
     fn open(&mut self, which: usize) {
         let (written, path) = self.written(which);
         let working = self.running[which].working.borrow().clone();
-        if self.dice.one_in(4) {
+        if self.random.one_in(4) {
             let text = format!(r#"openat(@, "{written}", O_RDONLY) = -1 ENOENT (No such file or directory)"#);
             return self.say(which, text, vec![working], Some(path), true);
         }
-        let on_exec = self.dice.one_in(2);
+        let on_exec = self.random.one_in(2);
         let flags = if on_exec { "O_RDONLY|O_CLOEXEC" } else { "O_RDWR|O_CREAT, 0666" };
         let number = self.free_number(which);
         let text = format!(r#"openat(@, "{written}", {flags}) = {{{number}}}"#);
@@ -217,7 +219,7 @@ impl Model {
 
     fn act(&mut self, which: usize) {
         let descriptor = self.descriptor(which);
-        let kind = self.dice.roll(30);
+        let kind = self.random.below(30);
         match (kind, descriptor) {
             (0..=4, _) => self.open(which),
             (5..=8, _) => {
@@ -233,13 +235,13 @@ impl Model {
                 self.say(which, text, vec![], Some(path), true);
             }
             (9, Some((number, what))) => {
-                let name = self.dice.of(&NAMES);
+                let name = self.random.of(&NAMES);
                 let concerned = if what == "-" { what.clone() } else { format!("{what}/{name}") };
                 let text = format!(r#"newfstatat({{{number}}}, "{name}", {{st_size=1}}, 0) = 0"#);
                 self.say(which, text, vec![what], Some(concerned), true);
             }
             (10 | 11, Some((number, what))) => {
-                let name = self.dice.of(&["read", "write", "pread64"]);
+                let name = self.random.of(&["read", "write", "pread64"]);
                 let offset = if name == "pread64" { ", 0" } else { "" };
                 let text = format!(r#"{name}({{{number}}}, "a) = 3, <\"...", 100{offset}) = 77"#);
                 self.say(which, text, vec![what.clone()], Some(what), true);
@@ -263,7 +265,7 @@ impl Model {
             }
             (17, Some((number, what))) => self.duplicate(which, number, what),
             (18, Some((number, _))) => {
-                let on_exec = self.dice.one_in(2);
+                let on_exec = self.random.one_in(2);
                 let target = self.running[which].files.borrow()[&number].0.clone();
                 let what = shown(&target);
                 self.set(which, number, target, on_exec);
@@ -291,7 +293,7 @@ impl Model {
                 self.say(which, text, vec!["-".into()], None, false);
             }
             (21, _) => {
-                let path = self.dice.of(&DIRECTORIES).to_owned();
+                let path = self.random.of(&DIRECTORIES).to_owned();
                 *self.running[which].working.borrow_mut() = path.clone();
                 self.say(which, format!(r#"chdir("{path}") = 0"#), vec![], Some(path), true);
             }
@@ -302,7 +304,7 @@ impl Model {
             (23..=25, _) if self.running.len() < 12 => self.fork(which),
             (26, _) if !self.is_shared(which) => {
                 let path = self.path();
-                if self.dice.one_in(2) {
+                if self.random.one_in(2) {
                     let text = format!(r#"execve("{path}", ["x"], 0x7ffd /* 3 vars */) = -1 ENOENT (No)"#);
                     return self.say(which, text, vec![], Some(path), true);
                 }
@@ -315,15 +317,15 @@ impl Model {
                 let text = "+++ exited with 0 +++".to_owned();
                 let cut = text.len();
                 let (begin, end) = (self.step, self.step);
-                self.history.said.push(Said { pid, begin, end, text, are: vec![], cut });
+                self.history.calls.push(TracedCall { pid, begin, end, text, are: vec![], cut });
             }
             (28, _) => {
-                let first = 3 + self.dice.roll(6) as i32;
+                let first = 3 + self.random.below(6) as i32;
                 self.running[which].files.borrow_mut().retain(|n, _| *n < first);
                 self.say(which, format!("close_range({first}, 4294967295, 0) = 0"), vec![], None, false);
             }
             _ => {
-                let text = self.dice.of(&["brk(NULL) = 0x5581", "futex(0x7f, FUTEX_WAIT, 2, NULL) = 0"]);
+                let text = self.random.of(&["brk(NULL) = 0x5581", "futex(0x7f, FUTEX_WAIT, 2, NULL) = 0"]);
                 self.say(which, text.to_owned(), vec![], None, true);
             }
         }
@@ -334,8 +336,8 @@ impl Model {
         let free = self.free_number(which);
         let high =
             (free..).find(|n| *n >= 10 && !self.running[which].files.borrow().contains_key(n)).unwrap();
-        let any = 3 + self.dice.roll(9) as i32;
-        let (text, to, on_exec) = match self.dice.roll(5) {
+        let any = 3 + self.random.below(9) as i32;
+        let (text, to, on_exec) = match self.random.below(5) {
             0 => (format!("dup({{{number}}}) = {{{free}}}"), free, false),
             1 => (format!("fcntl({{{number}}}, F_DUPFD, 10) = {{{high}}}"), high, false),
             2 => (format!("fcntl({{{number}}}, F_DUPFD_CLOEXEC, 10) = {{{high}}}"), high, true),
@@ -353,18 +355,19 @@ impl Model {
         let pid = if self.history.reuses_pids {
             // The smallest unused process id, so that ids are reused as soon as possible. An id is
             // not reused before its parent's call has returned.
-            let told = |pid: &u32| self.begun.iter().all(|(child, until)| child != pid || *until < self.step);
-            (100..).filter(told).find(|pid| self.running.iter().all(|p| p.pid != *pid)).unwrap()
+            let found =
+                |pid: &u32| self.begun.iter().all(|(child, until)| child != pid || *until < self.step);
+            (100..).filter(found).find(|pid| self.running.iter().all(|p| p.pid != *pid)).unwrap()
         } else {
             self.next_pid
         };
         self.next_pid += 1;
-        let thread = self.shares && self.dice.one_in(4);
+        let thread = self.shares && self.random.one_in(4);
         // In a block, so that no reference to the parent's tables remains: a process that shares
         // nothing may be interrupted.
         let (text, files, working) = {
             let Process { files, working, .. } = self.running[which].clone();
-            match (thread, self.dice.roll(4)) {
+            match (thread, self.random.below(4)) {
                 (true, _) => {
                     let flags = "CLONE_VM|CLONE_FS|CLONE_FILES|CLONE_SIGHAND|CLONE_THREAD";
                     let text = format!("clone3({{flags={flags}, exit_signal=0, stack=0x7f}}, 88) = {pid}");
@@ -408,14 +411,14 @@ fn shown(target: &Target) -> String {
 
 /// The options of strace.
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct TraceFormat {
     annotates: bool,
     interrupts: bool,
     times: bool,
 }
 
-impl Said {
-    fn text(&self, way: Way) -> (String, usize) {
+impl TracedCall {
+    fn text(&self, format: TraceFormat) -> (String, usize) {
         let (mut out, mut cut) = (String::new(), 0);
         let mut are = self.are.iter();
         let mut quoted = false;
@@ -432,7 +435,7 @@ impl Said {
                 '@' if !quoted => {
                     let working = are.next().unwrap();
                     out.push_str("AT_FDCWD");
-                    if way.annotates {
+                    if format.annotates {
                         out.push_str(&format!("<{}>", escaped(working)));
                     }
                 }
@@ -441,7 +444,7 @@ impl Said {
                         out.push(digit);
                     }
                     let what = are.next().unwrap();
-                    if way.annotates {
+                    if format.annotates {
                         let what = if what == "-" { "pipe:[5]".to_owned() } else { escaped(what) };
                         out.push_str(&format!("<{what}>"));
                     }
@@ -455,34 +458,34 @@ impl Said {
 
 impl History {
     /// Returns the lines as `strace -f -o` writes them.
-    fn lines(&self, way: Way) -> Vec<String> {
+    fn lines(&self, format: TraceFormat) -> Vec<String> {
         let mut lines: Vec<((usize, usize), String)> = Vec::new();
-        let time = |step: usize| match way.times {
+        let time = |step: usize| match format.times {
             true => format!("1700000000.{step:06} "),
             false => String::new(),
         };
-        for (number, said) in self.said.iter().enumerate() {
-            let (text, cut) = said.text(way);
-            let head = |step| format!("{} {}", said.pid, time(step));
-            if said.end == said.begin || !way.interrupts {
-                lines.push(((said.begin, number), format!("{}{text}", head(said.begin))));
+        for (number, calls) in self.calls.iter().enumerate() {
+            let (text, cut) = calls.text(format);
+            let head = |step| format!("{} {}", calls.pid, time(step));
+            if calls.end == calls.begin || !format.interrupts {
+                lines.push(((calls.begin, number), format!("{}{text}", head(calls.begin))));
                 continue;
             }
             let name = &text[..text.find('(').unwrap()];
-            let begin = format!("{}{} <unfinished ...>", head(said.begin), &text[..cut]);
-            lines.push(((said.begin, number), begin));
-            let end = format!("{}<... {name} resumed>{}", head(said.end), &text[cut..]);
+            let begin = format!("{}{} <unfinished ...>", head(calls.begin), &text[..cut]);
+            lines.push(((calls.begin, number), begin));
+            let end = format!("{}<... {name} resumed>{}", head(calls.end), &text[cut..]);
             // The interrupted process continues before others do anything at the same step.
-            lines.push(((said.end - 1, usize::MAX - said.begin), end));
+            lines.push(((calls.end - 1, usize::MAX - calls.begin), end));
         }
         lines.sort_by_key(|(at, _)| *at);
         lines.into_iter().map(|(_, line)| line).collect()
     }
 }
 
-fn geography() -> Geography {
+fn location_rules() -> LocationRules {
     let mount = |point: &str, kind: &str| Mount { point: point.into(), file_system: kind.into() };
-    Geography {
+    LocationRules {
         mounts: vec![mount("/", "ext4"), mount("/sw", "lustre"), mount("/home", "nfs4")],
         shared: vec![b"/data".to_vec()],
         temporary: vec![b"/tmp".to_vec()],
@@ -493,25 +496,26 @@ fn geography() -> Geography {
 const SOURCE: Source = Source { space: 0, pid: 0 };
 
 /// Returns the names and paths in alphabetical order, and the number of processes.
-fn told(lines: &[String]) -> (Vec<Truth>, usize) {
-    let (geography, mut links) = (geography(), NoLinks);
-    let mut map = Map::new(&geography, &mut links);
+fn read_events(lines: &[String]) -> (Vec<TrueCall>, usize) {
+    let (location_rules, mut links) = (location_rules(), NoLinks);
+    let mut map = PathMap::new(&location_rules, &mut links);
     let mut truth = Vec::new();
     let working = map.resolve(crate::paths::PathId::ROOT, b"/home/u/job", true);
     let mut reader = Reader::new(Some(working));
-    let mut listen = |event: &crate::reader::Event, map: &mut Map| {
-        let path = match event.concerns {
-            Concerns::File(path) => map.paths.text(path),
-            Concerns::NoFile => "-".into(),
-            Concerns::Unknown => "unknown".into(),
-            Concerns::Bad => "bad".into(),
+    let mut on_event = |event: &Event, map: &mut PathMap| {
+        let path = match event.target {
+            CallTarget::File(path) => map.paths.text(path),
+            CallTarget::NoFile => "-".into(),
+            CallTarget::Unknown => "unknown".into(),
+            CallTarget::Invalid => "bad".into(),
         };
         truth.push((String::from_utf8_lossy(event.name).into_owned(), path));
     };
+    let mut output = Output { map: &mut map, on_event: &mut on_event };
     for line in lines {
-        reader.line(SOURCE, line.as_bytes(), &mut map, String::new, &mut listen);
+        reader.line(SOURCE, line.as_bytes(), &String::new, &mut output);
     }
-    reader.finish(&mut map, &mut listen);
+    reader.finish(&mut output);
     let skipped = &reader.skipped;
     let others = skipped.other_calls + skipped.events + skipped.resumed + skipped.orphans;
     assert_eq!(
@@ -527,16 +531,16 @@ fn told(lines: &[String]) -> (Vec<Truth>, usize) {
         lines.join("\n")
     );
     truth.sort();
-    (truth, reader.processes.groups as usize)
+    (truth, reader.resolver.processes.groups as usize)
 }
 
 fn report(lines: &[(Source, String)]) -> Report {
     let mut links = NoLinks;
-    let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+    let mut first = FirstReading::new(&location_rules(), Vec::new(), &mut links);
     for (source, line) in lines {
         first.line(*source, line.as_bytes(), String::new);
     }
-    let (calls, _) = first.end();
+    let calls = first.end().calls;
     let mut second = first.choose(1.0);
     for (source, line) in lines {
         second.line(*source, line.as_bytes());
@@ -546,7 +550,7 @@ fn report(lines: &[(Source, String)]) -> Report {
     report
 }
 
-fn of_one_file(lines: &[String]) -> Vec<(Source, String)> {
+fn lines_of_one_file(lines: &[String]) -> Vec<(Source, String)> {
     lines.iter().map(|line| (SOURCE, line.clone())).collect()
 }
 
@@ -560,42 +564,42 @@ fn comparable(mut report: Report) -> Report {
 const SEEDS: u64 = 60;
 const STEPS: usize = 400;
 
-fn ways() -> impl Iterator<Item = Way> {
-    (0..8).map(|n| Way { annotates: n & 1 > 0, interrupts: n & 2 > 0, times: n & 4 > 0 })
+fn trace_formats() -> impl Iterator<Item = TraceFormat> {
+    (0..8).map(|n| TraceFormat { annotates: n & 1 > 0, interrupts: n & 2 > 0, times: n & 4 > 0 })
 }
 
 #[test]
-fn every_call_concerns_the_file_that_it_really_did() {
+fn every_call_refers_to_the_right_file() {
     for seed in 1..=SEEDS {
         let history = Model::history(seed, STEPS);
         let mut truth = history.truth.clone();
         truth.sort();
-        for way in ways() {
-            let lines = history.lines(way);
-            let (told, processes) = told(&lines);
-            if let Some((told, truth)) = told.iter().zip(&truth).find(|(a, b)| a != b) {
-                panic!("seed {seed}, {way:?}: {told:?} was {truth:?}\n{}", lines.join("\n"));
+        for format in trace_formats() {
+            let lines = history.lines(format);
+            let (found, processes) = read_events(&lines);
+            if let Some((found, truth)) = found.iter().zip(&truth).find(|(a, b)| a != b) {
+                panic!("seed {seed}, {format:?}: {found:?} was {truth:?}\n{}", lines.join("\n"));
             }
-            assert_eq!((told.len(), processes), (truth.len(), history.processes), "seed {seed}, {way:?}");
+            assert_eq!((found.len(), processes), (truth.len(), history.processes), "seed {seed}, {format:?}");
         }
     }
 }
 
 #[test]
-fn a_report_does_not_depend_on_how_the_trace_was_written() {
+fn a_report_does_not_depend_on_the_format_of_the_trace() {
     for seed in 1..=SEEDS {
         let history = Model::history(seed, STEPS);
-        let read = |way| comparable(report(&of_one_file(&history.lines(way))));
+        let read = |format| comparable(report(&lines_of_one_file(&history.lines(format))));
         for (interrupts, times) in [(false, true), (true, true), (true, false)] {
-            let plain = read(Way { annotates: false, interrupts, times });
-            let annotated = read(Way { annotates: true, interrupts, times });
+            let plain = read(TraceFormat { annotates: false, interrupts, times });
+            let annotated = read(TraceFormat { annotates: true, interrupts, times });
             assert_eq!(plain, annotated, "seed {seed}, interrupted {interrupts}, times {times}");
         }
     }
 }
 
 #[test]
-fn totals_are_those_of_the_model_and_add_up() {
+fn totals_equal_those_of_the_model() {
     for seed in 1..=SEEDS {
         let history = Model::history(seed, STEPS);
         let mut by_call: BTreeMap<String, u64> = BTreeMap::new();
@@ -603,7 +607,7 @@ fn totals_are_those_of_the_model_and_add_up() {
         let (mut of_class, mut no_file) = ([0, 0], 0);
         for (name, path) in &history.truth {
             *by_call.entry(name.clone()).or_default() += 1;
-            let Some(Spec::File(call)) = spec(name.as_bytes()) else { panic!("{name}") };
+            let Some(CallKind::File(call)) = call_kind(name.as_bytes()) else { panic!("{name}") };
             if path == "-" {
                 no_file += 1;
             } else {
@@ -611,33 +615,36 @@ fn totals_are_those_of_the_model_and_add_up() {
                 paths.insert(path);
             }
         }
-        let report =
-            report(&of_one_file(&history.lines(Way { annotates: false, interrupts: true, times: true })));
+        let report = report(&lines_of_one_file(&history.lines(TraceFormat {
+            annotates: false,
+            interrupts: true,
+            times: true,
+        })));
         let totals = &report.totals;
         assert_eq!(totals.by_call, by_call, "seed {seed}");
         assert_eq!([totals.metadata, totals.data], of_class, "seed {seed}");
         assert_eq!((totals.elsewhere.no_file, totals.elsewhere.unknown), (no_file, 0), "seed {seed}");
         assert_eq!(totals.paths, paths.len() as u64, "seed {seed}");
         assert_eq!(totals.processes, history.processes as u64, "seed {seed}");
-        let places = &report.places;
-        let each = [&places.cwd, &places.tmp, &places.shared, &places.local];
+        let locations = &report.locations;
+        let each = [&locations.cwd, &locations.tmp, &locations.shared, &locations.local];
         assert_eq!(each.iter().map(|p| p.metadata).sum::<u64>(), totals.metadata);
         assert_eq!(each.iter().map(|p| p.data).sum::<u64>(), totals.data);
         assert_eq!(report.operations.iter().map(|o| o.calls).sum::<u64>(), totals.calls);
         assert_eq!(report.operations.iter().map(|o| o.missing).sum::<u64>(), totals.missing);
-        let of_files = report.operations.iter().filter(|o| o.place != "elsewhere");
+        let of_files = report.operations.iter().filter(|o| o.location != "elsewhere");
         assert_eq!(of_files.map(|o| o.bytes_read).sum::<u64>(), totals.bytes_read);
         assert!(totals.failed >= totals.missing);
     }
 }
 
 #[test]
-fn a_file_for_each_process_tells_the_same() {
-    let way = Way { annotates: false, interrupts: false, times: true };
+fn a_file_for_each_process_gives_the_same_report() {
+    let format = TraceFormat { annotates: false, interrupts: false, times: true };
     for seed in (1..=SEEDS).filter(|seed| !seed.is_multiple_of(2)) {
         let history = Model::history(seed, STEPS);
         assert!(!history.reuses_pids);
-        let one = of_one_file(&history.lines(way));
+        let one = lines_of_one_file(&history.lines(format));
         let many: Vec<(Source, String)> = one
             .iter()
             .map(|(_, line)| {
@@ -650,18 +657,18 @@ fn a_file_for_each_process_tells_the_same() {
 }
 
 #[test]
-fn ranks_whose_pids_collide_are_apart() {
+fn ranks_with_equal_pids_are_separate() {
     for seed in 1..=10 {
-        let way = Way { annotates: false, interrupts: true, times: true };
+        let format = TraceFormat { annotates: false, interrupts: true, times: true };
         let ranks = [Model::history(seed, STEPS), Model::history(seed + 100, STEPS)];
         let mut both: Vec<(Source, String)> = Vec::new();
         for (space, rank) in ranks.iter().enumerate() {
             let source = Source { space: space as u32, pid: 0 };
-            both.extend(rank.lines(way).into_iter().map(|line| (source, line)));
+            both.extend(rank.lines(format).into_iter().map(|line| (source, line)));
         }
         both.sort_by_key(|(_, line)| line.split(' ').nth(1).map(str::to_owned));
         let together = report(&both).totals;
-        let each = ranks.map(|rank| report(&of_one_file(&rank.lines(way))).totals);
+        let each = ranks.map(|rank| report(&lines_of_one_file(&rank.lines(format))).totals);
         assert_eq!(together.calls, each[0].calls + each[1].calls);
         assert_eq!(together.metadata, each[0].metadata + each[1].metadata);
         assert_eq!(together.processes, each[0].processes + each[1].processes);
@@ -670,17 +677,17 @@ fn ranks_whose_pids_collide_are_apart() {
 }
 
 #[test]
-fn cut_anywhere_and_mixed_with_garbage_each_line_still_counts_once() {
+fn truncated_lines_and_garbage_count_once() {
     for seed in 1..=SEEDS {
         let history = Model::history(seed, STEPS);
-        let way = Way { annotates: seed.is_multiple_of(3), interrupts: true, times: true };
-        let mut dice = Dice(seed);
+        let format = TraceFormat { annotates: seed.is_multiple_of(3), interrupts: true, times: true };
+        let mut random = Random(seed);
         let mut lines = Vec::new();
-        for line in history.lines(way) {
+        for line in history.lines(format) {
             let mut bytes = line.into_bytes();
-            match dice.roll(12) {
-                0 => bytes.truncate(dice.roll(bytes.len())),
-                1 => drop(bytes.drain(..dice.roll(bytes.len()))),
+            match random.below(12) {
+                0 => bytes.truncate(random.below(bytes.len())),
+                1 => drop(bytes.drain(..random.below(bytes.len()))),
                 2 => lines.push(b"\x00\xffnot of strace = 3 <unfinished ...>".to_vec()),
                 3 => bytes.push(b'\r'),
                 4 => continue,
@@ -690,11 +697,11 @@ fn cut_anywhere_and_mixed_with_garbage_each_line_still_counts_once() {
             lines.push(bytes);
         }
         let mut links = NoLinks;
-        let mut first = FirstReading::new(&geography(), Vec::new(), &mut links);
+        let mut first = FirstReading::new(&location_rules(), Vec::new(), &mut links);
         for line in &lines {
             first.line(SOURCE, line, || "a:1".into());
         }
-        let (calls, _) = first.end();
+        let calls = first.end().calls;
         let mut second = first.choose(2.0);
         for line in &lines {
             second.line(SOURCE, line);

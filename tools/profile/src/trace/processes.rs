@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::rc::Rc;
 
-use crate::descriptors::{Descriptors, Open, Target};
 use crate::paths::PathId;
+use crate::trace::descriptors::{DescriptorTable, OpenFile, Target};
 
 /// A process with its trace: process ids of different traces are unrelated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -30,7 +30,7 @@ pub struct Origin {
 
 #[derive(Debug, Clone)]
 struct Process {
-    files: Rc<RefCell<Descriptors>>,
+    files: Rc<RefCell<DescriptorTable>>,
     origin: Rc<Cell<Origin>>,
     program: ProgramId,
     /// The threads of a process share this number.
@@ -55,10 +55,10 @@ struct Fork {
 }
 
 #[derive(Debug)]
-pub struct Processes {
+pub struct ProcessTable {
     running: HashMap<Pid, Process>,
     /// The ids of running processes by trace.
-    of_space: HashMap<u32, BTreeSet<u32>>,
+    ids_by_space: HashMap<u32, BTreeSet<u32>>,
     /// Processes in the order of their start; may include processes that have ended.
     order: VecDeque<Pid>,
     forks: HashMap<Pid, Fork>,
@@ -77,11 +77,11 @@ pub struct Processes {
 /// are dropped.
 const RUNNING_MAX: usize = 1 << 17;
 
-impl Processes {
-    pub fn new(first_working: Option<PathId>) -> Processes {
-        Processes {
+impl ProcessTable {
+    pub fn new(first_working: Option<PathId>) -> ProcessTable {
+        ProcessTable {
             running: HashMap::new(),
-            of_space: HashMap::new(),
+            ids_by_space: HashMap::new(),
             order: VecDeque::new(),
             forks: HashMap::new(),
             awaited: HashMap::new(),
@@ -93,7 +93,7 @@ impl Processes {
     }
 
     /// Returns a process whose start is not in the trace.
-    fn first(&mut self) -> Process {
+    fn process_without_parent(&mut self) -> Process {
         self.groups += 1;
         Process {
             files: Rc::default(),
@@ -105,17 +105,17 @@ impl Processes {
 
     /// Returns a child of `parent`, as fork creates it.
     fn child(&mut self, parent: Pid, shares: Shares) -> Process {
-        let of = self.process(parent).clone();
+        let own = self.process(parent).clone();
         let group = if shares.group {
-            of.group
+            own.group
         } else {
             self.groups += 1;
             self.groups
         };
         Process {
-            files: if shares.files { of.files } else { Rc::new(RefCell::new(of.files.borrow().clone())) },
-            origin: if shares.origin { of.origin } else { Rc::new(Cell::new(of.origin.get())) },
-            program: of.program,
+            files: if shares.files { own.files } else { Rc::new(RefCell::new(own.files.borrow().clone())) },
+            origin: if shares.origin { own.origin } else { Rc::new(Cell::new(own.origin.get())) },
+            program: own.program,
             group,
         }
     }
@@ -124,7 +124,7 @@ impl Processes {
         if self.running.insert(pid, process).is_some() {
             return;
         }
-        self.of_space.entry(pid.space).or_default().insert(pid.number);
+        self.ids_by_space.entry(pid.space).or_default().insert(pid.number);
         self.order.push_back(pid);
         while self.running.len() > RUNNING_MAX {
             match self.order.pop_front() {
@@ -146,18 +146,18 @@ impl Processes {
             let parent = self.awaited.get(&pid.space).and_then(|a| a.values().next_back().copied());
             let process = match parent {
                 Some(parent) => {
-                    self.not_awaited(parent);
+                    self.remove_awaited(parent);
                     let shares = self.forks.get_mut(&parent).map_or(Shares::default(), |fork| {
                         fork.seen = Some(pid);
                         fork.shares
                     });
                     self.child(parent, shares)
                 }
-                None => self.first(),
+                None => self.process_without_parent(),
             };
             self.insert(pid, process);
         }
-        self.running.get_mut(&pid).expect("just put there")
+        self.running.get_mut(&pid).expect("inserted above")
     }
 
     pub fn is_running(&self, pid: Pid) -> bool {
@@ -170,8 +170,8 @@ impl Processes {
     }
 
     /// Returns the running process of a trace with the smallest id.
-    pub fn any_of(&self, space: u32) -> Option<Pid> {
-        let number = *self.of_space.get(&space)?.first()?;
+    pub fn first_running(&self, space: u32) -> Option<Pid> {
+        let number = *self.ids_by_space.get(&space)?.first()?;
         Some(Pid { space, number })
     }
 
@@ -197,7 +197,7 @@ impl Processes {
         origin.set(Origin { root, ..origin.get() });
     }
 
-    pub fn descriptor(&mut self, pid: Pid, descriptor: i32) -> Option<Open> {
+    pub fn descriptor(&mut self, pid: Pid, descriptor: i32) -> Option<OpenFile> {
         self.process(pid).files.borrow().get(descriptor).copied()
     }
 
@@ -205,12 +205,12 @@ impl Processes {
         self.process(pid).files.borrow().get(descriptor).map_or(Target::Unknown, |open| open.target)
     }
 
-    pub fn set(&mut self, pid: Pid, descriptor: i32, open: Open) {
+    pub fn set(&mut self, pid: Pid, descriptor: i32, open: OpenFile) {
         self.process(pid).files.borrow_mut().set(descriptor, open);
     }
 
     pub fn open(&mut self, pid: Pid, descriptor: i32, target: Target, close_on_exec: bool) {
-        self.set(pid, descriptor, Open { target, close_on_exec });
+        self.set(pid, descriptor, OpenFile { target, close_on_exec });
     }
 
     pub fn duplicate(&mut self, pid: Pid, from: i32, to: i32, close_on_exec: bool) {
@@ -219,14 +219,14 @@ impl Processes {
             return;
         }
         match self.descriptor(pid, from) {
-            Some(open) => self.set(pid, to, Open { close_on_exec, ..open }),
+            Some(open) => self.set(pid, to, OpenFile { close_on_exec, ..open }),
             None => self.open(pid, to, Target::Unknown, close_on_exec),
         }
     }
 
     pub fn set_close_on_exec(&mut self, pid: Pid, descriptor: i32, close_on_exec: bool) {
         if let Some(open) = self.descriptor(pid, descriptor) {
-            self.set(pid, descriptor, Open { close_on_exec, ..open });
+            self.set(pid, descriptor, OpenFile { close_on_exec, ..open });
         }
     }
 
@@ -251,7 +251,7 @@ impl Processes {
         self.awaited.entry(parent.space).or_default().insert(self.last_fork, parent);
     }
 
-    fn not_awaited(&mut self, parent: Pid) {
+    fn remove_awaited(&mut self, parent: Pid) {
         let (Some(fork), Some(awaited)) = (self.forks.get(&parent), self.awaited.get_mut(&parent.space))
         else {
             return;
@@ -263,7 +263,7 @@ impl Processes {
     }
 
     fn forget_fork(&mut self, parent: Pid) -> Option<Fork> {
-        self.not_awaited(parent);
+        self.remove_awaited(parent);
         self.forks.remove(&parent)
     }
 
@@ -281,8 +281,8 @@ impl Processes {
     }
 
     /// Drops all processes after the end of the trace, and keeps their number.
-    pub fn forget(&mut self) {
-        *self = Processes { groups: self.groups, ..Processes::new(None) };
+    pub fn clear(&mut self) {
+        *self = ProcessTable { groups: self.groups, ..ProcessTable::new(None) };
     }
 
     /// Returns whether a parent was determined since the last call.
@@ -311,11 +311,11 @@ impl Processes {
     pub fn exit(&mut self, pid: Pid) {
         self.forget_fork(pid);
         if self.running.remove(&pid).is_some()
-            && let Some(numbers) = self.of_space.get_mut(&pid.space)
+            && let Some(numbers) = self.ids_by_space.get_mut(&pid.space)
         {
             numbers.remove(&pid.number);
             if numbers.is_empty() {
-                self.of_space.remove(&pid.space);
+                self.ids_by_space.remove(&pid.space);
             }
         }
     }
@@ -352,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn a_child_has_copies_and_a_thread_has_the_same() {
-        let mut processes = Processes::new(None);
+    fn a_child_copies_descriptors_and_a_thread_shares_them() {
+        let mut processes = ProcessTable::new(None);
         processes.open(A, 3, file(1), false);
         processes.end_fork(A, Some(2), Shares::default());
         let thread = Pid { number: 3, ..A };
@@ -369,33 +369,33 @@ mod tests {
 
     #[test]
     fn a_child_that_runs_before_its_number_is_known_has_its_parents_files() {
-        let mut processes = Processes::new(None);
+        let mut processes = ProcessTable::new(None);
         processes.open(A, 3, file(1), false);
         processes.begin_fork(A, Shares::default());
         assert_eq!(processes.target(B, 3), file(1));
         processes.close(B, 3);
         processes.end_fork(A, Some(2), Shares::default());
-        assert_eq!(processes.target(B, 3), Target::Unknown, "it is not made anew");
+        assert_eq!(processes.target(B, 3), Target::Unknown, "the child is not created again");
         let other_trace = Pid { space: 1, number: 2 };
         processes.begin_fork(A, Shares::default());
         assert_eq!(processes.target(other_trace, 3), Target::Unknown);
     }
 
     #[test]
-    fn a_child_that_is_gone_when_its_number_is_known_counts_once() {
-        let mut processes = Processes::new(None);
+    fn a_child_that_ended_before_its_fork_returned_counts_once() {
+        let mut processes = ProcessTable::new(None);
         processes.begin_fork(A, Shares::default());
         processes.program(B);
         processes.exit(B);
         processes.end_fork(A, Some(2), Shares::default());
         assert_eq!((processes.groups, processes.is_running(B)), (2, false));
         processes.end_fork(A, Some(2), Shares::default());
-        assert_eq!(processes.groups, 3, "the number was given again");
+        assert_eq!(processes.groups, 3, "the process id was reused");
     }
 
     #[test]
-    fn exec_closes_what_was_to_be_closed() {
-        let mut processes = Processes::new(None);
+    fn exec_closes_descriptors_with_the_close_on_exec_flag() {
+        let mut processes = ProcessTable::new(None);
         processes.open(A, 3, file(1), true);
         processes.open(A, 4, file(2), false);
         processes.duplicate(A, 3, 5, false);
@@ -408,8 +408,8 @@ mod tests {
     }
 
     #[test]
-    fn of_endlessly_many_processes_the_oldest_are_forgotten() {
-        let mut processes = Processes::new(None);
+    fn the_oldest_processes_are_dropped_beyond_the_limit() {
+        let mut processes = ProcessTable::new(None);
         processes.open(A, 3, file(1), false);
         for number in 2..300_000 {
             let child = Pid { space: 0, number };

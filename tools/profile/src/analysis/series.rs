@@ -9,13 +9,13 @@ pub const SECOND_US: u64 = 1_000_000;
 
 #[derive(Debug, Clone)]
 pub struct Series {
-    step: u64,
+    step_us: u64,
     counts: Vec<u32>,
 }
 
 impl Default for Series {
     fn default() -> Series {
-        Series { step: STEP_US, counts: Vec::new() }
+        Series { step_us: STEP_US, counts: Vec::new() }
     }
 }
 
@@ -28,12 +28,12 @@ pub struct Peak {
 }
 
 impl Series {
-    /// Adds a count. `at`: microseconds since the common start of all series.
-    pub fn add(&mut self, at: u64, count: u32) {
-        while at / self.step >= STEPS_MAX as u64 {
+    /// Adds a count. `at_us`: microseconds since the common start of all series.
+    pub fn add(&mut self, at_us: u64, count: u32) {
+        while at_us / self.step_us >= STEPS_MAX as u64 {
             self.double();
         }
-        let step = (at / self.step) as usize;
+        let step = (at_us / self.step_us) as usize;
         if step >= self.counts.len() {
             self.counts.resize(step + 1, 0);
         }
@@ -41,19 +41,19 @@ impl Series {
     }
 
     fn double(&mut self) {
-        self.step *= 2;
+        self.step_us *= 2;
         self.counts =
             self.counts.chunks(2).map(|pair| pair.iter().fold(0, |a: u32, b| a.saturating_add(*b))).collect();
     }
 
-    pub fn step(&self) -> u64 {
-        self.step
+    pub fn step_us(&self) -> u64 {
+        self.step_us
     }
 
     /// Returns the series with steps of at least this length.
-    pub fn coarsened(&self, step: u64) -> Series {
+    pub fn coarsened(&self, step_us: u64) -> Series {
         let mut series = self.clone();
-        while series.step < step {
+        while series.step_us < step_us {
             series.double();
         }
         series
@@ -67,8 +67,8 @@ impl Series {
 
     /// Returns the busiest interval of this length, or of the whole duration if that is shorter.
     pub fn peak(&self, duration_us: u64, window_us: u64) -> Peak {
-        let steps = (window_us.min(duration_us).div_ceil(self.step)).max(1) as usize;
-        let window_us = (steps as u64 * self.step).min(duration_us).max(1);
+        let steps = (window_us.min(duration_us).div_ceil(self.step_us)).max(1) as usize;
+        let window_us = (steps as u64 * self.step_us).min(duration_us).max(1);
         let mut sum: u64 = self.counts.iter().take(steps).map(|c| u64::from(*c)).sum();
         let (mut count, mut at) = (sum, 0);
         for end in steps..self.counts.len() {
@@ -78,7 +78,7 @@ impl Series {
                 (count, at) = (sum, end + 1 - steps);
             }
         }
-        Peak { count, at_us: at as u64 * self.step, window_us }
+        Peak { count, at_us: at as u64 * self.step_us, window_us }
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn less_than_a_second_is_its_own_window() {
+    fn a_duration_below_a_second_is_the_window() {
         let mut series = Series::default();
         series.add(0, 10);
         series.add(499_999, 10);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_year_fits_and_nothing_is_lost() {
+    fn a_year_fits_without_losing_counts() {
         let mut series = Series::default();
         series.add(0, 3);
         series.add(365 * 86_400 * SECOND_US, 4);

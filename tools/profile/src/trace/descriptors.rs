@@ -17,7 +17,7 @@ pub enum Target {
 
 /// An open descriptor.
 #[derive(Debug, Clone, Copy)]
-pub struct Open {
+pub struct OpenFile {
     pub target: Target,
     pub close_on_exec: bool,
 }
@@ -31,7 +31,7 @@ const DESCRIPTORS_MAX: usize = SLOTS * LEAVES * BRANCHES;
 
 #[derive(Debug, Clone, Default)]
 struct Leaf {
-    slots: [Option<Open>; SLOTS],
+    slots: [Option<OpenFile>; SLOTS],
     /// Bit masks of the open descriptors, and of those that an exec closes.
     open: u32,
     on_exec: u32,
@@ -40,21 +40,21 @@ struct Leaf {
 type Branch = [Option<Rc<Leaf>>; LEAVES];
 
 #[derive(Debug, Clone, Default)]
-pub struct Descriptors {
+pub struct DescriptorTable {
     /// Only as many as were needed.
     branches: Rc<Vec<Option<Rc<Branch>>>>,
 }
 
 /// Returns the indexes of a descriptor in branches, leaves and slots.
-fn way(descriptor: i32) -> Option<(usize, usize, usize)> {
+fn slot_of(descriptor: i32) -> Option<(usize, usize, usize)> {
     let number = usize::try_from(descriptor).ok().filter(|n| *n < DESCRIPTORS_MAX)?;
     Some((number / (SLOTS * LEAVES), number / SLOTS % LEAVES, number % SLOTS))
 }
 
-impl Descriptors {
-    pub fn get(&self, descriptor: i32) -> Option<&Open> {
-        let (branch, leaf, slot) = way(descriptor)?;
-        self.found(branch, leaf)?.slots[slot].as_ref()
+impl DescriptorTable {
+    pub fn get(&self, descriptor: i32) -> Option<&OpenFile> {
+        let (branch, leaf, slot) = slot_of(descriptor)?;
+        self.leaf_at(branch, leaf)?.slots[slot].as_ref()
     }
 
     fn leaf(&mut self, branch: usize, leaf: usize) -> &mut Option<Rc<Leaf>> {
@@ -66,8 +66,8 @@ impl Descriptors {
         &mut Rc::make_mut(branch)[leaf]
     }
 
-    pub fn set(&mut self, descriptor: i32, open: Open) {
-        let Some((branch, leaf, slot)) = way(descriptor) else { return };
+    pub fn set(&mut self, descriptor: i32, open: OpenFile) {
+        let Some((branch, leaf, slot)) = slot_of(descriptor) else { return };
         let leaf = Rc::make_mut(self.leaf(branch, leaf).get_or_insert_default());
         leaf.open |= 1 << slot;
         leaf.on_exec &= !(1 << slot);
@@ -92,7 +92,7 @@ impl Descriptors {
     /// Marks all of `first..=last` as closed by an exec.
     pub fn mark_range(&mut self, first: i64, last: i64) {
         for (branch, leaf, within) in leaves(first, last) {
-            let Some(found) = self.found(branch, leaf) else { continue };
+            let Some(found) = self.leaf_at(branch, leaf) else { continue };
             if found.open & within & !found.on_exec != 0
                 && let Some(leaf) = self.leaf(branch, leaf)
             {
@@ -105,23 +105,23 @@ impl Descriptors {
         }
     }
 
-    fn found(&self, branch: usize, leaf: usize) -> Option<&Leaf> {
+    fn leaf_at(&self, branch: usize, leaf: usize) -> Option<&Leaf> {
         self.branches.get(branch)?.as_ref()?[leaf].as_deref()
     }
 
-    /// Closes those of `first..=last` that are in the mask that `which` returns.
-    fn close_each(&mut self, first: i64, last: i64, which: impl Fn(&Leaf) -> u32) {
+    /// Closes those of `first..=last` that are in the mask that `mask_of` returns.
+    fn close_each(&mut self, first: i64, last: i64, mask_of: impl Fn(&Leaf) -> u32) {
         for (branch, leaf, within) in leaves(first, last) {
-            let Some(found) = self.found(branch, leaf) else { continue };
-            let mask = which(found) & within;
+            let Some(found) = self.leaf_at(branch, leaf) else { continue };
+            let mask = mask_of(found) & within;
             let is_all = mask == found.open;
             if mask == 0 {
                 continue;
             }
-            let place = self.leaf(branch, leaf);
+            let entry = self.leaf(branch, leaf);
             if is_all {
-                *place = None;
-            } else if let Some(leaf) = place {
+                *entry = None;
+            } else if let Some(leaf) = entry {
                 let leaf = Rc::make_mut(leaf);
                 leaf.open &= !mask;
                 leaf.on_exec &= !mask;
@@ -156,19 +156,19 @@ fn leaves(first: i64, last: i64) -> impl Iterator<Item = (usize, usize, u32)> {
 mod tests {
     use super::*;
 
-    fn set(descriptors: &mut Descriptors, numbers: &[i32]) {
+    fn set(descriptors: &mut DescriptorTable, numbers: &[i32]) {
         for number in numbers {
-            descriptors.set(*number, Open { target: Target::NoFile, close_on_exec: false });
+            descriptors.set(*number, OpenFile { target: Target::NoFile, close_on_exec: false });
         }
     }
 
-    fn open(descriptors: &Descriptors) -> Vec<i32> {
+    fn open(descriptors: &DescriptorTable) -> Vec<i32> {
         (-2..70_000).filter(|d| descriptors.get(*d).is_some()).collect()
     }
 
     #[test]
-    fn copies_differ_only_in_what_is_changed() {
-        let mut one = Descriptors::default();
+    fn a_change_of_a_copy_does_not_change_the_original() {
+        let mut one = DescriptorTable::default();
         set(&mut one, &[0, 31, 32, 1_023, 1_024, 65_535]);
         let mut other = one.clone();
         other.close(32);
@@ -178,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_process_has_are_not_kept() {
-        let mut descriptors = Descriptors::default();
+    fn descriptors_out_of_range_are_ignored() {
+        let mut descriptors = DescriptorTable::default();
         for descriptor in [-1, i32::MIN, 65_536, i32::MAX] {
             set(&mut descriptors, &[descriptor]);
             descriptors.close(descriptor);
@@ -198,7 +198,7 @@ mod tests {
             (i64::MAX, i64::MAX, vec![0, 3, 32, 33, 34]),
             (0, i64::MIN, vec![0, 3, 32, 33, 34]),
         ] {
-            let mut descriptors = Descriptors::default();
+            let mut descriptors = DescriptorTable::default();
             set(&mut descriptors, &[0, 3, 32, 33, 34]);
             let mut marked = descriptors.clone();
             descriptors.close_range(first, last);

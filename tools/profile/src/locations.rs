@@ -1,26 +1,26 @@
-//! The place of a path: working directory, temporary, shared or local. It is that of the longest
+//! The location of a path: working directory, temporary, shared or local. It is that of the longest
 //! matching directory among those that the caller names, the working directory, the temporary
 //! directories, and the mount points.
 
 use crate::paths::{PathId, Paths};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
+pub enum Location {
     Cwd,
     Tmp,
     Shared,
     Local,
 }
 
-impl Place {
-    pub const ALL: [Place; 4] = [Place::Cwd, Place::Tmp, Place::Shared, Place::Local];
+impl Location {
+    pub const ALL: [Location; 4] = [Location::Cwd, Location::Tmp, Location::Shared, Location::Local];
 
     pub fn name(self) -> &'static str {
         match self {
-            Place::Cwd => "cwd",
-            Place::Tmp => "tmp",
-            Place::Shared => "shared",
-            Place::Local => "local",
+            Location::Cwd => "cwd",
+            Location::Tmp => "tmp",
+            Location::Shared => "shared",
+            Location::Local => "local",
         }
     }
 }
@@ -72,9 +72,9 @@ pub fn is_shared(file_system: &str) -> bool {
         || (file_system == "fuse" || file_system.starts_with("fuse.")) && !LOCAL_FUSE.contains(&file_system)
 }
 
-/// The directories that determine the place of a path, known before the first path.
+/// The directories that determine the location of a path, known before the first path.
 #[derive(Debug, Clone, Default)]
-pub struct Geography {
+pub struct LocationRules {
     pub mounts: Vec<Mount>,
     /// Directories that count as shared regardless of their file system.
     pub shared: Vec<Vec<u8>>,
@@ -83,7 +83,7 @@ pub struct Geography {
 }
 
 /// Reads the targets of symbolic links. Returns `None` if a path is not a link or cannot be read.
-/// Called once for each path outside shared file systems, so that `/apps/x` gets the place of the
+/// Called once for each path outside shared file systems, so that `/apps/x` gets the location of the
 /// directory that `/apps` refers to.
 pub trait Links {
     fn target(&mut self, path: &[u8]) -> Option<Vec<u8>>;
@@ -99,11 +99,11 @@ impl Links for NoLinks {
     }
 }
 
-/// A directory that determines the place of the paths in it.
+/// A directory that determines the location of the paths in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root {
     pub path: PathId,
-    pub place: Place,
+    pub location: Location,
     pub on_shared: bool,
     pub file_system: String,
 }
@@ -112,7 +112,7 @@ pub struct Root {
 pub type RootId = u16;
 
 /// Paths with the root of each.
-pub struct Map<'l> {
+pub struct PathMap<'l> {
     pub paths: Paths,
     roots: Vec<Root>,
     /// The root of each path, and the target of each symbolic link.
@@ -121,9 +121,9 @@ pub struct Map<'l> {
     links: &'l mut dyn Links,
 }
 
-impl std::fmt::Debug for Map<'_> {
+impl std::fmt::Debug for PathMap<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Map").field("paths", &self.paths.len()).field("roots", &self.roots).finish()
+        f.debug_struct("PathMap").field("paths", &self.paths.len()).field("roots", &self.roots).finish()
     }
 }
 
@@ -132,52 +132,61 @@ const LINKS_MAX: u32 = 40;
 
 /// The source of a root. If two name the same directory, the later one wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Namer {
+enum RuleSource {
     Mount,
     Temporary,
     Working,
     Caller,
 }
 
-impl<'l> Map<'l> {
-    pub fn new(geography: &Geography, links: &'l mut dyn Links) -> Map<'l> {
-        let root =
-            Root { path: PathId::ROOT, place: Place::Local, on_shared: false, file_system: String::new() };
-        let mut map =
-            Map { paths: Paths::default(), roots: vec![root], root_of: vec![0], alias_of: vec![None], links };
-        let mut named: Vec<(Vec<&[u8]>, Namer, &str)> = Vec::new();
-        for mount in &geography.mounts {
-            named.push((components(&mount.point), Namer::Mount, &mount.file_system));
+impl<'l> PathMap<'l> {
+    pub fn new(rules: &LocationRules, links: &'l mut dyn Links) -> PathMap<'l> {
+        let root = Root {
+            path: PathId::ROOT,
+            location: Location::Local,
+            on_shared: false,
+            file_system: String::new(),
+        };
+        let mut map = PathMap {
+            paths: Paths::default(),
+            roots: vec![root],
+            root_of: vec![0],
+            alias_of: vec![None],
+            links,
+        };
+        let mut named: Vec<(Vec<&[u8]>, RuleSource, &str)> = Vec::new();
+        for mount in &rules.mounts {
+            named.push((components(&mount.point), RuleSource::Mount, &mount.file_system));
         }
-        named.extend(geography.temporary.iter().map(|p| (components(p), Namer::Temporary, "")));
+        named.extend(rules.temporary.iter().map(|p| (components(p), RuleSource::Temporary, "")));
         // The root directory contains all paths, so as a working directory it is ignored.
-        let working = geography.working.iter().filter(|p| !components(p).is_empty());
-        named.extend(working.map(|p| (components(p), Namer::Working, "")));
-        named.extend(geography.shared.iter().map(|p| (components(p), Namer::Caller, "")));
+        let working = rules.working.iter().filter(|p| !components(p).is_empty());
+        named.extend(working.map(|p| (components(p), RuleSource::Working, "")));
+        named.extend(rules.shared.iter().map(|p| (components(p), RuleSource::Caller, "")));
         // Directories come before their entries, so that each path gets the root of the directory
         // that contains it.
         named.sort_by(|a, b| (a.0.len(), &a.0, a.1).cmp(&(b.0.len(), &b.0, b.1)));
-        let called: Vec<Vec<&[u8]>> = geography.shared.iter().map(|p| components(p)).collect();
-        for (path, namer, file_system) in named {
+        let called: Vec<Vec<&[u8]>> = rules.shared.iter().map(|p| components(p)).collect();
+        for (path, source, file_system) in named {
             let by_caller = called.iter().any(|c| path.starts_with(c));
-            map.add_root(&path, namer, file_system, by_caller);
+            map.add_root(&path, source, file_system, by_caller);
         }
         map
     }
 
-    fn add_root(&mut self, path: &[&[u8]], namer: Namer, file_system: &str, by_caller: bool) {
+    fn add_root(&mut self, path: &[&[u8]], source: RuleSource, file_system: &str, by_caller: bool) {
         let id = path.iter().fold(PathId::ROOT, |at, name| self.child(at, name));
         let around = self.root(id).clone();
         let Ok(next) = RootId::try_from(self.roots.len()) else { return };
-        let root = match namer {
-            Namer::Mount => {
+        let root = match source {
+            RuleSource::Mount => {
                 let on_shared = by_caller || is_shared(file_system);
-                let place = if on_shared { Place::Shared } else { Place::Local };
-                Root { path: id, place, on_shared, file_system: file_system.to_owned() }
+                let location = if on_shared { Location::Shared } else { Location::Local };
+                Root { path: id, location, on_shared, file_system: file_system.to_owned() }
             }
-            Namer::Temporary => Root { path: id, place: Place::Tmp, ..around },
-            Namer::Working => Root { path: id, place: Place::Cwd, ..around },
-            Namer::Caller => Root { path: id, place: Place::Shared, on_shared: true, ..around },
+            RuleSource::Temporary => Root { path: id, location: Location::Tmp, ..around },
+            RuleSource::Working => Root { path: id, location: Location::Cwd, ..around },
+            RuleSource::Caller => Root { path: id, location: Location::Shared, on_shared: true, ..around },
         };
         self.roots.push(root);
         self.root_of[id.index()] = next;
@@ -267,8 +276,8 @@ mod tests {
         }
     }
 
-    fn geography() -> Geography {
-        Geography {
+    fn rules() -> LocationRules {
+        LocationRules {
             mounts: MOUNTS
                 .map(|(point, kind)| Mount { point: point.into(), file_system: kind.into() })
                 .to_vec(),
@@ -278,50 +287,50 @@ mod tests {
         }
     }
 
-    fn place(map: &mut Map, path: &str) -> (Place, bool, String) {
+    fn location(map: &mut PathMap, path: &str) -> (Location, bool, String) {
         let id = map.resolve(PathId::ROOT, path.as_bytes(), true);
         let root = map.root(id);
-        (root.place, root.on_shared, root.file_system.clone())
+        (root.location, root.on_shared, root.file_system.clone())
     }
 
     #[test]
     fn the_longest_directory_decides() {
-        let (geography, mut links) = (geography(), NoLinks);
-        let mut map = Map::new(&geography, &mut links);
+        let (rules, mut links) = (rules(), NoLinks);
+        let mut map = PathMap::new(&rules, &mut links);
         for (path, expected, on_shared) in [
-            ("/usr/lib", Place::Local, false),
-            ("/mnt/lustre one/x", Place::Shared, true),
-            ("/mnt/lustre onex", Place::Local, false),
-            ("/home/other", Place::Shared, true),
-            ("/home/u/job/out", Place::Cwd, true),
-            ("/home/u/job/../x", Place::Shared, true),
-            ("/home/local/x", Place::Local, false),
-            ("/tmp/x", Place::Tmp, false),
-            ("/opt/sw/bin", Place::Shared, true),
-            ("/mfs/env", Place::Shared, true),
-            ("/", Place::Local, false),
+            ("/usr/lib", Location::Local, false),
+            ("/mnt/lustre one/x", Location::Shared, true),
+            ("/mnt/lustre onex", Location::Local, false),
+            ("/home/other", Location::Shared, true),
+            ("/home/u/job/out", Location::Cwd, true),
+            ("/home/u/job/../x", Location::Shared, true),
+            ("/home/local/x", Location::Local, false),
+            ("/tmp/x", Location::Tmp, false),
+            ("/opt/sw/bin", Location::Shared, true),
+            ("/mfs/env", Location::Shared, true),
+            ("/", Location::Local, false),
         ] {
-            let (place, shared, _) = place(&mut map, path);
-            assert_eq!((place, shared), (expected, on_shared), "{path}");
+            let (location, shared, _) = location(&mut map, path);
+            assert_eq!((location, shared), (expected, on_shared), "{path}");
         }
     }
 
     #[test]
-    fn the_caller_decides_before_all_others() {
-        let mut geography = geography();
-        geography.shared = vec![b"/tmp".to_vec(), b"/home/local".to_vec(), b"/".to_vec()];
-        geography.working = Some(b"/".to_vec());
+    fn directories_of_the_caller_have_priority() {
+        let mut rules = rules();
+        rules.shared = vec![b"/tmp".to_vec(), b"/home/local".to_vec(), b"/".to_vec()];
+        rules.working = Some(b"/".to_vec());
         let mut links = NoLinks;
-        let mut map = Map::new(&geography, &mut links);
+        let mut map = PathMap::new(&rules, &mut links);
         for path in ["/tmp/x", "/home/local/x", "/usr", "/proc/1"] {
-            assert_eq!(place(&mut map, path).0, Place::Shared, "{path}");
+            assert_eq!(location(&mut map, path).0, Location::Shared, "{path}");
         }
-        assert_eq!(place(&mut map, "/home/local").2, "xfs");
+        assert_eq!(location(&mut map, "/home/local").2, "xfs");
     }
 
     #[test]
-    fn links_lead_to_where_things_lie() {
-        let geography = geography();
+    fn the_target_of_a_link_decides() {
+        let rules = rules();
         let mut links = Table(vec![
             ("/apps", "/mfs/apps"),
             ("/usr/bin/python", "../../mfs/env/bin/python"),
@@ -329,19 +338,19 @@ mod tests {
             ("/loop2", "/loop"),
             ("/self", "self"),
         ]);
-        let mut map = Map::new(&geography, &mut links);
-        assert_eq!(place(&mut map, "/apps/x").0, Place::Shared);
-        assert_eq!(place(&mut map, "/apps/x").0, Place::Shared, "a second time");
-        assert_eq!(place(&mut map, "/usr/bin/python").0, Place::Shared);
+        let mut map = PathMap::new(&rules, &mut links);
+        assert_eq!(location(&mut map, "/apps/x").0, Location::Shared);
+        assert_eq!(location(&mut map, "/apps/x").0, Location::Shared, "a second time");
+        assert_eq!(location(&mut map, "/usr/bin/python").0, Location::Shared);
         let link = map.resolve(PathId::ROOT, b"/usr/bin/python", false);
-        assert_eq!(map.root(link).place, Place::Local, "the link itself");
+        assert_eq!(map.root(link).location, Location::Local, "the link itself");
         for path in ["/loop/x", "/self/self/x"] {
-            place(&mut map, path);
+            location(&mut map, path);
         }
     }
 
     #[test]
-    fn fuse_is_shared_but_for_what_is_known_to_be_local() {
+    fn fuse_file_systems_count_as_shared_except_known_local_ones() {
         for (kind, shared) in [
             ("fuse.mfs", true),
             ("fuse", true),

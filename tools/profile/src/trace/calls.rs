@@ -19,7 +19,7 @@ impl Class {
 
 /// The file that a call refers to. The numbers are indexes of arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
+pub enum FileArgument {
     Path(usize),
     /// A path relative to a descriptor. An empty or absent path refers to the descriptor's file.
     At(usize, usize),
@@ -30,7 +30,7 @@ pub enum Subject {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// Reads attributes or similar metadata.
-    Look,
+    Inspect,
     /// Opens a file, with the flags in this argument.
     Open(usize),
     /// `creat`: opens a file for writing.
@@ -51,7 +51,7 @@ pub enum Effect {
     /// Changes the file.
     Change,
     /// Changes the file and another name.
-    Rename(Subject),
+    Rename(FileArgument),
     ChangeDirectory,
     /// Changes the root directory: absolute paths begin there afterwards.
     ChangeRoot,
@@ -61,15 +61,15 @@ pub enum Effect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileCall {
     pub class: Class,
-    pub subject: Subject,
+    pub file: FileArgument,
     pub effect: Effect,
     /// Whether a symbolic link at the end of the path is followed.
     pub follows: bool,
 }
 
-/// Calls that do not refer to a file system, but are needed to follow descriptors.
+/// Calls that do not count as file-system calls, but change the process or descriptor table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bookkeeping {
+pub enum StateCall {
     /// The result is a copy of the first argument's descriptor.
     Duplicate,
     /// As `Duplicate` if the second argument is F_DUPFD; other commands change the close-on-exec
@@ -90,33 +90,33 @@ pub enum Bookkeeping {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Spec {
+pub enum CallKind {
     File(FileCall),
-    Bookkeeping(Bookkeeping),
+    State(StateCall),
 }
 
 /// Returns the entry of a call, or `None` if it does not refer to a file system.
-pub fn spec(name: &[u8]) -> Option<Spec> {
-    use Bookkeeping::*;
+pub fn call_kind(name: &[u8]) -> Option<CallKind> {
     use Class::{Data, Metadata};
     use Effect::*;
-    use Subject::{At, Descriptor, Path};
+    use FileArgument::{At, Descriptor, Path};
+    use StateCall::*;
     let metadata = |subject, effect| (Metadata, subject, effect, true);
     let link = |subject, effect| (Metadata, subject, effect, false);
     let data = |subject, effect| (Data, subject, effect, true);
-    let (class, subject, effect, follows) = match name {
+    let (class, file, effect, follows) = match name {
         b"stat" | b"stat64" | b"access" | b"statfs" | b"statfs64" | b"getxattr" | b"listxattr" => {
-            metadata(Path(0), Look)
+            metadata(Path(0), Inspect)
         }
-        b"oldstat" | b"umount2" | b"umount" | b"acct" => metadata(Path(0), Look),
+        b"oldstat" | b"umount2" | b"umount" | b"acct" => metadata(Path(0), Inspect),
         b"lstat" | b"lstat64" | b"oldlstat" | b"readlink" | b"lgetxattr" | b"llistxattr" => {
-            link(Path(0), Look)
+            link(Path(0), Inspect)
         }
-        b"newfstatat" | b"fstatat64" | b"statx" | b"faccessat" | b"faccessat2" => metadata(At(0, 1), Look),
-        b"readlinkat" | b"name_to_handle_at" => link(At(0, 1), Look),
-        b"inotify_add_watch" => metadata(Path(1), Look),
+        b"newfstatat" | b"fstatat64" | b"statx" | b"faccessat" | b"faccessat2" => metadata(At(0, 1), Inspect),
+        b"readlinkat" | b"name_to_handle_at" => link(At(0, 1), Inspect),
+        b"inotify_add_watch" => metadata(Path(1), Inspect),
         b"fstat" | b"fstat64" | b"fstatfs" | b"fstatfs64" | b"fgetxattr" | b"flistxattr" | b"flock" => {
-            metadata(Descriptor(0), Look)
+            metadata(Descriptor(0), Inspect)
         }
         b"open" => metadata(Path(0), Open(1)),
         b"openat" | b"openat2" => metadata(At(0, 1), Open(2)),
@@ -154,7 +154,7 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
         b"fsync" | b"fdatasync" | b"sync_file_range" | b"syncfs" | b"readahead" | b"fadvise64"
         | b"fadvise64_64" => data(Descriptor(0), Hint),
         other => {
-            return Some(Spec::Bookkeeping(match other {
+            return Some(CallKind::State(match other {
                 b"dup" | b"dup2" | b"dup3" => Duplicate,
                 b"fcntl" | b"fcntl64" | b"ioctl" => Control,
                 b"pipe" | b"pipe2" => Pair(0),
@@ -176,7 +176,7 @@ pub fn spec(name: &[u8]) -> Option<Spec> {
             }));
         }
     };
-    Some(Spec::File(FileCall { class, subject, effect, follows }))
+    Some(CallKind::File(FileCall { class, file, effect, follows }))
 }
 
 /// The calls that a tracer must trace: every call of the table that exists in Linux today, and the
