@@ -10,11 +10,11 @@ use quell_log::{Container, Flattened, Found, StoredDir, Stores};
 use quell_vfs::{Error, Kind};
 use serde_json::json;
 
-use super::log_stores::{counted, find, open_stores};
+use super::log_stores::{find, open_stores};
 use crate::arguments::LogFlattenArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 pub fn run(args: &LogFlattenArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open_stores(&args.stores)?;

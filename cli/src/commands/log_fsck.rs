@@ -12,12 +12,12 @@ use quell_log::{CheckOptions, CheckResult, Finding, ProblemKind, RepairOutcome};
 use quell_vfs::Time;
 use serde_json::{Value, json};
 
-use super::log_stores::{counted, open_stores};
+use super::log_stores::open_stores;
 use super::log_transfer::run_with_progress;
 use crate::arguments::LogFsckArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of_bytes};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 const DAY_SECONDS: i64 = 86_400;
 const INTERRUPTED: &str = "completed repairs are kept; run the command again to check the rest";

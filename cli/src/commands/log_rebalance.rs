@@ -8,12 +8,12 @@ use indicatif::HumanBytes;
 use quell_log::{RebalanceResult, Role};
 use serde_json::json;
 
-use super::log_stores::{counted, stores_failure};
+use super::log_stores::stores_failure;
 use super::log_transfer::run_with_progress;
 use crate::arguments::LogRebalanceArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 /// Number of paths of one kind that are printed; the rest is only counted.
 const PATHS_SHOWN: usize = 20;

@@ -62,8 +62,3 @@ pub(super) fn open_file(stores: &Arc<Stores>, named: &StoresArg, path: &Path) ->
 pub(super) fn store_path(stores: &Stores, store: usize) -> String {
     shown(OsStr::from_bytes(stores.paths().get(store).map_or(&[][..], |path| path)))
 }
-
-/// Returns a number with its noun: `1 file`, `2 files`.
-pub(super) fn counted(number: u64, one: &str, several: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { several })
-}

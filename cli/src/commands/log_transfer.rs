@@ -14,11 +14,11 @@ use quell_posix::PosixDir;
 use quell_vfs::{ErrorKind, Kind};
 use serde_json::json;
 
-use super::log_stores::{counted, find, open_stores, stores_failure};
+use super::log_stores::{find, open_stores, stores_failure};
 use crate::arguments::{LogExportArgs, LogImportArgs, TransferArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, shown_bytes, text_of_bytes};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 use crate::progress;
 
 /// Number of failures that are printed; the rest is only counted.
