@@ -171,6 +171,8 @@ fn doctor_names_the_view_that_is_then_taken() {
     let mut command = stage.quell_run(&index, "auto");
     stage.run(command.args(["--strict", "-v", "--", "true"])).expect(0).says(&format!("covered by {view} "));
     let text = stage.run(stage.quell().arg("doctor").arg(&tree)).expect(0).text();
+    // The text is broken into lines at blanks.
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.contains(&format!("view: {view}: ")) && text.contains("lies on"), "{text}");
     assert!(text.contains("groups and owners"), "{text}");
     let advice = "quell mount --view fuse INDEX DIRECTORY";
