@@ -227,7 +227,7 @@ fn a_foreign_boot_image_is_refused_and_not_joined() {
 fn a_wrong_file_is_refused_and_no_program_runs() {
     let fixture = Fixture::new();
     let script = fixture.stage.file("train.py", "print('hello')\n");
-    fixture.refused(&[], &script, "no index");
+    fixture.refused(&[], &script, "not an index");
     fixture.refused(&[], &fixture.stage.file("empty", ""), "empty");
     fixture.refused(&[], Path::new("/dev/zero"), "not a regular file");
     // A file of 60 GiB takes neither memory nor time.
