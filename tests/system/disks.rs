@@ -339,7 +339,7 @@ fn an_image_with_an_external_data_file_is_covered_with_it() {
     fixture
         .boot(&["qcow2", "-o", fixture.stage.path("no.qcow2").to_str().unwrap()])
         .expect(2)
-        .says("file of its own");
+        .says("in an external file");
     fs::remove_file(&data).unwrap();
     create("data.raw");
     fixture.run(&disk, &["--strict"], &["true".to_owned()]).expect(2).says("which is not an absolute path");
