@@ -64,7 +64,10 @@ mod tests {
             panic!("as the test wants");
         });
         assert!(panicked.is_err() && mutex.is_poisoned() && shared.is_poisoned());
-        assert_eq!((*lock(&mutex), *read_lock(&shared), *write_lock(&shared)), (2, 2, 2));
+        // One statement each, because a guard lives until the end of its statement.
+        assert_eq!(*lock(&mutex), 2);
+        assert_eq!(*read_lock(&shared), 2);
+        assert_eq!(*write_lock(&shared), 2);
         let condvar = Condvar::new();
         assert_eq!(*wait_while(&condvar, lock(&mutex), |value| *value != 2), 2);
         assert_eq!(*wait_timeout_while(&condvar, lock(&mutex), Duration::ZERO, |_| true), 2);
