@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 use quell_threads::lock;
-use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space};
+use quell_vfs::{Change, Error, ErrorKind, File, Kind, Rename, Result, Space};
 
 /// An operation and its path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,6 +118,11 @@ impl<D: Dir + ?Sized> Dir for CountingDir<D> {
     fn names(&self) -> Result<Vec<Vec<u8>>> {
         self.record_at("list", b"");
         self.inner.names()
+    }
+
+    fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
+        self.record_at("list", b"");
+        self.inner.names_and_kinds()
     }
 
     fn stat(&self, name: &[u8]) -> Result<Stat> {

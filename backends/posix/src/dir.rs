@@ -61,6 +61,12 @@ pub trait Dir: Send + Sync {
     /// Returns all names except `.` and `..`, in the order of the file system.
     fn names(&self) -> Result<Vec<Vec<u8>>>;
 
+    /// Returns all names as [`names`](Self::names) does, each with its kind if the listing contains
+    /// it and it is a regular file, a directory or a symbolic link. `stat` returns the other kinds.
+    fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
+        Ok(self.names()?.into_iter().map(|name| (name, None)).collect())
+    }
+
     /// Returns the metadata of a child, without following a link.
     fn stat(&self, name: &[u8]) -> Result<Stat>;
 

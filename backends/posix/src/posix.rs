@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
-use quell_vfs::{Error, File, Result, Time};
+use quell_vfs::{Error, File, Kind, Result, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
@@ -149,6 +149,10 @@ impl Dir for PosixDir {
     }
 
     fn names(&self) -> Result<Vec<Vec<u8>>> {
+        Ok(self.names_and_kinds()?.into_iter().map(|(name, _)| name).collect())
+    }
+
+    fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
         let _position = lock(&self.listing);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
@@ -158,7 +162,13 @@ impl Dir for PosixDir {
             let entry = entry.map_err(|e| failed(e, "list", b""))?;
             let name = entry.file_name().to_bytes();
             if name != b"." && name != b".." {
-                names.push(name.to_vec());
+                let kind = match entry.file_type() {
+                    FileType::RegularFile => Some(Kind::File),
+                    FileType::Directory => Some(Kind::Dir),
+                    FileType::Symlink => Some(Kind::Symlink),
+                    _ => None,
+                };
+                names.push((name.to_vec(), kind));
             }
         }
         Ok(names)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, File, Rename, Result, Space, errno};
+use quell_vfs::{Change, Error, ErrorKind, File, Kind, Rename, Result, Space, errno};
 
 use super::inode::{Content, Number};
 use super::state::{SharedState, State};
@@ -82,6 +82,13 @@ impl Dir for StoreDir {
         // Not sorted, because file systems do not guarantee an order and callers must not rely on
         // one.
         Ok(state.names(self.handle.number).keys().rev().cloned().collect())
+    }
+
+    fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
+        let state = self.handle.begin("list", b"", false)?;
+        self.listable("list")?;
+        let names = state.names(self.handle.number).iter().rev();
+        Ok(names.map(|(name, number)| (name.clone(), state.stat(*number).kind())).collect())
     }
 
     fn stat(&self, name: &[u8]) -> Result<Stat> {
