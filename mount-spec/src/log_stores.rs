@@ -17,7 +17,7 @@ const DIRECTORIES: u32 = 32;
 
 /// Opens the stores as one file system. Stores that are added later are opened as well.
 pub fn open_log(stores: &[impl AsRef<Path>], choices: Choices) -> Result<LogFs> {
-    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(open_added)), choices))
+    Ok(LogFs::new(open_stores(stores)?.with_opener(Box::new(open_added)), choices))
 }
 
 /// Does the same as `open_log`, for a mount at `mountpoint`, a path without symbolic links: an
@@ -35,7 +35,7 @@ pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &P
         }
         open_added(path)
     };
-    Ok(LogFs::new(open_stores(stores)?.reaching(Box::new(opener)), choices))
+    Ok(LogFs::new(open_stores(stores)?.with_opener(Box::new(opener)), choices))
 }
 
 /// Opens the directory at a path from a placement map, which other users may have written. The path
@@ -72,7 +72,7 @@ pub fn open_existing_stores(stores: &[impl AsRef<Path>]) -> Result<Stores> {
             return Err(Error { source, ..Error::new(ErrorKind::NotFound, "open", path) });
         }
     }
-    Stores::look(roots, this_host()?, DIRECTORIES)
+    Stores::open_existing(roots, this_host()?, DIRECTORIES)
 }
 
 /// Adds, drains and keeps stores; see `Stores::change`.
@@ -82,7 +82,7 @@ pub fn change_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<Stores> {
 
 /// Returns the map that `change_stores` would create; nothing is written.
 pub fn plan_stores(stores: &[(impl AsRef<Path>, Role)]) -> Result<StoreMap> {
-    Stores::foretell(roles(stores)?, &this_host()?)
+    Stores::planned_map(roles(stores)?, &this_host()?)
 }
 
 fn roles(stores: &[(impl AsRef<Path>, Role)]) -> Result<Vec<(Root, Role)>> {

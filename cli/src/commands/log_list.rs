@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::HumanBytes;
-use quell_log::{Cut, Entry, FileReport, FileSummary, Found, StoredDir, Stores, WriterReport};
+use quell_log::{Entry, FileReport, FileSummary, Found, StoredDir, Stores, Truncation, WriterReport};
 use quell_vfs::{Error, Kind};
 use serde_json::{Value, json};
 
@@ -223,6 +223,6 @@ fn writer_json(writer: &WriterReport) -> Value {
     })
 }
 
-fn truncation_json(cut: &Cut) -> Value {
+fn truncation_json(cut: &Truncation) -> Value {
     json!({ "size": cut.size, "epoch": cut.order.epoch, "sequence": cut.order.sequence, "time": time(cut.time) })
 }

@@ -4,18 +4,13 @@
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::format::bytes::{u32_at, u64_at};
-use crate::format::data_log;
-use crate::format::extents::Extent;
-use crate::format::flat::{Builder, FlatLog, reseal_flat};
-use crate::format::frames::{FRAME_HEAD_BYTES, Frames, Order};
-use crate::format::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
-use crate::format::index_log::{self, BATCH_HEAD_BYTES};
-use crate::format::meta::{MetaName, Summary};
-use crate::format::naming::{Stored, container_name, other_name, shown};
-use crate::format::runs::{FILE_END_MAX, Run, Runs};
-use crate::format::store_map::{Member, SUM_BYTES, StoreMap};
-use crate::session::share::Share;
+use crate::format::{
+    BATCH_HEAD_BYTES, BLOCK_BYTES, Builder, Extent, FILE_END_MAX, FRAME_HEAD_BYTES, FileOffset, FlatLog,
+    Frames, HEAD_BYTES, Head, HeadKind, LogPosition, MAP_SUM_BYTES, Member, MetaName, Order, PayloadOffset,
+    Run, Runs, StoreMap, Stored, Summary, container_name, decode_batch, decode_frame_head, decode_frame_runs,
+    encode_batch, encode_frame_head, other_name, reseal_flat, shown, u32_at, u64_at,
+};
+use crate::session::Share;
 
 const KINDS: [HeadKind; 5] =
     [HeadKind::Container, HeadKind::Data, HeadKind::Index, HeadKind::Flat, HeadKind::Store];
@@ -49,17 +44,17 @@ pub fn check_header(bytes: &[u8], is_sealed: bool) {
 fn check_run(run: &Run) {
     assert!(run.length > 0 && run.count > 0);
     for i in [0, run.count / 2, run.count - 1] {
-        assert!(run.start_of(i) + run.length <= FILE_END_MAX);
+        assert!((run.start_of(i) + run.length).0 <= FILE_END_MAX);
         assert!(run.overlaps(run.start_of(i), run.start_of(i) + 1));
     }
-    assert!(run.end() <= FILE_END_MAX && run.end_of_last() <= run.end());
-    assert!(!run.overlaps(run.end(), u64::MAX));
+    assert!(run.end().0 <= FILE_END_MAX && run.end_of_last() <= run.end());
+    assert!(!run.overlaps(run.end(), FileOffset::MAX));
 }
 
 /// Decodes the header of a frame and its runs.
 pub fn check_frame(bytes: &[u8], is_sealed: bool) {
     let Some(fixed) = bytes.first_chunk() else { return };
-    let Ok(head) = data_log::decode_head(fixed) else { return };
+    let Ok(head) = decode_frame_head(fixed) else { return };
     if head.bytes() > bytes.len() as u64 {
         return;
     }
@@ -68,13 +63,13 @@ pub fn check_frame(bytes: &[u8], is_sealed: bool) {
         let end = bytes.len();
         reseal(&mut bytes, FRAME_SUM_AT, FRAME_HEAD_BYTES as usize, end);
     }
-    let Ok(runs) = data_log::decode_runs(&head, &bytes) else { return };
+    let Ok(runs) = decode_frame_runs(&head, &bytes) else { return };
     runs.iter().for_each(check_run);
     assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), head.payload_bytes);
-    let again = data_log::encode_head(&runs, head.payload_bytes, head.epoch, head.sequence, head.position);
+    let again = encode_frame_head(&runs, head.payload_bytes, head.epoch, head.sequence, head.payload_start);
     let fixed = again.first_chunk().expect("an encoded header has this size");
-    let second = data_log::decode_head(fixed).expect("an encoded value can be decoded");
-    assert_eq!(data_log::decode_runs(&second, &again).expect("an encoded value can be decoded"), runs);
+    let second = decode_frame_head(fixed).expect("an encoded value can be decoded");
+    assert_eq!(decode_frame_runs(&second, &again).expect("an encoded value can be decoded"), runs);
 }
 
 /// Decodes a batch of an index log at the offsets that its own header gives.
@@ -87,23 +82,21 @@ pub fn check_batch(bytes: &[u8], is_sealed: bool) {
     if is_sealed && end <= bytes.len() {
         reseal(&mut bytes, BATCH_SUM_AT, BATCH_HEAD_BYTES, end);
     }
-    let (position, place) = (u64_at(&bytes, 24), u64_at(&bytes, 40));
+    let start = LogPosition { log_offset: u64_at(&bytes, 40), payload: PayloadOffset(u64_at(&bytes, 24)) };
     let block_bytes = BLOCK_BYTES.into();
-    let Ok(batch) = index_log::decode(&bytes, block_bytes, position, place) else { return };
+    let Ok(batch) = decode_batch(&bytes, block_bytes, start) else { return };
     batch.runs.iter().for_each(check_run);
     let frames = &batch.frames;
     for group in frames.groups() {
-        for at in [group.position, group.position + group.payload_bytes - 1] {
+        for at in [group.payload_start, group.payload_start + (group.payload_bytes - 1)] {
             let frame = frames.frame(at);
-            assert!(frame.position <= at && at < frame.end() && frame.end() <= frames.position());
+            assert!(frame.payload_start <= at && at < frame.payload_end());
+            assert!(frame.payload_end() <= frames.payload_end());
         }
     }
-    if frames.position() > 0 {
-        frames.frame(frames.position() - 1);
-    }
-    let again = index_log::encode(frames, &batch.runs, position, place, batch.is_synced);
-    let read =
-        index_log::decode(&again, block_bytes, position, place).expect("an encoded value can be decoded");
+    frames.last();
+    let again = encode_batch(frames, &batch.runs, start, batch.is_synced);
+    let read = decode_batch(&again, block_bytes, start).expect("an encoded value can be decoded");
     assert_eq!((read.frames, read.runs, read.is_synced), (batch.frames, batch.runs, batch.is_synced));
 }
 
@@ -142,23 +135,23 @@ pub fn check_share(bytes: &[u8], is_sealed: bool) {
     let (extents, logs) = (extents_of(&share), share.logs());
     assert!(extents.windows(2).all(|pair| pair[0].end() <= pair[1].start));
     for extent in &extents {
-        assert!(extent.length > 0 && extent.end() <= FILE_END_MAX);
-        let last = extent.position + u64::from(extent.length) - 1;
-        for at in [extent.position, last] {
+        assert!(extent.length > 0 && extent.end().0 <= FILE_END_MAX);
+        let last = extent.payload + (u64::from(extent.length) - 1);
+        for at in [extent.payload, last] {
             let frame = logs[extent.log as usize].frames.frame(at);
-            assert!(frame.position <= at && at < frame.end());
+            assert!(frame.payload_start <= at && at < frame.payload_end());
         }
     }
-    let again = Share::decode(encode_flat(&extents, logs, share.cuts(), 0), &RECORD)
+    let again = Share::decode(encode_flat(&extents, logs, share.truncations(), 0), &RECORD)
         .expect("an encoded value can be decoded");
     assert_eq!((extents_of(&again), again.logs()), (extents, logs));
-    assert!(share.cuts().iter().all(|cut| again.cuts().contains(cut)));
+    assert!(share.truncations().iter().all(|cut| again.truncations().contains(cut)));
 }
 
 /// Decodes the placement map.
 pub fn check_map(bytes: &[u8], is_sealed: bool) {
     let mut bytes = bytes.to_vec();
-    if let Some(end) = bytes.len().checked_sub(SUM_BYTES).filter(|_| is_sealed) {
+    if let Some(end) = bytes.len().checked_sub(MAP_SUM_BYTES).filter(|_| is_sealed) {
         let sum = format!("{:016x}\n", xxh3_64(&bytes[..end]));
         bytes[end..].copy_from_slice(sum.as_bytes());
     }
@@ -195,41 +188,42 @@ pub fn check_names(lines: &[u8]) {
             None => {}
         }
     }
-    let summary = Summary::of(names.iter().map(|name| name.to_vec()));
+    let summary = Summary::from_names(names.iter().map(|name| name.to_vec()));
     let (size, unknown) = summary.size();
-    assert!(summary.cuts.last().is_none_or(|cut| cut.size <= size));
+    assert!(summary.truncations.last().is_none_or(|cut| cut.size <= size));
     assert!(unknown.len() <= names.len());
     let _ = (summary.modified(), summary.written(), summary.data_bytes(), summary.epoch());
-    for cut in summary.cuts.cuts() {
-        assert!(!summary.superseded(&MetaName::Cut(*cut)).contains(&MetaName::Cut(*cut)));
+    for cut in summary.truncations.as_slice() {
+        assert!(!summary.superseded(&MetaName::Truncation(*cut)).contains(&MetaName::Truncation(*cut)));
         let order = Order { epoch: 0, ..cut.order };
-        assert!(summary.cuts.limit(order, 0) <= summary.cuts.limit(order, u64::MAX));
+        assert!(summary.truncations.limit(order, 0) <= summary.truncations.limit(order, u64::MAX));
     }
 }
 
 /// Returns initial inputs: the fuzz target, a name, and the bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let mut runs = Runs::default();
-    (0..5).for_each(|i| runs.push(i * 47_008 * 8, 47_008));
+    (0..5).for_each(|i| runs.push(FileOffset(i * 47_008 * 8), 47_008));
     let mut frames = Frames::new(BLOCK_BYTES.into(), HEAD_BYTES as u64);
     (0..5).for_each(|i| frames.push(61, 47_008, 2, 1 + i));
-    let strided = index_log::encode(&frames, runs.finish(), 0, HEAD_BYTES as u64, true);
+    let strided = encode_batch(&frames, runs.finish(), LogPosition::START, true);
     let mut few = Runs::default();
-    [(100, 10), (0, 50), (7, 1)].into_iter().for_each(|(start, length)| few.push(start, length));
-    let frame = data_log::encode_head(few.finish(), 61, 3, 9, 5 * 47_008);
-    let mut alone = Frames::new(BLOCK_BYTES.into(), frames.place());
+    [(100, 10), (0, 50), (7, 1)].into_iter().for_each(|(start, length)| few.push(FileOffset(start), length));
+    let frame = encode_frame_head(few.finish(), 61, 3, 9, PayloadOffset(5 * 47_008));
+    let mut alone = Frames::new(BLOCK_BYTES.into(), frames.log_end());
     alone.push(frame.len() as u64, 61, 3, 9);
-    let random = index_log::encode(&alone, few.finish(), frames.position(), frames.place(), false);
+    let random = encode_batch(&alone, few.finish(), frames.end(), false);
     let both = [7, 9].map(|writer| {
-        let indexed = (frames.position(), frames.place());
-        FlatLog { writer, index_place: 150, indexed, synced: 0, frames: frames.clone() }
+        let frames = frames.clone();
+        FlatLog { writer, index_offset: 150, indexed: frames.end(), synced: PayloadOffset(0), frames }
     });
     let extent = |i: u64| {
-        let (position, log) = (i / 2 * 47_008, (i % 2) as u32);
-        Extent { start: i * 47_008, position, length: 47_008, log }
+        let (payload, log) = (PayloadOffset(i / 2 * 47_008), (i % 2) as u32);
+        Extent { start: FileOffset(i * 47_008), payload, length: 47_008, log }
     };
     let checkpoint: Vec<Extent> = (0..10).map(extent).collect();
-    let shuffled: Vec<Extent> = (0..10).map(|i| Extent { start: i * 50_000, ..extent(i * 7 % 10) }).collect();
+    let shuffled: Vec<Extent> =
+        (0..10).map(|i| Extent { start: FileOffset(i * 50_000), ..extent(i * 7 % 10) }).collect();
     let names = "open-0000000000000007-2-0-0-0-0-0-1f4-9c0-0123.node1\n\
         open-0000000000000007-2-3-f4240-f4a00-65f00000-3b9ac9ff-1f4-9c0-0123.node1\n\
         closed-0000000000000007-2-5-f4240-f4a00-65f00000-3b9ac9ff\n\
@@ -242,9 +236,13 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let with = |choice: u8, bytes: &[u8]| [&[choice], bytes].concat();
     vec![
         ("log_head", "container", with(0, &RECORD.encode())),
-        ("log_head", "data", with(1, &RECORD.of(HeadKind::Data, 7).encode())),
+        ("log_head", "data", with(1, &RECORD.for_file(HeadKind::Data, 7).encode())),
         ("log_frame", "few", with(0, &frame)),
-        ("log_frame", "strided", with(1, &data_log::encode_head(runs.finish(), 5 * 47_008, 2, 1, 0))),
+        (
+            "log_frame",
+            "strided",
+            with(1, &encode_frame_head(runs.finish(), 5 * 47_008, 2, 1, PayloadOffset(0))),
+        ),
         ("log_batch", "strided", with(0, &strided)),
         ("log_batch", "random", with(1, &random)),
         ("log_share", "checkpoint", with(0, &encode_flat(&checkpoint, &both, &[11], 10 * 47_008))),

@@ -2,7 +2,16 @@
 //! logs, one pair for each writer. The file system below therefore sees every process write a file
 //! of its own. A reader resolves which log holds which bytes of the file.
 //!
-//! The formats are described in docs/formats/log.md.
+//! The formats are described in docs/formats/log.md. A folder depends only on the folders above it:
+//!
+//! | folder | content |
+//! |---|---|
+//! | `format` | the formats: pure functions from bytes to values and back |
+//! | `stores` | the stores of a mount, and the placement map |
+//! | `container` | the directory in a store that holds one file, and its logs |
+//! | `session` | an open file: writers, the order of their frames, the extents that a reader resolves |
+//! | `fs` | the file system of the contract: names, nodes and handles |
+//! | `tools` | work on stores without a mount: check, report, export, import, rebalance |
 
 #![forbid(unsafe_code)]
 
@@ -12,23 +21,19 @@ mod fs;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod locks;
+mod not_found;
 mod session;
 mod stores;
 #[cfg(test)]
 mod test_stores;
 mod tools;
 
-pub use container::container_dir::Container;
-pub use container::scratch::Scratch;
-pub use format::damage::Damage;
-pub use format::meta::{Cut, Holder};
-pub use format::naming::is_own;
-pub use format::store_map::{Member, StoreMap};
-pub use fs::file_system::LogFs;
-pub use session::flatten::{Flattened, flatten};
-pub use session::log_file::Choices;
-pub use stores::store_set::{Host, Opener, Role, Root, Stores};
-pub use stores::tree::{Entry, Found, Listing, Odd, Oddity, StoredDir, find, is_store};
+pub use container::Container;
+pub use format::{Damage, Holder, Member, StoreMap, Truncation, is_own};
+pub use fs::{Entry, Found, Listing, LogFs, Odd, Oddity, StoredDir, find};
+pub use session::{Choices, Flattened, flatten};
+pub use stores::{Host, Opener, Role, Root, Scratch, Stores, is_store};
 pub use tools::fsck::{
     ByteRange, CheckOptions, CheckResult, Finding, Problem, ProblemKind, RepairOutcome, check,
 };

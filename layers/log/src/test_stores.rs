@@ -7,13 +7,11 @@ use quell_posix::WritableDir;
 use quell_testkit::{MemoryStore, Random};
 use quell_vfs::{FileSystem, Kind, New, Open, Writable, WritableFile};
 
-use crate::container::container_dir::Container;
-use crate::container::scratch::{EXTENTS_MAX, Scratch};
-use crate::format::meta::Holder;
-use crate::fs::file_system::LogFs;
-use crate::session::log_file::Choices;
-use crate::stores::store_set::{Host, Role, Root, Stores};
-use crate::stores::tree::{Found, find};
+use crate::container::Container;
+use crate::format::Holder;
+use crate::fs::{Found, LogFs, find};
+use crate::session::Choices;
+use crate::stores::{EXTENTS_MAX, Host, Role, Root, Scratch, Stores};
 
 /// Processes with this number are dead.
 pub const GONE: u32 = 666;

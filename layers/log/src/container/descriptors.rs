@@ -1,13 +1,14 @@
 //! Data logs that are open for reading. Their number is bounded.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 use quell_posix::OpenFile;
+use quell_threads::lock;
 use quell_vfs::Result;
 
-use crate::container::container_dir::{Container, Identity};
+use crate::container::directory::{Container, Identity};
 
 /// Identifies a data log among those of all containers. The container's number alone does not,
 /// because numbers can be forged and are copied with a container.
@@ -83,6 +84,6 @@ impl Descriptors {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, LruCache<Key, Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

@@ -1,7 +1,21 @@
 //! The directories and files of one container, and the cache of descriptors of its logs.
 
-pub mod container_dir;
-pub mod descriptors;
-pub mod log_dirs;
-pub mod missing;
-pub mod scratch;
+mod data_log;
+mod descriptors;
+mod directory;
+mod flat_index;
+mod log_directories;
+mod permissions;
+mod pointers;
+
+pub use data_log::{
+    Block, Edges, NoEdges, is_frame_whole, read_frame_head, read_payload, torn_blocks, write_frame,
+};
+pub use descriptors::Descriptors;
+pub use directory::{Container, Identity};
+pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
+pub use flat_index::Flat;
+pub(crate) use log_directories::{delete_container, owners_of};
+#[cfg(test)]
+pub use permissions::dir_permissions;
+pub(crate) use pointers::{read_pointer, write_pointer};

@@ -38,7 +38,7 @@ impl<'a> Bytes<'a> {
 
     /// Returns an error for damage at the current position.
     pub(crate) fn damage(&self, reason: &'static str) -> Damage {
-        Damage { what: self.what, place: (self.total - self.rest.len()) as u64, reason }
+        Damage { what: self.what, offset: (self.total - self.rest.len()) as u64, reason }
     }
 
     pub(crate) fn take(&mut self, length: usize) -> Result<&'a [u8], Damage> {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back() {
+    fn numbers_round_trip() {
         for value in [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
             let mut out = Vec::new();
             put_varint(&mut out, value);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_cut_or_too_large_are_refused() {
+    fn truncated_or_too_large_numbers_are_refused() {
         for bad in [&[][..], &[0x80], &[0xFF; 10], &[0xFF; 20]] {
             assert!(Bytes::new(bad, "test").varint().is_err(), "{bad:?}");
         }

@@ -9,13 +9,13 @@ use quell_vfs::{Error, ErrorKind};
 pub struct Damage {
     pub what: &'static str,
     /// The offset in bytes from where decoding began.
-    pub place: u64,
+    pub offset: u64,
     pub reason: &'static str,
 }
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}: {}", self.what, self.place, self.reason)
+        write!(f, "{} at byte {}: {}", self.what, self.offset, self.reason)
     }
 }
 
@@ -23,7 +23,7 @@ impl std::error::Error for Damage {}
 
 impl Damage {
     /// Returns the contract's error for the file `name`.
-    pub(crate) fn of(self, name: impl AsRef<[u8]>) -> Error {
+    pub(crate) fn in_file(self, name: impl AsRef<[u8]>) -> Error {
         Error { source: Some(Box::new(self)), ..Error::new(ErrorKind::Damaged, "read", name) }
     }
 }

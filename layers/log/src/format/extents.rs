@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::format::frames::Order;
+use crate::format::offsets::{FileOffset, PayloadOffset};
 
 /// Bytes that are consecutive in the file and in the payload of one log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Extent {
-    pub start: u64,
-    pub position: u64,
+    pub start: FileOffset,
+    pub payload: PayloadOffset,
     /// At least 1, and at most the payload of a frame.
     pub length: u32,
     /// The log's row in the reader's table of logs.
@@ -17,16 +18,16 @@ pub struct Extent {
 }
 
 impl Extent {
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> FileOffset {
         self.start + u64::from(self.length)
     }
 
     /// Returns the part of the extent within `start..end`, which must overlap the extent.
-    pub fn part(&self, start: u64, end: u64) -> Extent {
+    pub fn part(&self, start: FileOffset, end: FileOffset) -> Extent {
         let from = start.max(self.start);
         let to = end.min(self.end());
-        let position = self.position + (from - self.start);
-        Extent { start: from, position, length: (to - from) as u32, log: self.log }
+        let payload = self.payload + (from - self.start);
+        Extent { start: from, payload, length: (to - from) as u32, log: self.log }
     }
 }
 
@@ -82,7 +83,7 @@ pub fn resolve(mut extents: Vec<Extent>, orders: &dyn Orders) -> Vec<Extent> {
 }
 
 fn is_later(a: &Extent, b: &Extent, orders: &dyn Orders) -> bool {
-    (orders.order(a), a.position) > (orders.order(b), b.position)
+    (orders.order(a), a.payload) > (orders.order(b), b.payload)
 }
 
 /// A range of the file, as a reader needs it.
@@ -91,7 +92,7 @@ pub enum Piece {
     /// The range is in a log.
     Data(Extent),
     /// No writer has written `start..end`; the range reads as zeros.
-    Hole(u64, u64),
+    Hole(FileOffset, FileOffset),
 }
 
 /// Extents that can be changed between reads. Most are in a sorted list; those added since are in a
@@ -100,7 +101,7 @@ pub enum Piece {
 pub struct Extents {
     base: Vec<Extent>,
     /// Extents by start. They hide the extents of `base` in the same range.
-    live: BTreeMap<u64, Extent>,
+    live: BTreeMap<FileOffset, Extent>,
     latest: Order,
 }
 
@@ -112,9 +113,9 @@ impl Extents {
     }
 
     /// Returns the end of the last extent, or 0.
-    pub fn end(&self) -> u64 {
-        let live = self.live.last_key_value().map_or(0, |(_, extent)| extent.end());
-        live.max(self.base.last().map_or(0, Extent::end))
+    pub fn end(&self) -> FileOffset {
+        let live = self.live.last_key_value().map(|(_, extent)| extent.end());
+        live.max(self.base.last().map(Extent::end)).unwrap_or_default()
     }
 
     /// Returns an upper bound for the number of extents. Some in the list may be hidden.
@@ -170,7 +171,7 @@ impl Extents {
 
     fn fold(&mut self) {
         let mut all = Vec::with_capacity(self.base.len() + self.live.len());
-        self.pieces(0, u64::MAX, &mut |piece| {
+        self.pieces(FileOffset::ZERO, FileOffset::MAX, &mut |piece| {
             if let Piece::Data(extent) = piece {
                 all.push(extent);
             }
@@ -180,7 +181,7 @@ impl Extents {
     }
 
     /// Truncates each extent at the file offset that `limit` returns for it.
-    pub fn clip(&mut self, limit: &dyn Fn(&Extent) -> u64) {
+    pub fn clip(&mut self, limit: &dyn Fn(&Extent) -> FileOffset) {
         self.fold();
         self.base.retain_mut(|extent| {
             let end = limit(extent).min(extent.end());
@@ -193,7 +194,7 @@ impl Extents {
     }
 
     /// Visits the pieces from `start` to `end`, in order and without gaps.
-    pub fn pieces(&self, start: u64, end: u64, visit: &mut dyn FnMut(Piece)) {
+    pub fn pieces(&self, start: FileOffset, end: FileOffset, visit: &mut dyn FnMut(Piece)) {
         let mut at = start;
         let first = self.live.range(..start).next_back().filter(|(_, extent)| extent.end() > start);
         let live = first.into_iter().chain(self.live.range(start..end));
@@ -209,7 +210,13 @@ impl Extents {
 
     /// Visits the pieces of the list alone, from `at` to `end`. `next` is the index of the first
     /// extent that ends after `at`, and is advanced.
-    fn base_pieces(&self, next: &mut usize, mut at: u64, end: u64, visit: &mut dyn FnMut(Piece)) {
+    fn base_pieces(
+        &self,
+        next: &mut usize,
+        mut at: FileOffset,
+        end: FileOffset,
+        visit: &mut dyn FnMut(Piece),
+    ) {
         while at < end {
             match self.base.get(*next) {
                 Some(extent) if extent.end() <= at => *next += 1,
@@ -238,69 +245,71 @@ mod tests {
     const SPACE: usize = 300;
 
     /// Orders in which each write has a sequence of its own.
-    struct ByPosition(Vec<(u64, u64)>);
+    struct ByPayload(Vec<(PayloadOffset, u64)>);
 
-    impl Orders for ByPosition {
+    impl Orders for ByPayload {
         fn order(&self, extent: &Extent) -> Order {
-            let found = self.0.partition_point(|(position, _)| *position <= extent.position);
+            let found = self.0.partition_point(|(payload, _)| *payload <= extent.payload);
             Order { epoch: 1, sequence: self.0[found - 1].1, writer: 0 }
         }
     }
 
     /// Returns the payload offset of each byte of the file.
-    fn painted(extents: &[Extent], orders: &ByPosition) -> Vec<Option<u64>> {
+    fn painted(extents: &[Extent], orders: &ByPayload) -> Vec<Option<PayloadOffset>> {
         let mut bytes = vec![None; SPACE];
         let mut sorted = extents.to_vec();
-        sorted.sort_by_key(|extent| (orders.order(extent), extent.position));
+        sorted.sort_by_key(|extent| (orders.order(extent), extent.payload));
         for extent in sorted {
             for i in 0..u64::from(extent.length) {
-                bytes[(extent.start + i) as usize] = Some(extent.position + i);
+                bytes[(extent.start + i).0 as usize] = Some(extent.payload + i);
             }
         }
         bytes
     }
 
-    fn read(extents: &Extents, start: u64, end: u64) -> Vec<Option<u64>> {
+    fn read(extents: &Extents, start: usize, end: usize) -> Vec<Option<PayloadOffset>> {
         let mut found = Vec::new();
+        let (start, end) = (FileOffset(start as u64), FileOffset(end as u64));
         extents.pieces(start, end, &mut |piece| match piece {
-            Piece::Hole(from, to) => found.extend((from..to).map(|_| None)),
+            Piece::Hole(from, to) => found.extend((0..to - from).map(|_| None)),
             Piece::Data(extent) => {
                 assert_eq!(extent.start, start + found.len() as u64);
-                found.extend((0..u64::from(extent.length)).map(|i| Some(extent.position + i)));
+                found.extend((0..u64::from(extent.length)).map(|i| Some(extent.payload + i)));
             }
         });
         found
     }
 
-    fn histories(seed: u64, check: impl Fn(&mut Random, &[Extent], &ByPosition)) {
+    fn histories(seed: u64, check: impl Fn(&mut Random, &[Extent], &ByPayload)) {
         let mut random = Random::new(seed);
         for _ in 0..400 {
-            let mut position = 0;
+            let mut payload = PayloadOffset(0);
             let mut orders = Vec::new();
             let mut extents = Vec::new();
             let most = *random.pick(&[3, 20, 100]);
             for _ in 0..random.below(50) {
                 let length = 1 + random.below(most);
                 let start = random.below(SPACE - length);
-                extents.push(Extent { start: start as u64, position, length: length as u32, log: 0 });
-                orders.push((position, random.below(30) as u64));
-                position += length as u64;
+                let start = FileOffset(start as u64);
+                extents.push(Extent { start, payload, length: length as u32, log: 0 });
+                orders.push((payload, random.below(30) as u64));
+                payload += length as u64;
             }
-            check(&mut random, &extents, &ByPosition(orders));
+            check(&mut random, &extents, &ByPayload(orders));
         }
     }
 
     #[test]
-    fn resolving_is_painting_in_order() {
+    fn resolved_extents_are_those_of_writes_in_order() {
         histories(3, |_, extents, orders| {
             let resolved = resolve(extents.to_vec(), orders);
             let view = Extents::new(resolved, Order::default());
-            assert_eq!(read(&view, 0, SPACE as u64), painted(extents, orders));
+            assert_eq!(read(&view, 0, SPACE), painted(extents, orders));
         });
     }
 
     #[test]
-    fn what_comes_later_is_found_whatever_its_order() {
+    fn inserted_extents_are_resolved_in_any_order() {
         histories(4, |random, extents, orders| {
             let known = random.below(extents.len() + 1);
             let (first, rest) = extents.split_at(known);
@@ -313,18 +322,18 @@ mod tests {
                 }
             }
             let expected = painted(extents, orders);
-            assert_eq!(read(&view, 0, SPACE as u64), expected);
+            assert_eq!(read(&view, 0, SPACE), expected);
             for _ in 0..10 {
                 let start = random.below(SPACE);
                 let end = start + random.below(SPACE - start);
-                assert_eq!(read(&view, start as u64, end as u64), expected[start..end]);
+                assert_eq!(read(&view, start, end), expected[start..end]);
             }
             let end = expected.iter().rposition(Option::is_some).map_or(0, |last| last as u64 + 1);
-            assert_eq!(view.end(), end);
-            let limit = random.below(SPACE) as u64;
-            view.clip(&|_| limit);
-            assert_eq!(read(&view, 0, limit), expected[..limit as usize]);
-            assert!(view.end() <= limit);
+            assert_eq!(view.end(), FileOffset(end));
+            let limit = random.below(SPACE);
+            view.clip(&|_| FileOffset(limit as u64));
+            assert_eq!(read(&view, 0, limit), expected[..limit]);
+            assert!(view.end() <= FileOffset(limit as u64));
         });
     }
 }

@@ -4,6 +4,7 @@
 
 use crate::format::bytes::{Bytes, put_varint};
 use crate::format::damage::Damage;
+use crate::format::offsets::{LogPosition, PayloadOffset};
 use crate::format::runs::FILE_END_MAX;
 
 /// Size of a frame's header without its runs, in bytes.
@@ -27,10 +28,9 @@ pub struct Order {
 /// Consecutive frames of equal size with equally spaced sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameGroup {
-    /// Payload offset of the first byte.
-    pub position: u64,
+    pub payload_start: PayloadOffset,
     /// Offset of the first frame in the data log.
-    pub place: u64,
+    pub log_offset: u64,
     /// Size of each frame's header and runs.
     pub head_bytes: u64,
     /// Size of each frame's payload.
@@ -44,17 +44,17 @@ pub struct FrameGroup {
 /// One frame, found by a payload offset in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame {
-    pub position: u64,
+    pub payload_start: PayloadOffset,
     pub payload_bytes: u64,
     /// Offset of the payload in the data log.
-    pub payload_place: u64,
+    pub payload_log_offset: u64,
     pub epoch: u64,
     pub sequence: u64,
 }
 
 impl Frame {
-    pub fn end(&self) -> u64 {
-        self.position + self.payload_bytes
+    pub fn payload_end(&self) -> PayloadOffset {
+        self.payload_start + self.payload_bytes
     }
 }
 
@@ -64,16 +64,16 @@ pub fn stored_bytes(payload_bytes: u64, block_bytes: u64) -> u64 {
 }
 
 impl FrameGroup {
-    fn end(&self) -> u64 {
-        self.position + self.payload_bytes * self.repeat
+    fn payload_end(&self) -> PayloadOffset {
+        self.payload_start + self.payload_bytes * self.repeat
     }
 
     fn frame_bytes(&self, block_bytes: u64) -> u64 {
         self.head_bytes + stored_bytes(self.payload_bytes, block_bytes)
     }
 
-    fn place_end(&self, block_bytes: u64) -> u64 {
-        self.place + self.frame_bytes(block_bytes) * self.repeat
+    fn log_end(&self, block_bytes: u64) -> u64 {
+        self.log_offset + self.frame_bytes(block_bytes) * self.repeat
     }
 
     /// Merges `next` into this group if it continues it with the same sizes and spacing.
@@ -99,28 +99,38 @@ impl FrameGroup {
 pub struct Frames {
     groups: Vec<FrameGroup>,
     block_bytes: u64,
-    first_place: u64,
+    log_start: u64,
 }
 
 impl Frames {
-    /// Creates an empty list. The first frame begins at offset `first_place` of the data log.
-    pub fn new(block_bytes: u64, first_place: u64) -> Frames {
-        Frames { groups: Vec::new(), block_bytes, first_place }
+    /// Creates an empty list. The first frame begins at offset `log_start` of the data log.
+    pub fn new(block_bytes: u64, log_start: u64) -> Frames {
+        Frames { groups: Vec::new(), block_bytes, log_start }
     }
 
     /// Returns the payload offset after the last frame.
-    pub fn position(&self) -> u64 {
-        self.groups.last().map_or(0, FrameGroup::end)
+    pub fn payload_end(&self) -> PayloadOffset {
+        self.groups.last().map(FrameGroup::payload_end).unwrap_or_default()
+    }
+
+    /// Returns the number of payload bytes in all frames.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload_end().0
     }
 
     /// Returns the data log offset of the next frame.
-    pub fn place(&self) -> u64 {
-        self.groups.last().map_or(self.first_place, |group| group.place_end(self.block_bytes))
+    pub fn log_end(&self) -> u64 {
+        self.groups.last().map_or(self.log_start, |group| group.log_end(self.block_bytes))
+    }
+
+    /// Returns the end of the last frame.
+    pub fn end(&self) -> LogPosition {
+        LogPosition { log_offset: self.log_end(), payload: self.payload_end() }
     }
 
     /// Returns the data log offset of the first frame.
-    pub fn first_place(&self) -> u64 {
-        self.first_place
+    pub fn log_start(&self) -> u64 {
+        self.log_start
     }
 
     pub fn block_bytes(&self) -> u64 {
@@ -138,8 +148,8 @@ impl Frames {
 
     fn push_group(&mut self, head: u64, payload: u64, repeat: u64, epoch: u64, sequence: u64, step: u64) {
         let group = FrameGroup {
-            position: self.position(),
-            place: self.place(),
+            payload_start: self.payload_end(),
+            log_offset: self.log_end(),
             head_bytes: head,
             payload_bytes: payload,
             repeat,
@@ -164,10 +174,10 @@ impl Frames {
     /// Adds the frames of `next`, as `append` does, that begin at the payload offset `from` of
     /// `next` or later. Works on groups, because a group may stand for too many frames to visit
     /// each.
-    pub fn append_from(&mut self, next: Frames, from: u64) {
+    pub fn append_from(&mut self, next: Frames, from: PayloadOffset) {
         for group in next.groups {
             let FrameGroup { head_bytes, payload_bytes, repeat, epoch, sequence, step, .. } = group;
-            let known = from.saturating_sub(group.position).div_ceil(payload_bytes);
+            let known = from.bytes_after(group.payload_start).div_ceil(payload_bytes);
             if known < repeat {
                 let sequence = sequence + known * step;
                 self.push_group(head_bytes, payload_bytes, repeat - known, epoch, sequence, step);
@@ -175,17 +185,17 @@ impl Frames {
         }
     }
 
-    /// Returns the frame that contains the payload offset `position`, which must be below
-    /// [`Frames::position`].
-    pub fn frame(&self, position: u64) -> Frame {
-        let after = self.groups.partition_point(|group| group.position <= position);
+    /// Returns the frame that contains this payload offset, which must be below
+    /// [`Frames::payload_end`].
+    pub fn frame(&self, payload: PayloadOffset) -> Frame {
+        let after = self.groups.partition_point(|group| group.payload_start <= payload);
         let group = &self.groups[after - 1];
-        let i = (position - group.position) / group.payload_bytes;
+        let i = (payload - group.payload_start) / group.payload_bytes;
         debug_assert!(i < group.repeat);
         Frame {
-            position: group.position + i * group.payload_bytes,
+            payload_start: group.payload_start + i * group.payload_bytes,
             payload_bytes: group.payload_bytes,
-            payload_place: group.place + i * group.frame_bytes(self.block_bytes) + group.head_bytes,
+            payload_log_offset: group.log_offset + i * group.frame_bytes(self.block_bytes) + group.head_bytes,
             epoch: group.epoch,
             sequence: group.sequence + i * group.step,
         }
@@ -193,15 +203,20 @@ impl Frames {
 
     /// Returns true if the payload of every frame begins within the first `bytes` of the data log.
     pub fn begins_within(&self, bytes: u64) -> bool {
-        let last = self.position().checked_sub(1).map(|last| self.frame(last));
-        last.is_none_or(|last| last.payload_place < bytes)
+        self.last().is_none_or(|last| last.payload_log_offset < bytes)
+    }
+
+    /// Returns the last frame.
+    pub fn last(&self) -> Option<Frame> {
+        let group = self.groups.last()?;
+        Some(self.frame(group.payload_start + (group.repeat - 1) * group.payload_bytes))
     }
 
     /// Returns every frame with the size of its header and runs.
     pub fn iter(&self) -> impl Iterator<Item = (Frame, u64)> {
         self.groups.iter().flat_map(|group| {
             (0..group.repeat)
-                .map(|i| (self.frame(group.position + i * group.payload_bytes), group.head_bytes))
+                .map(|i| (self.frame(group.payload_start + i * group.payload_bytes), group.head_bytes))
         })
     }
 
@@ -233,7 +248,7 @@ impl Frames {
             let fits = head_fits && (1..=PAYLOAD_BYTES_MAX).contains(&payload) && repeat > 0;
             let end = || {
                 let size = head + stored_bytes(payload, self.block_bytes);
-                size.checked_mul(repeat)?.checked_add(self.place())
+                size.checked_mul(repeat)?.checked_add(self.log_end())
             };
             let last = || step.checked_mul(repeat - 1)?.checked_add(sequence);
             if !fits || end().is_none_or(|end| end > FILE_END_MAX) || last().is_none() {
@@ -258,14 +273,14 @@ mod tests {
         }
         assert_eq!(frames.groups().len(), 1);
         let size = 70 + (4 << 20) + 256 * 8;
-        assert_eq!(frames.place(), 64 + 11_200 * size);
-        let third = frames.frame((4 << 20) * 2 + 17);
-        assert_eq!((third.position, third.sequence, third.epoch), (8 << 20, 13, 3));
-        assert_eq!(third.payload_place, 64 + 2 * size + 70);
+        assert_eq!(frames.log_end(), 64 + 11_200 * size);
+        let third = frames.frame(PayloadOffset((4 << 20) * 2 + 17));
+        assert_eq!((third.payload_start, third.sequence, third.epoch), (PayloadOffset(8 << 20), 13, 3));
+        assert_eq!(third.payload_log_offset, 64 + 2 * size + 70);
     }
 
     #[test]
-    fn every_frame_is_found_by_each_of_its_positions_and_after_encoding() {
+    fn every_frame_is_found_by_each_payload_offset_in_it_and_after_encoding() {
         let mut random = Random::new(2);
         for _ in 0..200 {
             let mut frames = Frames::new(4096, 64);
@@ -276,8 +291,8 @@ mod tests {
                 epoch += u64::from(random.one_in(10));
                 let head = 56 + random.below(3) as u64;
                 let payload = if random.one_in(3) { 4096 * 3 } else { 1 + random.below(10_000) as u64 };
-                let place = frames.place() + head;
-                expected.push((frames.position(), payload, place, epoch, sequence));
+                let log_offset = frames.log_end() + head;
+                expected.push((frames.payload_end(), payload, log_offset, epoch, sequence));
                 frames.push(head, payload, epoch, sequence);
             }
             let mut encoded = Vec::new();
@@ -285,17 +300,20 @@ mod tests {
             let mut decoded = Frames::new(4096, 64);
             decoded.decode(&mut Bytes::new(&encoded, "test"), frames.groups().len() as u64).unwrap();
             assert_eq!(decoded, frames);
-            for (position, payload_bytes, payload_place, epoch, sequence) in expected {
+            for (payload_start, payload_bytes, payload_log_offset, epoch, sequence) in expected {
                 for within in [0, payload_bytes / 2, payload_bytes - 1] {
-                    let found = decoded.frame(position + within);
-                    assert_eq!(found, Frame { position, payload_bytes, payload_place, epoch, sequence });
+                    let found = decoded.frame(payload_start + within);
+                    assert_eq!(
+                        found,
+                        Frame { payload_start, payload_bytes, payload_log_offset, epoch, sequence }
+                    );
                 }
             }
         }
     }
 
     #[test]
-    fn what_is_known_of_a_group_is_passed_over_without_a_walk_through_its_frames() {
+    fn known_frames_of_a_group_are_skipped_without_visiting_each() {
         let group = |frames: &mut Frames| frames.push_group(60, 10, 1 << 40, 1, 5, 3);
         for (from, first, sequence) in [
             (0, 0, 5),
@@ -307,22 +325,22 @@ mod tests {
             group(&mut next);
             next.push(60, 7, 2, 9);
             let (mut known, mut expected) = (Frames::new(4096, 64), Frames::new(4096, 64));
-            known.append_from(next, from);
+            known.append_from(next, PayloadOffset(from));
             expected.push_group(60, 10, (1 << 40) - first / 10, 1, sequence, 3);
             expected.push(60, 7, 2, 9);
-            assert_eq!(known.position(), (1 << 40) * 10 - first + 7);
-            assert_eq!(known.frame(0).sequence, sequence);
-            assert_eq!((known.place(), known.epochs()), (expected.place(), expected.epochs()));
+            assert_eq!(known.payload_end(), PayloadOffset((1 << 40) * 10 - first + 7));
+            assert_eq!(known.frame(PayloadOffset(0)).sequence, sequence);
+            assert_eq!((known.log_end(), known.epochs()), (expected.log_end(), expected.epochs()));
         }
         let mut next = Frames::new(4096, 0);
         group(&mut next);
         let mut known = Frames::new(4096, 64);
-        known.append_from(next, (1 << 40) * 10);
+        known.append_from(next, PayloadOffset((1 << 40) * 10));
         assert_eq!(known.groups(), []);
     }
 
     #[test]
-    fn numbers_that_no_log_has_are_refused() {
+    fn impossible_frame_sizes_are_refused() {
         let refused = |repeat: u64, head: u64, payload: u64, sequence: u64, step: u64| {
             let mut bytes = Vec::new();
             for value in [repeat, head, payload, 1, sequence, step] {

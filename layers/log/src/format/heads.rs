@@ -73,7 +73,7 @@ impl Head {
     }
 
     pub fn decode(kind: HeadKind, bytes: &[u8]) -> Result<Head, Damage> {
-        let damage = |place, reason| Damage { what: kind.name(), place, reason };
+        let damage = |offset, reason| Damage { what: kind.name(), offset, reason };
         if bytes.len() < HEAD_BYTES {
             return Err(damage(bytes.len() as u64, "it ends too early"));
         }
@@ -100,7 +100,7 @@ impl Head {
     }
 
     /// Returns the header of another file of the same container.
-    pub fn of(&self, kind: HeadKind, writer: u64) -> Head {
+    pub fn for_file(&self, kind: HeadKind, writer: u64) -> Head {
         Head { kind, writer, directories: 0, ..*self }
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     };
 
     #[test]
-    fn a_head_comes_back_and_any_changed_byte_is_noticed() {
+    fn a_header_round_trips_and_any_changed_byte_is_detected() {
         let bytes = HEAD.encode();
         assert_eq!(Head::decode(HeadKind::Container, &bytes), Ok(HEAD));
         for at in 0..HEAD_BYTES {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_cannot_be_are_refused_also_with_a_good_checksum() {
+    fn impossible_values_are_refused_even_with_a_valid_checksum() {
         for wrong in [
             Head { block_bytes: 0, ..HEAD },
             Head { block_bytes: 5000, ..HEAD },

@@ -8,7 +8,8 @@ use quell_vfs::Time;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::frames::Order;
-use crate::session::share::part;
+use crate::format::offsets::FileOffset;
+use crate::format::shares::share_range;
 
 /// The longest node name, in bytes. With it, no name in `meta` exceeds the file system's limit.
 const NODE_BYTES_MAX: usize = 112;
@@ -42,15 +43,15 @@ pub struct Running {
     pub first_epoch: u64,
     pub holder: Holder,
     /// The state that it published last. Readers need not read its logs for it.
-    pub told: Option<Told>,
+    pub published: Option<Published>,
 }
 
 /// The published state of an open writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
+pub struct Published {
     pub last_epoch: u64,
     /// As in `Closed`.
-    pub end: u64,
+    pub end: FileOffset,
     pub data_bytes: u64,
     pub time: Time,
 }
@@ -63,7 +64,7 @@ pub struct Closed {
     pub last_epoch: u64,
     /// The end of its last byte in the file, ignoring truncations, because a power failure may
     /// remove a truncation's name.
-    pub end: u64,
+    pub end: FileOffset,
     pub data_bytes: u64,
     pub time: Time,
     /// All of its data survives a power failure.
@@ -91,7 +92,7 @@ pub fn boot_of(node: &str) -> u64 {
 
 /// A truncation of the file to `size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
+pub struct Truncation {
     pub order: Order,
     pub size: u64,
     pub time: Time,
@@ -101,7 +102,7 @@ pub struct Cut {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Covers {
     /// The number of the truncation, that is, `writer` of its order.
-    pub cut: u64,
+    pub truncation: u64,
     /// The covered bytes of each writer's data log, for at most [`COVERS_MAX`] writers.
     pub logs: Vec<(u64, u64)>,
 }
@@ -114,7 +115,7 @@ pub const COVERS_MAX: usize = 6;
 pub enum MetaName {
     Open(Running),
     Closed(Closed),
-    Cut(Cut),
+    Truncation(Truncation),
     Covers(Covers),
     /// The modification time was set.
     Time(Order, Time),
@@ -127,31 +128,45 @@ impl MetaName {
     pub fn encode(&self) -> String {
         let time = |time: &Time| format!("{:x}-{:x}", time.seconds as u64, time.nanoseconds);
         match self {
-            MetaName::Open(Running { writer, first_epoch, holder: Holder { pid, start, node }, told }) => {
+            MetaName::Open(Running {
+                writer,
+                first_epoch,
+                holder: Holder { pid, start, node },
+                published,
+            }) => {
                 let node = node_text(node);
-                let told = match told {
-                    Some(Told { last_epoch, end, data_bytes, time: at }) => {
+                let published = match published {
+                    Some(Published { last_epoch, end: FileOffset(end), data_bytes, time: at }) => {
                         format!("{last_epoch:x}-{end:x}-{data_bytes:x}-{}", time(at))
                     }
                     None => "0-0-0-0-0".to_owned(),
                 };
-                format!("open-{writer:016x}-{first_epoch:x}-{told}-{pid:x}-{start:x}-{node}")
+                format!("open-{writer:016x}-{first_epoch:x}-{published}-{pid:x}-{start:x}-{node}")
             }
             MetaName::Closed(closed) => {
-                let Closed { writer, first_epoch, last_epoch, end, data_bytes, is_synced, boot, .. } = closed;
+                let Closed {
+                    writer,
+                    first_epoch,
+                    last_epoch,
+                    end: FileOffset(end),
+                    data_bytes,
+                    is_synced,
+                    boot,
+                    ..
+                } = closed;
                 let (when, synced) = (time(&closed.time), u8::from(*is_synced));
                 let boot = if *boot == 0 { String::new() } else { format!("-{boot:x}") };
                 format!(
                     "closed-{writer:016x}-{first_epoch:x}-{last_epoch:x}-{end:x}-{data_bytes:x}-{when}-{synced}{boot}"
                 )
             }
-            MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: at }) => {
+            MetaName::Truncation(Truncation { order: Order { epoch, sequence, writer }, size, time: at }) => {
                 format!("cut-{epoch:x}-{sequence:x}-{writer:016x}-{size:x}-{}", time(at))
             }
-            MetaName::Covers(Covers { cut, logs }) => {
+            MetaName::Covers(Covers { truncation, logs }) => {
                 let logs: String =
                     logs.iter().map(|(writer, bytes)| format!("-{writer:016x}-{bytes:x}")).collect();
-                format!("covers-{cut:016x}{logs}")
+                format!("covers-{truncation:016x}{logs}")
             }
             MetaName::Time(Order { epoch, sequence, writer }, at) => {
                 format!("time-{epoch:x}-{sequence:x}-{writer:016x}-{}", time(at))
@@ -169,11 +184,12 @@ impl MetaName {
                 // The node name comes last, because it may contain hyphens.
                 let (rest, node) = rest.match_indices('-').nth(8).map(|(at, _)| rest.split_at(at))?;
                 let [writer, first_epoch, last_epoch, end, data_bytes, s, n, pid, start] = numbers(rest)?;
-                let told = Told { last_epoch, end, data_bytes, time: time(s, n)? };
+                let (end, time) = (FileOffset(end), time(s, n)?);
+                let published = Published { last_epoch, end, data_bytes, time };
                 let holder = Holder { pid: u32::try_from(pid).ok()?, start, node: node[1..].to_owned() };
                 // Epochs begin at 1.
-                let told = Some(told).filter(|told| told.last_epoch > 0);
-                MetaName::Open(Running { writer, first_epoch, holder, told })
+                let published = Some(published).filter(|published| published.last_epoch > 0);
+                MetaName::Open(Running { writer, first_epoch, holder, published })
             }
             "closed" => {
                 // The boot is absent if it is unknown.
@@ -185,7 +201,7 @@ impl MetaName {
                     writer,
                     first_epoch,
                     last_epoch,
-                    end,
+                    end: FileOffset(end),
                     data_bytes,
                     time,
                     is_synced,
@@ -194,17 +210,21 @@ impl MetaName {
             }
             "cut" => {
                 let [epoch, sequence, writer, size, s, n] = numbers(rest)?;
-                MetaName::Cut(Cut { order: Order { epoch, sequence, writer }, size, time: time(s, n)? })
+                MetaName::Truncation(Truncation {
+                    order: Order { epoch, sequence, writer },
+                    size,
+                    time: time(s, n)?,
+                })
             }
             "covers" => {
                 let numbers: Vec<u64> = rest.split('-').map(hex).collect::<Option<_>>()?;
-                let (cut, logs) = numbers.split_first()?;
+                let (truncation, logs) = numbers.split_first()?;
                 let (logs, rest) = logs.as_chunks::<2>();
                 if logs.is_empty() || logs.len() > COVERS_MAX || !rest.is_empty() {
                     return None;
                 }
                 let logs = logs.iter().map(|[writer, bytes]| (*writer, *bytes)).collect();
-                MetaName::Covers(Covers { cut: *cut, logs })
+                MetaName::Covers(Covers { truncation: *truncation, logs })
             }
             "time" => {
                 let [epoch, sequence, writer, s, n] = numbers(rest)?;
@@ -239,7 +259,7 @@ fn time(seconds: u64, nanoseconds: u64) -> Option<Time> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Truncations {
     /// Sorted by order.
-    cuts: Vec<Cut>,
+    truncations: Vec<Truncation>,
     covers: Vec<Covers>,
     /// For each writer that was open in another mount during a truncation: the order of the
     /// truncation and the covered bytes of the writer's data log. Sorted by order.
@@ -247,55 +267,61 @@ pub struct Truncations {
 }
 
 impl Truncations {
-    fn new(mut cuts: Vec<Cut>, mut covers: Vec<Covers>) -> Truncations {
-        cuts.sort_by_key(|cut| (cut.order, cut.size, cut.time));
-        cuts.dedup();
-        covers.sort_unstable_by(|a, b| (a.cut, &a.logs).cmp(&(b.cut, &b.logs)));
+    fn new(mut truncations: Vec<Truncation>, mut covers: Vec<Covers>) -> Truncations {
+        truncations.sort_by_key(|truncation| (truncation.order, truncation.size, truncation.time));
+        truncations.dedup();
+        covers.sort_unstable_by(|a, b| (a.truncation, &a.logs).cmp(&(b.truncation, &b.logs)));
         covers.dedup();
         let mut partial: HashMap<u64, Vec<(Order, u64)>> = HashMap::new();
-        for cut in &cuts {
-            for (writer, bytes) in covers_of(&covers, cut.order.writer).iter().flat_map(|covers| &covers.logs)
+        for truncation in &truncations {
+            for (writer, bytes) in
+                covers_of(&covers, truncation.order.writer).iter().flat_map(|covers| &covers.logs)
             {
-                partial.entry(*writer).or_default().push((cut.order, *bytes));
+                partial.entry(*writer).or_default().push((truncation.order, *bytes));
             }
         }
-        Truncations { cuts, covers, partial }
+        Truncations { truncations, covers, partial }
     }
 
     /// Returns the truncations, sorted by order.
-    pub fn cuts(&self) -> &[Cut] {
-        &self.cuts
+    pub fn as_slice(&self) -> &[Truncation] {
+        &self.truncations
     }
 
-    pub fn last(&self) -> Option<&Cut> {
-        self.cuts.last()
+    pub fn last(&self) -> Option<&Truncation> {
+        self.truncations.last()
     }
 
     /// Returns the order of a frame relative to truncations. A frame whose payload begins at or
     /// after the covered bytes of a truncation was written after it and after all earlier
     /// truncations, whatever the frame's epoch.
-    fn order_of(&self, order: Order, payload_place: u64) -> Order {
+    fn order_of(&self, order: Order, payload_log_offset: u64) -> Order {
         let partial = self.partial.get(&order.writer).map_or(&[][..], |partial| partial);
-        let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_place);
-        before.map_or(order, |(cut, _)| order.max(*cut))
+        let before = partial.iter().rev().find(|(_, bytes)| *bytes <= payload_log_offset);
+        before.map_or(order, |(truncation, _)| order.max(*truncation))
     }
 
-    /// Returns the file offset at which truncations cut off a frame, or `u64::MAX`.
-    pub fn limit(&self, order: Order, payload_place: u64) -> u64 {
-        if self.cuts.is_empty() {
-            return u64::MAX;
+    /// Returns the file offset at which truncations end a frame, or `FileOffset::MAX`.
+    pub fn limit(&self, order: Order, payload_log_offset: u64) -> FileOffset {
+        if self.truncations.is_empty() {
+            return FileOffset::MAX;
         }
-        let order = self.order_of(order, payload_place);
-        self.cuts.iter().filter(|cut| cut.order > order).map(|cut| cut.size).min().unwrap_or(u64::MAX)
+        let order = self.order_of(order, payload_log_offset);
+        self.truncations
+            .iter()
+            .filter(|truncation| truncation.order > order)
+            .map(|truncation| FileOffset(truncation.size))
+            .min()
+            .unwrap_or(FileOffset::MAX)
     }
 
     /// Returns the end of data that ended at `end`, after the truncations that are not in `known`.
     /// They must cover all of this data.
-    pub fn end_after(&self, end: u64, known: &[u64]) -> u64 {
-        self.cuts
+    pub fn end_after(&self, end: FileOffset, known: &[u64]) -> FileOffset {
+        self.truncations
             .iter()
-            .filter(|cut| !known.contains(&cut.order.writer))
-            .fold(end, |end, cut| end.min(cut.size))
+            .filter(|truncation| !known.contains(&truncation.order.writer))
+            .fold(end, |end, truncation| end.min(FileOffset(truncation.size)))
     }
 
     /// Returns the truncations that are not in `known`, each with the writers whose logs it covers
@@ -303,34 +329,39 @@ impl Truncations {
     pub fn other_than(
         &self,
         known: &[u64],
-    ) -> impl Iterator<Item = (&Cut, impl Iterator<Item = &(u64, u64)>)> {
-        let others = self.cuts.iter().filter(|cut| !known.contains(&cut.order.writer));
-        others.map(|cut| {
-            (cut, covers_of(&self.covers, cut.order.writer).iter().flat_map(|covers| &covers.logs))
+    ) -> impl Iterator<Item = (&Truncation, impl Iterator<Item = &(u64, u64)>)> {
+        let others = self.truncations.iter().filter(|truncation| !known.contains(&truncation.order.writer));
+        others.map(|truncation| {
+            (
+                truncation,
+                covers_of(&self.covers, truncation.order.writer).iter().flat_map(|covers| &covers.logs),
+            )
         })
     }
 
     /// Returns the numbers of all truncations.
     pub fn numbers(&self) -> Vec<u64> {
-        self.cuts.iter().map(|cut| cut.order.writer).collect()
+        self.truncations.iter().map(|truncation| truncation.order.writer).collect()
     }
 
     /// Returns true if the last truncation covers less than the first `bytes` of a writer's data
     /// log.
     fn leaves_some(&self, writer: u64, bytes: u64) -> bool {
         let last = self.partial.get(&writer).and_then(|partial| partial.last());
-        last.is_some_and(|(cut, covered)| {
-            *covered < bytes && self.last().is_some_and(|last| last.order == *cut)
+        last.is_some_and(|(truncation, covered)| {
+            *covered < bytes && self.last().is_some_and(|last| last.order == *truncation)
         })
     }
 
     /// Returns true if a truncation to size 0 covers everything that an ended writer wrote.
     fn empties(&self, closed: &Closed) -> bool {
         let partial = self.partial.get(&closed.writer).map_or(&[][..], |partial| partial);
-        self.cuts.iter().any(|cut| {
-            cut.size == 0
-                && closed.last_epoch < cut.order.epoch
-                && partial.iter().all(|(order, bytes)| *order < cut.order || *bytes >= closed.data_bytes)
+        self.truncations.iter().any(|truncation| {
+            truncation.size == 0
+                && closed.last_epoch < truncation.order.epoch
+                && partial
+                    .iter()
+                    .all(|(order, bytes)| *order < truncation.order || *bytes >= closed.data_bytes)
         })
     }
 
@@ -342,9 +373,9 @@ impl Truncations {
 }
 
 /// Returns the entries of one truncation in a sorted list.
-fn covers_of(covers: &[Covers], cut: u64) -> &[Covers] {
-    let from = covers.partition_point(|covers| covers.cut < cut);
-    let to = covers.partition_point(|covers| covers.cut <= cut);
+fn covers_of(covers: &[Covers], truncation: u64) -> &[Covers] {
+    let from = covers.partition_point(|covers| covers.truncation < truncation);
+    let to = covers.partition_point(|covers| covers.truncation <= truncation);
     &covers[from..to]
 }
 
@@ -354,7 +385,7 @@ pub struct Summary {
     /// Writers that have not ended.
     pub open: Vec<Running>,
     pub closed: Vec<Closed>,
-    pub cuts: Truncations,
+    pub truncations: Truncations,
     set_time: Option<(Order, Time)>,
     /// All modification times that were set, by order.
     set_times: Vec<(Order, Time)>,
@@ -365,14 +396,14 @@ pub struct Summary {
 impl Summary {
     /// Summarizes the names. Invalid names are ignored, because `quell log fsck` reports them. A
     /// name may be given twice.
-    pub fn of(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
+    pub fn from_names(names: impl IntoIterator<Item = Vec<u8>>) -> Summary {
         let mut summary = Summary::default();
-        let (mut cuts, mut covers) = (Vec::new(), Vec::new());
+        let (mut truncations, mut covers) = (Vec::new(), Vec::new());
         for name in names {
             match MetaName::decode(&name) {
                 Some(MetaName::Open(running)) => summary.open.push(running),
                 Some(MetaName::Closed(closed)) => summary.closed.push(closed),
-                Some(MetaName::Cut(cut)) => cuts.push(cut),
+                Some(MetaName::Truncation(truncation)) => truncations.push(truncation),
                 Some(MetaName::Covers(covered)) => covers.push(covered),
                 Some(MetaName::Time(order, time)) => {
                     summary.set_time = summary.set_time.max(Some((order, time)));
@@ -384,10 +415,10 @@ impl Summary {
         }
         // If a name was changed while the directory was read, both the old and the new name may be
         // present. The new one gives more bytes, or is synced.
-        summary.cuts = Truncations::new(cuts, covers);
+        summary.truncations = Truncations::new(truncations, covers);
         let Summary { open, closed, set_times, .. } = &mut summary;
         open.sort_by_key(|running| {
-            (running.writer, std::cmp::Reverse(running.told.map(|told| told.data_bytes)))
+            (running.writer, std::cmp::Reverse(running.published.map(|published| published.data_bytes)))
         });
         open.dedup_by_key(|running| running.writer);
         closed.sort_by_key(|ended| (ended.writer, !ended.is_synced));
@@ -409,7 +440,7 @@ impl Summary {
     /// Returns true if the file was truncated to size 0 after all writes of an ended writer: its
     /// logs hold no data of the file.
     pub fn is_dead(&self, closed: &Closed) -> bool {
-        self.cuts.empties(closed)
+        self.truncations.empties(closed)
     }
 
     /// Restricts the summary to the writers in share `number` of `shares`. Truncations and times
@@ -418,38 +449,40 @@ impl Summary {
         let closed = self.closed.iter().map(|closed| closed.writer);
         let mut writers: Vec<u64> = closed.chain(self.open.iter().map(|open| open.writer)).collect();
         writers.sort_unstable();
-        let part = &writers[part(writers.len(), number, shares)];
+        let part = &writers[share_range(writers.len(), number, shares)];
         self.closed.retain(|closed| part.binary_search(&closed.writer).is_ok());
         self.open.retain(|open| part.binary_search(&open.writer).is_ok());
         self
     }
 
-    pub fn last_cut(&self) -> Option<&Cut> {
-        self.cuts.last()
+    pub fn last_truncation(&self) -> Option<&Truncation> {
+        self.truncations.last()
     }
 
     /// Returns the size according to the names, and the writers whose index logs must be read to
     /// determine it.
     pub fn size(&self) -> (u64, Vec<u64>) {
-        let mut ask = Vec::new();
-        let cut_epoch = self.last_cut().map_or(0, |cut| cut.order.epoch);
-        let mut size = self.last_cut().map_or(0, |cut| cut.size);
+        let mut unknown = Vec::new();
+        let truncation_epoch = self.last_truncation().map_or(0, |truncation| truncation.order.epoch);
+        let mut size = self.last_truncation().map_or(0, |truncation| truncation.size);
         let closed = self.closed.iter().map(|closed| {
             let Closed { writer, first_epoch, last_epoch, end, data_bytes, .. } = *closed;
             (writer, first_epoch, last_epoch, end, data_bytes)
         });
         let open = self.open.iter().filter_map(|running| {
-            let Running { writer, first_epoch, told, .. } = *running;
-            told.map(|told| (writer, first_epoch, told.last_epoch, told.end, told.data_bytes))
+            let Running { writer, first_epoch, published, .. } = *running;
+            published.map(|published| {
+                (writer, first_epoch, published.last_epoch, published.end, published.data_bytes)
+            })
         });
         for (writer, first_epoch, last_epoch, end, data_bytes) in closed.chain(open) {
-            if first_epoch > cut_epoch {
-                size = size.max(end);
-            } else if last_epoch >= cut_epoch || self.cuts.leaves_some(writer, data_bytes) {
-                ask.push(writer);
+            if first_epoch > truncation_epoch {
+                size = size.max(end.0);
+            } else if last_epoch >= truncation_epoch || self.truncations.leaves_some(writer, data_bytes) {
+                unknown.push(writer);
             }
         }
-        (size, ask)
+        (size, unknown)
     }
 
     /// Returns the modification time according to the names: the time that was set, unless a later
@@ -463,11 +496,12 @@ impl Summary {
     pub fn written(&self) -> Option<Time> {
         let set_epoch = self.set_time.map_or(0, |(order, _)| order.epoch);
         let closed = self.closed.iter().filter(|closed| closed.last_epoch > set_epoch);
-        let told = self.open.iter().filter_map(|running| running.told);
-        let told = told.filter(|told| told.last_epoch > set_epoch);
-        let cuts = self.cuts.cuts().iter().filter(|cut| cut.order.epoch > set_epoch);
-        let written = closed.map(|closed| closed.time).chain(told.map(|told| told.time));
-        written.chain(cuts.map(|cut| cut.time)).max()
+        let published = self.open.iter().filter_map(|running| running.published);
+        let published = published.filter(|published| published.last_epoch > set_epoch);
+        let truncations =
+            self.truncations.as_slice().iter().filter(|truncation| truncation.order.epoch > set_epoch);
+        let written = closed.map(|closed| closed.time).chain(published.map(|published| published.time));
+        written.chain(truncations.map(|truncation| truncation.time)).max()
     }
 
     /// Returns the names that have no effect any more once `new` exists.
@@ -484,17 +518,19 @@ impl Summary {
                 let earlier = self.set_times.iter().filter(|(earlier, _)| earlier < order);
                 earlier.map(|(order, time)| MetaName::Time(*order, *time)).collect()
             }
-            MetaName::Cut(new) => {
+            MetaName::Truncation(new) => {
                 let (mut names, mut is_any_left) = (Vec::new(), false);
-                for cut in self.cuts.cuts().iter().filter(|cut| cut.order < new.order) {
-                    let covers = covers_of(&self.cuts.covers, cut.order.writer);
-                    if cut.size < new.size || is_any_left && !covers.is_empty() {
+                for truncation in
+                    self.truncations.as_slice().iter().filter(|truncation| truncation.order < new.order)
+                {
+                    let covers = covers_of(&self.truncations.covers, truncation.order.writer);
+                    if truncation.size < new.size || is_any_left && !covers.is_empty() {
                         is_any_left = true;
                         continue;
                     }
                     // The `cut` name comes first: without its `covers` names it would remove more
                     // than intended.
-                    names.push(MetaName::Cut(*cut));
+                    names.push(MetaName::Truncation(*truncation));
                     names.extend(covers.iter().cloned().map(MetaName::Covers));
                 }
                 names
@@ -531,12 +567,13 @@ impl Summary {
     /// times.
     pub fn epoch_of(&self, counts: &dyn Fn(u64) -> bool) -> u64 {
         let open = self.open.iter().filter(|running| counts(running.writer));
-        let open = open.map(|running| running.told.map_or(running.first_epoch, |told| told.last_epoch));
+        let open = open
+            .map(|running| running.published.map_or(running.first_epoch, |published| published.last_epoch));
         let closed =
             self.closed.iter().filter(|closed| counts(closed.writer)).map(|closed| closed.last_epoch);
-        let cuts = self.cuts.cuts().iter().map(|cut| cut.order.epoch);
+        let truncations = self.truncations.as_slice().iter().map(|truncation| truncation.order.epoch);
         let set = self.set_time.iter().map(|(order, _)| order.epoch);
-        open.chain(closed).chain(cuts).chain(set).max().unwrap_or(0)
+        open.chain(closed).chain(truncations).chain(set).max().unwrap_or(0)
     }
 }
 
@@ -559,7 +596,16 @@ mod tests {
         let (first_epoch, last_epoch, time) = (1, 1, TIME);
         let is_synced = writer.is_multiple_of(2);
         let boot = if writer > 2 { u64::MAX } else { 0 };
-        Closed { writer, first_epoch, last_epoch, end, data_bytes: 10, time, is_synced, boot }
+        Closed {
+            writer,
+            first_epoch,
+            last_epoch,
+            end: FileOffset(end),
+            data_bytes: 10,
+            time,
+            is_synced,
+            boot,
+        }
     }
 
     #[test]
@@ -572,30 +618,31 @@ mod tests {
     }
 
     fn summary(names: &[MetaName]) -> Summary {
-        Summary::of(names.iter().map(|name| name.encode().into_bytes()))
+        Summary::from_names(names.iter().map(|name| name.encode().into_bytes()))
     }
 
     #[test]
-    fn names_come_back() {
+    fn names_round_trip() {
         let node = "b0-_.oot-node-7".to_owned();
         let holder = Holder { pid: 4321, start: 99, node };
-        let told = Told { last_epoch: u64::MAX, end: u64::MAX, data_bytes: u64::MAX, time: TIME };
-        let running = Running { writer: u64::MAX, first_epoch: 3, holder, told: None };
+        let published =
+            Published { last_epoch: u64::MAX, end: FileOffset::MAX, data_bytes: u64::MAX, time: TIME };
+        let running = Running { writer: u64::MAX, first_epoch: 3, holder, published: None };
         let long = Holder { pid: u32::MAX, start: u64::MAX, node: "n".repeat(NODE_BYTES_MAX) };
         for name in [
             MetaName::Open(Running {
                 first_epoch: u64::MAX,
                 holder: long,
-                told: Some(told),
+                published: Some(published),
                 ..running.clone()
             }),
             MetaName::Open(running),
             closed(17, 1, 2, u64::MAX, 12),
             closed(2, 1, 2, u64::MAX, 12),
             MetaName::Failed(u64::MAX),
-            MetaName::Cut(Cut { order: order(4, 5), size: 0, time: TIME }),
-            MetaName::Covers(Covers { cut: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
-            MetaName::Covers(Covers { cut: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
+            MetaName::Truncation(Truncation { order: order(4, 5), size: 0, time: TIME }),
+            MetaName::Covers(Covers { truncation: 9, logs: vec![(3, 0), (u64::MAX, 64)] }),
+            MetaName::Covers(Covers { truncation: u64::MAX, logs: vec![(u64::MAX, u64::MAX); COVERS_MAX] }),
             MetaName::Time(order(1, 2), TIME),
         ] {
             let encoded = name.encode();
@@ -605,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_say_nothing() {
+    fn unknown_names_are_ignored() {
         for bad in [
             "",
             "open",
@@ -629,73 +676,98 @@ mod tests {
     }
 
     #[test]
-    fn a_size_is_that_of_the_last_cut_and_of_what_came_later() {
-        let cut = |epoch, size| MetaName::Cut(Cut { order: order(epoch, 0), size, time: TIME });
+    fn the_size_is_that_of_the_last_truncation_and_of_later_writes() {
+        let truncation =
+            |epoch, size| MetaName::Truncation(Truncation { order: order(epoch, 0), size, time: TIME });
         assert_eq!(summary(&[closed(1, 1, 1, 50, 0), closed(2, 1, 1, 70, 0)]).size(), (70, vec![]));
-        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), cut(2, 10)]).size(), (10, vec![]));
+        assert_eq!(summary(&[closed(1, 1, 1, 50, 0), truncation(2, 10)]).size(), (10, vec![]));
         assert_eq!(
-            summary(&[closed(1, 1, 1, 50, 0), cut(2, 10), closed(2, 3, 3, 20, 0)]).size(),
+            summary(&[closed(1, 1, 1, 50, 0), truncation(2, 10), closed(2, 3, 3, 20, 0)]).size(),
             (20, vec![])
         );
         // The name does not tell whether the write came before or after the truncation.
-        assert_eq!(summary(&[closed(1, 1, 2, 50, 0), cut(2, 10)]).size(), (10, vec![1]));
-        assert_eq!(summary(&[cut(2, 10), cut(3, 5)]).size(), (5, vec![]));
+        assert_eq!(summary(&[closed(1, 1, 2, 50, 0), truncation(2, 10)]).size(), (10, vec![1]));
+        assert_eq!(summary(&[truncation(2, 10), truncation(3, 5)]).size(), (5, vec![]));
     }
 
     #[test]
     fn what_a_writer_of_another_mount_wrote_after_a_cut_is_left_by_it_and_by_earlier_ones() {
-        let cut = |epoch, writer, size| {
-            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+        let truncation = |epoch, writer, size| {
+            MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
-        let covers = |cut, writer, bytes| MetaName::Covers(Covers { cut, logs: vec![(writer, bytes)] });
+        let covers =
+            |truncation, writer, bytes| MetaName::Covers(Covers { truncation, logs: vec![(writer, bytes)] });
         // The first truncation read the log's size later than the second did: data written in
         // between is later than both.
-        let names = [cut(10, 1, 0), covers(1, 7, 900), cut(12, 2, 50), covers(2, 7, 500), covers(3, 7, 0)];
-        let cuts = summary(&names).cuts;
-        let frame = |epoch, place| cuts.limit(order(epoch, 0), place);
-        assert_eq!((frame(3, 100), frame(3, 499)), (0, 0));
-        assert_eq!((frame(3, 500), frame(3, 950)), (u64::MAX, u64::MAX));
-        assert_eq!((frame(11, 100), frame(13, 100)), (50, u64::MAX));
+        let names = [
+            truncation(10, 1, 0),
+            covers(1, 7, 900),
+            truncation(12, 2, 50),
+            covers(2, 7, 500),
+            covers(3, 7, 0),
+        ];
+        let truncations = summary(&names).truncations;
+        let frame = |epoch, log_offset| truncations.limit(order(epoch, 0), log_offset);
+        assert_eq!((frame(3, 100), frame(3, 499)), (FileOffset(0), FileOffset(0)));
+        assert_eq!((frame(3, 500), frame(3, 950)), (FileOffset::MAX, FileOffset::MAX));
+        assert_eq!((frame(11, 100), frame(13, 100)), (FileOffset(50), FileOffset::MAX));
         let of_another = Order { writer: 8, ..order(3, 0) };
-        assert_eq!(cuts.limit(of_another, 950), 0);
+        assert_eq!(truncations.limit(of_another, 950), FileOffset(0));
         // Without its own `covers` names a truncation has the same effect, as long as the later one
         // exists.
-        let lost = summary(&[cut(10, 1, 0), cut(12, 2, 50), covers(2, 7, 500)]).cuts;
-        assert_eq!((lost.limit(order(3, 0), 499), lost.limit(order(3, 0), 500)), (0, u64::MAX));
+        let lost = summary(&[truncation(10, 1, 0), truncation(12, 2, 50), covers(2, 7, 500)]).truncations;
+        assert_eq!(
+            (lost.limit(order(3, 0), 499), lost.limit(order(3, 0), 500)),
+            (FileOffset(0), FileOffset::MAX)
+        );
     }
 
     #[test]
-    fn a_writer_that_wrote_after_a_cut_is_asked_for_the_size_and_not_dead() {
-        let cut =
-            MetaName::Cut(Cut { order: Order { epoch: 9, sequence: 0, writer: 1 }, size: 0, time: TIME });
-        let covers = |bytes| MetaName::Covers(Covers { cut: 1, logs: vec![(4, bytes)] });
+    fn the_size_depends_on_the_logs_of_writers_that_wrote_after_a_truncation() {
+        let truncation = MetaName::Truncation(Truncation {
+            order: Order { epoch: 9, sequence: 0, writer: 1 },
+            size: 0,
+            time: TIME,
+        });
+        let covers = |bytes| MetaName::Covers(Covers { truncation: 1, logs: vec![(4, bytes)] });
         let ended = Closed { data_bytes: 500, ..closed_of(4, 70) };
-        for (bytes, ask) in [(499, vec![4]), (500, vec![])] {
-            let all = summary(&[MetaName::Closed(ended), cut.clone(), covers(bytes)]);
-            assert_eq!(all.cuts.last_covers(&ended), ask.is_empty());
-            assert_eq!(all.size(), (0, ask));
+        for (bytes, unknown) in [(499, vec![4]), (500, vec![])] {
+            let all = summary(&[MetaName::Closed(ended), truncation.clone(), covers(bytes)]);
+            assert_eq!(all.truncations.last_covers(&ended), unknown.is_empty());
+            assert_eq!(all.size(), (0, unknown));
         }
     }
 
     #[test]
-    fn a_cut_that_covers_logs_in_part_goes_with_its_names_and_not_before_an_earlier_one() {
-        let cut = |epoch, writer, size| {
-            MetaName::Cut(Cut { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
+    fn a_truncation_with_covers_names_is_superseded_together_with_them() {
+        let truncation = |epoch, writer, size| {
+            MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };
-        let covers = |cut| MetaName::Covers(Covers { cut, logs: vec![(7, 100)] });
-        let all = [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15), cut(8, 4, 0)];
+        let covers = |truncation| MetaName::Covers(Covers { truncation, logs: vec![(7, 100)] });
+        let all = [
+            truncation(2, 1, 10),
+            covers(1),
+            truncation(4, 2, 20),
+            covers(2),
+            truncation(6, 3, 15),
+            truncation(8, 4, 0),
+        ];
         let gone = |new: usize| summary(&all[..=new]).superseded(&all[new]);
-        assert_eq!(gone(5), [cut(2, 1, 10), covers(1), cut(4, 2, 20), covers(2), cut(6, 3, 15)]);
+        assert_eq!(
+            gone(5),
+            [truncation(2, 1, 10), covers(1), truncation(4, 2, 20), covers(2), truncation(6, 3, 15)]
+        );
         assert_eq!(gone(4), []);
     }
 
     #[test]
-    fn a_writer_counts_once_as_it_is_now() {
+    fn a_writer_with_an_old_and_a_new_name_is_counted_once() {
         let holder = Holder { pid: 1, start: 1, node: "node".to_owned() };
-        let begun = Running { writer: 3, first_epoch: 1, holder, told: None };
-        let told = |end| Some(Told { last_epoch: 1, end, data_bytes: end, time: TIME });
-        let open = |told| MetaName::Open(Running { told, ..begun.clone() });
-        let names = [open(told(70)), open(None), open(told(90)), open(told(90))];
+        let begun = Running { writer: 3, first_epoch: 1, holder, published: None };
+        let published =
+            |end| Some(Published { last_epoch: 1, end: FileOffset(end), data_bytes: end, time: TIME });
+        let open = |published| MetaName::Open(Running { published, ..begun.clone() });
+        let names = [open(published(70)), open(None), open(published(90)), open(published(90))];
         let all = summary(&names);
         assert_eq!((all.open.len(), all.size()), (1, (90, vec![])));
         let unsynced = Closed { is_synced: false, ..closed_of(2, 50) };
@@ -709,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_was_set_counts_until_somebody_writes() {
+    fn a_modification_time_that_was_set_is_valid_until_the_next_write() {
         let set = MetaName::Time(order(2, 0), TIME);
         assert_eq!(summary(&[closed(1, 1, 1, 1, 50)]).modified().unwrap().seconds, 50);
         assert_eq!(summary(&[closed(1, 1, 2, 1, 50), set.clone()]).modified(), Some(TIME));
@@ -718,7 +790,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_superseded_are_missed_by_nobody() {
+    fn superseded_names_can_be_removed_without_effect() {
         let mut random = quell_testkit::Random::new(19);
         for _ in 0..300 {
             let mut names = Vec::new();
@@ -730,7 +802,7 @@ mod tests {
             for _ in 0..6 {
                 names.push(MetaName::Time(order(), TIME));
                 let at = order();
-                names.push(MetaName::Cut(Cut { order: at, size: at.sequence % 5, time: TIME }));
+                names.push(MetaName::Truncation(Truncation { order: at, size: at.sequence % 5, time: TIME }));
             }
             let all = summary(&names);
             for new in names.clone() {
@@ -740,24 +812,24 @@ mod tests {
             }
             let left = summary(&names);
             assert_eq!(left.set_times.len(), 1);
-            assert!(left.cuts.cuts().is_sorted_by(|a, b| a.size < b.size));
+            assert!(left.truncations.as_slice().is_sorted_by(|a, b| a.size < b.size));
             assert_eq!((left.size(), left.epoch()), (all.size(), all.epoch()));
             assert_eq!((left.modified(), left.written()), (all.modified(), all.written()));
             for epoch in 0..8 {
                 for sequence in (0..1000).step_by(7) {
                     let at = Order { epoch, sequence, writer: 7 };
-                    assert_eq!(left.cuts.limit(at, 0), all.cuts.limit(at, 0));
+                    assert_eq!(left.truncations.limit(at, 0), all.truncations.limit(at, 0));
                 }
             }
         }
     }
 
     #[test]
-    fn what_is_earlier_than_a_cut_ends_there() {
-        let cut = |epoch, size| Cut { order: order(epoch, 0), size, time: TIME };
-        let cuts = Truncations::new(vec![cut(2, 10), cut(4, 100)], Vec::new());
-        assert_eq!(cuts.limit(order(1, 0), 0), 10);
-        assert_eq!(cuts.limit(order(3, 0), 0), 100);
-        assert_eq!(cuts.limit(order(5, 0), 0), u64::MAX);
+    fn frames_before_a_truncation_end_at_its_size() {
+        let truncation = |epoch, size| Truncation { order: order(epoch, 0), size, time: TIME };
+        let truncations = Truncations::new(vec![truncation(2, 10), truncation(4, 100)], Vec::new());
+        assert_eq!(truncations.limit(order(1, 0), 0), FileOffset(10));
+        assert_eq!(truncations.limit(order(3, 0), 0), FileOffset(100));
+        assert_eq!(truncations.limit(order(5, 0), 0), FileOffset::MAX);
     }
 }

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_back_and_no_two_meet() {
+    fn names_round_trip_and_do_not_collide() {
         let names: [&[u8]; 8] = [
             b"a",
             b"ckpt.h5",

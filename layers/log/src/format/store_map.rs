@@ -5,14 +5,14 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::damage::Damage;
-use crate::stores::placement;
+use crate::format::placement::choose_store;
 
 /// The largest size of a map, in bytes.
 pub const MAP_BYTES_MAX: usize = 1 << 20;
 const PREFIX: &str = "map-";
 const TITLE: &[u8] = b"quell log map 1\n";
 /// Sixteen digits and a line feed.
-pub(crate) const SUM_BYTES: usize = 17;
+pub(crate) const MAP_SUM_BYTES: usize = 17;
 
 /// One store in a map.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,11 +66,11 @@ impl StoreMap {
     }
 
     pub fn decode(version: u64, bytes: &[u8]) -> Result<StoreMap, Damage> {
-        let damage = |place: usize, reason| Damage { what: "placement map", place: place as u64, reason };
+        let damage = |offset: usize, reason| Damage { what: "placement map", offset: offset as u64, reason };
         if bytes.len() > MAP_BYTES_MAX {
             return Err(damage(MAP_BYTES_MAX, "it is too long"));
         }
-        let end = bytes.len().checked_sub(SUM_BYTES).ok_or_else(|| damage(0, "it is too short"))?;
+        let end = bytes.len().checked_sub(MAP_SUM_BYTES).ok_or_else(|| damage(0, "it is too short"))?;
         let (body, sum) = bytes.split_at(end);
         if format!("{:016x}\n", xxh3_64(body)).as_bytes() != sum {
             return Err(damage(end, "its checksum is another"));
@@ -78,10 +78,10 @@ impl StoreMap {
         let mut rest = body.strip_prefix(TITLE).ok_or_else(|| damage(0, "it is of another version"))?;
         let mut members: Vec<Member> = Vec::new();
         while !rest.is_empty() {
-            let place = body.len() - rest.len();
-            let (member, next) = line(rest).ok_or_else(|| damage(place, "a line is not as it should be"))?;
+            let offset = body.len() - rest.len();
+            let (member, next) = line(rest).ok_or_else(|| damage(offset, "a line is not as it should be"))?;
             if members.iter().any(|other| other.number == member.number) {
-                return Err(damage(place, "a store is named twice"));
+                return Err(damage(offset, "a store is named twice"));
             }
             members.push(member);
             rest = next;
@@ -111,7 +111,7 @@ impl StoreMap {
     /// Returns the number of the home store of `key`.
     pub fn home(&self, key: &[u8]) -> u128 {
         let used = self.used();
-        used[placement::choose(key, &used)]
+        used[choose_store(key, &used)]
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_comes_back_and_any_changed_byte_is_noticed() {
+    fn a_map_round_trips_and_any_changed_byte_is_detected() {
         let bytes = map().encode();
         assert_eq!(StoreMap::decode(0x1f, &bytes), Ok(map()));
         for at in 0..bytes.len() {
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_cannot_be_are_refused_also_with_a_good_checksum() {
+    fn impossible_maps_are_refused_even_with_a_valid_checksum() {
         let twice = StoreMap { version: 1, members: [map().members, map().members].concat() };
         let mut drained = map();
         drained.members.iter_mut().for_each(|member| member.is_draining = true);
@@ -195,7 +195,7 @@ mod tests {
     /// Each row has the stores in use, and names with their home. These must never change, because
     /// existing stores were filled by them.
     #[test]
-    fn names_stay_where_they_are() {
+    fn a_name_keeps_its_store_after_other_changes() {
         let table = "\
             1 2 3 | a=3 b=1 checkpoint.0=2 rank-17.bin=1
             3 1 2 | a=3 b=1 checkpoint.0=2 rank-17.bin=1

@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex};
 use quell_posix::{PosixDir, WritableDir};
 use quell_vfs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
 
-use crate::container::container_dir::remove_shallow;
 use crate::fs::file_system::LogFs;
-use crate::session::log_file::Choices;
-use crate::stores::store_set::{Host, Root, Stores};
+use crate::session::Choices;
+use crate::stores::{Host, Root, Stores, remove_shallow};
 use crate::test_stores::host;
 use crate::tools::fsck::{CheckOptions, RepairOutcome, check};
 use crate::tools::progress::Progress;
@@ -100,7 +99,7 @@ fn owners(uid: u32) -> Change {
 }
 
 #[test]
-fn what_is_made_for_a_user_is_that_users_and_the_user_needs_the_right_to_make_it() {
+fn objects_belong_to_the_served_user_who_needs_the_permission_to_create_them() {
     let Some(scene) = Scene::new() else { return };
     let fs = scene.mount(|_| {});
     write_as_user(&fs, 0o640);
@@ -147,7 +146,7 @@ fn whatever_the_user_puts_in_the_place_of_access_no_foreign_file_is_changed() {
 }
 
 #[test]
-fn a_file_that_the_user_has_open_becomes_no_program_of_the_new_owner() {
+fn an_open_file_does_not_become_a_set_id_program_of_the_new_owner() {
     let Some(scene) = Scene::new() else { return };
     let fs = scene.mount(|_| {});
     let node = write_as_user(&fs, 0o640);
@@ -171,7 +170,7 @@ fn a_file_that_the_user_has_open_becomes_no_program_of_the_new_owner() {
 }
 
 #[test]
-fn a_foreign_file_in_the_place_of_a_log_that_is_to_be_made_is_left_alone() {
+fn a_foreign_file_with_the_name_of_a_new_log_is_not_changed() {
     for way in [
         |from: &Path, to: &Path| drop(fs::hard_link(from, to)),
         |from: &Path, to: &Path| drop(symlink(from, to)),
@@ -207,7 +206,7 @@ fn a_foreign_file_in_the_place_of_a_log_that_is_to_be_made_is_left_alone() {
 }
 
 #[test]
-fn a_directory_of_a_third_user_that_was_moved_to_the_trash_keeps_what_it_has() {
+fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
     let Some(scene) = Scene::new() else { return };
     let fs = scene.mount(|_| {});
     write_as_user(&fs, 0o640);
@@ -246,7 +245,7 @@ fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_f
         }
         let roots = vec![Root { dir: root, path: b"store".to_vec() }];
         let host = Host { uid: 0, gid: 0, ..host(7, 1) };
-        let stores = Arc::new(Stores::look(roots, host, 4).unwrap());
+        let stores = Arc::new(Stores::open_existing(roots, host, 4).unwrap());
         let now = Time { seconds: i64::from(u32::MAX), nanoseconds: 0 };
         let options = CheckOptions {
             threads: 1,

@@ -4,44 +4,39 @@
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lru::LruCache;
 use quell_posix::{Acting, Stat, WritableDir, assume, assumed};
+use quell_threads::lock;
 use quell_vfs::{
     Attributes, Caller, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
     New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::container::container_dir::{Container, Identity};
-use crate::container::descriptors::Descriptors;
-use crate::container::missing::missing;
-use crate::format::naming::{Stored, container_name, is_own, other_name, shown};
-use crate::fs::flatten_queue::FlattenQueue;
+use crate::container::{Container, Descriptors, Identity, delete_container};
+use crate::format::{Stored, container_name, is_own, number_name, other_name, shown};
+use crate::fs::handle::Handle;
 use crate::fs::nodes::{Node, Nodes, ROOT};
-use crate::session::flatten::{self, Flattened};
-use crate::session::log_file::{Choices, LogFile};
-use crate::session::share::{self, Share};
-use crate::session::writer::Writer;
-use crate::stores::store_set::{StoreNumber, Stores, View, number_name};
-use crate::stores::tree::enter_all;
+use crate::fs::open_files::{OpenFiles, SharedFile};
+use crate::fs::store_dirs::{
+    Dirs, check_empty, make_dir_like, remove_everywhere, rename_or_replace, take_back,
+};
+use crate::not_found::none_if_not_found;
+use crate::session::{Choices, Flattened, LogFile, Share, flatten, read_share};
+use crate::stores::{StoreList, StoreNumber, Stores, open_in_all_stores};
 
 /// Number of directories that stay open to resolve paths from.
 const DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
-/// Number of containers that stay open although no process has the file open.
-const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 /// Number of listings that are kept for later getdents(2) calls.
 const LISTINGS_KEPT: NonZeroUsize = NonZeroUsize::new(16).expect("not zero");
 /// Cursors must fit the positive half of `off_t`, and leave two values for `.` and `..`.
 const CURSOR_BITS: u64 = (1 << 62) - 1;
 /// Time limit for cancelled flattening, which removes its temporary file.
 const GIVES_UP_WITHIN: Duration = Duration::from_secs(1);
-
-/// One directory in every store.
-type Dirs = Arc<Vec<Arc<dyn WritableDir>>>;
 
 /// A listing, sorted by cursor.
 type Listed = Arc<Vec<(u64, Vec<u8>, Kind)>>;
@@ -61,10 +56,9 @@ struct Inner {
     stores: Arc<Stores>,
     choices: Choices,
     descriptors: Arc<Descriptors>,
-    flattening: Arc<FlattenQueue<Shared>>,
     nodes: Mutex<Nodes>,
     dirs: Mutex<LruCache<NodeId, Dirs>>,
-    files: Mutex<Files>,
+    files: OpenFiles,
     listings: Mutex<LruCache<NodeId, Listed>>,
     gone: Mutex<HashMap<NodeId, Gone>>,
 }
@@ -73,54 +67,6 @@ struct Inner {
 enum Gone {
     Dir(Dirs),
     Link(Attributes, Vec<u8>),
-}
-
-/// The files of the mount. Each file has a single `LogFile` while it is open or kept.
-struct Files {
-    /// By the container's identity: an open file is the same after its node was forgotten and found
-    /// again.
-    all: HashMap<Identity, Weak<Shared>>,
-    open: HashMap<NodeId, Weak<Shared>>,
-    /// Removed files that are still referenced.
-    removed: HashMap<NodeId, Arc<Shared>>,
-    recent: LruCache<NodeId, Arc<Shared>>,
-}
-
-/// A file that may be removed while it is open.
-struct Shared {
-    file: LogFile,
-    stores: Arc<Stores>,
-    flattening: Arc<FlattenQueue<Shared>>,
-    /// Number of open handles.
-    handles: AtomicUsize,
-    /// The name in `trash` after the file was removed. The container is deleted at the last close.
-    trash: Mutex<Option<Vec<u8>>>,
-}
-
-impl Shared {
-    /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
-    fn flatten(&self, is_given_up: &AtomicBool) {
-        if lock(&self.trash).is_none() {
-            let _ = self.file.flatten_if_due(is_given_up);
-        }
-    }
-
-    fn delete_if_removed(&self) -> Result<()> {
-        let Some(name) = lock(&self.trash).take() else { return Ok(()) };
-        // The process's own credentials: the user of the last close need not be the user who
-        // removed the file.
-        let _process = assume(None)?;
-        let container = self.file.container();
-        self.stores.delete(container.home(), &name, container.number())
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // There is no caller to return an error to; `quell log fsck` finds containers that are left
-        // in `trash`.
-        let _ = self.delete_if_removed();
-    }
 }
 
 /// The location of an entry of the mount.
@@ -132,32 +78,23 @@ struct Found {
 }
 
 /// The result of a lookup, and where it was made.
-struct Looked {
+struct LookedUp {
     dirs: Dirs,
     /// The stores as they were known. If nothing was found, no store was added until then.
-    view: Arc<View>,
+    store_list: Arc<StoreList>,
     found: Option<Found>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LogFs {
     pub fn new(stores: Stores, choices: Choices) -> LogFs {
+        let stores = Arc::new(stores);
         let inner = Inner {
-            stores: Arc::new(stores),
+            files: OpenFiles::new(Arc::clone(&stores)),
+            stores,
             choices,
             descriptors: Arc::default(),
-            flattening: Arc::new(FlattenQueue::new(Shared::flatten)),
             nodes: Mutex::new(Nodes::new()),
             dirs: Mutex::new(LruCache::new(DIRS_OPEN)),
-            files: Mutex::new(Files {
-                all: HashMap::new(),
-                open: HashMap::new(),
-                removed: HashMap::new(),
-                recent: LruCache::new(FILES_KNOWN),
-            }),
             listings: Mutex::new(LruCache::new(LISTINGS_KEPT)),
             gone: Mutex::default(),
         };
@@ -168,7 +105,7 @@ impl LogFs {
     /// Writers can continue meanwhile.
     pub fn flatten(&self, node: NodeId) -> Result<Flattened> {
         let shared = self.inner.file(node)?;
-        flatten::flatten(shared.file.container(), self.inner.choices.index_threads)
+        flatten(shared.file.container(), self.inner.choices.index_threads)
     }
 
     /// Reads share `number` of `shares` of a file's index logs (Parallel Index Read, section IV-B),
@@ -177,7 +114,7 @@ impl LogFs {
     /// than once.
     pub fn read_share(&self, node: NodeId, number: usize, shares: usize) -> Result<Vec<u8>> {
         let threads = self.inner.choices.index_threads;
-        self.inner.with_file(node, |shared| share::read(shared.file.container(), number, shares, threads))
+        self.inner.with_file(node, |shared| read_share(shared.file.container(), number, shares, threads))
     }
 
     /// Opens a file with its shares, in any order. Newer data is read from the logs, and so is the
@@ -189,7 +126,7 @@ impl LogFs {
     pub fn open_with_shares(
         &self,
         node: NodeId,
-        how: Open,
+        open: Open,
         shares: Vec<Vec<u8>>,
     ) -> Result<Box<dyn WritableFile>> {
         let head = *self.inner.file(node)?.file.container().head();
@@ -197,23 +134,22 @@ impl LogFs {
         let shares = decoded.collect::<Result<Vec<_>>>()?;
         let opened = self.inner.with_file(node, |shared| {
             shared.file.take_shares(&shares)?;
-            self.inner.handle(shared, how)
+            Handle::open(shared, open, self.inner.choices.flattens_later)
         });
         Ok(Box::new(opened?))
     }
 
     /// Returns true if files are being flattened in the background, or are queued for it.
     pub fn is_flattening(&self) -> bool {
-        !self.inner.flattening.is_idle()
+        !self.inner.files.flattening().is_idle()
     }
 
     /// Closes the logs of files without open handles that were not read since the last call. A
     /// mount is not notified if another mount removes or truncates a file, and an open log uses
     /// space in the store after it was unlinked.
     pub fn close_idle(&self) {
-        let known: Vec<Arc<Shared>> =
-            lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
-        let is_open = |shared: &&Arc<Shared>| shared.handles.load(Ordering::Relaxed) > 0;
+        let known = self.inner.files.all();
+        let is_open = |shared: &&Arc<SharedFile>| shared.handles.load(Ordering::Relaxed) > 0;
         let in_use: HashSet<Identity> =
             known.iter().filter(is_open).map(|shared| shared.file.container().identity()).collect();
         self.inner.descriptors.close_idle(|file| in_use.contains(file));
@@ -223,12 +159,12 @@ impl LogFs {
     /// are deleted. Used when the mount ends without waiting for processes with open files, or for
     /// background flattening. The file system must not be used afterwards.
     pub fn end(&self) -> Result<()> {
-        let open: Vec<Arc<Shared>> = lock(&self.inner.files).all.values().filter_map(Weak::upgrade).collect();
+        let open = self.inner.files.all();
         let mut ended = Ok(());
         for shared in &open {
             ended = ended.and(shared.file.end());
         }
-        self.inner.flattening.stop(GIVES_UP_WITHIN);
+        self.inner.files.flattening().stop(GIVES_UP_WITHIN);
         for shared in open {
             ended = ended.and(shared.delete_if_removed());
         }
@@ -238,7 +174,7 @@ impl LogFs {
 
 impl Drop for LogFs {
     fn drop(&mut self) {
-        self.inner.flattening.stop(Duration::ZERO);
+        self.inner.files.flattening().stop(Duration::ZERO);
     }
 }
 
@@ -249,7 +185,7 @@ impl Inner {
 
     /// Returns the state of a directory or symbolic link that is about to be removed, if it is
     /// referenced, because it cannot be found by name afterwards.
-    fn last_look(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<(NodeId, Gone)>> {
+    fn state_before_removal(&self, dir: NodeId, dirs: &Dirs, name: &[u8]) -> Result<Option<(NodeId, Gone)>> {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return Ok(None) };
         let stored = other_name(name)?;
         let gone = match self.node(node)?.kind {
@@ -263,7 +199,7 @@ impl Inner {
         Ok(Some((node, gone)))
     }
 
-    fn keep(&self, gone: Option<(NodeId, Gone)>) {
+    fn keep_gone(&self, gone: Option<(NodeId, Gone)>) {
         lock(&self.gone).extend(gone);
     }
 
@@ -272,30 +208,30 @@ impl Inner {
         if let Some(Gone::Dir(dirs)) = lock(&self.gone).get(&node) {
             return Ok(Arc::clone(dirs));
         }
-        let (way, kind) = {
+        let (path, kind) = {
             let nodes = lock(&self.nodes);
-            (nodes.way(node)?, nodes.get(node)?.kind)
+            (nodes.path_to(node)?, nodes.get(node)?.kind)
         };
         if kind != Kind::Dir {
             return Err(Error::new(
                 ErrorKind::NotADirectory,
                 "look into",
-                way.last().map_or(&b""[..], |w| &w.1),
+                path.last().map_or(&b""[..], |w| &w.1),
             ));
         }
         let roots = self.stores.roots();
         let mut from = 0;
         let mut at: Option<Dirs> = None;
-        for (place, (node, _)) in way.iter().enumerate().rev() {
+        for (index, (node, _)) in path.iter().enumerate().rev() {
             // If a store was added since it was opened, it is opened again, in that store, too.
             if let Some(dirs) = lock(&self.dirs).get(node).filter(|dirs| dirs.len() == roots.len()) {
-                (from, at) = (place + 1, Some(Arc::clone(dirs)));
+                (from, at) = (index + 1, Some(Arc::clone(dirs)));
                 break;
             }
         }
         let mut at = at.unwrap_or_else(|| Arc::new(roots));
-        for (node, name) in &way[from..] {
-            at = Arc::new(enter_all(&at, &other_name(name)?, self.stores.host())?);
+        for (node, name) in &path[from..] {
+            at = Arc::new(open_in_all_stores(&at, &other_name(name)?, self.stores.host())?);
             let evicted = lock(&self.dirs).push(*node, Arc::clone(&at));
             drop(evicted);
         }
@@ -311,18 +247,18 @@ impl Inner {
     ///
     /// A file that is being moved gets its name in its home before the old one is removed, so the
     /// home is searched once more at the end.
-    fn find(&self, dir: NodeId, dirs: &Dirs, view: &View, name: &[u8]) -> Result<Option<Found>> {
+    fn find(&self, dir: NodeId, dirs: &Dirs, store_list: &StoreList, name: &[u8]) -> Result<Option<Found>> {
         if self.is_own(dir, name) {
             return Ok(None);
         }
         let file_in = |store: StoreNumber, stored: &[u8]| -> Result<Option<Found>> {
             // A removed directory is missing in stores that were added later.
             let Some(dir) = dirs.get(store) else { return Ok(None) };
-            let stat = missing(dir.stat(stored))?.filter(|stat| stat.kind() == Some(Kind::Dir));
+            let stat = none_if_not_found(dir.stat(stored))?.filter(|stat| stat.kind() == Some(Kind::Dir));
             Ok(stat.map(|stat| Found { store, kind: Kind::File, stat }))
         };
         let stored = container_name(name).ok();
-        let home = view.home(name);
+        let home = store_list.home(name);
         if let Some(stored) = &stored {
             for store in std::iter::once(home).chain((0..dirs.len()).filter(|store| *store != home)) {
                 if let Some(found) = file_in(store, stored)? {
@@ -330,7 +266,7 @@ impl Inner {
                 }
             }
         }
-        let stat = missing(dirs[0].stat(&other_name(name)?))?;
+        let stat = none_if_not_found(dirs[0].stat(&other_name(name)?))?;
         let other = stat.and_then(|stat| {
             let kind = stat.kind().filter(|kind| matches!(kind, Kind::Dir | Kind::Symlink))?;
             Some(Found { store: 0, kind, stat })
@@ -344,13 +280,13 @@ impl Inner {
     /// Finds `name` in the directory `dir`. If the name is in none of the known stores, newer maps
     /// are read before the name is reported as missing or is created, because it may be in a store
     /// that was added.
-    fn look(&self, dir: NodeId, name: &[u8]) -> Result<Looked> {
+    fn look_up(&self, dir: NodeId, name: &[u8]) -> Result<LookedUp> {
         loop {
-            let view = self.stores.view();
+            let store_list = self.stores.list();
             let dirs = self.dirs(dir)?;
-            let found = self.find(dir, &dirs, &view, name)?;
-            if found.is_some() || !self.stores.has_changed(&view)? {
-                return Ok(Looked { dirs, view, found });
+            let found = self.find(dir, &dirs, &store_list, name)?;
+            if found.is_some() || !self.stores.has_changed(&store_list)? {
+                return Ok(LookedUp { dirs, store_list, found });
             }
         }
     }
@@ -358,7 +294,7 @@ impl Inner {
     /// Returns true if `name` is no longer where it was found, because another node has moved it.
     /// The operation can then be repeated.
     fn has_moved(&self, dir: NodeId, name: &[u8], found: &Found) -> Result<bool> {
-        let now = self.look(dir, name)?.found;
+        let now = self.look_up(dir, name)?.found;
         Ok(now.is_some_and(|now| (now.store, now.stat.identity()) != (found.store, found.stat.identity())))
     }
 
@@ -366,15 +302,15 @@ impl Inner {
     /// `None`.
     fn is_another(&self, dir: NodeId, name: &[u8], found: Option<&Found>) -> Result<bool> {
         let key = |found: &Found| (found.store, found.stat.identity());
-        Ok(self.look(dir, name)?.found.as_ref().map(key) != found.map(key))
+        Ok(self.look_up(dir, name)?.found.as_ref().map(key) != found.map(key))
     }
 
     /// Marks the known node as removed if another node has replaced it under this name.
-    fn compare(&self, dir: NodeId, dirs: &Dirs, name: &[u8], found: &Found) {
+    fn note_replaced_node(&self, dir: NodeId, dirs: &Dirs, name: &[u8], found: &Found) {
         let Some(node) = lock(&self.nodes).named(dir, name) else { return };
         let is_another = match found.kind {
             Kind::File => {
-                let shared = lock(&self.files).open.get(&node).and_then(Weak::upgrade);
+                let shared = self.files.peek(node);
                 let now = (found.store, found.stat.identity());
                 let known = shared.as_ref().map(|shared| shared.file.container());
                 let is_another = known.is_some_and(|known| known.identity() != now);
@@ -387,7 +323,7 @@ impl Inner {
                         .is_ok_and(|found| found.number() == known.number())
                 {
                     // The same file, moved to another store.
-                    drop((self.let_go(node), shared));
+                    drop((self.files.forget(node), shared));
                     return;
                 }
                 is_another
@@ -404,8 +340,8 @@ impl Inner {
     }
 
     /// Returns the file of a node, and opens it if it is not open.
-    fn file(&self, node: NodeId) -> Result<Arc<Shared>> {
-        if let Some(shared) = self.known(node) {
+    fn file(&self, node: NodeId) -> Result<Arc<SharedFile>> {
+        if let Some(shared) = self.files.get(node) {
             return Ok(shared);
         }
         let Node { parent, name, kind, is_removed, .. } = self.node(node)?;
@@ -418,7 +354,7 @@ impl Inner {
             return Err(Error::new(ErrorKind::Stale, "open", name));
         }
         let (container, dirs, found) = loop {
-            let Looked { dirs, found, .. } = self.look(parent, &name)?;
+            let LookedUp { dirs, found, .. } = self.look_up(parent, &name)?;
             let Some(found) = found.filter(|found| found.kind == Kind::File) else {
                 return Err(Error::new(ErrorKind::NotFound, "open", name));
             };
@@ -435,12 +371,12 @@ impl Inner {
             self.choices,
             Arc::clone(&self.descriptors),
         );
-        Ok(self.share(node, file))
+        Ok(self.files.add(node, file))
     }
 
     /// Calls `act` with the file of a node. If another process has moved the file to another store,
     /// calls it again with the file there.
-    fn with_file<T>(&self, node: NodeId, act: impl Fn(Arc<Shared>) -> Result<T>) -> Result<T> {
+    fn with_file<T>(&self, node: NodeId, act: impl Fn(Arc<SharedFile>) -> Result<T>) -> Result<T> {
         let shared = self.file(node)?;
         match act(Arc::clone(&shared)) {
             Err(error)
@@ -448,53 +384,11 @@ impl Inner {
                     && !self.node(node)?.is_removed
                     && shared.file.container().is_gone()? =>
             {
-                drop((self.let_go(node), shared));
+                drop((self.files.forget(node), shared));
                 act(self.file(node)?)
             }
             done => done,
         }
-    }
-
-    fn known(&self, node: NodeId) -> Option<Arc<Shared>> {
-        let mut files = lock(&self.files);
-        let shared = files.open.get(&node)?.upgrade();
-        if let Some(shared) = &shared {
-            let evicted = files.recent.push(node, Arc::clone(shared));
-            drop(files);
-            drop(evicted);
-        }
-        shared
-    }
-
-    /// Makes `file` the file of a node, unless it is already open.
-    fn share(&self, node: NodeId, file: LogFile) -> Arc<Shared> {
-        let number = file.container().identity();
-        let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
-        let (handles, trash) = (AtomicUsize::new(0), Mutex::new(None));
-        let shared = Shared { file, stores, flattening, handles, trash };
-        let mut files = lock(&self.files);
-        let known = files.all.get(&number).and_then(Weak::upgrade);
-        let (shared, unused) = match known {
-            Some(known) => (known, Some(shared)),
-            None => (Arc::new(shared), None),
-        };
-        if files.all.len() > 4 * FILES_KNOWN.get() && files.all.len().is_power_of_two() {
-            files.all.retain(|_, file| file.strong_count() > 0);
-        }
-        files.all.insert(number, Arc::downgrade(&shared));
-        files.open.insert(node, Arc::downgrade(&shared));
-        let evicted = files.recent.push(node, Arc::clone(&shared));
-        drop(files);
-        drop((evicted, unused));
-        shared
-    }
-
-    /// Forgets the file of a node; open handles keep it. The caller drops the result without a
-    /// lock.
-    fn let_go(&self, node: NodeId) -> [Option<Arc<Shared>>; 2] {
-        let mut files = lock(&self.files);
-        files.open.remove(&node);
-        [files.recent.pop(&node), files.removed.remove(&node)]
     }
 
     fn attributes_of(&self, node: NodeId, found: &Found) -> Result<Attributes> {
@@ -512,7 +406,8 @@ impl Inner {
             return Ok(false);
         }
         let stored = container_name(name)?;
-        let open = || missing(Container::open(&self.stores, found.store, &*dirs[found.store], &stored));
+        let open =
+            || none_if_not_found(Container::open(&self.stores, found.store, &*dirs[found.store], &stored));
         let Some(container) = open()? else { return Ok(false) };
         if container.is_complete()? {
             return Ok(false); // another one that was created meanwhile
@@ -522,12 +417,12 @@ impl Inner {
     }
 
     /// Checks that `name` is free, and returns the directory and the stores for which this holds.
-    fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<(Dirs, Arc<View>)> {
+    fn free_name(&self, dir: NodeId, name: &[u8]) -> Result<(Dirs, Arc<StoreList>)> {
         check_name(name)?;
         if self.is_own(dir, name) {
             return Err(Error::new(ErrorKind::PermissionDenied, "make", name));
         }
-        let Looked { dirs, view, found } = self.look(dir, name)?;
+        let LookedUp { dirs, store_list, found } = self.look_up(dir, name)?;
         match found {
             // An empty directory with the name of a container and without a record is replaced. A
             // container that was just moved is not.
@@ -536,10 +431,10 @@ impl Inner {
                     .is_err_and(|error| error.kind == ErrorKind::NotFound)
                     && !self.has_moved(dir, name, &found)? =>
             {
-                Ok((dirs, view))
+                Ok((dirs, store_list))
             }
             Some(_) => Err(Error::new(ErrorKind::Exists, "make", name)),
-            None => Ok((dirs, view)),
+            None => Ok((dirs, store_list)),
         }
     }
 
@@ -566,7 +461,7 @@ impl Inner {
     }
 
     /// Gives a new object to the intended user and group, if it does not already belong to them.
-    fn own(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
+    fn set_owner(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
         let host = self.stores.host();
         let (uid, gid) = match host.uid {
             0 => dir.stat(stored).map(|made| (made.uid, made.gid))?,
@@ -598,124 +493,23 @@ impl Inner {
             (Some(node), _) => {
                 Some(self.file(node)?).filter(|shared| Some(shared.file.container().identity()) == identity)
             }
-            (None, Some(identity)) => lock(&self.files).all.get(&identity).and_then(Weak::upgrade),
+            (None, Some(identity)) => self.files.with_container(&identity),
         };
         let name = number_name(self.stores.random_number());
-        dir.rename(stored, &*self.stores.trash(store)?, &name, Rename::Replace)?;
+        dir.rename(stored, &*self.stores.trash_dir(store)?, &name, Rename::Replace)?;
         let Some(shared) = shared else {
             // The name is removed, as requested. If the container cannot be deleted now, `quell log
             // fsck` finds it.
             let _process = assume(None)?;
-            let _ = self.stores.delete(store, &name, number);
+            let _ = delete_container(&self.stores, store, &name, number);
             return Ok(());
         };
-        *lock(&shared.trash) = Some(name);
-        self.flattening.forget(&shared);
-        let before = node.map(|node| lock(&self.files).removed.insert(node, Arc::clone(&shared)));
+        shared.set_removed(name);
+        self.files.flattening().forget(&shared);
+        let before = node.map(|node| self.files.keep_removed(node, &shared));
         drop((before, shared)); // deleted at the last drop, which may be this one
         Ok(())
     }
-
-    fn handle(&self, shared: Arc<Shared>, how: Open) -> Result<Handle> {
-        if how.truncate {
-            shared.file.cut(0)?;
-        }
-        let writer = if how.write { Some(shared.file.writer(how.process)?) } else { None };
-        if how.read {
-            shared.file.follow()?;
-        }
-        let (process, flattens_later) = (how.process, self.choices.flattens_later);
-        shared.handles.fetch_add(1, Ordering::Relaxed);
-        Ok(Handle { shared, writer, credentials: assumed(), process, flattens_later })
-    }
-}
-
-/// Removes a directory that was found empty, in the first store first. If another mount fills it
-/// there at this moment, it stays unchanged. If a later store's directory is filled, the directory
-/// is created again in the first stores, as another directory, so that every mount with an open
-/// handle looks it up again in all stores.
-fn remove_everywhere(dirs: &Dirs, stored: &[u8]) -> Result<()> {
-    let like = dirs[0].stat(stored)?;
-    for (store, dir) in dirs.iter().enumerate() {
-        match dir.remove_dir(stored) {
-            Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
-            Err(error) if store > 0 => {
-                // The first store last, so that the directory reappears only when it is complete.
-                for removed in dirs[..store].iter().rev() {
-                    make_dir_like(&**removed, stored, &like)?;
-                }
-                return Err(error);
-            }
-            removed => removed?,
-        }
-    }
-    Ok(())
-}
-
-/// Creates a removed directory again, unless another mount has created it meanwhile.
-fn make_dir_like(dir: &dyn WritableDir, stored: &[u8], like: &Stat) -> Result<()> {
-    match dir.make_dir(stored, like.mode & 0o7777) {
-        Err(error) if error.kind == ErrorKind::Exists => return Ok(()),
-        made => made?,
-    }
-    let made = dir.stat(stored)?;
-    if (made.uid, made.gid) != (like.uid, like.gid) {
-        dir.change(stored, &Change { uid: Some(like.uid), gid: Some(like.gid), ..Change::default() })?;
-    }
-    Ok(())
-}
-
-/// Undoes the rename of the directory `moved` from `old` in `from_dir` to `new` in `to_dir`.
-/// Another mount may have replaced `moved`, which was empty in this store, by its own directory:
-/// that directory keeps its name, and `moved` is created again.
-fn take_back(
-    from_dir: &dyn WritableDir,
-    old: &[u8],
-    to_dir: &dyn WritableDir,
-    new: &[u8],
-    moved: &Stat,
-) -> Result<()> {
-    let is_moved = |dir: &dyn WritableDir, name: &[u8]| {
-        let found = missing(dir.stat(name))?;
-        Ok::<_, Error>(found.is_some_and(|found| found.identity() == moved.identity()))
-    };
-    if is_moved(to_dir, new)? {
-        missing(rename_or_replace(to_dir, new, from_dir, old, Rename::Keep))?;
-        if is_moved(from_dir, old)? {
-            return Ok(());
-        }
-        // The directory was replaced between the two calls.
-        missing(rename_or_replace(from_dir, old, to_dir, new, Rename::Keep))?;
-    }
-    make_dir_like(from_dir, old, moved)
-}
-
-/// Renames. If the file system does not support renaming without replacing, it replaces.
-fn rename_or_replace(
-    from_dir: &dyn WritableDir,
-    from: &[u8],
-    to_dir: &dyn WritableDir,
-    to: &[u8],
-    how: Rename,
-) -> Result<()> {
-    match from_dir.rename(from, to_dir, to, how) {
-        Err(error) if error.kind == ErrorKind::Unsupported && how == Rename::Keep => {
-            from_dir.rename(from, to_dir, to, Rename::Replace)
-        }
-        renamed => renamed,
-    }
-}
-
-/// Checks that the directory `name` is empty in every store, before any store is changed.
-fn check_empty(dirs: &Dirs, name: &[u8]) -> Result<()> {
-    let stored = other_name(name)?;
-    for dir in dirs.iter() {
-        let names = missing(dir.open_writable_dir(&stored).and_then(|dir| dir.names()))?;
-        if names.is_some_and(|names| !names.is_empty()) {
-            return Err(Error::new(ErrorKind::NotEmpty, "remove", name));
-        }
-    }
-    Ok(())
 }
 
 fn attributes_from(node: NodeId, kind: Kind, stat: &Stat) -> Attributes {
@@ -746,13 +540,13 @@ impl FileSystem for LogFs {
     fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
         let inner = &self.inner;
         check_name(name)?;
-        let Looked { dirs, found, .. } = inner.look(dir, name)?;
+        let LookedUp { dirs, found, .. } = inner.look_up(dir, name)?;
         let Some(found) = found else {
             // Another node may have removed the name.
             lock(&inner.nodes).removed(dir, name);
             return Ok(None);
         };
-        inner.compare(dir, &dirs, name, &found);
+        inner.note_replaced_node(dir, &dirs, name, &found);
         let node = lock(&inner.nodes).refer(dir, name, found.kind);
         match inner.attributes_of(node, &found) {
             Ok(attributes) => Ok(Some(attributes)),
@@ -794,8 +588,8 @@ impl FileSystem for LogFs {
     }
 
     fn path(&self, node: NodeId) -> Result<Vec<u8>> {
-        let way = lock(&self.inner.nodes).way(node)?;
-        let names: Vec<&[u8]> = way.iter().map(|(_, name)| &name[..]).collect();
+        let path = lock(&self.inner.nodes).path_to(node)?;
+        let names: Vec<&[u8]> = path.iter().map(|(_, name)| &name[..]).collect();
         Ok(names.join(&b'/'))
     }
 
@@ -813,7 +607,7 @@ impl FileSystem for LogFs {
         let from = listed.partition_point(|(cursor, ..)| *cursor <= after.0);
         for (cursor, name, kind) in &listed[from..] {
             let node = lock(&inner.nodes).number(dir, name);
-            let attributes = unknown(node, *kind);
+            let attributes = attributes_in_listing(node, *kind);
             if !visit(DirEntry { name, next: Cursor(*cursor), attributes }) {
                 break;
             }
@@ -841,7 +635,11 @@ impl FileSystem for LogFs {
     }
 
     fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        Ok(Box::new(self.inner.with_file(node, |shared| self.inner.handle(shared, Open::READ))?))
+        Ok(Box::new(
+            self.inner.with_file(node, |shared| {
+                Handle::open(shared, Open::READ, self.inner.choices.flattens_later)
+            })?,
+        ))
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -853,29 +651,32 @@ impl Inner {
     /// Returns a listing of all stores that exist when it is complete.
     fn whole_listing(&self, dir: NodeId) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
         loop {
-            let view = self.stores.view();
-            let listed = self.listing(dir, &view)?;
-            if !self.stores.has_changed(&view)? {
+            let store_list = self.stores.list();
+            let listed = self.listing(dir, &store_list)?;
+            if !self.stores.has_changed(&store_list)? {
                 return Ok(listed);
             }
         }
     }
 
-    fn listing(&self, dir: NodeId, view: &View) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
+    fn listing(&self, dir: NodeId, store_list: &StoreList) -> Result<Vec<(u64, Vec<u8>, Kind)>> {
         let dirs = self.dirs(dir)?;
         let mut found = HashMap::new();
         // A file that is moved meanwhile must be found at least once: drained stores are read
         // before those that get their files, and added stores after those that lose files.
-        let (left, used): (Vec<_>, Vec<_>) = (0..dirs.len()).partition(|store| !view.is_used(*store));
+        let (left, used): (Vec<_>, Vec<_>) = (0..dirs.len()).partition(|store| !store_list.is_used(*store));
         for store in left.into_iter().chain(used) {
             let stored_dir = &dirs[store];
-            for stored in stored_dir.names()? {
+            for (stored, kind) in stored_dir.names_and_kinds()? {
                 match shown(&stored) {
                     Some(Stored::Container(name)) => {
                         found.insert(name.to_vec(), Kind::File);
                     }
                     Some(Stored::Other(name)) if store == 0 && !self.is_own(dir, name) => {
-                        let kind = missing(stored_dir.stat(&stored))?.and_then(|stat| stat.kind());
+                        let kind = match kind {
+                            Some(kind) => Some(kind),
+                            None => none_if_not_found(stored_dir.stat(&stored))?.and_then(|stat| stat.kind()),
+                        };
                         if let Some(kind @ (Kind::Dir | Kind::Symlink)) = kind {
                             found.entry(name.to_vec()).or_insert(kind);
                         }
@@ -894,7 +695,7 @@ impl Inner {
 }
 
 /// Returns the attributes of an entry in a listing, which contain only its number and kind.
-fn unknown(node: NodeId, kind: Kind) -> Attributes {
+fn attributes_in_listing(node: NodeId, kind: Kind) -> Attributes {
     let (modified, changed) = (Time::default(), Time::default());
     let (permissions, uid, gid, nlink) = (0, 0, 0, 1);
     let (rdev, size_bytes, blocks) = (0, 0, 0);
@@ -907,30 +708,31 @@ impl Writable for LogFs {
         dir: NodeId,
         name: &[u8],
         new: New,
-        how: Open,
+        open: Open,
     ) -> Result<(Attributes, Box<dyn WritableFile>)> {
         let inner = &self.inner;
         let stored = container_name(name)?;
         let (container, dirs) = loop {
-            let (dirs, view) = inner.free_name(dir, name)?;
+            let (dirs, store_list) = inner.free_name(dir, name)?;
             let new = inner.inherit(&*dirs[0], new, false)?;
             // As in any directory with the set-group-ID bit, a file gets the group of the directory
             // even if the user does not belong to it; but the container is first created in another
             // directory.
             let _group = inner.with_group(new.gid)?;
-            let home = view.home(name);
+            let home = store_list.home(name);
             let Some(stored_dir) = dirs.get(home) else {
                 // The directory was removed.
                 return Err(Error::new(ErrorKind::NotFound, "make", name));
             };
             match Container::create(&inner.stores, home, &**stored_dir, &stored, new) {
                 // The store is being drained, and this mount did not know it.
-                Err(error) if error.kind == ErrorKind::NotFound && inner.stores.has_changed(&view)? => {}
+                Err(error)
+                    if error.kind == ErrorKind::NotFound && inner.stores.has_changed(&store_list)? => {}
                 made => break (made?, dirs),
             }
         };
         let home = container.home();
-        let file = LogFile::new(
+        let file = LogFile::created(
             container,
             Some(Arc::clone(&dirs[home])),
             inner.choices,
@@ -942,11 +744,13 @@ impl Writable for LogFs {
             nodes.removed(dir, name);
             nodes.refer(dir, name, Kind::File)
         };
-        let shared = inner.share(node, file.born());
-        let opened = shared
-            .file
-            .attributes(node)
-            .and_then(|attributes| Ok((attributes, inner.handle(shared, Open { truncate: false, ..how })?)));
+        let shared = inner.files.add(node, file);
+        let opened = shared.file.attributes(node).and_then(|attributes| {
+            Ok((
+                attributes,
+                Handle::open(shared, Open { truncate: false, ..open }, inner.choices.flattens_later)?,
+            ))
+        });
         match opened {
             Ok((attributes, handle)) => Ok((attributes, Box::new(handle))),
             Err(error) => {
@@ -974,7 +778,7 @@ impl Writable for LogFs {
                     Ok(())
                 }
             };
-            if let Err(error) = done.and_then(|()| inner.own(&**stored_dir, &stored, new)) {
+            if let Err(error) = done.and_then(|()| inner.set_owner(&**stored_dir, &stored, new)) {
                 // Only the directories of this call, and only if they are empty.
                 for begun in made.iter().rev() {
                     let _ = begun.remove_dir(&stored);
@@ -993,7 +797,7 @@ impl Writable for LogFs {
         let stored = other_name(name)?;
         let new = inner.inherit(&*dirs[0], new, false)?;
         dirs[0].make_symlink(&stored, target)?;
-        inner.own(&*dirs[0], &stored, new).inspect_err(|error| {
+        inner.set_owner(&*dirs[0], &stored, new).inspect_err(|error| {
             // If it is gone, the name now belongs to another mount's object.
             if error.kind != ErrorKind::NotFound {
                 let _ = dirs[0].remove(&stored);
@@ -1006,7 +810,7 @@ impl Writable for LogFs {
 
     fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
         let inner = &self.inner;
-        let Looked { dirs, found, .. } = inner.look(dir, name)?;
+        let LookedUp { dirs, found, .. } = inner.look_up(dir, name)?;
         match found {
             None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
             Some(Found { kind: Kind::Dir, .. }) => {
@@ -1024,9 +828,9 @@ impl Writable for LogFs {
                 }
             }
             Some(Found { store, .. }) => {
-                let gone = inner.last_look(dir, &dirs, name)?;
+                let gone = inner.state_before_removal(dir, &dirs, name)?;
                 dirs[store].remove(&other_name(name)?)?;
-                inner.keep(gone);
+                inner.keep_gone(gone);
             }
         }
         lock(&inner.nodes).removed(dir, name);
@@ -1036,7 +840,7 @@ impl Writable for LogFs {
     fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
         let inner = &self.inner;
         let dirs = loop {
-            let Looked { dirs, view, found } = inner.look(dir, name)?;
+            let LookedUp { dirs, store_list, found } = inner.look_up(dir, name)?;
             match found {
                 None => return Err(Error::new(ErrorKind::NotFound, "remove", name)),
                 Some(Found { kind: Kind::Dir, .. }) => {}
@@ -1044,12 +848,12 @@ impl Writable for LogFs {
             }
             check_empty(&dirs, name)?;
             // Files may have been moved to a store that was added.
-            if !inner.stores.has_changed(&view)? {
+            if !inner.stores.has_changed(&store_list)? {
                 break dirs;
             }
         };
         let stored = other_name(name)?;
-        let gone = inner.last_look(dir, &dirs, name)?;
+        let gone = inner.state_before_removal(dir, &dirs, name)?;
         if let Err(error) = remove_everywhere(&dirs, &stored) {
             // Another directory may have this name now.
             if let Some(node) = lock(&inner.nodes).named(dir, name) {
@@ -1057,50 +861,50 @@ impl Writable for LogFs {
             }
             return Err(error);
         }
-        inner.keep(gone);
+        inner.keep_gone(gone);
         if let Some(node) = lock(&inner.nodes).removed(dir, name) {
             lock(&inner.dirs).pop(&node);
         }
         Ok(())
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], mode: Rename) -> Result<()> {
         let inner = &self.inner;
         let refused = |kind| Err(Error::new(kind, "rename", from));
         check_name(to)?;
         if inner.is_own(to_dir, to) {
             return refused(ErrorKind::PermissionDenied);
         }
-        let (from_dirs, to_dirs, source, target, view) = loop {
-            let view = inner.stores.view();
-            let (first, second) = (inner.look(from_dir, from)?, inner.look(to_dir, to)?);
+        let (from_dirs, to_dirs, source, target, store_list) = loop {
+            let store_list = inner.stores.list();
+            let (first, second) = (inner.look_up(from_dir, from)?, inner.look_up(to_dir, to)?);
             let Some(source) = first.found else { return refused(ErrorKind::NotFound) };
             let is_dir = |found: Option<Found>| found.is_some_and(|found| found.kind == Kind::Dir);
             // A directory is renamed in every store.
-            if !(is_dir(first.found) || is_dir(second.found)) || !inner.stores.has_changed(&view)? {
-                break (first.dirs, second.dirs, source, second.found, view);
+            if !(is_dir(first.found) || is_dir(second.found)) || !inner.stores.has_changed(&store_list)? {
+                break (first.dirs, second.dirs, source, second.found, store_list);
             }
         };
         if from_dirs.len() != to_dirs.len() {
             // Either a store was just added, or one of the directories was removed before.
             let now = (inner.dirs(from_dir)?.len(), inner.dirs(to_dir)?.len());
             return match now.0 == now.1 {
-                true => self.rename(from_dir, from, to_dir, to, how),
+                true => self.rename(from_dir, from, to_dir, to, mode),
                 false => refused(ErrorKind::NotFound),
             };
         }
         if from_dir == to_dir && from == to {
-            return if how == Rename::Keep { refused(ErrorKind::Exists) } else { Ok(()) };
+            return if mode == Rename::Keep { refused(ErrorKind::Exists) } else { Ok(()) };
         }
         {
             let nodes = lock(&inner.nodes);
             let holds =
                 |dir, name: &[u8], other| nodes.named(dir, name).is_some_and(|it| nodes.is_below(other, it));
-            if holds(from_dir, from, to_dir) || how == Rename::Exchange && holds(to_dir, to, from_dir) {
+            if holds(from_dir, from, to_dir) || mode == Rename::Exchange && holds(to_dir, to, from_dir) {
                 return refused(ErrorKind::InvalidInput);
             }
         }
-        match (how, &target) {
+        match (mode, &target) {
             (Rename::Keep, Some(_)) => return refused(ErrorKind::Exists),
             (Rename::Exchange, None) => return refused(ErrorKind::NotFound),
             (Rename::Exchange, Some(target)) => {
@@ -1118,14 +922,14 @@ impl Writable for LogFs {
             (Rename::Replace, Some(target)) if target.kind == Kind::Dir => check_empty(&to_dirs, to)?,
             _ => {}
         }
-        let gone = if target.is_some() { inner.last_look(to_dir, &to_dirs, to)? } else { None };
+        let gone = if target.is_some() { inner.state_before_removal(to_dir, &to_dirs, to)? } else { None };
         let replaced = target.map(|found| (found, lock(&inner.nodes).named(to_dir, to)));
         if source.kind == Kind::File {
             match inner.rename_file(&from_dirs, from, &source, &to_dirs, to, replaced) {
                 Err(error)
                     if error.kind == ErrorKind::NotFound && inner.has_moved(from_dir, from, &source)? =>
                 {
-                    return self.rename(from_dir, from, to_dir, to, how);
+                    return self.rename(from_dir, from, to_dir, to, mode);
                 }
                 // Another mount has created, replaced or removed an object with this name
                 // meanwhile. Containers are never empty.
@@ -1134,9 +938,9 @@ impl Writable for LogFs {
                         error.kind,
                         ErrorKind::Exists | ErrorKind::NotEmpty | ErrorKind::NotFound
                     ) && inner.is_another(to_dir, to, target.as_ref())?
-                        && inner.look(from_dir, from)?.found.is_some() =>
+                        && inner.look_up(from_dir, from)?.found.is_some() =>
                 {
-                    return self.rename(from_dir, from, to_dir, to, how);
+                    return self.rename(from_dir, from, to_dir, to, mode);
                 }
                 renamed => renamed?,
             }
@@ -1145,22 +949,22 @@ impl Writable for LogFs {
             let stores = if source.kind == Kind::Dir { from_dirs.len() } else { 1 };
             let replaced_dir =
                 target.as_ref().filter(|target| target.kind == Kind::Dir).map(|target| target.stat);
-            let (asked, mut begun) = (how, Vec::with_capacity(stores));
+            let (asked, mut begun) = (mode, Vec::with_capacity(stores));
             for store in 0..stores {
                 if source.kind == Kind::Dir && stores > 1 {
-                    begun.push(missing(from_dirs[store].stat(&old))?);
+                    begun.push(none_if_not_found(from_dirs[store].stat(&old))?);
                 }
                 // The first store decides whether the name is free; other stores may have remains
                 // of a removed directory.
                 let is_new_dir = source.kind == Kind::Dir && target.is_none();
-                let how = match store {
+                let store_mode = match store {
                     // A directory that another mount has just created must not be replaced, because
                     // its files may be in another store.
                     0 if is_new_dir && stores > 1 => Rename::Keep,
-                    0 => how,
+                    0 => mode,
                     _ => Rename::Replace,
                 };
-                match rename_or_replace(&*from_dirs[store], &old, &*to_dirs[store], &new, how) {
+                match rename_or_replace(&*from_dirs[store], &old, &*to_dirs[store], &new, store_mode) {
                     Err(error)
                         if store == 0
                             && error.kind == ErrorKind::Exists
@@ -1185,18 +989,18 @@ impl Writable for LogFs {
                     Ok(()) => {}
                 }
             }
-            if source.kind == Kind::Dir && inner.stores.has_changed(&view)? {
+            if source.kind == Kind::Dir && inner.stores.has_changed(&store_list)? {
                 // A store was added meanwhile, and objects moved there may have the old name.
                 let (from_dirs, to_dirs) = (inner.dirs(from_dir)?, inner.dirs(to_dir)?);
-                for (from_dir, to_dir) in from_dirs.iter().zip(&**to_dirs).skip(view.roots.len()) {
-                    missing(from_dir.rename(&old, &**to_dir, &new, Rename::Replace))?;
+                for (from_dir, to_dir) in from_dirs.iter().zip(&**to_dirs).skip(store_list.len()) {
+                    none_if_not_found(from_dir.rename(&old, &**to_dir, &new, Rename::Replace))?;
                 }
             }
             if let Some((found, node)) = replaced.filter(|(found, _)| found.kind == Kind::File) {
                 inner.discard(&*to_dirs[found.store], found.store, &container_name(to)?, node)?;
             }
         }
-        inner.keep(gone);
+        inner.keep_gone(gone);
         let mut nodes = lock(&inner.nodes);
         nodes.removed(to_dir, to);
         nodes.renamed(from_dir, from, to_dir, to);
@@ -1235,15 +1039,18 @@ impl Writable for LogFs {
         self.attributes(node)
     }
 
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        Ok(Box::new(self.inner.with_file(node, |shared| self.inner.handle(shared, how))?))
+    fn open_as(&self, node: NodeId, open: Open) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(
+            self.inner
+                .with_file(node, |shared| Handle::open(shared, open, self.inner.choices.flattens_later))?,
+        ))
     }
 
     fn sync_dir(&self, dir: NodeId) -> Result<()> {
         self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())?;
         // Removing a file renames its container into `trash`. Some file systems make a rename
         // durable only after a sync of the directory with the new name.
-        (0..self.inner.stores.roots().len()).try_for_each(|store| self.inner.stores.trash(store)?.sync())
+        (0..self.inner.stores.roots().len()).try_for_each(|store| self.inner.stores.trash_dir(store)?.sync())
     }
 
     fn act_for(&self, caller: Caller) -> Result<Box<dyn Any>> {
@@ -1271,7 +1078,7 @@ impl Inner {
         let forgotten = lock(&self.nodes).take_forgotten();
         for node in forgotten {
             // Dropped without a lock, because the last close may delete the file.
-            let file = self.let_go(node);
+            let file = self.files.forget(node);
             let dirs = lock(&self.dirs).pop(&node);
             let gone = lock(&self.gone).remove(&node);
             drop((file, dirs, gone));
@@ -1294,7 +1101,7 @@ impl Inner {
             return from_dir.rename(&old, to_dir, &new, Rename::Replace);
         };
         // Another mount that renames to the same name may have removed the replaced object already.
-        let removed = |result| missing(result).map(drop);
+        let removed = |result| none_if_not_found(result).map(drop);
         if target.kind == Kind::Symlink {
             from_dir.rename(&old, to_dir, &new, Rename::Replace)?;
             return removed(to_dirs[0].remove(&other_name(to)?));
@@ -1372,80 +1179,6 @@ fn error_of_incomplete(error: Error, name: &[u8]) -> Error {
             ..Error::new(ErrorKind::Damaged, "read", name)
         },
         _ => error,
-    }
-}
-
-/// An open file of a log mount.
-struct Handle {
-    shared: Arc<Shared>,
-    writer: Option<Arc<Writer>>,
-    /// The credentials with which the file was opened.
-    credentials: Option<Arc<Caller>>,
-    process: u32,
-    flattens_later: bool,
-}
-
-impl Handle {
-    fn writer(&self) -> Result<&Writer> {
-        // The frontends do not write to a file that is open for reading.
-        self.writer
-            .as_deref()
-            .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
-    }
-}
-
-impl File for Handle {
-    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.read_at(into, offset)
-    }
-}
-
-impl WritableFile for Handle {
-    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.write_at(self.writer()?, from, offset)
-    }
-
-    fn append(&self, from: &[u8]) -> Result<u64> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.append(self.writer()?, from)
-    }
-
-    fn publish(&self) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.publish(self.writer.as_deref())
-    }
-
-    fn sync(&self) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.sync()
-    }
-
-    fn drop_set_id(&self) -> Result<()> {
-        // The process's own credentials: the permissions belong to the owner, who need not be the
-        // user who writes.
-        let _acting = assume(None)?;
-        self.shared.file.drop_set_id()
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.shared.handles.fetch_sub(1, Ordering::Relaxed);
-        if self.writer.take().is_none() {
-            return;
-        }
-        // A thread that is started here inherits the credentials.
-        let Ok(_process) = assume(None) else { return };
-        // `publish` has returned the errors; `quell log fsck` finds unpublished data.
-        if let Ok(true) = self.shared.file.release(self.process) {
-            if self.flattens_later {
-                self.shared.flattening.add(Arc::clone(&self.shared));
-            } else {
-                self.shared.flatten(&AtomicBool::new(false));
-            }
-        }
     }
 }
 

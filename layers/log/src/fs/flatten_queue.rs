@@ -7,8 +7,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+
+use quell_threads::lock;
 
 /// Capacity of the queue. Each queued file keeps a few directories open.
 const WAITING_MAX: usize = 128;
@@ -42,7 +44,7 @@ impl<T: Send + Sync + 'static> FlattenQueue<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Adds `file`, unless it is already queued, the queue is full, or the queue was stopped. A
@@ -113,7 +115,7 @@ struct Thread<'a, T>(&'a FlattenQueue<T>);
 impl<T> Drop for Thread<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.state.lock().unwrap_or_else(PoisonError::into_inner).has_thread = false;
+            lock(&self.0.state).has_thread = false;
         }
         self.0.ended.notify_all();
     }
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_what_takes_long_and_each_has_one_turn() {
+    fn adding_a_file_does_not_wait_and_each_file_is_queued_once() {
         let (queue, told, word) = waiting_queue();
         let [first, second] = [1, 2].map(Arc::new);
         queue.add(Arc::clone(&first));
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_left_out_and_what_is_forgotten_is_let_go() {
+    fn a_full_queue_skips_files_and_forgotten_files_are_dropped() {
         let (queue, told, word) = waiting_queue();
         let files: Vec<Arc<u32>> = (0..1000).map(Arc::new).collect();
         queue.add(Arc::clone(&files[0]));
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_notices_that_it_is_given_up_is_waited_for() {
+    fn stopping_waits_for_work_that_notices_it() {
         let queue = Arc::new(FlattenQueue::new(|_: &u32, is_given_up: &AtomicBool| {
             while !is_given_up.load(Ordering::Relaxed) {
                 std::thread::yield_now();

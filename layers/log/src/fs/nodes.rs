@@ -164,19 +164,19 @@ impl Nodes {
     }
 
     /// Returns the nodes and names on the path from the root to `node`, without the root.
-    pub fn way(&self, node: NodeId) -> Result<Vec<(NodeId, Vec<u8>)>> {
-        let mut way = Vec::new();
+    pub fn path_to(&self, node: NodeId) -> Result<Vec<(NodeId, Vec<u8>)>> {
+        let mut path = Vec::new();
         let mut at = node;
         while at != ROOT {
             let found = self.get(at)?;
             if found.is_removed {
                 return Err(Error::new(ErrorKind::Stale, "node", &found.name));
             }
-            way.push((at, found.name.clone()));
+            path.push((at, found.name.clone()));
             at = found.parent;
         }
-        way.reverse();
-        Ok(way)
+        path.reverse();
+        Ok(path)
     }
 
     /// Returns true if `node` is `dir` or lies below it.
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_known_as_long_as_somebody_refers_to_it_or_to_what_is_below() {
+    fn a_node_stays_while_it_or_a_node_below_it_is_referenced() {
         let mut nodes = Nodes::new();
         let dir = nodes.refer(ROOT, b"dir", Kind::Dir);
         let file = nodes.refer(dir, b"file", Kind::File);
@@ -210,7 +210,7 @@ mod tests {
         nodes.forget(dir, 1);
         nodes.forget(file, 1);
         assert_eq!(nodes.take_forgotten(), []);
-        assert_eq!(nodes.way(file).unwrap(), [(dir, b"dir".to_vec()), (file, b"file".to_vec())]);
+        assert_eq!(nodes.path_to(file).unwrap(), [(dir, b"dir".to_vec()), (file, b"file".to_vec())]);
         nodes.forget(file, 1);
         assert_eq!(nodes.take_forgotten(), [file, dir]);
         assert_eq!(nodes.len(), 1);

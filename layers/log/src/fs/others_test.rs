@@ -8,10 +8,10 @@ use quell_testkit::MemoryStore;
 use quell_vfs::errno::{EACCES, EIO, EPERM};
 use quell_vfs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
 
-use crate::container::container_dir::{dir_permissions, remove_tree};
+use crate::container::dir_permissions;
 use crate::fs::file_system::LogFs;
-use crate::session::log_file::Choices;
-use crate::stores::store_set::Stores;
+use crate::session::Choices;
+use crate::stores::{Stores, remove_tree};
 use crate::test_stores::{again, container, content, host, make, mount};
 
 #[test]
@@ -59,7 +59,7 @@ fn names_in_meta_do_not_pile_up() {
 }
 
 #[test]
-fn what_cannot_be_given_to_who_makes_it_is_not_left_behind() {
+fn an_object_whose_owner_cannot_be_set_is_removed() {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     for refusing in 0..2 {
         let fs = mount(&stores, 1, 1);
@@ -130,7 +130,7 @@ fn mode(permissions: u32) -> Change {
 }
 
 #[test]
-fn a_container_with_the_number_of_anothers_reaches_nothing_of_it() {
+fn a_forged_container_number_gives_no_access_to_the_other_container() {
     let (stores, home) = in_two_stores();
     let expected = b"precious".repeat(8);
     let root = stores[home].root();
@@ -147,10 +147,10 @@ fn a_container_with_the_number_of_anothers_reaches_nothing_of_it() {
     }
     let there = container(&stores, "forged");
     for number in 0..4 {
-        let found = there.stores().find_logs(&there, number);
+        let found = there.log_directories().find(number);
         assert!(found.is_err() || found.is_ok_and(|found| found.is_none()), "{number}");
     }
-    assert!(there.stores().parts_of(&there).unwrap().is_empty());
+    assert!(there.log_directories().in_parts().unwrap().is_empty());
     let fs = mount(&stores, 2, 1);
     fs.remove(fs.root(), b"forged").unwrap();
     assert_eq!(content(&stores, "victim").unwrap(), expected);
@@ -161,7 +161,7 @@ fn a_container_with_the_number_of_anothers_reaches_nothing_of_it() {
 }
 
 #[test]
-fn what_another_user_made_first_in_another_store_belongs_to_the_file() {
+fn log_directories_that_another_writer_created_belong_to_the_file() {
     let (stores, home) = in_two_stores();
     let expected = b"precious".repeat(8);
     let away = stores[1 - home].root().open_writable_dir(b".quell").unwrap();
@@ -178,7 +178,7 @@ fn what_another_user_made_first_in_another_store_belongs_to_the_file() {
 }
 
 #[test]
-fn rights_are_taken_at_the_gates_first_and_given_there_last() {
+fn permissions_are_removed_first_and_granted_last_at_the_outer_directories() {
     let (stores, home) = in_two_stores();
     let fs = mount(&stores, 4, 1);
     let node = fs.lookup(fs.root(), b"victim").unwrap().unwrap().node;
@@ -225,13 +225,13 @@ fn what_root_makes_for_others_is_theirs() {
     let owner = |dir: &dyn WritableDir, name: &[u8]| dir.stat(name).map(|stat| (stat.uid, stat.gid)).unwrap();
     let mut count = 0;
     for number in 0..4 {
-        if let Some((dir, name)) = container.stores().find_logs(&container, number).unwrap() {
+        if let Some((dir, name)) = container.log_directories().find(number).unwrap() {
             assert_eq!(owner(&*dir, &name), (1000, 100));
             count += 1;
         }
     }
     assert!(count > 1);
-    let parts = container.stores().parts_of(&container).unwrap();
+    let parts = container.log_directories().in_parts().unwrap();
     assert!(!parts.is_empty());
     assert!(parts.iter().all(|(parts, name)| owner(&**parts, name) == (1000, 100)));
 }
@@ -274,7 +274,7 @@ fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
 /// Checks the operations of a second user with write permission to the first user's file. Needs
 /// root to change users.
 #[test]
-fn a_second_user_writes_cuts_and_syncs_but_does_not_take_a_file_over() {
+fn a_second_user_can_write_truncate_and_sync_but_not_take_ownership() {
     if !rustix::process::geteuid().is_root() {
         return println!("SKIPPED: not root");
     }

@@ -10,9 +10,9 @@ use quell_testkit::MemoryStore;
 use quell_vfs::errno::EIO;
 use quell_vfs::{FileSystem, Writable};
 
-use crate::fs::file_system::LogFs;
+use crate::fs::LogFs;
 use crate::session::log_file::Choices;
-use crate::stores::store_set::Stores;
+use crate::stores::Stores;
 use crate::test_stores::{again, container, content, host, make, mount};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -111,7 +111,7 @@ fn a_flat_index_appears_and_no_close_waits_for_it() {
 }
 
 #[test]
-fn nothing_is_flattened_while_somebody_writes_or_that_one_process_wrote() {
+fn a_file_with_open_writers_or_a_single_writer_is_not_flattened() {
     let (store, gate) = (MemoryStore::new(), open_gate());
     let (fs, elsewhere) = (mount_with(&store, &gate), mount(from_ref(&store), 7, 1));
     make(&fs, "alone", 1).write_at(b"alone", 0).unwrap();
@@ -149,7 +149,7 @@ fn a_file_that_is_written_again_before_its_turn_is_flattened_at_its_next_close()
 }
 
 #[test]
-fn that_it_fails_is_no_error_for_anybody() {
+fn a_failed_background_flattening_is_not_an_error() {
     for nth in 1..60 {
         let (store, gate) = (MemoryStore::new(), open_gate());
         let fs = mount_with(&store, &gate);
@@ -168,7 +168,7 @@ fn that_it_fails_is_no_error_for_anybody() {
 }
 
 #[test]
-fn what_is_removed_is_deleted_and_not_flattened() {
+fn a_removed_file_is_deleted_and_not_flattened() {
     let (store, gate) = (MemoryStore::new(), Gate::default());
     let fs = mount_with(&store, &gate);
     write(&fs, "first");

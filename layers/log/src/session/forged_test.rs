@@ -6,13 +6,12 @@ use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
 use quell_vfs::{ErrorKind, FileSystem, Result, Writable};
 
-use crate::container::container_dir::{Container, data_name, index_name};
-use crate::format::frames::Frames;
-use crate::format::heads::HEAD_BYTES;
-use crate::format::index_log;
-use crate::format::meta::{Closed, MetaName};
-use crate::format::runs::Run;
-use crate::session::view::View;
+use crate::container::Container;
+use crate::format::{
+    Closed, FileOffset, Frames, HEAD_BYTES, HeadKind, MetaName, Run, data_name, encode_batch, index_name,
+};
+use crate::session::extent_map::ExtentMap;
+use crate::session::flatten::flatten;
 use crate::test_stores::{again, container, make, mount};
 
 /// Creates a file with one writer, which has ended, and returns the directory of its logs.
@@ -26,7 +25,7 @@ fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
     drop(fs);
     let container = container(stores, "f");
     let closed = container.summary().unwrap().closed[0];
-    let logs = container.stores().open_logs(&container, (closed.writer % 4) as u32, false).unwrap();
+    let logs = container.log_directories().open((closed.writer % 4) as u32, false).unwrap();
     (container, closed, logs)
 }
 
@@ -34,36 +33,36 @@ fn written(store: &MemoryStore) -> (Container, Closed, Arc<dyn WritableDir>) {
 /// data log of the matching size that consists of a hole.
 fn claim(container: &Container, closed: Closed, logs: &dyn WritableDir, batches: u64) {
     let head = container.head();
-    let mut index = head.of(crate::format::heads::HeadKind::Index, closed.writer).encode().to_vec();
+    let mut index = head.for_file(HeadKind::Index, closed.writer).encode().to_vec();
     let mut all = Frames::new(head.block_bytes.into(), HEAD_BYTES as u64);
     let count = 1 << 15;
     for batch in 0..batches {
-        let mut own = Frames::new(head.block_bytes.into(), all.place());
+        let mut own = Frames::new(head.block_bytes.into(), all.log_end());
         own.push(70, count, 1, 1 + batch);
-        let run = Run { start: batch * count * 2, length: 1, stride: 2, count };
-        index.extend(index_log::encode(&own, &[run], all.position(), all.place(), true));
+        let run = Run { start: FileOffset(batch * count * 2), length: 1, stride: 2, count };
+        index.extend(encode_batch(&own, &[run], all.end(), true));
         all.append(own);
     }
     let file = logs.open_writable_file(&index_name(closed.writer)).unwrap();
     file.set_size(0).unwrap();
     file.write_at(&index, 0).unwrap();
-    logs.open_writable_file(&data_name(closed.writer)).unwrap().set_size(all.place()).unwrap();
-    let longer = Closed { data_bytes: all.place(), ..closed };
+    logs.open_writable_file(&data_name(closed.writer)).unwrap().set_size(all.log_end()).unwrap();
+    let longer = Closed { data_bytes: all.log_end(), ..closed };
     container.rename_meta(&MetaName::Closed(closed), &MetaName::Closed(longer)).unwrap();
 }
 
 #[test]
-fn an_index_log_that_tells_of_more_extents_than_the_data_log_takes_bytes_is_damage() {
+fn an_index_log_with_more_extents_than_the_data_log_has_bytes_is_damaged() {
     let store = MemoryStore::new();
     let (container, closed, logs) = written(&store);
     claim(&container, closed, &*logs, 20);
     let summary = container.summary().unwrap();
-    let error = View::open(&container, &summary, &|_| None, 1).unwrap_err();
+    let error = ExtentMap::open(&container, &summary, &|_| None, 1).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged);
 }
 
 #[test]
-fn a_file_that_has_the_name_of_a_new_log_is_never_taken_for_it() {
+fn an_existing_file_with_the_name_of_a_new_log_is_not_used() {
     let store = MemoryStore::new();
     let (container, ..) = written(&store);
     let logs = container.logs_of(8, true).unwrap();
@@ -81,10 +80,10 @@ fn a_file_that_has_the_name_of_a_new_log_is_never_taken_for_it() {
 }
 
 #[test]
-fn a_flat_index_of_another_user_than_the_files_counts_for_nobody() {
+fn a_flat_index_of_another_user_than_the_owner_is_not_used() {
     let store = MemoryStore::new();
     let (container, ..) = written(&store);
-    crate::session::flatten::flatten(&container, 1).unwrap();
+    flatten(&container, 1).unwrap();
     let flat = container.flats().unwrap().remove(0);
     // It covers the logs up to an offset that they have not reached, and would hide data that is
     // written from now on.
@@ -115,7 +114,7 @@ fn many_small_extents_are_read_where_their_bytes_are() {
 }
 
 #[test]
-fn where_no_epoch_is_left_nobody_writes() {
+fn a_file_without_free_epochs_refuses_writes() {
     let store = MemoryStore::new();
     let (container, ..) = written(&store);
     container.dir().create_file(b"epoch-ffffffffffffffff", 0o644).unwrap();

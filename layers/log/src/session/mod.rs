@@ -1,14 +1,46 @@
 //! Open log files: writers, order of their frames, and the extents that a reader resolves.
+//!
+//! # Locks of an open file
+//!
+//! A thread takes these locks in this order only. Debug builds check it (`locks::Rank`).
+//!
+//! | rank | lock | protects | I/O while it is held |
+//! |---|---|---|---|
+//! | `Sync` | `LogFile::synced_changes` | the sync of a file: one thread syncs | yes; threads that sync the same file wait for the result |
+//! | `Slots` | `LogFile::writers` | the writer of each process | at the second writer: collected data is flushed; other opens and closes of the file wait |
+//! | `Epoch` | `LogFile::epoch` | one thread takes an epoch | yes; only threads that need a later epoch wait |
+//! | `MapUpdate` | `Reader::update` | one thread reads index logs | yes; only threads that need the data wait |
+//! | `Writer` | `Writer::state` | the collected frame and the logs of one writer | yes: its owner writes; threads that need its data in the log wait |
+//! | `Map` | `Reader::map` | the extent map | pages of a flat index and scratch files only |
+//! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
+//!
+//! Two locks of one rank are never held together. All other locks (caches, failures, the lists of
+//! closed writers and torn ranges) are held for operations in memory only, and no lock is taken
+//! meanwhile. Locks of the stores are taken below these and follow the same rule, except for
+//! `Stores::looking`: one thread reads a newer placement map, and threads that need it wait.
 
-pub mod buffer;
-pub mod collected;
-pub mod flatten;
+mod buffer;
+mod collected;
+mod extent_map;
+mod failures;
+mod flatten;
 #[cfg(test)]
 mod flatten_test;
 #[cfg(test)]
 mod forged_test;
-pub mod log_file;
-pub mod scan;
-pub mod share;
-pub mod view;
-pub mod writer;
+mod log_file;
+mod log_reader;
+mod reader;
+mod scan;
+mod sequencer;
+mod share;
+#[cfg(test)]
+mod share_test;
+mod writer;
+
+pub use extent_map::{ExtentMap, Flattened};
+pub use flatten::{flatten, read_share};
+pub use log_file::{Choices, LogFile};
+pub use scan::{DataLog, IndexEnd, open_data_and_head, visit_batches, visit_frames};
+pub use share::Share;
+pub use writer::Writer;

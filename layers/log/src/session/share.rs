@@ -3,42 +3,12 @@
 //! exchange them as bytes over a transport of their choice. The bytes are a flat index of the
 //! share's logs (docs/formats/log.md), and are verified like one.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use quell_vfs::{Error, ErrorKind, File, Result};
+use quell_vfs::{File, Result};
 
-use crate::container::container_dir::Container;
-use crate::format::extents::Extent;
-use crate::format::flat::{Flat, FlatLog};
-use crate::format::heads::Head;
-use crate::format::meta::Truncations;
-use crate::session::flatten;
-use crate::tools::report;
-
-/// Returns the indices of the logs, out of `count`, in share `number` of `shares`. Each log is in
-/// exactly one share, and the sizes of the shares differ by at most one.
-pub fn part(count: usize, number: usize, shares: usize) -> Range<usize> {
-    let before = |number: usize| (count as u128 * number as u128 / shares.max(1) as u128) as usize;
-    before(number)..before(number + 1)
-}
-
-/// Reads share `number` of `shares` with `threads` threads, and encodes it for the other readers of
-/// the file.
-pub fn read(container: &Container, number: usize, shares: usize, threads: usize) -> Result<Vec<u8>> {
-    if number >= shares {
-        return Err(Error::new(ErrorKind::InvalidInput, "read share", format!("{number} of {shares}")));
-    }
-    let summary = container.summary()?.part(number, shares);
-    let view = report::view_of(container, &summary, threads)?;
-    let mut bytes = Vec::new();
-    let put = |pieces: &[&[u8]], _| {
-        pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
-        Ok(())
-    };
-    flatten::write(&view, container.head(), put)?;
-    Ok(bytes)
-}
+use crate::container::Flat;
+use crate::format::{Extent, FlatLog, Head, Truncations};
 
 /// A share that another process has read. All of its bytes were verified.
 #[derive(Debug)]
@@ -67,8 +37,8 @@ impl Share {
     /// Returns the numbers of the truncations that the share includes, and of logs of which nothing
     /// is known.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub fn cuts(&self) -> &[u64] {
-        self.flat.cuts()
+    pub fn truncations(&self) -> &[u64] {
+        self.flat.truncations()
     }
 
     /// Returns true under the same conditions as [`Flat::is_usable`].
@@ -93,7 +63,3 @@ impl File for Held {
         Ok(length)
     }
 }
-
-#[cfg(test)]
-#[path = "share_test.rs"]
-mod tests;

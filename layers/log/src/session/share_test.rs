@@ -1,56 +1,68 @@
 //! Files whose index is read in shares or does not fit into memory have the same content as with an
 //! index of all logs.
 
-use super::*;
-
-use quell_testkit::{MemoryStore, Random};
-use quell_vfs::{Change, FileSystem, NodeId, Open, Writable};
-
-use crate::format::extents::Piece;
-use crate::format::meta::Summary;
-use crate::fs::file_system::LogFs;
-use crate::session::view::{Torn, View};
+use crate::container::Container;
+use crate::format::{FileOffset, FlatLog, PayloadOffset, Piece, Summary};
+use crate::fs::LogFs;
+use crate::session::extent_map::{ExtentMap, Torn};
+use crate::session::flatten::{flatten, read_share};
+use crate::session::share::Share;
 use crate::test_stores::{
     GONE, again, container, container_with, content, make, mount, mount_later, pattern,
 };
 
-/// Returns everything that a view contains: the size of the file, the source of each byte, and the
-/// known part of each log.
-fn said(view: &View) -> (u64, Vec<[u64; 4]>, Vec<FlatLog>) {
-    let mut pieces: Vec<[u64; 4]> = Vec::new();
-    view.pieces(0, view.size(), &mut |piece| {
+use quell_testkit::{MemoryStore, Random};
+use quell_vfs::{Change, ErrorKind, FileSystem, NodeId, Open, Writable};
+
+/// A range of the file, and the writer and payload offset of its bytes.
+type Source = (FileOffset, FileOffset, u64, PayloadOffset);
+
+/// Returns the whole content of an extent map: the size of the file, the source of each byte, and
+/// the known part of each log.
+fn content_of(map: &ExtentMap) -> (u64, Vec<Source>, Vec<FlatLog>) {
+    let mut pieces: Vec<Source> = Vec::new();
+    map.pieces(FileOffset::ZERO, FileOffset(map.size()), &mut |piece| {
         let Piece::Data(extent) = piece else { return };
-        let writer = view.logs()[extent.log as usize].writer;
-        let (start, end, position) = (extent.start, extent.end(), extent.position);
+        let writer = map.logs()[extent.log as usize].writer;
+        let (start, end, payload) = (extent.start, extent.end(), extent.payload);
         match pieces.last_mut() {
-            Some([from, to, whose, at])
-                if (*to, *whose, *at + (*to - *from)) == (start, writer, position) =>
-            {
+            Some((from, to, owner, at)) if (*to, *owner, *at + (*to - *from)) == (start, writer, payload) => {
                 *to = end;
             }
-            _ => pieces.push([start, end, writer, position]),
+            _ => pieces.push((start, end, writer, payload)),
         }
     })
     .unwrap();
-    let mut logs: Vec<FlatLog> = view.logs().iter().map(|log| log.to_flat()).collect();
+    let mut logs: Vec<FlatLog> = map.logs().iter().map(|log| log.to_flat()).collect();
     logs.sort_by_key(|log| log.writer);
-    (view.size(), pieces, logs)
+    (map.size(), pieces, logs)
 }
 
 fn read_all(container: &Container, shares: usize) -> Vec<Vec<u8>> {
-    (0..shares).map(|number| read(container, number, shares, 2).unwrap()).collect()
+    (0..shares).map(|number| read_share(container, number, shares, 2).unwrap()).collect()
 }
 
 fn decode(container: &Container, shares: Vec<Vec<u8>>) -> Vec<Share> {
     shares.into_iter().map(|bytes| Share::decode(bytes, container.head()).unwrap()).collect()
 }
 
-fn merged(container: &Container, summary: &Summary, shares: &[Share]) -> View {
-    View::merge(container, summary, &|_| None, 2, shares).unwrap()
+fn merged(container: &Container, summary: &Summary, shares: &[Share]) -> ExtentMap {
+    ExtentMap::merge(container, summary, &|_| None, 2, shares).unwrap()
 }
 
-fn built(container: &Container, summary: &Summary) -> View {
-    View::build(container, summary, &|_| None, 1, Torn::new()).unwrap()
+fn built(container: &Container, summary: &Summary) -> ExtentMap {
+    ExtentMap::build(container, summary, &|_| None, 1, Torn::new()).unwrap()
+}
+
+/// Takes new data into an extent map, as a reader does.
+fn follow(map: &mut ExtentMap, container: &Container, summary: &Summary) {
+    while let Some(update) = map.update_to(container, summary, &|_| None) {
+        let update = update.read(container).unwrap();
+        if map.apply(container, update, summary).unwrap() {
+            return;
+        }
+    }
+    *map = built(container, summary);
 }
 
 fn resize(fs: &LogFs, node: NodeId, size: u64) {
@@ -90,20 +102,7 @@ fn history(seed: u64, check: impl Fn(&MemoryStore, &mut Random)) {
 }
 
 #[test]
-fn parts_are_all_logs_and_as_equal_as_can_be() {
-    for count in [0, 1, 2, 5, 1024] {
-        for shares in [1, 2, 3, 7, 2000] {
-            let parts: Vec<_> = (0..shares).map(|number| part(count, number, shares)).collect();
-            assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
-            assert_eq!((parts[0].start, parts[shares - 1].end), (0, count));
-            let (least, most) = (count / shares, count.div_ceil(shares));
-            assert!(parts.iter().all(|part| (least..=most).contains(&part.len())));
-        }
-    }
-}
-
-#[test]
-fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
+fn shares_of_any_number_of_ranks_have_the_content_of_all_logs() {
     for seed in 0..60 {
         history(seed, |store, random| {
             // Checked after a power failure, too, with logs that are torn, missing or without
@@ -112,18 +111,18 @@ fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
             for store in [store, &crashed] {
                 let container = container(std::slice::from_ref(store), "f");
                 let summary = container.summary().unwrap();
-                let expected = said(&built(&container, &summary));
+                let expected = content_of(&built(&container, &summary));
                 for ranks in [1, 2, 3, 1 + random.below(20)] {
                     let mut shares = decode(&container, read_all(&container, ranks));
                     let by = random.below(ranks);
                     shares.rotate_left(by);
                     assert_eq!(
-                        said(&merged(&container, &summary, &shares)),
+                        content_of(&merged(&container, &summary, &shares)),
                         expected,
                         "{seed}, {ranks} ranks"
                     );
                     shares.pop();
-                    assert_eq!(said(&merged(&container, &summary, &shares)), expected, "without one");
+                    assert_eq!(content_of(&merged(&container, &summary, &shares)), expected, "without one");
                 }
             }
         });
@@ -131,7 +130,7 @@ fn shares_of_any_number_of_ranks_say_together_what_all_logs_say() {
 }
 
 #[test]
-fn an_index_that_does_not_fit_into_memory_says_the_same() {
+fn an_index_that_does_not_fit_into_memory_has_the_same_content() {
     for seed in 200..260 {
         history(seed, |store, random| {
             let crashed = store.crash(seed);
@@ -139,19 +138,20 @@ fn an_index_that_does_not_fit_into_memory_says_the_same() {
                 let stores = std::slice::from_ref(store);
                 let whole = container(stores, "f");
                 let summary = whole.summary().unwrap();
-                let expected = said(&built(&whole, &summary));
+                let expected = content_of(&built(&whole, &summary));
                 for extents_max in [1, 2, 7, 1 + random.below(100)] {
                     let small = container_with(stores, "f", extents_max);
                     for threads in [1, 3] {
-                        let view = View::build(&small, &summary, &|_| None, threads, Torn::new()).unwrap();
-                        assert_eq!(said(&view), expected, "{seed}, {extents_max} extents");
+                        let map =
+                            ExtentMap::build(&small, &summary, &|_| None, threads, Torn::new()).unwrap();
+                        assert_eq!(content_of(&map), expected, "{seed}, {extents_max} extents");
                     }
                     let shares = decode(&small, read_all(&small, 3));
-                    assert_eq!(said(&merged(&small, &summary, &shares)), expected, "{seed}, shares");
-                    let flattened = flatten::flatten(&small, 2).unwrap();
+                    assert_eq!(content_of(&merged(&small, &summary, &shares)), expected, "{seed}, shares");
+                    let flattened = flatten(&small, 2).unwrap();
                     assert_eq!(flattened.logs, expected.2.len() as u64);
-                    let flat = View::open(&small, &summary, &|_| None, 2).unwrap();
-                    assert_eq!(said(&flat), expected, "{seed}, flattened");
+                    let flat = ExtentMap::open(&small, &summary, &|_| None, 2).unwrap();
+                    assert_eq!(content_of(&flat), expected, "{seed}, flattened");
                     small.remove_flats().unwrap();
                 }
             }
@@ -160,7 +160,7 @@ fn an_index_that_does_not_fit_into_memory_says_the_same() {
 }
 
 #[test]
-fn a_view_that_grows_beyond_what_fits_into_memory_follows_as_any_other() {
+fn an_extent_map_that_grows_beyond_memory_follows_the_logs() {
     for seed in 0..60 {
         let store = MemoryStore::new();
         let stores = std::slice::from_ref(&store);
@@ -168,28 +168,29 @@ fn a_view_that_grows_beyond_what_fits_into_memory_follows_as_any_other() {
         let nodes = [mount(stores, 2 * seed + 1, 1), mount(stores, 2 * seed + 2, 2)];
         make(&nodes[0], "f", 1).sync().unwrap();
         let small = container_with(stores, "f", 1 + random.below(20));
-        let mut view = built(&small, &small.summary().unwrap());
+        let mut map = built(&small, &small.summary().unwrap());
         let mut open = [again(&nodes[0], "f", 1), again(&nodes[1], "f", 2)];
         for step in 0..60 {
-            let place = random.below(2);
+            let node_index = random.below(2);
             match random.below(10) {
-                0 => open[place] = again(&nodes[place], "f", step + 3),
+                0 => open[node_index] = again(&nodes[node_index], "f", step + 3),
                 1 => {
-                    let node = nodes[place].lookup(nodes[place].root(), b"f").unwrap().unwrap().node;
-                    resize(&nodes[place], node, random.below(20_000) as u64);
+                    let node =
+                        nodes[node_index].lookup(nodes[node_index].root(), b"f").unwrap().unwrap().node;
+                    resize(&nodes[node_index], node, random.below(20_000) as u64);
                 }
-                2 => open[place].sync().unwrap(),
+                2 => open[node_index].sync().unwrap(),
                 3 | 4 => {
                     let summary = small.summary().unwrap();
-                    view.follow(&small, &summary, &|_| None).unwrap();
+                    follow(&mut map, &small, &summary);
                     let whole = container(stores, "f");
-                    let (followed, expected) = (said(&view), said(&built(&whole, &summary)));
+                    let (followed, expected) = (content_of(&map), content_of(&built(&whole, &summary)));
                     assert_eq!((followed.0, followed.1), (expected.0, expected.1), "{seed}, step {step}");
                 }
                 _ => {
                     let bytes = pattern(1 + random.below(3000), step.into());
-                    open[place].write_at(&bytes, random.below(20_000) as u64).unwrap();
-                    open[place].publish().unwrap();
+                    open[node_index].write_at(&bytes, random.below(20_000) as u64).unwrap();
+                    open[node_index].publish().unwrap();
                 }
             }
         }
@@ -219,16 +220,19 @@ fn ranks_that_saw_other_names_or_less_of_them_read_the_same_file() {
             // Each reader sees other writers than the one before, so that logs are in several
             // shares or in none.
             let container = container(stores, "f");
-            shares.extend(decode(&container, vec![read(&container, rank, 4, 1).unwrap()]));
+            shares.extend(decode(&container, vec![read_share(&container, rank, 4, 1).unwrap()]));
         }
         let container = container(stores, "f");
         let summary = container.summary().unwrap();
-        assert_eq!(said(&merged(&container, &summary, &shares)), said(&built(&container, &summary)));
+        assert_eq!(
+            content_of(&merged(&container, &summary, &shares)),
+            content_of(&built(&container, &summary))
+        );
     }
 }
 
 #[test]
-fn bytes_that_a_share_hides_are_no_hole_for_who_has_not_seen_the_writers_name() {
+fn bytes_that_a_share_hides_are_not_holes_for_readers_without_the_writers_name() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);
     let fs = mount(stores, 1, 1);
@@ -237,8 +241,8 @@ fn bytes_that_a_share_hides_are_no_hole_for_who_has_not_seen_the_writers_name() 
     let before = container.summary().unwrap();
     again(&fs, "f", 2).write_at(&[2; 10], 50).unwrap();
     let shares = decode(&container, read_all(&container, 1));
-    let expected = said(&built(&container, &container.summary().unwrap()));
-    assert_eq!(said(&merged(&container, &before, &shares)), expected);
+    let expected = content_of(&built(&container, &container.summary().unwrap()));
+    assert_eq!(content_of(&merged(&container, &before, &shares)), expected);
 }
 
 #[test]

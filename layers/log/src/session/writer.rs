@@ -2,18 +2,17 @@
 //! its pair of logs. It does not know other writers; `log_file` decides who may write where, and
 //! when a frame ends.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{Acting, WritableFile, assume, assumed};
 use quell_vfs::{Caller, Error, ErrorKind, Result, Time, errno};
 
-use crate::container::container_dir::{Container, data_name};
-use crate::format::data_log;
-use crate::format::frames::{Frames, Order, PAYLOAD_BYTES_MAX, stored_bytes};
-use crate::format::heads::HEAD_BYTES;
-use crate::format::index_log;
-use crate::format::meta::{Closed, MetaName, Running, Told, boot_of};
-use crate::format::runs::{Run, Runs};
+use crate::container::{Container, write_frame};
+use crate::format::{
+    Closed, FileOffset, Frames, HEAD_BYTES, LogPosition, MetaName, Order, PAYLOAD_BYTES_MAX, PayloadOffset,
+    Published, Run, Running, Runs, boot_of, data_name, encode_batch, encode_frame_head, stored_bytes,
+};
+use crate::locks::{Rank, RankedGuard, RankedMutex};
 use crate::session::buffer::Buffer;
 
 /// Number of runs at which a frame ends, whatever its size, because overlaps are searched in the
@@ -22,12 +21,12 @@ const FRAME_RUNS_MAX: usize = 4096;
 /// Number of runs at which a batch is appended to the index log.
 const BATCH_RUNS_MAX: usize = 1 << 18;
 
-/// A frame that was written, for the view in memory.
-#[derive(Debug)]
+/// A frame that was written, for the extent map in memory.
+#[derive(Debug, Clone, Copy)]
 pub struct Written<'a> {
     pub order: Order,
     pub head_bytes: u64,
-    pub position: u64,
+    pub payload_start: PayloadOffset,
     /// Data log offset of the end of the frame.
     pub data_bytes: u64,
     pub runs: &'a [Run],
@@ -36,7 +35,7 @@ pub struct Written<'a> {
 /// The writer of one process. Its logs are created at the first write.
 pub struct Writer {
     pub id: u64,
-    state: Mutex<State>,
+    state: RankedMutex<State>,
 }
 
 impl std::fmt::Debug for Writer {
@@ -58,15 +57,15 @@ pub struct State {
     buffer_bytes: usize,
     /// The runs of the frame in `buffer`.
     runs: Runs,
-    position: u64,
-    place: u64,
+    /// The end of the last frame.
+    log_end: LogPosition,
     first_epoch: u64,
     /// The order of the last frame.
     last: Order,
     /// The end of the written data in the file, after truncations of this node, and the same
     /// ignoring truncations.
-    end: u64,
-    end_ever: u64,
+    end: FileOffset,
+    end_ever: FileOffset,
 }
 
 struct Logs {
@@ -74,7 +73,7 @@ struct Logs {
     index: Option<Box<dyn WritableFile>>,
     /// An index log that was created, but whose header could not be written.
     index_begun: Option<Box<dyn WritableFile>>,
-    index_place: u64,
+    index_offset: u64,
     /// The frames and runs of the next batch.
     frames: Frames,
     runs: Runs,
@@ -84,9 +83,9 @@ struct Logs {
     is_named: bool,
     names_synced: bool,
     /// Payload offset up to which the index log records that the data is synced.
-    synced: u64,
-    /// Data log offset and payload offset of the end of the data log at the last successful sync.
-    synced_to: (u64, u64),
+    synced: PayloadOffset,
+    /// The end of the data log at the last successful sync.
+    synced_to: LogPosition,
     /// A write or a sync of the data log has failed since then. The kernel reports a failed
     /// writeback once and then marks the pages clean: data after `synced_to` may be lost even if
     /// the next sync succeeds.
@@ -100,7 +99,6 @@ struct Logs {
 impl Writer {
     /// Creates a writer with the current credentials of this thread.
     pub fn new(id: u64, buffer_bytes: usize) -> Writer {
-        let place = HEAD_BYTES as u64;
         let state = State {
             credentials: assumed(),
             begun: None,
@@ -108,23 +106,22 @@ impl Writer {
             buffer: Buffer::default(),
             buffer_bytes,
             runs: Runs::default(),
-            position: 0,
-            place,
+            log_end: LogPosition::START,
             first_epoch: 0,
             last: Order::default(),
-            end: 0,
-            end_ever: 0,
+            end: FileOffset::ZERO,
+            end_ever: FileOffset::ZERO,
         };
-        Writer { id, state: Mutex::new(state) }
+        Writer { id, state: RankedMutex::new(Rank::Writer, state) }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> RankedGuard<MutexGuard<'_, State>> {
+        self.state.lock()
     }
 }
 
 /// The parts of a file that its writers use.
-pub trait Site {
+pub trait WriterContext {
     fn container(&self) -> &Container;
     /// Takes an epoch for a writer that has its name in `meta` and no frame yet. Every truncation
     /// with a later epoch than the writer's frames has found that name.
@@ -142,22 +139,22 @@ pub trait Site {
 impl State {
     /// Assumes the writer's credentials. A thread that serves another process may write this
     /// writer's data to its logs.
-    fn act(&self) -> Result<Acting> {
+    fn assume_credentials(&self) -> Result<Acting> {
         assume(self.credentials.clone())
     }
 
     /// Returns true if bytes of `start..end` are collected and not yet in the log.
-    pub fn holds(&self, start: u64, end: u64) -> bool {
+    pub fn holds(&self, start: FileOffset, end: FileOffset) -> bool {
         self.runs.overlaps(start, end)
     }
 
     /// Returns the end of the data written since the last truncation.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> FileOffset {
         self.end.max(self.runs.end())
     }
 
     /// Returns the end of the collected data.
-    pub fn collected_end(&self) -> u64 {
+    pub fn collected_end(&self) -> FileOffset {
         self.runs.end()
     }
 
@@ -168,20 +165,20 @@ impl State {
 
     /// Returns the size of the data log, with the collected data.
     pub fn data_bytes(&self) -> u64 {
-        self.place + self.buffer.len() as u64
+        self.log_end.log_offset + self.buffer.len() as u64
     }
 
     /// Writes the collected frame if `bytes` more do not fit into it.
-    pub fn make_room(&mut self, site: &dyn Site, id: u64, bytes: usize) -> Result<()> {
+    pub fn make_room(&mut self, file: &dyn WriterContext, id: u64, bytes: usize) -> Result<()> {
         if self.buffer.len() + bytes > self.buffer_bytes || self.runs.len() >= FRAME_RUNS_MAX {
-            self.flush(site, id)?;
+            self.flush(file, id)?;
         }
         Ok(())
     }
 
     /// Takes `from` for the file offset `offset`. After an error, nothing or only the front of it
     /// was taken.
-    pub fn put(&mut self, site: &dyn Site, id: u64, from: &[u8], offset: u64) -> Result<()> {
+    pub fn put(&mut self, file: &dyn WriterContext, id: u64, from: &[u8], offset: FileOffset) -> Result<()> {
         if from.len() < self.buffer_bytes {
             self.buffer.push(from, self.buffer_bytes)?;
             self.runs.push(offset, from.len() as u64);
@@ -192,7 +189,7 @@ impl State {
         for part in from.chunks(PAYLOAD_BYTES_MAX as usize) {
             let mut runs = Runs::default();
             runs.push(at, part.len() as u64);
-            self.write_frame(site, id, part, runs.finish())?;
+            self.write_frame(file, id, part, runs.finish())?;
             at += part.len() as u64;
         }
         Ok(())
@@ -200,13 +197,13 @@ impl State {
 
     /// Writes the collected frame, if there is one. After an error the data is kept for another
     /// attempt.
-    pub fn flush(&mut self, site: &dyn Site, id: u64) -> Result<()> {
+    pub fn flush(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
         }
         let buffer = std::mem::take(&mut self.buffer);
         let runs = self.runs.finish().to_vec();
-        let written = self.write_frame(site, id, buffer.bytes(), &runs);
+        let written = self.write_frame(file, id, buffer.bytes(), &runs);
         self.buffer = buffer;
         if written.is_ok() {
             self.buffer.clear();
@@ -215,62 +212,62 @@ impl State {
         written
     }
 
-    fn write_frame(&mut self, site: &dyn Site, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
-        let _acting = self.act()?;
-        let container = site.container();
+    fn write_frame(&mut self, file: &dyn WriterContext, id: u64, payload: &[u8], runs: &[Run]) -> Result<()> {
+        let _acting = self.assume_credentials()?;
+        let container = file.container();
         let block_bytes = container.head().block_bytes.into();
         let is_first = self.logs.is_none();
         if is_first {
-            self.logs = Some(Logs::create(site, id, &mut self.begun)?);
+            self.logs = Some(Logs::create(file, id, &mut self.begun)?);
         }
-        let order = site.next_order(id);
+        let order = file.next_order(id);
         if is_first {
             // Both are set even if the frame cannot be written, because a name in `meta` with only
             // one of them would be invalid.
             (self.first_epoch, self.last) = (order.epoch, order);
         }
         let logs = self.logs.as_mut().expect("they were made");
-        let bytes = payload.len() as u64;
-        let head = data_log::encode_head(runs, bytes, order.epoch, order.sequence, self.position);
-        data_log::write_frame(&*logs.data, self.place, &head, payload, self.position, block_bytes)
-            .inspect_err(|_| {
+        let (bytes, start) = (payload.len() as u64, self.log_end);
+        let head = encode_frame_head(runs, bytes, order.epoch, order.sequence, start.payload);
+        write_frame(&*logs.data, start.log_offset, &head, payload, start.payload, block_bytes).inspect_err(
+            |_| {
                 // Some file systems report a failed writeback at a later write.
                 logs.is_doubtful = true;
-                site.frame_failed();
-            })?;
+                file.frame_failed();
+            },
+        )?;
         let head_bytes = head.len() as u64;
-        let data_bytes = self.place + head_bytes + stored_bytes(bytes, block_bytes);
-        site.written(id, Written { order, head_bytes, position: self.position, data_bytes, runs });
+        let data_bytes = start.log_offset + head_bytes + stored_bytes(bytes, block_bytes);
+        file.written(id, Written { order, head_bytes, payload_start: start.payload, data_bytes, runs });
         logs.frames.push(head_bytes, bytes, order.epoch, order.sequence);
         for run in runs {
             (0..run.count).for_each(|i| logs.runs.push(run.start_of(i), run.length));
             self.end = self.end.max(run.end());
         }
         self.end_ever = self.end_ever.max(self.end);
-        logs.runs.cut();
-        self.position += bytes;
-        self.place = logs.frames.place();
+        logs.runs.end_extent();
+        self.log_end = LogPosition { log_offset: logs.frames.log_end(), payload: start.payload + bytes };
         self.last = order;
         if logs.runs.len() >= BATCH_RUNS_MAX {
-            logs.append_batch(container, id, self.position, false)?;
+            logs.append_batch(container, id, self.log_end.payload, false)?;
         }
         Ok(())
     }
 
     /// Makes all written data visible to other mounts.
-    pub fn publish(&mut self, site: &dyn Site, id: u64) -> Result<()> {
-        let _acting = self.act()?;
-        self.index(site, id)?;
-        self.tell(site)
+    pub fn publish(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        let _acting = self.assume_credentials()?;
+        self.write_index(file, id)?;
+        self.publish_size(file)
     }
 
     /// Writes all data to the logs, and frees the memory of the buffer, because a writer often
     /// pauses after this.
-    fn index(&mut self, site: &dyn Site, id: u64) -> Result<()> {
-        self.flush(site, id)?;
+    fn write_index(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        self.flush(file, id)?;
         self.buffer.release_if_empty();
         match &mut self.logs {
-            Some(logs) => logs.append_batch(site.container(), id, self.position, false),
+            Some(logs) => logs.append_batch(file.container(), id, self.log_end.payload, false),
             None => Ok(()),
         }
     }
@@ -279,38 +276,44 @@ impl State {
     /// contains everything that the index log records, and the `open` name, which gives the
     /// published size. Returns true if the container has names of this writer that were never
     /// synced.
-    pub fn sync(&mut self, site: &dyn Site, id: u64) -> Result<bool> {
-        let _acting = self.act()?;
+    pub fn sync(&mut self, file: &dyn WriterContext, id: u64) -> Result<bool> {
+        let _acting = self.assume_credentials()?;
         // The name first, because a file system with a journal then syncs it together with the
         // data.
-        self.publish(site, id)?;
+        self.publish(file, id)?;
         let Some(logs) = &mut self.logs else { return Ok(false) };
-        logs.sync_data(site.container(), id, (self.place, self.position))?;
+        logs.sync_data(file.container(), id, self.log_end)?;
         let are_new = !logs.names_synced;
         if are_new {
-            site.container().sync_logs(id)?;
+            file.container().sync_logs(id)?;
             logs.names_synced = true;
         }
-        logs.append_batch(site.container(), id, self.position, true)?;
+        logs.append_batch(file.container(), id, self.log_end.payload, true)?;
         if !logs.is_named {
-            site.container().meta()?.sync()?;
+            file.container().meta()?.sync()?;
             logs.is_named = true;
         }
         Ok(are_new)
     }
 
     /// Updates the `open` name, which gives the published size of the logs.
-    fn tell(&mut self, site: &dyn Site) -> Result<()> {
+    fn publish_size(&mut self, file: &dyn WriterContext) -> Result<()> {
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = &mut self.logs else { return Ok(()) };
-        let told = Told { last_epoch: self.last.epoch, end: self.end_ever, data_bytes: self.place, time };
-        if logs.running.told == Some(told) {
+        let published = Published {
+            last_epoch: self.last.epoch,
+            end: self.end_ever,
+            data_bytes: self.log_end.log_offset,
+            time,
+        };
+        if logs.running.published == Some(published) {
             return Ok(());
         }
-        let running = Running { first_epoch: self.first_epoch, told: Some(told), ..logs.running.clone() };
-        site.container()
+        let running =
+            Running { first_epoch: self.first_epoch, published: Some(published), ..logs.running.clone() };
+        file.container()
             .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Open(running.clone()))
-            .map_err(|error| unless_ended(site.container(), running.writer, error))?;
+            .map_err(|error| unless_ended(file.container(), running.writer, error))?;
         (logs.running, logs.is_named) = (running, false);
         Ok(())
     }
@@ -327,33 +330,33 @@ impl State {
 
     /// Truncates the data written before `order` to `size`. Returns the end of the data written
     /// later.
-    pub fn cut(&mut self, size: u64, order: Order) -> u64 {
+    pub fn truncate(&mut self, size: u64, order: Order) -> FileOffset {
         if self.last < order {
-            self.end = self.end.min(size);
+            self.end = self.end.min(FileOffset(size));
         }
         self.end()
     }
 
     /// Publishes, and ends the writer.
-    pub fn close(&mut self, site: &dyn Site, id: u64) -> Result<()> {
-        let _acting = self.act()?;
-        self.index(site, id)?;
+    pub fn close(&mut self, file: &dyn WriterContext, id: u64) -> Result<()> {
+        let _acting = self.assume_credentials()?;
+        self.write_index(file, id)?;
         let time = self.modified()?.unwrap_or_default();
         let Some(logs) = &mut self.logs else { return Ok(()) };
-        logs.mark(site.container(), id)?;
+        logs.mark_failed(file.container(), id)?;
         let closed = Closed {
             writer: id,
             first_epoch: self.first_epoch,
             last_epoch: self.last.epoch,
             end: self.end_ever,
-            data_bytes: self.place,
+            data_bytes: self.log_end.log_offset,
             time,
-            is_synced: logs.synced == self.position,
+            is_synced: logs.synced == self.log_end.payload,
             boot: boot_of(&logs.running.holder.node),
         };
-        site.container()
+        file.container()
             .rename_meta(&MetaName::Open(logs.running.clone()), &MetaName::Closed(closed))
-            .map_err(|error| unless_ended(site.container(), id, error))?;
+            .map_err(|error| unless_ended(file.container(), id, error))?;
         self.logs = None;
         Ok(())
     }
@@ -373,17 +376,17 @@ fn unless_ended(container: &Container, id: u64, error: Error) -> Error {
 }
 
 impl Logs {
-    fn create(site: &dyn Site, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
-        let container = site.container();
+    fn create(file: &dyn WriterContext, id: u64, begun: &mut Option<Box<dyn WritableFile>>) -> Result<Logs> {
+        let container = file.container();
         let holder = container.host().holder.clone();
         // The name must exist before the epoch is read.
-        let running = Running { writer: id, first_epoch: 0, holder, told: None };
+        let running = Running { writer: id, first_epoch: 0, holder, published: None };
         match container.add_meta(&MetaName::Open(running.clone())) {
             // From an earlier attempt that failed for lack of space.
             Err(error) if error.kind == ErrorKind::Exists => {}
             added => added?,
         }
-        site.begin()?;
+        file.begin()?;
         let data = container.create_data(id, begun)?;
         let frames = Frames::new(container.head().block_bytes.into(), HEAD_BYTES as u64);
         let runs = Runs::default();
@@ -391,33 +394,33 @@ impl Logs {
             data,
             index: None,
             index_begun: None,
-            index_place: 0,
+            index_offset: 0,
             frames,
             runs,
             running,
             is_named: false,
             names_synced: false,
-            synced: 0,
-            synced_to: (HEAD_BYTES as u64, 0),
+            synced: PayloadOffset::ZERO,
+            synced_to: LogPosition::START,
             is_doubtful: false,
             has_failed: false,
             is_marked: false,
         })
     }
 
-    /// Syncs the data log up to `end`, a log offset and a payload offset. After a failed write or
+    /// Syncs the data log up to `end`. After a failed write or
     /// sync, the part that is not known to be synced is rewritten first and verified afterwards,
     /// because the kernel would report success for pages that it has dropped.
-    fn sync_data(&mut self, container: &Container, id: u64, end: (u64, u64)) -> Result<()> {
+    fn sync_data(&mut self, container: &Container, id: u64, end: LogPosition) -> Result<()> {
         let synced = match self.is_doubtful {
-            true => container.write_data_again(&*self.data, id, self.synced_to, end.0),
+            true => container.write_data_again(&*self.data, id, self.synced_to, end.log_offset),
             false => self.data.sync(),
         };
         if let Err(error) = synced {
             (self.is_doubtful, self.has_failed) = (true, true);
             // Readers need the name after this process has ended. If it cannot be created now, this
             // is tried again, at the latest when the writer ends.
-            let _ = self.mark(container, id);
+            let _ = self.mark_failed(container, id);
             return Err(error);
         }
         (self.synced_to, self.is_doubtful, self.has_failed) = (end, false, false);
@@ -429,7 +432,7 @@ impl Logs {
     }
 
     /// Creates the `failed` name if a sync failed.
-    fn mark(&mut self, container: &Container, id: u64) -> Result<()> {
+    fn mark_failed(&mut self, container: &Container, id: u64) -> Result<()> {
         if self.has_failed && !self.is_marked {
             container.mark_failed(id)?;
             self.is_marked = true;
@@ -439,23 +442,29 @@ impl Logs {
 
     /// Appends a batch with the frames that are not in the index log. Without such frames, appends
     /// a batch if it has to record that all data is synced.
-    fn append_batch(&mut self, container: &Container, id: u64, position: u64, is_synced: bool) -> Result<()> {
-        if self.frames.groups().is_empty() && !(is_synced && self.synced < position) {
+    fn append_batch(
+        &mut self,
+        container: &Container,
+        id: u64,
+        end: PayloadOffset,
+        is_synced: bool,
+    ) -> Result<()> {
+        if self.frames.groups().is_empty() && !(is_synced && self.synced < end) {
             return Ok(());
         }
-        let first = position - self.frames.position();
-        let place = self.frames.first_place();
-        let batch = index_log::encode(&self.frames, self.runs.finish(), first, place, is_synced);
+        let payload = PayloadOffset(end - PayloadOffset(self.frames.payload_bytes()));
+        let start = LogPosition { log_offset: self.frames.log_start(), payload };
+        let batch = encode_batch(&self.frames, self.runs.finish(), start, is_synced);
         if self.index.is_none() {
             self.index = Some(container.create_index(id, &mut self.index_begun)?);
-            self.index_place = HEAD_BYTES as u64;
+            self.index_offset = HEAD_BYTES as u64;
         }
-        self.index.as_ref().expect("it was made").write_at(&batch, self.index_place)?;
-        self.index_place += batch.len() as u64;
-        self.frames = Frames::new(container.head().block_bytes.into(), self.frames.place());
+        self.index.as_ref().expect("it was made").write_at(&batch, self.index_offset)?;
+        self.index_offset += batch.len() as u64;
+        self.frames = Frames::new(container.head().block_bytes.into(), self.frames.log_end());
         self.runs.clear();
         if is_synced {
-            self.synced = position;
+            self.synced = end;
         }
         Ok(())
     }

@@ -1,6 +1,28 @@
 //! Stores: placement of containers, the store map, and the directories of the name space.
 
-pub mod newer_map;
-pub mod placement;
-pub mod store_set;
-pub mod tree;
+mod directories;
+mod errors;
+mod host;
+mod log_dir_cache;
+mod map_files;
+mod map_update;
+mod removal;
+mod roles;
+mod scratch;
+mod set;
+mod store;
+mod store_list;
+
+pub(crate) use directories::{open_in_all_stores, open_or_create_dir, open_or_create_dir_for};
+pub use host::Host;
+pub use log_dir_cache::Ticket;
+pub use map_update::Opener;
+pub(crate) use removal::{remove_shallow, remove_tree};
+pub use roles::Role;
+#[cfg(test)]
+pub use scratch::EXTENTS_MAX;
+pub use scratch::Scratch;
+pub use set::Stores;
+pub(crate) use store::FILE_PERMISSIONS;
+pub use store::{Root, StoreNumber, is_store};
+pub(crate) use store_list::StoreList;

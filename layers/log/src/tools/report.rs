@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use quell_vfs::{Attributes, Error, ErrorKind, NodeId, Result};
 
-use crate::container::container_dir::{Container, FIRST_EPOCH};
-use crate::container::missing::missing;
-use crate::format::extents::{Extent, Piece};
-use crate::format::frames::{Frame, SUM_BYTES};
-use crate::format::meta::{Cut, Holder, Running, Summary};
-use crate::format::runs::{Run, at_positions};
-use crate::session::log_file::{Choices, LogFile};
-use crate::session::scan::{self, IndexEnd};
-use crate::session::view::{Torn, View};
-use crate::stores::store_set::Host;
+use crate::container::{Container, FIRST_EPOCH};
+use crate::format::{
+    Extent, FileOffset, Frame, Holder, PayloadOffset, PayloadRange, Piece, Run, Running, SUM_BYTES, Summary,
+    Truncation, visit_payload_range,
+};
+use crate::not_found::none_if_not_found;
+use crate::session::{
+    Choices, ExtentMap, IndexEnd, LogFile, open_data_and_head, visit_batches, visit_frames,
+};
+use crate::stores::Host;
 
 /// The information about a file in a list.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +74,7 @@ pub struct FileReport {
     /// The largest epoch that is taken.
     pub epoch: u64,
     pub writers: Vec<WriterReport>,
-    pub truncations: Vec<Cut>,
+    pub truncations: Vec<Truncation>,
     pub flats: Vec<FlatReport>,
     /// Number of extents of the file as readers see it.
     pub extents: u64,
@@ -94,7 +94,8 @@ pub fn summarize_file(container: Container) -> Result<FileSummary> {
     let container = file.container();
     let mut data_bytes = summary.data_bytes();
     for running in &summary.open {
-        data_bytes += missing(container.stat_data(running.writer))?.map_or(0, |stat| stat.size_bytes);
+        data_bytes +=
+            none_if_not_found(container.stat_data(running.writer))?.map_or(0, |stat| stat.size_bytes);
     }
     let writers = summary.closed.len() + summary.open.len();
     Ok(FileSummary { attributes, writers, open_writers: summary.open.len(), data_bytes })
@@ -119,9 +120,9 @@ pub fn report_file(container: Container, threads: usize) -> Result<FileReport> {
         writers.push(report_writer(container, *writer, Some(open_writer(container.host(), holder)))?);
     }
     writers.sort_by_key(|writer| (writer.epochs, writer.writer));
-    let view = view_of(container, &summary, threads)?;
+    let view = ExtentMap::published(container, &summary, threads)?;
     let (mut extents, mut held_bytes) = (0, 0);
-    view.pieces(0, view.size(), &mut |piece| {
+    view.pieces(FileOffset::ZERO, FileOffset(view.size()), &mut |piece| {
         if let Piece::Data(extent) = piece {
             (extents, held_bytes) = (extents + 1, held_bytes + u64::from(extent.length));
         }
@@ -135,16 +136,11 @@ pub fn report_file(container: Container, threads: usize) -> Result<FileReport> {
         attributes,
         epoch: epochs.last().copied().unwrap_or(FIRST_EPOCH).max(summary.epoch()),
         writers,
-        truncations: summary.cuts.cuts().to_vec(),
+        truncations: summary.truncations.as_slice().to_vec(),
         flats,
         extents,
         held_bytes,
     })
-}
-
-/// Resolves the published data of the writers in `summary`.
-pub(crate) fn view_of(container: &Container, summary: &Summary, threads: usize) -> Result<View> {
-    View::build(container, summary, &|_| None, threads, Torn::new())
 }
 
 fn open_writer(host: &Host, holder: &Holder) -> OpenWriter {
@@ -168,7 +164,7 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         let (low, high) = epochs.unwrap_or((first, last));
         epochs = Some((low.min(first), high.max(last)));
     };
-    let IndexEnd { bytes, position, data_place, .. } = scan::batches(container, writer, &mut |batch, _| {
+    let IndexEnd { bytes, end, .. } = visit_batches(container, writer, &mut |batch, _| {
         report.runs += batch.runs.len() as u64;
         report.frames += batch.frames.groups().iter().map(|group| group.repeat).sum::<u64>();
         if let Some((first, last)) = batch.frames.epochs() {
@@ -177,18 +173,17 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
         Ok(true)
     })?;
     report.index_bytes = bytes.unwrap_or(0);
-    report.payload_bytes = position;
-    if let Some((file, _)) = scan::data(container, writer)? {
+    report.payload_bytes = end.indexed.payload.0;
+    if let Some((file, _)) = open_data_and_head(container, writer)? {
         report.data_bytes = file.stat()?.size_bytes;
         let block_bytes = container.head().block_bytes.into();
-        let (_, position) =
-            scan::frames(&*file, block_bytes, (data_place, position), &mut |_, head, runs| {
-                report.frames_unindexed += 1;
-                report.runs += runs.len() as u64;
-                add_epochs(head.epoch, head.epoch);
-                Ok(true)
-            })?;
-        report.payload_bytes = position;
+        let end = visit_frames(&*file, block_bytes, end.indexed, &mut |_, head, runs| {
+            report.frames_unindexed += 1;
+            report.runs += runs.len() as u64;
+            add_epochs(head.epoch, head.epoch);
+            Ok(true)
+        })?;
+        report.payload_bytes = end.payload.0;
     }
     report.frames += report.frames_unindexed;
     report.epochs = epochs;
@@ -216,16 +211,16 @@ pub struct MappedRange {
 }
 
 /// Returns the data log offset of a payload offset in `frame`.
-fn log_offset_of(frame: &Frame, payload_offset: u64, block_bytes: u64) -> u64 {
-    let into = payload_offset - frame.position;
-    frame.payload_place + into + into / block_bytes * SUM_BYTES
+fn log_offset_of(frame: &Frame, payload_offset: PayloadOffset, block_bytes: u64) -> u64 {
+    let into = payload_offset - frame.payload_start;
+    frame.payload_log_offset + into + into / block_bytes * SUM_BYTES
 }
 
 /// The extents of a file, resolved once for several queries.
 #[derive(Debug)]
 pub struct ResolvedFile<C: std::ops::Deref<Target = Container> = Box<Container>> {
     container: C,
-    view: View,
+    view: ExtentMap,
     summary: Summary,
 }
 
@@ -240,7 +235,7 @@ impl ResolvedFile {
 impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
     /// Resolves the current content of the logs that `summary` names.
     pub(crate) fn resolve_with(container: C, summary: Summary, threads: usize) -> Result<ResolvedFile<C>> {
-        let view = view_of(&container, &summary, threads)?;
+        let view = ExtentMap::published(&container, &summary, threads)?;
         Ok(ResolvedFile { container, view, summary })
     }
 
@@ -251,10 +246,10 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
     /// Returns the location of an extent of the file.
     fn locate(&self, extent: &Extent) -> LogLocation {
         let log = &self.view.logs()[extent.log as usize];
-        let frame = log.frames.frame(extent.position);
-        let log_offset = log_offset_of(&frame, extent.position, log.frames.block_bytes());
+        let frame = log.frames.frame(extent.payload);
+        let log_offset = log_offset_of(&frame, extent.payload, log.frames.block_bytes());
         let Frame { epoch, sequence, .. } = frame;
-        LogLocation { writer: log.writer, payload_offset: extent.position, log_offset, epoch, sequence }
+        LogLocation { writer: log.writer, payload_offset: extent.payload.0, log_offset, epoch, sequence }
     }
 
     /// Visits the ranges from `start` to `end` or the end of the file, in order and without gaps.
@@ -263,12 +258,12 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
         if start >= end {
             return Ok(());
         }
-        self.view.pieces(start, end, &mut |piece| {
+        self.view.pieces(FileOffset(start), FileOffset(end), &mut |piece| {
             visit(match piece {
-                Piece::Hole(start, end) => MappedRange { start, end, location: None },
+                Piece::Hole(start, end) => MappedRange { start: start.0, end: end.0, location: None },
                 Piece::Data(extent) => MappedRange {
-                    start: extent.start,
-                    end: extent.end(),
+                    start: extent.start.0,
+                    end: extent.end().0,
                     location: Some(self.locate(&extent)),
                 },
             });
@@ -289,17 +284,18 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
         }
         // Data that was written after the view was built is not reported.
         let log = self.view.logs().iter().find(|log| log.writer == writer);
-        let end = end.min(log.map_or(0, |log| log.frames.position()));
-        let indexed = scan::batches(&self.container, writer, &mut |batch, position| {
-            self.query_runs(writer, &batch.runs, position, (start, end), visit)
+        let end = PayloadOffset(end).min(log.map(|log| log.frames.payload_end()).unwrap_or_default());
+        let range = PayloadRange { start: PayloadOffset(start), end };
+        let indexed = visit_batches(&self.container, writer, &mut |batch, payload| {
+            self.query_runs(writer, &batch.runs, payload, range, visit)
         })?;
-        if indexed.position < end
-            && let Some((file, _)) = scan::data(&self.container, writer)?
+        if indexed.end.indexed.payload < end
+            && let Some((file, _)) = open_data_and_head(&self.container, writer)?
         {
-            let from = (indexed.data_place, indexed.position);
+            let from = indexed.end.indexed;
             let block_bytes = self.container.head().block_bytes.into();
-            scan::frames(&*file, block_bytes, from, &mut |_, head, runs| {
-                self.query_runs(writer, &runs, head.position, (start, end), visit)
+            visit_frames(&*file, block_bytes, from, &mut |_, head, runs| {
+                self.query_runs(writer, &runs, head.payload_start, range, visit)
             })?;
         }
         Ok(())
@@ -311,12 +307,12 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
         &self,
         writer: u64,
         runs: &[Run],
-        payload_offset: u64,
-        range: (u64, u64),
+        payload_offset: PayloadOffset,
+        range: PayloadRange,
         visit: &mut dyn FnMut(LoggedRange),
     ) -> Result<bool> {
         let mut visited = Ok(());
-        let more = at_positions(runs, payload_offset, range, &mut |payload_offset, start, end| {
+        let more = visit_payload_range(runs, payload_offset, range, &mut |payload_offset, start, end| {
             if visited.is_ok() {
                 visited = self.visit_states(writer, payload_offset, start, end - start, visit);
             }
@@ -329,8 +325,8 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
     pub(crate) fn visit_states(
         &self,
         writer: u64,
-        payload_offset: u64,
-        start: u64,
+        payload_offset: PayloadOffset,
+        start: FileOffset,
         length: u64,
         visit: &mut dyn FnMut(LoggedRange),
     ) -> Result<()> {
@@ -341,7 +337,7 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
                 Piece::Data(extent) => {
                     let location = self.locate(&extent);
                     let is_same = location.writer == writer
-                        && location.payload_offset == payload_offset + (extent.start - start);
+                        && location.payload_offset == (payload_offset + (extent.start - start)).0;
                     let state = if is_same { ByteState::Held } else { ByteState::Overwritten(location) };
                     (extent.start, extent.end(), state)
                 }
@@ -350,7 +346,13 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
             let log_offset = frames.map_or(0, |frames| {
                 log_offset_of(&frames.frame(payload_offset), payload_offset, frames.block_bytes())
             });
-            visit(LoggedRange { payload_offset, log_offset, start: from, end: to, state });
+            visit(LoggedRange {
+                payload_offset: payload_offset.0,
+                log_offset,
+                start: from.0,
+                end: to.0,
+                state,
+            });
         })
     }
 }

@@ -9,9 +9,9 @@ use super::context::{Check, CheckOptions, CheckResult};
 use super::own_data::{check_own_data, check_parts};
 use super::problem::Problem;
 use super::repair::repair_container;
-use crate::format::naming::joined;
-use crate::stores::store_set::Stores;
-use crate::stores::tree::{Entry, Found, Odd, Oddity, StoredDir, find};
+use crate::format::joined;
+use crate::fs::{Entry, Found, Odd, Oddity, StoredDir, find};
+use crate::stores::Stores;
 use crate::tools::progress::{Progress, run_tasks};
 
 /// Number of attempts to check a file that changes during the check.

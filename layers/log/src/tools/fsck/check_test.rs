@@ -7,16 +7,13 @@ use quell_vfs::{Change, FileSystem, Rename, Time, Writable};
 
 use super::super::problem::{Finding, ProblemKind, RepairOutcome};
 use super::*;
-use crate::container::container_dir::{Container, LOG_PERMISSIONS, data_name, epoch_name, index_name};
-use crate::format::frames::Frames;
-use crate::format::heads::{HEAD_BYTES, HeadKind};
-use crate::format::index_log;
-use crate::format::meta::{Closed, Holder, MetaName, Running};
-use crate::format::runs::Runs;
-use crate::session::scan;
-use crate::stores::store_set::number_name;
+use crate::container::{Container, LOG_PERMISSIONS, read_frame_head};
+use crate::format::{
+    Builder, Closed, Extent, FileOffset, Frames, HEAD_BYTES, HeadKind, Holder, LogPosition, MetaName,
+    PayloadOffset, Running, Runs, data_name, encode_batch, epoch_name, index_name, number_name,
+};
+use crate::session::{ExtentMap, flatten, visit_batches};
 use crate::test_stores::{GONE, again, container, content, join, make, mount, opened, pattern};
-use crate::tools::report;
 
 const DAY: i64 = 86_400;
 
@@ -136,8 +133,8 @@ fn a_missing_torn_damaged_or_short_index_log_is_created_again() {
         assert_eq!(found_and_left(&stores), (vec!["metadata"], vec![]), "{damage}");
         assert_eq!(content(&stores, "f").unwrap(), whole);
         // The rebuilt index log is complete.
-        let end = scan::batches(&container(&stores, "f"), writer, &mut |_, _| Ok(true)).unwrap();
-        assert_eq!((end.position, end.damage), (240_000, None));
+        let end = visit_batches(&container(&stores, "f"), writer, &mut |_, _| Ok(true)).unwrap();
+        assert_eq!((end.end.indexed.payload, end.damage), (PayloadOffset(240_000), None));
     }
 }
 
@@ -150,13 +147,13 @@ fn an_index_log_that_differs_from_the_data_log_is_created_again() {
     let mut frames = Frames::new(16_384, HEAD_BYTES as u64);
     let mut runs = Runs::default();
     let container = container(&stores, "f");
-    scan::batches(&container, writer, &mut |batch, _| {
+    visit_batches(&container, writer, &mut |batch, _| {
         frames.append(batch.frames);
         Ok(true)
     })
     .unwrap();
-    runs.push(7, frames.position());
-    let bytes = index_log::encode(&frames, runs.finish(), 0, HEAD_BYTES as u64, true);
+    runs.push(FileOffset(7), frames.payload_bytes());
+    let bytes = encode_batch(&frames, runs.finish(), LogPosition::START, true);
     let index = log(&stores, &index_name(writer));
     index.set_size(HEAD_BYTES as u64).unwrap();
     index.write_at(&bytes, HEAD_BYTES as u64).unwrap();
@@ -196,7 +193,7 @@ fn lost_unsynced_bytes_are_reported_and_not_changed() {
     file.publish().unwrap();
     drop(file);
     let data = log(&stores, &data_name(writer(&stores)));
-    let (head, _) = crate::format::data_log::read_head(&*data, HEAD_BYTES as u64, 0).unwrap().unwrap();
+    let (head, _) = read_frame_head(&*data, LogPosition::START).unwrap().unwrap();
     // The end of its first block did not reach the disk.
     data.write_at(&[0; 500], HEAD_BYTES as u64 + head.bytes() + 16_384 + 8 - 500).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["lost-unsynced"], vec!["lost-unsynced"]));
@@ -257,7 +254,7 @@ fn a_log_that_lost_its_end_is_reported_and_not_changed() {
     assert_eq!((found.len(), &found), (2, &left));
     assert_eq!(data.stat().unwrap().size_bytes, size - 100);
     let writer = writer(&stores);
-    let head = Container::head(&container(&stores, "f")).of(HeadKind::Index, writer);
+    let head = Container::head(&container(&stores, "f")).for_file(HeadKind::Index, writer);
     data.write_at(&head.encode(), 0).unwrap();
     let header = format!("damaged-data: the data log of writer {writer:016x} has a damaged header");
     assert_reports(&stores, &header);
@@ -297,12 +294,13 @@ fn a_dead_writer_is_closed_and_its_torn_end_is_removed() {
         assert_eq!(found_and_left(&stores), (found, vec![]));
         let summary = container(&stores, "f").summary().unwrap();
         let ([], [closed]) = (&summary.open[..], &summary.closed[..]) else { panic!("{summary:?}") };
-        assert_eq!((closed.end, closed.first_epoch), (90_000, 1));
+        assert_eq!((closed.end, closed.first_epoch), (FileOffset(90_000), 1));
         assert_eq!(summary.size(), (90_000, vec![]));
         assert_eq!(content(&stores, "f").unwrap(), whole);
         let container = container(&stores, "f");
-        let end = scan::batches(&container, closed.writer, &mut |_, _| Ok(true)).unwrap();
-        assert_eq!((end.position, end.data_place), (90_000, closed.data_bytes));
+        let end = visit_batches(&container, closed.writer, &mut |_, _| Ok(true)).unwrap();
+        let expected = LogPosition { log_offset: closed.data_bytes, payload: PayloadOffset(90_000) };
+        assert_eq!(end.end.indexed, expected);
     }
 }
 
@@ -314,7 +312,7 @@ fn a_writer_that_died_before_its_first_write_leaves_no_logs() {
     let container = container(&stores, "f");
     let holder = Holder { pid: GONE, start: 1, node: "boot.node1".to_owned() };
     let begun =
-        |writer| MetaName::Open(Running { writer, first_epoch: 1, holder: holder.clone(), told: None });
+        |writer| MetaName::Open(Running { writer, first_epoch: 1, holder: holder.clone(), published: None });
     container.add_meta(&begun(77)).unwrap();
     assert_eq!(found_and_left(&stores), (vec!["dead-writer"], vec![]));
     container.add_meta(&begun(78)).unwrap();
@@ -373,7 +371,7 @@ fn a_flat_index_that_is_damaged_or_differs_from_the_logs_is_removed() {
         let stores = written();
         let whole = content(&stores, "f").unwrap();
         let container = container(&stores, "f");
-        crate::session::flatten::flatten(&container, 1).unwrap();
+        flatten(&container, 1).unwrap();
         assert_eq!(found_and_left(&stores), (vec![], vec![]));
         // Later data does not contradict the flat index.
         let fs = mount(&stores, 8, 1);
@@ -390,10 +388,10 @@ fn a_flat_index_that_is_damaged_or_differs_from_the_logs_is_removed() {
                 other.write_at(&whole[..1000], 0).unwrap();
                 drop(other);
                 let put = |pieces: &[&[u8]], place| flat.write_pieces_at(pieces, place);
-                let mut builder = crate::format::flat::Builder::new(put, container.head()).unwrap();
+                let mut builder = Builder::new(put, container.head()).unwrap();
                 let summary = container.summary().unwrap();
-                let view = report::view_of(&container, &summary, 1).unwrap();
-                let first = crate::format::extents::Extent { start: 5, position: 0, length: 1000, log: 0 };
+                let view = ExtentMap::published(&container, &summary, 1).unwrap();
+                let first = Extent { start: FileOffset(5), payload: PayloadOffset(0), length: 1000, log: 0 };
                 builder.push(first).unwrap();
                 let logs: Vec<_> = view.logs().iter().map(|log| log.to_flat()).collect();
                 let bytes = builder.finish(&logs, &[], 800_000).unwrap();
@@ -517,10 +515,10 @@ fn leftovers_are_removed_when_they_are_old_and_not_in_use() {
     let summary = container(&stores, "f").summary().unwrap();
     let home = (0..2).find(|s| stores[*s].root().stat(b"f.container").is_ok()).unwrap();
     // A file that was removed while a process had it open, and the process was killed.
-    let trash = opened.trash(home).unwrap();
+    let trash = opened.trash_dir(home).unwrap();
     stores[home].root().rename(b"f.container", &*trash, b"0123", Rename::Replace).unwrap();
-    opened.making(1).unwrap().make_dir(b"4567", 0o700).unwrap();
-    opened.making(1).unwrap().make_symlink(b"89", b"/etc").unwrap();
+    opened.temporary_dir(1).unwrap().make_dir(b"4567", 0o700).unwrap();
+    opened.temporary_dir(1).unwrap().make_symlink(b"89", b"/etc").unwrap();
     stores[0].root().make_dir(b".quell-00000000000000000000000000000000", 0o755).unwrap();
     let now = trash.stat(b"0123").unwrap().changed.seconds;
     assert!(ids(&checked(&stores, &options(true, now, &[]))).is_empty());

@@ -13,8 +13,8 @@ use super::log_check::{LogCheck, check_logs};
 use super::log_repairs::WriterState;
 use super::names::{ContainerName, LogName, classify_container_name, classify_log_name};
 use super::problem::{ByteRange, Problem};
-use crate::container::container_dir::{ACCESS, Container, FIRST_EPOCH};
-use crate::format::meta::{MetaName, Summary};
+use crate::container::{Container, FIRST_EPOCH};
+use crate::format::{ACCESS, MetaName, Summary};
 use crate::tools::progress::run_tasks;
 use crate::tools::report::{ByteState, ResolvedFile};
 
@@ -68,7 +68,7 @@ struct Names {
 
 pub fn check_container(check: &Check<'_>, container: &Container) -> Result<ContainerCheck> {
     let meta_names = meta_names(container)?;
-    let summary = Summary::of(meta_names.iter().cloned());
+    let summary = Summary::from_names(meta_names.iter().cloned());
     let mut names = Names::default();
     for name in meta_names.iter().filter(|name| MetaName::decode(name).is_none()) {
         names.problems.push(Problem::foreign_name(&format!("meta/{}", name.escape_ascii())));
@@ -117,7 +117,7 @@ fn read_names(check: &Check<'_>, container: &Container, found: &mut Names) -> Re
                 continue;
             }
         };
-        let logs = match container.stores().open_logs(container, directory, false) {
+        let logs = match container.log_directories().open(directory, false) {
             Ok(logs) => logs,
             Err(error) => {
                 let reason = format_args!("{}: {error}", name.escape_ascii());
@@ -175,7 +175,7 @@ fn damage_problems(container: &Container, summary: &Summary, logs: &[LogCheck]) 
         let (mut damaged, mut lost, mut unused) = (Vec::new(), Vec::new(), Vec::new());
         for (bad, ranges) in [(&log.damaged, &mut damaged), (&log.lost, &mut lost)] {
             for (payload_offset, start, end) in bad {
-                file.visit_states(log.writer, *payload_offset, *start, end - start, &mut |range| {
+                file.visit_states(log.writer, *payload_offset, *start, *end - *start, &mut |range| {
                     let ranges = if range.state == ByteState::Held { &mut *ranges } else { &mut unused };
                     ranges.push((range.start, range.end));
                 })?;

@@ -9,9 +9,9 @@ use quell_threads::{into_inner, lock};
 use quell_vfs::{Result, Time};
 
 use super::problem::{Finding, Problem, RepairOutcome};
-use crate::container::missing::missing;
-use crate::format::meta::Holder;
-use crate::stores::store_set::{StoreNumber, Stores};
+use crate::format::Holder;
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, Stores};
 use crate::tools::progress::Progress;
 
 /// Returns true if a process of this node has an open file below a name in the `.quell` directory
@@ -126,7 +126,7 @@ impl<'a> Check<'a> {
 
     /// Returns true if `name` has not changed for so long that no process is using it.
     pub fn is_old(&self, dir: &dyn WritableDir, name: &[u8]) -> Result<bool> {
-        let Some(stat) = missing(dir.stat(name))? else { return Ok(false) };
+        let Some(stat) = none_if_not_found(dir.stat(name))? else { return Ok(false) };
         let last = stat.changed.max(stat.modified).seconds;
         Ok(last <= self.options.now.seconds.saturating_sub(self.options.leftover_age_seconds))
     }

@@ -4,13 +4,9 @@ use std::collections::HashMap;
 
 use quell_vfs::{ErrorKind, Result};
 
-use crate::container::container_dir::Container;
-use crate::format::extents::Piece;
-use crate::format::flat::Flat;
-use crate::format::frames::Order;
-use crate::format::meta::Summary;
-use crate::session::view::View;
-use crate::tools::report;
+use crate::container::{Container, Flat};
+use crate::format::{FileOffset, Order, PayloadOffset, Piece, Summary};
+use crate::session::ExtentMap;
 
 /// Returns the flat indexes that are damaged or contradict the logs, and the reason.
 pub fn check_flat_indexes(
@@ -22,11 +18,11 @@ pub fn check_flat_indexes(
     if names.is_empty() {
         return Ok(defects);
     }
-    let view = report::view_of(container, summary, 1)?;
+    let view = ExtentMap::published(container, summary, 1)?;
     for name in names {
         let agrees = match container.open_flat(&name) {
             // Readers ignore it.
-            Ok(flat) if !flat.is_usable(&summary.cuts) => Ok(true),
+            Ok(flat) if !flat.is_usable(&summary.truncations) => Ok(true),
             Ok(flat) => agrees_with_logs(&flat, &view, summary),
             Err(error) => Err(error),
         };
@@ -42,21 +38,21 @@ pub fn check_flat_indexes(
 }
 
 /// Returns true if the flat index agrees with the logs, apart from later changes.
-fn agrees_with_logs(flat: &Flat, view: &View, summary: &Summary) -> Result<bool> {
+fn agrees_with_logs(flat: &Flat, view: &ExtentMap, summary: &Summary) -> Result<bool> {
     let (logs, known) = (view.logs(), flat.logs());
     let (mut is_same, mut visited) = (true, Ok(()));
-    flat.extents(0, u64::MAX, &mut |extent| {
+    flat.extents(FileOffset::ZERO, FileOffset::MAX, &mut |extent| {
         let log = &known[extent.log as usize];
-        let frame = log.frames.frame(extent.position);
+        let frame = log.frames.frame(extent.payload);
         let order = Order { epoch: frame.epoch, sequence: frame.sequence, writer: log.writer };
-        let limit = summary.cuts.limit(order, frame.payload_place);
+        let limit = summary.truncations.limit(order, frame.payload_log_offset);
         let pieces = view.pieces(extent.start, extent.end(), &mut |piece| match piece {
             Piece::Data(now) => {
                 let log_now = &logs[now.log as usize];
                 is_same &= now.start >= limit
-                    || log_now.order(now.position) > order
+                    || log_now.order(now.payload) > order
                     || log_now.writer == log.writer
-                        && now.position == extent.position + (now.start - extent.start);
+                        && now.payload == extent.payload + (now.start - extent.start);
             }
             Piece::Hole(start, _) => is_same &= limit <= start,
         });
@@ -64,14 +60,13 @@ fn agrees_with_logs(flat: &Flat, view: &View, summary: &Summary) -> Result<bool>
     })?;
     visited?;
     // The flat index must also contain all extents.
-    let positions: HashMap<u64, u64> = known.iter().map(|log| (log.writer, log.frames.position())).collect();
+    let ends: HashMap<u64, PayloadOffset> =
+        known.iter().map(|log| (log.writer, log.frames.payload_end())).collect();
     let mut lacks = Ok(false);
-    view.pieces(0, view.size(), &mut |piece| {
+    view.pieces(FileOffset::ZERO, FileOffset(view.size()), &mut |piece| {
         let Piece::Data(now) = piece else { return };
         let log_now = &logs[now.log as usize];
-        if !matches!(lacks, Ok(false))
-            || positions.get(&log_now.writer).is_none_or(|end| now.position >= *end)
-        {
+        if !matches!(lacks, Ok(false)) || ends.get(&log_now.writer).is_none_or(|end| now.payload >= *end) {
             return;
         }
         let mut bytes = 0;

@@ -6,14 +6,13 @@ use quell_vfs::{ErrorKind, Result};
 
 use super::log_repairs::{FrameScan, IndexScan, LogRepairs, WriterState, decide_repairs};
 use super::problem::Problem;
-use crate::container::container_dir::Container;
-use crate::container::missing::missing;
-use crate::format::data_log::{self, NoEdges};
-use crate::format::frames::{FRAME_HEAD_BYTES, Frame, Frames, Order, stored_bytes};
-use crate::format::heads::HEAD_BYTES;
-use crate::format::meta::{Summary, boot_of};
-use crate::format::runs::{Run, at_positions};
-use crate::session::scan;
+use crate::container::{Container, NoEdges, read_frame_head, read_payload, torn_blocks};
+use crate::format::{
+    FRAME_HEAD_BYTES, FileOffset, Frame, Frames, HEAD_BYTES, LogPosition, Order, PayloadOffset, PayloadRange,
+    Run, Summary, boot_of, decode_frame_head, stored_bytes, visit_payload_range,
+};
+use crate::not_found::none_if_not_found;
+use crate::session::{open_data_and_head, visit_batches};
 use crate::tools::progress::Progress;
 
 /// Number of blocks in one read.
@@ -24,7 +23,7 @@ const SEARCH_BYTES: usize = 1 << 20;
 const DAMAGED_RANGES_MAX: usize = 100_000;
 
 /// Bytes in a log: payload offset, and start and end in the file.
-pub type LoggedBytes = (u64, u64, u64);
+pub type LoggedBytes = (PayloadOffset, FileOffset, FileOffset);
 
 /// The result of checking a writer's logs.
 #[derive(Debug)]
@@ -37,7 +36,7 @@ pub struct LogCheck {
     /// Bytes that were lost before they were synced.
     pub lost: Vec<LoggedBytes>,
     /// The end of `lost` in the file, after truncations.
-    pub lost_end: u64,
+    pub lost_end: FileOffset,
     pub frames: FrameScan,
     pub repairs: LogRepairs,
     /// The logs were removed when the file was truncated, but the `closed` name remains.
@@ -52,7 +51,7 @@ impl LogCheck {
             problems: Vec::new(),
             damaged: Vec::new(),
             lost: Vec::new(),
-            lost_end: 0,
+            lost_end: FileOffset::ZERO,
             frames: FrameScan::default(),
             repairs: LogRepairs::default(),
             has_needless_name: false,
@@ -75,8 +74,8 @@ impl LogCheck {
 struct IndexContent {
     frames: Frames,
     runs: Vec<Run>,
-    /// Payload bytes below this payload offset survive a power failure.
-    synced: u64,
+    /// The payload before this offset survives a power failure.
+    synced: PayloadOffset,
 }
 
 /// A position in a list of runs, advanced along with the frames.
@@ -104,7 +103,7 @@ impl<'a> RunCursor<'a> {
 
     /// Takes the next piece of at most `length` bytes. Returns its start in the file and its
     /// length.
-    fn take(&mut self, length: u64) -> Option<(u64, u64)> {
+    fn take(&mut self, length: u64) -> Option<(FileOffset, u64)> {
         let run = self.runs.get(self.run)?;
         let start = run.start_of(self.extent) + self.taken_bytes;
         let taken = length.min(run.length - self.taken_bytes);
@@ -148,7 +147,7 @@ pub fn check_logs(
         check.problems.push(Problem::orphan_logs(writer));
         return Ok(check);
     }
-    let Some((data, header)) = missing(scan::data(container, writer))?.flatten() else {
+    let Some((data, header)) = none_if_not_found(open_data_and_head(container, writer))?.flatten() else {
         match check.state {
             WriterState::Closed(closed) => {
                 // A truncation to size 0 removes the logs first, then their names.
@@ -177,7 +176,7 @@ pub fn check_logs(
     let (mut index, index_scan) = read_index(container, writer, block_bytes)?;
     if summary.has_failed(writer) || keeps_unsynced(&check.state, container.boot()) {
         // No power failure can have removed data: missing data is damage.
-        index.synced = u64::MAX;
+        index.synced = PayloadOffset::MAX;
     }
     let walk = FrameWalk {
         data: &*data,
@@ -192,10 +191,10 @@ pub fn check_logs(
     walk.run()?;
     if check.state.has_ended() && check.frames.ends_before_index {
         let epoch = check.frames.epochs.map_or(0, |(first, _)| first);
-        let limit = summary.cuts.limit(Order { epoch, sequence: 0, writer }, check.frames.log_offset);
-        check.lost_end = check.lost.iter().map(|(.., end)| (*end).min(limit)).max().unwrap_or(0);
+        let limit = summary.truncations.limit(Order { epoch, sequence: 0, writer }, check.frames.log_offset);
+        check.lost_end = check.lost.iter().map(|(.., end)| (*end).min(limit)).max().unwrap_or_default();
     }
-    let is_truncated = summary.last_cut().is_some();
+    let is_truncated = summary.last_truncation().is_some();
     check.repairs = decide_repairs(&check.state, &check.frames, &index_scan, data_bytes, is_truncated);
     if let Some((start, end)) = check.repairs.unreadable {
         check.problems.push(Problem::unreadable_frames(writer, start, end));
@@ -209,19 +208,19 @@ pub fn check_logs(
 /// Reads an index log completely.
 fn read_index(container: &Container, writer: u64, block_bytes: u64) -> Result<(IndexContent, IndexScan)> {
     let frames = Frames::new(block_bytes, HEAD_BYTES as u64);
-    let mut index = IndexContent { frames, runs: Vec::new(), synced: 0 };
-    let end = scan::batches(container, writer, &mut |batch, _| {
+    let mut index = IndexContent { frames, runs: Vec::new(), synced: PayloadOffset::ZERO };
+    let end = visit_batches(container, writer, &mut |batch, _| {
         index.frames.append(batch.frames);
         index.runs.extend(batch.runs);
         if batch.is_synced {
-            index.synced = index.frames.position();
+            index.synced = index.frames.payload_end();
         }
         Ok(true)
     });
-    let scan = missing(end)?.map_or(IndexScan::default(), |end| IndexScan {
+    let scan = none_if_not_found(end)?.map_or(IndexScan::default(), |end| IndexScan {
         exists: end.bytes.is_some(),
         is_damaged: end.damage.is_some(),
-        payload_offset: end.position,
+        payload_offset: end.end.indexed.payload,
     });
     Ok((index, scan))
 }
@@ -238,8 +237,7 @@ fn keeps_unsynced(state: &WriterState, boot: u64) -> bool {
 
 /// A frame that is not complete.
 struct TornFrame {
-    log_offset: u64,
-    payload_offset: u64,
+    start: LogPosition,
     /// Its damaged bytes, and those of later frames.
     damaged: Vec<LoggedBytes>,
 }
@@ -270,9 +268,9 @@ impl FrameWalk<'_> {
         let log_offset = self.check.frames.log_offset;
         let payload_offset = self.check.frames.payload_offset;
         let is_described =
-            !self.check.frames.differs_from_index && payload_offset < self.index.frames.position();
+            !self.check.frames.differs_from_index && payload_offset < self.index.frames.payload_end();
         let indexed = is_described.then(|| self.index.frames.frame(payload_offset));
-        let found = data_log::read_head(self.data, log_offset, payload_offset)?;
+        let found = read_frame_head(self.data, LogPosition { log_offset, payload: payload_offset })?;
         let frame = match (&found, indexed) {
             (Some((header, runs)), _) => {
                 let frame = header.frame(log_offset);
@@ -314,21 +312,23 @@ impl FrameWalk<'_> {
         if counts {
             let (first, last) = frames.epochs.unwrap_or((frame.epoch, frame.epoch));
             frames.epochs = Some((first.min(frame.epoch), last.max(frame.epoch)));
-            frames.file_end = runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, u64::max);
+            frames.file_end =
+                runs.unwrap_or_default().iter().map(Run::end).fold(frames.file_end, FileOffset::max);
         }
-        (frames.log_offset, frames.payload_offset) = (end, frame.end());
+        (frames.log_offset, frames.payload_offset) = (end, frame.payload_end());
         Ok(true)
     }
 
     /// Returns the log offset of the end of a frame.
     fn end_of(&self, frame: &Frame) -> u64 {
-        frame.payload_place + stored_bytes(frame.payload_bytes, self.block_bytes)
+        frame.payload_log_offset + stored_bytes(frame.payload_bytes, self.block_bytes)
     }
 
     /// Records that the frames from here on are missing, although the index log describes them.
     fn record_missing_rest(&mut self) {
         let from = self.check.frames.payload_offset;
-        record_damage(self.check, self.index, &[(from, self.index.frames.position())], self.index.synced);
+        let rest = PayloadRange { start: from, end: self.index.frames.payload_end() };
+        record_damage(self.check, self.index, &[rest], self.index.synced);
         self.check.frames.ends_before_index = true;
         self.check.frames.lacks_synced = from < self.index.synced;
     }
@@ -342,14 +342,18 @@ impl FrameWalk<'_> {
             }
             // Blocks that were not written completely were lost if they had not been synced. All
             // other bad blocks are damaged.
-            let torn = data_log::torn_blocks(self.data, frame, self.block_bytes)?;
+            let torn = torn_blocks(self.data, frame, self.block_bytes)?;
             let block_bytes = self.block_bytes;
-            let blocks = bad.iter().flat_map(|(start, end)| {
-                (*start..*end).step_by(block_bytes as usize).map(move |at| (at, (at + block_bytes).min(*end)))
+            let blocks = bad.iter().flat_map(|range| {
+                let count = (range.end - range.start).div_ceil(block_bytes);
+                (0..count).map(move |i| {
+                    let start = range.start + i * block_bytes;
+                    PayloadRange { start, end: (start + block_bytes).min(range.end) }
+                })
             });
             let (lost, changed): (Vec<_>, Vec<_>) = blocks.partition(|block| torn.contains(block));
             record_damage(self.check, self.index, &lost, self.index.synced);
-            record_damage(self.check, self.index, &changed, u64::MAX);
+            record_damage(self.check, self.index, &changed, PayloadOffset::MAX);
             return Ok(());
         }
         let Some(runs) = runs else { return Ok(()) };
@@ -359,12 +363,14 @@ impl FrameWalk<'_> {
         // A frame that follows a torn one shows that the torn one is damaged.
         self.check.frames.has_damaged_frame |= self.torn.is_some();
         let torn = self.torn.get_or_insert(TornFrame {
-            log_offset: self.check.frames.log_offset,
-            payload_offset: self.check.frames.payload_offset,
+            start: LogPosition {
+                log_offset: self.check.frames.log_offset,
+                payload: self.check.frames.payload_offset,
+            },
             damaged: Vec::new(),
         });
         for range in bad {
-            at_positions(runs, frame.position, range, &mut |payload_offset, start, end| {
+            visit_payload_range(runs, frame.payload_start, range, &mut |payload_offset, start, end| {
                 torn.damaged.push((payload_offset, start, end));
             });
         }
@@ -381,13 +387,14 @@ impl FrameWalk<'_> {
             && !frames.ends_before_index
             && has_frame_after(self.data, frames.log_offset, self.data_bytes, frames.payload_offset)?;
         let Some(torn) = self.torn else { return Ok(()) };
-        let is_closed = matches!(state, WriterState::Closed(closed) if closed.data_bytes > torn.log_offset);
+        let is_closed =
+            matches!(state, WriterState::Closed(closed) if closed.data_bytes > torn.start.log_offset);
         if frames.has_damaged_frame || frames.has_frame_after_end || is_closed {
             damaged.extend(torn.damaged);
             frames.has_damaged_frame = !is_closed;
         } else {
             // The last frame was not written completely and does not count.
-            (frames.log_offset, frames.payload_offset) = (torn.log_offset, torn.payload_offset);
+            (frames.log_offset, frames.payload_offset) = (torn.start.log_offset, torn.start.payload);
         }
         Ok(())
     }
@@ -395,17 +402,22 @@ impl FrameWalk<'_> {
 
 /// Adds the file ranges of bad payload ranges: below `synced` to `damaged`, and the rest, which a
 /// power failure removed, to `lost`.
-fn record_damage(check: &mut LogCheck, index: &IndexContent, bad: &[(u64, u64)], synced: u64) {
+fn record_damage(check: &mut LogCheck, index: &IndexContent, bad: &[PayloadRange], synced: PayloadOffset) {
     let LogCheck { damaged, lost, .. } = check;
-    for (start, end) in bad {
-        for (range, to) in
-            [((*start, (*end).min(synced)), &mut *damaged), (((*start).max(synced), *end), &mut *lost)]
-        {
-            at_positions(&index.runs, 0, range, &mut |payload_offset, start, end| {
-                if to.len() < DAMAGED_RANGES_MAX {
-                    to.push((payload_offset, start, end));
-                }
-            });
+    for PayloadRange { start, end } in bad.iter().copied() {
+        let before = PayloadRange { start, end: end.min(synced) };
+        let after = PayloadRange { start: start.max(synced), end };
+        for (range, to) in [(before, &mut *damaged), (after, &mut *lost)] {
+            visit_payload_range(
+                &index.runs,
+                PayloadOffset::ZERO,
+                range,
+                &mut |payload_offset, start, end| {
+                    if to.len() < DAMAGED_RANGES_MAX {
+                        to.push((payload_offset, start, end));
+                    }
+                },
+            );
         }
     }
 }
@@ -416,28 +428,28 @@ fn bad_blocks(
     frame: &Frame,
     block_bytes: u64,
     progress: &Progress,
-) -> Result<Vec<(u64, u64)>> {
-    let mut bad: Vec<(u64, u64)> = Vec::new();
+) -> Result<Vec<PayloadRange>> {
+    let mut bad: Vec<PayloadRange> = Vec::new();
     let mut buffer = vec![0; (READ_BLOCKS * block_bytes).min(frame.payload_bytes) as usize];
-    let mut check = |start: u64, end: u64| -> Result<bool> {
+    let mut check = |start: PayloadOffset, end: PayloadOffset| -> Result<bool> {
         let into = &mut buffer[..(end - start) as usize];
-        match data_log::read_payload(data, frame, block_bytes, start, into, &NoEdges) {
+        match read_payload(data, frame, block_bytes, start, into, &NoEdges) {
             Ok(()) => Ok(true),
             Err(error) if error.kind == ErrorKind::Damaged => Ok(false),
             Err(error) => Err(error),
         }
     };
-    let mut at = frame.position;
-    while at < frame.end() && !progress.is_stopped() {
-        let end = (at + READ_BLOCKS * block_bytes).min(frame.end());
+    let mut at = frame.payload_start;
+    while at < frame.payload_end() && !progress.is_stopped() {
+        let end = (at + READ_BLOCKS * block_bytes).min(frame.payload_end());
         if !check(at, end)? {
             let mut block = at;
             while block < end {
                 let block_end = (block + block_bytes).min(end);
                 if !check(block, block_end)? {
                     match bad.last_mut() {
-                        Some((_, last)) if *last == block => *last = block_end,
-                        _ => bad.push((block, block_end)),
+                        Some(last) if last.end == block => last.end = block_end,
+                        _ => bad.push(PayloadRange { start: block, end: block_end }),
                     }
                 }
                 block = block_end;
@@ -455,7 +467,7 @@ fn has_frame_after(
     data: &dyn OpenFile,
     log_offset: u64,
     data_bytes: u64,
-    payload_offset: u64,
+    payload_offset: PayloadOffset,
 ) -> Result<bool> {
     // The header at `log_offset` itself is not complete.
     let mut at = log_offset + 1;
@@ -473,9 +485,13 @@ fn has_frame_after(
             let Some(head) = buffer[start..read].first_chunk::<{ FRAME_HEAD_BYTES as usize }>() else {
                 break;
             };
-            if let Ok(head) = data_log::decode_head(head)
-                && head.position >= payload_offset
-                && data_log::read_head(data, at + start as u64, head.position)?.is_some()
+            if let Ok(head) = decode_frame_head(head)
+                && head.payload_start >= payload_offset
+                && read_frame_head(
+                    data,
+                    LogPosition { log_offset: at + start as u64, payload: head.payload_start },
+                )?
+                .is_some()
             {
                 return Ok(true);
             }

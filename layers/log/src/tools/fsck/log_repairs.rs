@@ -1,8 +1,7 @@
 //! Decides from what `log_check` has read in the logs of one writer which problems they have and
 //! which repairs lose no data. Pure functions.
 
-use crate::format::heads::HEAD_BYTES;
-use crate::format::meta::{Closed, Running};
+use crate::format::{Closed, FileOffset, HEAD_BYTES, PayloadOffset, Running};
 
 /// The state of a writer according to the names in `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,11 +27,11 @@ impl WriterState {
 pub struct FrameScan {
     /// Log offset and payload offset of the end of the frames that count.
     pub log_offset: u64,
-    pub payload_offset: u64,
+    pub payload_offset: PayloadOffset,
     /// First and last epoch of these frames.
     pub epochs: Option<(u64, u64)>,
     /// The largest end of their extents in the file.
-    pub file_end: u64,
+    pub file_end: FileOffset,
     /// A frame without a batch is incomplete, although other frames follow.
     pub has_damaged_frame: bool,
     /// The index log contradicts the data log.
@@ -51,9 +50,9 @@ impl Default for FrameScan {
     fn default() -> FrameScan {
         FrameScan {
             log_offset: HEAD_BYTES as u64,
-            payload_offset: 0,
+            payload_offset: PayloadOffset::ZERO,
             epochs: None,
-            file_end: 0,
+            file_end: FileOffset::ZERO,
             has_damaged_frame: false,
             differs_from_index: false,
             has_damaged_header: false,
@@ -70,7 +69,7 @@ pub struct IndexScan {
     pub exists: bool,
     pub is_damaged: bool,
     /// The payload offset up to which its batches describe the data log.
-    pub payload_offset: u64,
+    pub payload_offset: PayloadOffset,
 }
 
 /// The problems of a writer's logs that concern more than single bytes, and the possible repairs.
@@ -138,7 +137,7 @@ fn index_defect(frames: &FrameScan, index: &IndexScan) -> Option<&'static str> {
     if frames.differs_from_index {
         Some(DIFFERS)
     } else if !index.exists {
-        (frames.payload_offset > 0).then_some("is missing")
+        (frames.payload_offset > PayloadOffset::ZERO).then_some("is missing")
     } else if index.is_damaged {
         Some("is damaged")
     } else if index.payload_offset < frames.payload_offset {
@@ -155,13 +154,13 @@ mod tests {
     use quell_vfs::Time;
 
     use super::*;
-    use crate::format::meta::Holder;
+    use crate::format::Holder;
 
     const CLOSED: Closed = Closed {
         writer: 1,
         first_epoch: 2,
         last_epoch: 3,
-        end: 900,
+        end: FileOffset(900),
         data_bytes: 1000,
         time: Time { seconds: 0, nanoseconds: 0 },
         is_synced: true,
@@ -170,21 +169,22 @@ mod tests {
 
     fn dead() -> WriterState {
         let holder = Holder { pid: 1, start: 1, node: "boot.node".to_owned() };
-        let running = Running { writer: 1, first_epoch: 2, holder, told: None };
+        let running = Running { writer: 1, first_epoch: 2, holder, published: None };
         WriterState::Open { running, is_dead: true }
     }
 
     fn frames() -> FrameScan {
         FrameScan {
             log_offset: 1000,
-            payload_offset: 800,
+            payload_offset: PayloadOffset(800),
             epochs: Some((2, 3)),
-            file_end: 900,
+            file_end: FileOffset(900),
             ..FrameScan::default()
         }
     }
 
-    const INDEX: IndexScan = IndexScan { exists: true, is_damaged: false, payload_offset: 800 };
+    const INDEX: IndexScan =
+        IndexScan { exists: true, is_damaged: false, payload_offset: PayloadOffset(800) };
     const SOUND: LogRepairs = LogRepairs {
         torn_bytes: None,
         missing_bytes: None,
@@ -207,7 +207,7 @@ mod tests {
     fn only_the_logs_of_ended_writers_are_repaired() {
         let WriterState::Open { running, .. } = dead() else { unreachable!() };
         let alive = WriterState::Open { running, is_dead: false };
-        let behind = IndexScan { payload_offset: 100, ..INDEX };
+        let behind = IndexScan { payload_offset: PayloadOffset(100), ..INDEX };
         assert_eq!(decide_repairs(&alive, &frames(), &behind, 2000, false), LogRepairs::default());
         let different = FrameScan { differs_from_index: true, ..frames() };
         let repairs = decide_repairs(&alive, &different, &INDEX, 1000, false);
@@ -218,10 +218,10 @@ mod tests {
     fn each_defect_of_an_index_log_is_named() {
         let state = WriterState::Closed(CLOSED);
         for (index, defect) in [
-            (IndexScan { exists: false, is_damaged: false, payload_offset: 0 }, "is missing"),
+            (IndexScan { exists: false, is_damaged: false, payload_offset: PayloadOffset(0) }, "is missing"),
             (IndexScan { is_damaged: true, ..INDEX }, "is damaged"),
-            (IndexScan { payload_offset: 700, ..INDEX }, "ends before"),
-            (IndexScan { payload_offset: 801, ..INDEX }, "describes more"),
+            (IndexScan { payload_offset: PayloadOffset(700), ..INDEX }, "ends before"),
+            (IndexScan { payload_offset: PayloadOffset(801), ..INDEX }, "describes more"),
         ] {
             let repairs = decide_repairs(&state, &frames(), &index, 1000, false);
             assert!(repairs.index_defect.is_some_and(|text| text.starts_with(defect)), "{repairs:?}");
@@ -262,12 +262,12 @@ mod tests {
             Closed { first_epoch: 1, ..CLOSED },
             Closed { last_epoch: 4, ..CLOSED },
             Closed { data_bytes: 990, ..CLOSED },
-            Closed { end: 899, ..CLOSED },
+            Closed { end: FileOffset(899), ..CLOSED },
         ] {
             let repairs = decide(wrong, false);
             assert_eq!(repairs, LogRepairs { closed_name_is_wrong: true, ..SOUND }, "{wrong:?}");
         }
-        assert_eq!(decide(Closed { end: 901, ..CLOSED }, false), SOUND);
-        assert_eq!(decide(Closed { end: 899, ..CLOSED }, true), SOUND);
+        assert_eq!(decide(Closed { end: FileOffset(901), ..CLOSED }, false), SOUND);
+        assert_eq!(decide(Closed { end: FileOffset(899), ..CLOSED }, true), SOUND);
     }
 }

@@ -1,6 +1,6 @@
 //! Classifies the names in a container and in its log directories. Pure functions.
 
-use crate::container::container_dir::{data_name, index_name};
+use crate::format::{data_name, index_name};
 
 /// Prefix of the temporary name of an index log that is created again.
 pub const TEMPORARY_INDEX: &str = ".new-";

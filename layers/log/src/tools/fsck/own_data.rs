@@ -5,10 +5,10 @@ use quell_vfs::Result;
 
 use super::context::Check;
 use super::problem::Problem;
-use crate::container::container_dir::{Container, remove_shallow};
-use crate::container::missing::missing;
-use crate::format::naming::{OWN, is_own};
-use crate::stores::store_set::{StoreNumber, Stores, number_name, owners_of};
+use crate::container::{Container, owners_of};
+use crate::format::{OWN, is_own, number_name};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, Stores, remove_shallow};
 
 /// Checks names of interrupted creations of a store, of containers that are being created, and of
 /// removed containers.
@@ -24,7 +24,7 @@ pub fn check_own_data(check: &Check<'_>, store: StoreNumber) -> Result<()> {
     let own = root.open_writable_dir(OWN)?;
     for area in [&b"new"[..], b"trash"] {
         // A drained store has no `new`.
-        let Some(dir) = missing(own.open_writable_dir(area))? else { continue };
+        let Some(dir) = none_if_not_found(own.open_writable_dir(area))? else { continue };
         for name in dir.names()? {
             let container = Container::open(check.stores, store, &*dir, &name).ok();
             let number = container.as_ref().map(Container::number);
@@ -61,7 +61,7 @@ fn remove_parts(stores: &Stores, number: u128, owners: &[u32]) -> Result<()> {
         if parts.stat(&name).is_ok_and(|stat| !owners.contains(&stat.uid)) {
             continue;
         }
-        missing(remove_shallow(&*parts, &name))?;
+        none_if_not_found(remove_shallow(&*parts, &name))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::format::meta::Holder;
+use crate::format::Holder;
 
 /// A kind of problem. All problems of one kind have the same meaning for a user and are treated
 /// alike; the text of a problem has the details.

@@ -11,15 +11,13 @@ use super::log_check::LogCheck;
 use super::log_repairs::WriterState;
 use super::names::TEMPORARY_INDEX;
 use super::problem::Problem;
-use crate::container::container_dir::{Container, LOG_PERMISSIONS, data_name, epoch_name, index_name};
-use crate::container::missing::missing;
-use crate::format::frames::{Frames, Order};
-use crate::format::heads::{HEAD_BYTES, HeadKind};
-use crate::format::index_log;
-use crate::format::meta::{Closed, MetaName, Summary};
-use crate::format::runs::{Run, Runs};
-use crate::session::scan;
-use crate::stores::store_set::number_name;
+use crate::container::{Container, LOG_PERMISSIONS};
+use crate::format::{
+    Closed, FileOffset, Frames, HEAD_BYTES, HeadKind, LogPosition, MetaName, Order, PayloadOffset, Run, Runs,
+    Summary, data_name, encode_batch, epoch_name, index_name, number_name,
+};
+use crate::not_found::none_if_not_found;
+use crate::session::{DataLog, open_data_and_head, visit_frames};
 
 /// Number of frames in a batch of a rebuilt index log.
 const BATCH_FRAMES: usize = 1 << 14;
@@ -36,7 +34,7 @@ pub fn repair_container(check: &Check<'_>, container: &Container, path: &[u8], f
         let text = format!("logs-{directory:x}/{}", name.escape_ascii());
         let problem = Problem::leftover(&text, &check.store_text(container.home()));
         check.report_and_repair(path, problem, || {
-            container.stores().open_logs(container, directory, false)?.remove(&name)
+            container.log_directories().open(directory, false)?.remove(&name)
         });
     }
     for (name, defect) in found.flat_defects {
@@ -125,7 +123,7 @@ impl LogRepair<'_> {
 }
 
 fn data_log_time(container: &Container, writer: u64) -> Option<Time> {
-    let (file, _) = scan::data(container, writer).ok()??;
+    let (file, _) = open_data_and_head(container, writer).ok()??;
     Some(file.stat().ok()?.modified)
 }
 
@@ -135,8 +133,8 @@ fn truncate_torn_end(container: &Container, log: &LogCheck) -> Result<()> {
     data.sync()
 }
 
-fn open_data_log(container: &Container, writer: u64) -> Result<scan::Data> {
-    let data = scan::data(container, writer)?;
+fn open_data_log(container: &Container, writer: u64) -> Result<DataLog> {
+    let data = open_data_and_head(container, writer)?;
     data.ok_or_else(|| Error::new(ErrorKind::NotFound, "open", data_name(writer)))
 }
 
@@ -152,10 +150,9 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
     let index = dir.create_file(&temporary, LOG_PERMISSIONS)?;
     let write = || -> Result<()> {
         container.give_to_owner(&*index)?;
-        index.write_at(&container.head().of(HeadKind::Index, writer).encode(), 0)?;
+        index.write_at(&container.head().for_file(HeadKind::Index, writer).encode(), 0)?;
         let block_bytes = container.head().block_bytes.into();
-        let begin = (HEAD_BYTES as u64, 0);
-        let mut batch = BatchBuilder::new(block_bytes, 0, HEAD_BYTES as u64);
+        let mut batch = BatchBuilder::new(block_bytes, LogPosition::START);
         let mut end = HEAD_BYTES as u64;
         let mut append = |batch: &mut BatchBuilder| -> Result<()> {
             let bytes = batch.encode();
@@ -163,7 +160,7 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
             end += bytes.len() as u64;
             Ok(())
         };
-        scan::frames(&*data, block_bytes, begin, &mut |log_offset, head, runs| {
+        visit_frames(&*data, block_bytes, LogPosition::START, &mut |log_offset, head, runs| {
             if log_offset >= log.frames.log_offset {
                 return Ok(false);
             }
@@ -176,7 +173,7 @@ fn rebuild_index_log(container: &Container, log: &LogCheck) -> Result<()> {
         if batch.count > 0 {
             append(&mut batch)?;
         }
-        if batch.payload_offset + batch.frames.position() != log.frames.payload_offset {
+        if batch.payload_offset + batch.frames.payload_bytes() != log.frames.payload_offset {
             return Err(Error::new(ErrorKind::Stale, "read", data_name(writer)));
         }
         index.sync()?;
@@ -201,7 +198,7 @@ fn close_writer(
 ) -> Result<()> {
     let writer = log.writer;
     let Some((first_epoch, last_epoch)) = log.frames.epochs else {
-        missing(container.remove_logs(writer))?;
+        none_if_not_found(container.remove_logs(writer))?;
         return container.remove_meta(replaced);
     };
     let (data, _) = open_data_log(container, writer)?;
@@ -209,13 +206,13 @@ fn close_writer(
     // Unsynced data that was lost is a hole; the file keeps its size.
     let mut end = log.lost_end;
     let block_bytes = container.head().block_bytes.into();
-    scan::frames(&*data, block_bytes, (HEAD_BYTES as u64, 0), &mut |log_offset, head, runs| {
+    visit_frames(&*data, block_bytes, LogPosition::START, &mut |log_offset, head, runs| {
         if log_offset >= log.frames.log_offset {
             return Ok(false);
         }
         let order = Order { epoch: head.epoch, sequence: head.sequence, writer };
-        let limit = summary.cuts.limit(order, log_offset + head.bytes());
-        end = runs.iter().map(|run| run.end().min(limit)).fold(end, u64::max);
+        let limit = summary.truncations.limit(order, log_offset + head.bytes());
+        end = runs.iter().map(|run| run.end().min(limit)).fold(end, FileOffset::max);
         Ok(true)
     })?;
     let (time, data_bytes) = (modified.unwrap_or_default(), log.frames.log_offset);
@@ -230,14 +227,14 @@ struct BatchBuilder {
     frames: Frames,
     runs: Runs,
     /// The payload offset at which the batch begins.
-    payload_offset: u64,
+    payload_offset: PayloadOffset,
     count: usize,
 }
 
 impl BatchBuilder {
-    fn new(block_bytes: u64, payload_offset: u64, log_offset: u64) -> BatchBuilder {
-        let frames = Frames::new(block_bytes, log_offset);
-        BatchBuilder { frames, runs: Runs::default(), payload_offset, count: 0 }
+    fn new(block_bytes: u64, start: LogPosition) -> BatchBuilder {
+        let frames = Frames::new(block_bytes, start.log_offset);
+        BatchBuilder { frames, runs: Runs::default(), payload_offset: start.payload, count: 0 }
     }
 
     fn push(&mut self, head_bytes: u64, payload_bytes: u64, epoch: u64, sequence: u64, runs: &[Run]) {
@@ -246,18 +243,18 @@ impl BatchBuilder {
             (0..run.count).for_each(|i| self.runs.push(run.start_of(i), run.length));
         }
         // An extent never spans frames.
-        self.runs.cut();
+        self.runs.end_extent();
         self.count += 1;
     }
 
     /// Encodes the batch, whose part of the data log was synced, and begins the next one at its
     /// end.
     fn encode(&mut self) -> Vec<u8> {
-        let log_offset = self.frames.groups()[0].place;
-        let bytes =
-            index_log::encode(&self.frames, self.runs.finish(), self.payload_offset, log_offset, true);
-        let payload_offset = self.payload_offset + self.frames.position();
-        *self = BatchBuilder::new(self.frames.block_bytes(), payload_offset, self.frames.place());
+        let start = LogPosition { log_offset: self.frames.log_start(), payload: self.payload_offset };
+        let bytes = encode_batch(&self.frames, self.runs.finish(), start, true);
+        let payload = self.payload_offset + self.frames.payload_bytes();
+        let end = LogPosition { log_offset: self.frames.log_end(), payload };
+        *self = BatchBuilder::new(self.frames.block_bytes(), end);
         bytes
     }
 }

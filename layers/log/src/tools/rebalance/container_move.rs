@@ -6,10 +6,10 @@ use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Rename, Result};
 
 use super::state::{Dirs, Outcome, Rebalance, is_being_written, meta_names};
-use crate::container::container_dir::{Container, META, MOVED, RECORD, remove_tree};
-use crate::container::missing::missing;
-use crate::format::naming::container_name;
-use crate::stores::store_set::{StoreNumber, number_name};
+use crate::container::Container;
+use crate::format::{CONTAINER_RECORD, META, MOVED, container_name, number_name};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, remove_tree};
 
 /// Deletes a copy in `trash`. The record is removed first, so that the copy is not mistaken for the
 /// container with this number, to which the log directories in `parts` now belong. `trash` is
@@ -17,12 +17,12 @@ use crate::stores::store_set::{StoreNumber, number_name};
 /// without a record.
 fn delete_copy(container: &Container, trash: &dyn WritableDir, name: &[u8]) -> Result<()> {
     trash.sync()?;
-    container.dir().remove(RECORD)?;
+    container.dir().remove(CONTAINER_RECORD)?;
     // A process that still has the copy open must not take the remaining names for all names.
     let meta = container.meta()?;
     meta.create_file(MOVED, 0o644)?;
     for name in meta.names()?.iter().filter(|name| *name != MOVED) {
-        missing(meta.remove(name))?;
+        none_if_not_found(meta.remove(name))?;
     }
     remove_tree(trash, name)
 }
@@ -86,11 +86,11 @@ impl Rebalance<'_> {
             }
             None => self.create_copy(&source, dirs, stored, to)?,
         };
-        let (trash, name) = (self.stores.trash(from)?, number_name(self.stores.random_number()));
+        let (trash, name) = (self.stores.trash_dir(from)?, number_name(self.stores.random_number()));
         match dirs[from].rename(stored, &*trash, &name, Rename::Replace) {
             // The file was removed or renamed meanwhile: the copy must not restore its old name.
             Err(error) if error.kind == ErrorKind::NotFound && is_new && !is_being_written(&target)? => {
-                missing(self.discard(&target, &*dirs[to], stored, to))?;
+                none_if_not_found(self.discard(&target, &*dirs[to], stored, to))?;
                 return Ok(Outcome::Absent);
             }
             renamed => renamed?,
@@ -118,7 +118,7 @@ impl Rebalance<'_> {
         stored: &[u8],
         to: StoreNumber,
     ) -> Result<Container> {
-        let new = self.stores.making_new(to)?;
+        let new = self.stores.new_dir(to)?;
         let temporary = number_name(self.stores.random_number());
         let create = || -> Result<()> {
             let dir = self.create_dir_like(&*new, &temporary, &source.dir().stat_self()?)?;
@@ -143,7 +143,7 @@ impl Rebalance<'_> {
         stored: &[u8],
         store: StoreNumber,
     ) -> Result<()> {
-        let (trash, name) = (self.stores.trash(store)?, number_name(self.stores.random_number()));
+        let (trash, name) = (self.stores.trash_dir(store)?, number_name(self.stores.random_number()));
         dir.rename(stored, &*trash, &name, Rename::Replace)?;
         delete_copy(container, &*trash, &name)
     }

@@ -7,10 +7,9 @@ use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
 use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, errno};
 
 use super::state::{Dirs, Rebalance};
-use crate::container::missing::missing;
-use crate::format::naming::{Stored, is_own, shown};
-use crate::stores::store_set::{StoreNumber, enter_or_make, number_name};
-use crate::stores::tree::enter_all;
+use crate::format::{Stored, is_own, number_name, shown};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, open_in_all_stores, open_or_create_dir};
 
 /// Size of a read, in bytes.
 const READ_BYTES: usize = 4 << 20;
@@ -34,17 +33,18 @@ impl Rebalance<'_> {
         name: &[u8],
         store: StoreNumber,
     ) -> Result<()> {
-        let Some(stat) = missing(from.stat(name))? else { return Ok(()) };
+        let Some(stat) = none_if_not_found(from.stat(name))? else { return Ok(()) };
         if stat.kind() != Some(Kind::File)
-            || missing(into.stat(name))?.is_some_and(|existing| existing.size_bytes >= stat.size_bytes)
+            || none_if_not_found(into.stat(name))?
+                .is_some_and(|existing| existing.size_bytes >= stat.size_bytes)
         {
             return Ok(());
         }
-        let Some(file) = missing(from.open_file(name))? else { return Ok(()) };
+        let Some(file) = none_if_not_found(from.open_file(name))? else { return Ok(()) };
         // Owner and permissions are read from the open file, because its name may have been
         // replaced.
         let stat = file.stat()?;
-        let temporaries = self.stores.making(store)?;
+        let temporaries = self.stores.temporary_dir(store)?;
         let temporary = number_name(self.stores.random_number());
         // Other users can reach this directory, but not necessarily the final one.
         let copy = temporaries.create_file(&temporary, 0o600)?;
@@ -118,10 +118,10 @@ impl Rebalance<'_> {
         name: &[u8],
         stat: &Stat,
     ) -> Result<Arc<dyn WritableDir>> {
-        if let Some(dir) = missing(parent.open_writable_dir(name))? {
+        if let Some(dir) = none_if_not_found(parent.open_writable_dir(name))? {
             return Ok(dir);
         }
-        let dir = enter_or_make(parent, name, stat.mode & 0o7777)?;
+        let dir = open_or_create_dir(parent, name, stat.mode & 0o7777)?;
         parent.change(name, &self.attributes_of_copy(name, stat)?)?;
         Ok(dir)
     }
@@ -136,10 +136,10 @@ impl Rebalance<'_> {
                 {
                     continue;
                 }
-                let Some(stat) = missing(dirs[0].stat(&stored))? else { continue };
+                let Some(stat) = none_if_not_found(dirs[0].stat(&stored))? else { continue };
                 match stat.kind() {
                     Some(Kind::Dir) => {
-                        waiting.push(Arc::new(enter_all(&dirs, &stored, self.stores.host())?));
+                        waiting.push(Arc::new(open_in_all_stores(&dirs, &stored, self.stores.host())?));
                     }
                     Some(Kind::Symlink) => self.copy_link(&*dirs[0], &*dirs[store], &stored, &stat)?,
                     _ => {}
@@ -158,7 +158,7 @@ impl Rebalance<'_> {
         stat: &Stat,
     ) -> Result<()> {
         let target = from.read_link(stored)?;
-        match missing(into.read_link(stored))? {
+        match none_if_not_found(into.read_link(stored))? {
             Some(existing) if existing == target => return Ok(()),
             Some(_) => into.remove(stored)?,
             None => {}

@@ -1,6 +1,6 @@
 //! Decides where log directories of a container belong. Pure functions.
 
-use crate::stores::store_set::StoreNumber;
+use crate::stores::StoreNumber;
 
 /// The location of a log directory: in the container (`None`), or in `parts` of a store.
 pub type Location = Option<StoreNumber>;

@@ -7,9 +7,10 @@ use quell_vfs::{ErrorKind, Kind, Rename, Result};
 
 use super::decisions::{ExistingLogDir, Location, PointerChange, decide_move, is_placed, locate_in_copy};
 use super::state::{Outcome, Rebalance, is_being_written, meta_names};
-use crate::container::container_dir::{Container, remove_tree};
-use crate::container::missing::missing;
-use crate::stores::store_set::{StoreNumber, logs_name, number_name};
+use crate::container::{Container, read_pointer, write_pointer};
+use crate::format::{logs_name, number_name};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, remove_tree};
 
 /// A log directory at one of its locations.
 struct LocatedDir {
@@ -28,8 +29,8 @@ impl Rebalance<'_> {
             Err(error) => return Err(error),
         }
         for store in 0..self.stores.count() {
-            if let Some(parts) = missing(self.stores.parts(store)?.open_writable_dir(&own))?
-                && let Some(dir) = missing(parts.open_writable_dir(&name))?
+            if let Some(parts) = none_if_not_found(self.stores.parts_dir(store)?.open_writable_dir(&own))?
+                && let Some(dir) = none_if_not_found(parts.open_writable_dir(&name))?
             {
                 found.push(LocatedDir { dir, location: Some(store) });
             }
@@ -45,7 +46,7 @@ impl Rebalance<'_> {
         name: &[u8],
     ) -> Result<Arc<dyn WritableDir>> {
         let like = container.dir().stat_self()?;
-        let parts = self.stores.parts(store)?;
+        let parts = self.stores.parts_dir(store)?;
         let own = self.create_dir_like(&*parts, &number_name(container.number()), &like)?;
         let dir = self.create_dir_like(&*own, name, &like)?;
         own.sync()?;
@@ -65,12 +66,12 @@ impl Rebalance<'_> {
         let found = self.find_locations(source, directory)?;
         let Some(first) = found.first() else { return Ok(()) };
         let name = logs_name(directory);
-        let existing = match missing(copy.stat(&name))?.map(|stat| stat.kind()) {
+        let existing = match none_if_not_found(copy.stat(&name))?.map(|stat| stat.kind()) {
             None => ExistingLogDir::Absent,
             Some(Some(Kind::Dir)) => ExistingLogDir::Directory,
-            Some(_) => ExistingLogDir::Pointer(self.stores.named_by(copy, &name)?),
+            Some(_) => ExistingLogDir::Pointer(read_pointer(self.stores, copy, &name)?),
         };
-        let (location, pointer) = locate_in_copy(existing, self.stores.placed(source, directory), to);
+        let (location, pointer) = locate_in_copy(existing, source.log_directories().placed(directory), to);
         let target = match location {
             None => self.create_dir_like(copy, &name, &first.dir.stat_self()?)?,
             Some(store) => self.open_part(source, store, &name)?,
@@ -80,7 +81,7 @@ impl Rebalance<'_> {
         }
         target.sync()?;
         match pointer {
-            Some(store) => self.stores.point_in(to, copy, &name, store),
+            Some(store) => write_pointer(self.stores, to, copy, &name, store, Rename::Replace),
             None => Ok(()),
         }
     }
@@ -91,7 +92,7 @@ impl Rebalance<'_> {
         for directory in 0..container.head().directories {
             let found = self.find_locations(container, directory)?;
             let locations: Vec<Location> = found.iter().map(|found| found.location).collect();
-            let placed = self.stores.placed(container, directory);
+            let placed = container.log_directories().placed(directory);
             if is_placed(&locations, placed, container.home()) {
                 continue;
             }
@@ -116,7 +117,7 @@ impl Rebalance<'_> {
         let in_container = found.iter().find(|found| found.location.is_none());
         let pointer = match in_container {
             Some(_) => None,
-            None => missing(self.stores.named_by(container.dir(), &name))?.flatten(),
+            None => none_if_not_found(read_pointer(self.stores, container.dir(), &name))?.flatten(),
         };
         let (location, change) = decide_move(in_container.is_some(), pointer, placed, home);
         let target = match (location, in_container) {
@@ -129,14 +130,14 @@ impl Rebalance<'_> {
             target.sync()
         };
         copy()?;
-        let temporaries = self.stores.making(home)?;
+        let temporaries = self.stores.temporary_dir(home)?;
         // The name of the replaced directory, or of the pointer before it replaces the directory.
         let replaced = number_name(self.stores.random_number());
         let exchange = || temporaries.rename(&replaced, container.dir(), &name, Rename::Exchange);
         match change {
             PointerChange::Unchanged => {}
             PointerChange::ReplaceDirectory => {
-                self.stores.point_in(home, &*temporaries, &replaced, placed)?;
+                write_pointer(self.stores, home, &*temporaries, &replaced, placed, Rename::Replace)?;
                 match exchange() {
                     Err(error) if error.kind == ErrorKind::Unsupported => {
                         temporaries.remove(&replaced)?;
@@ -145,7 +146,9 @@ impl Rebalance<'_> {
                     exchanged => exchanged?,
                 }
             }
-            PointerChange::Write { .. } => self.stores.point_in(home, container.dir(), &name, placed)?,
+            PointerChange::Write { .. } => {
+                write_pointer(self.stores, home, container.dir(), &name, placed, Rename::Replace)?
+            }
         }
         if location.is_some() {
             container.dir().sync()?;
@@ -158,7 +161,7 @@ impl Rebalance<'_> {
                         temporaries.remove(&replaced)?;
                     }
                     PointerChange::Write { previous: Some(previous) } => {
-                        self.stores.point_in(home, container.dir(), &name, previous)?;
+                        write_pointer(self.stores, home, container.dir(), &name, previous, Rename::Replace)?;
                     }
                     _ => {}
                 }
@@ -178,7 +181,7 @@ impl Rebalance<'_> {
 
     /// Removes a log directory in `parts` of `store`, and its parent if that is empty.
     fn remove_part(&self, container: &Container, store: StoreNumber, name: &[u8]) -> Result<()> {
-        let (parts, own) = (self.stores.parts(store)?, number_name(container.number()));
+        let (parts, own) = (self.stores.parts_dir(store)?, number_name(container.number()));
         remove_tree(&*parts.open_writable_dir(&own)?, name)?;
         match parts.remove_dir(&own) {
             Err(error) if error.kind != ErrorKind::NotEmpty => Err(error),

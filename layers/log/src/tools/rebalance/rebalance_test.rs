@@ -4,8 +4,8 @@ use quell_testkit::MemoryStore;
 use quell_vfs::{ErrorKind, FileSystem, New, Open, Writable, WritableFile};
 
 use super::*;
-use crate::fs::file_system::LogFs;
-use crate::stores::store_set::{Role, Root};
+use crate::fs::LogFs;
+use crate::stores::{Role, Root};
 use crate::test_stores::{GONE, again, content, host, join, make, mount, pattern};
 
 const FILES: u64 = 24;
@@ -314,7 +314,7 @@ fn a_preview_reports_the_moves_and_writes_nothing() {
     filled(&stores[..2]);
     let root = |store: usize| Root { dir: stores[store].root(), path: Vec::new() };
     let roles = [Role::Keep, Role::Keep, Role::Add];
-    let map = Stores::foretell((0..3).map(root).zip(roles).collect(), &host(8, 1)).unwrap();
+    let map = Stores::planned_map((0..3).map(root).zip(roles).collect(), &host(8, 1)).unwrap();
     let opened = Arc::new(crate::test_stores::opened(&stores[..2], 9));
     let result = preview_rebalance(&opened, &map).unwrap();
     assert!(
@@ -322,5 +322,5 @@ fn a_preview_reports_the_moves_and_writes_nothing() {
         "{result:?}"
     );
     assert_eq!(stores[2].root().names().unwrap().len(), 0);
-    assert!(opened.making_new(0).is_ok());
+    assert!(opened.new_dir(0).is_ok());
 }

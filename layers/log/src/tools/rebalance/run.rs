@@ -6,11 +6,10 @@ use std::sync::Arc;
 use quell_vfs::{Kind, Result};
 
 use super::state::{Dirs, Outcome, Rebalance, RebalanceResult, is_being_written};
-use crate::container::missing::missing;
-use crate::format::naming::{Stored, is_own, joined, other_name, shown};
-use crate::format::store_map::StoreMap;
-use crate::stores::store_set::{StoreNumber, Stores};
-use crate::stores::tree::{Found, StoredDir, enter_all, find};
+use crate::format::{StoreMap, Stored, is_own, joined, other_name, shown};
+use crate::fs::{Found, StoredDir, find};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, Stores, open_in_all_stores};
 use crate::tools::progress::{Progress, run_tasks};
 
 /// The largest number of passes. A later pass finds files that were created in a drained store
@@ -80,7 +79,7 @@ pub fn preview_rebalance(stores: &Arc<Stores>, map: &StoreMap) -> Result<Rebalan
             let path = joined(&dir_path, &entry.name);
             match entry.kind {
                 Kind::File => {
-                    let Some(container) = missing(dir.open(&entry))? else { continue };
+                    let Some(container) = none_if_not_found(dir.open(&entry))? else { continue };
                     result.files += 1;
                     if is_being_written(&container)? {
                         result.busy.push(path);
@@ -105,10 +104,10 @@ impl Rebalance<'_> {
     fn run_task(&self, task: Task, added: &mut Vec<Task>) -> Result<()> {
         match task {
             Task::Dir { parent, name, path } => {
-                let entered = enter_all(&parent, &other_name(&name)?, self.stores.host());
-                match missing(entered)? {
-                    Some(dirs) => self.list(&Arc::new(dirs), &path, added)?,
-                    None => {} // it was removed meanwhile
+                let entered = open_in_all_stores(&parent, &other_name(&name)?, self.stores.host());
+                // Otherwise it was removed meanwhile.
+                if let Some(dirs) = none_if_not_found(entered)? {
+                    self.list(&Arc::new(dirs), &path, added)?;
                 }
             }
             Task::File { dirs, name, path, holders } => match self.place_file(&dirs, &name, &holders)? {
@@ -132,7 +131,7 @@ impl Rebalance<'_> {
                     _ if dir_path.is_empty() && is_own(&stored) => {}
                     Some(Stored::Container(name)) => files.entry(name.to_vec()).or_default().push(store),
                     Some(Stored::Other(name)) if store == 0 => {
-                        let kind = missing(dir.stat(&stored))?.and_then(|stat| stat.kind());
+                        let kind = none_if_not_found(dir.stat(&stored))?.and_then(|stat| stat.kind());
                         if kind == Some(Kind::Dir) {
                             let (parent, path) = (Arc::clone(dirs), joined(dir_path, name));
                             added.push(Task::Dir { parent, name: name.to_vec(), path });

@@ -6,8 +6,8 @@ use quell_posix::WritableDir;
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Error, Result};
 
-use crate::container::container_dir::Container;
-use crate::stores::store_set::Stores;
+use crate::container::Container;
+use crate::stores::Stores;
 use crate::tools::progress::Progress;
 
 /// The result of a rebalance.

@@ -11,10 +11,10 @@ use super::state::{
     DIR_PERMISSIONS, FILE_PERMISSIONS, Pending, READ_BYTES, RangeCopies, Transfer, TransferOptions,
     TransferResult, read_whole,
 };
-use crate::container::descriptors::Descriptors;
-use crate::container::missing::missing;
-use crate::format::naming::joined;
-use crate::stores::tree::{Entry, StoredDir};
+use crate::container::Descriptors;
+use crate::format::joined;
+use crate::fs::{Entry, StoredDir};
+use crate::not_found::none_if_not_found;
 use crate::tools::progress::Progress;
 
 /// The source of an export.
@@ -193,7 +193,7 @@ impl Export<'_> {
     fn export_link(&self, from: &StoredDir, entry: &Entry, target: &TargetDir, name: &[u8]) -> Result<()> {
         let options = &self.transfer.options;
         let (link_target, stat) = from.link(entry)?;
-        let existing = missing(target.dir.stat(name))?.map(|found| found.kind());
+        let existing = none_if_not_found(target.dir.stat(name))?.map(|found| found.kind());
         let is_same = existing == Some(Some(Kind::Symlink))
             && target.dir.read_link(name).is_ok_and(|found| found == link_target);
         match decide_link(existing, is_same, true, options.resume) {
@@ -236,9 +236,9 @@ impl Export<'_> {
         let options = &self.transfer.options;
         // A directory with the name of a container but without a record is not a file; a mount does
         // not show it.
-        let Some(container) = missing(from.open(entry))? else { return Ok(()) };
+        let Some(container) = none_if_not_found(from.open(entry))? else { return Ok(()) };
         let snapshot = Snapshot::take(container, options.threads, &self.descriptors)?;
-        let existing = missing(dir.dir.stat(&name))?.map(|found| {
+        let existing = none_if_not_found(dir.dir.stat(&name))?.map(|found| {
             (found.kind(), FileState { size_bytes: found.size_bytes, modified: found.modified })
         });
         let size_bytes = snapshot.size_bytes();

@@ -15,9 +15,9 @@ use super::state::{
     DIR_PERMISSIONS, FILE_PERMISSIONS, Pending, READ_BYTES, RangeCopies, Transfer, TransferOptions,
     TransferResult, read_whole,
 };
-use crate::format::naming::joined;
-use crate::fs::file_system::LogFs;
-use crate::stores::store_set::Stores;
+use crate::format::joined;
+use crate::fs::LogFs;
+use crate::stores::Stores;
 use crate::tools::progress::Progress;
 
 /// Granularity in which zeros are skipped on import, if the file has holes.

@@ -4,13 +4,9 @@ use std::sync::Arc;
 
 use quell_vfs::{Attributes, File, NodeId, Result};
 
-use crate::container::container_dir::Container;
-use crate::container::descriptors::Descriptors;
-use crate::format::extents::Piece;
-use crate::format::meta::Summary;
-use crate::session::log_file::{Choices, LogFile};
-use crate::session::view::View;
-use crate::tools::report::view_of;
+use crate::container::{Container, Descriptors};
+use crate::format::{FileOffset, Piece, Summary};
+use crate::session::{Choices, ExtentMap, LogFile};
 
 /// The content of a container at one moment.
 pub struct Snapshot {
@@ -18,7 +14,7 @@ pub struct Snapshot {
     attributes: Attributes,
     summary: Summary,
     /// The resolved extents at the moment of the snapshot. They show which ranges are holes.
-    view: View,
+    view: ExtentMap,
     is_short: bool,
 }
 
@@ -26,13 +22,13 @@ impl Snapshot {
     pub fn take(container: Container, threads: usize, descriptors: &Arc<Descriptors>) -> Result<Snapshot> {
         let file = LogFile::new(container, None, Choices::default(), Arc::clone(descriptors));
         let (attributes, summary) = file.attributes_and_summary(NodeId(0))?;
-        let view = view_of(file.container(), &summary, threads)?;
-        let emptied = summary.last_cut().filter(|cut| cut.size == 0);
+        let view = ExtentMap::published(file.container(), &summary, threads)?;
+        let emptied = summary.last_truncation().filter(|cut| cut.size == 0);
         let first_epoch = emptied.map_or(0, |cut| cut.order.epoch);
         let is_short =
             summary.closed.iter().filter(|closed| closed.last_epoch >= first_epoch).any(|closed| {
                 let log = view.logs().iter().find(|log| log.writer == closed.writer);
-                log.is_none_or(|log| log.frames.place() < closed.data_bytes)
+                log.is_none_or(|log| log.frames.log_end() < closed.data_bytes)
             });
         Ok(Snapshot { file, attributes, summary, view, is_short })
     }
@@ -62,11 +58,11 @@ impl Snapshot {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         let end = end.min(self.size_bytes());
         if start < end {
-            self.view.pieces(start, end, &mut |piece| {
+            self.view.pieces(FileOffset(start), FileOffset(end), &mut |piece| {
                 let Piece::Data(extent) = piece else { return };
                 match ranges.last_mut() {
-                    Some((_, last)) if *last == extent.start => *last = extent.end(),
-                    _ => ranges.push((extent.start, extent.end())),
+                    Some((_, last)) if *last == extent.start.0 => *last = extent.end().0,
+                    _ => ranges.push((extent.start.0, extent.end().0)),
                 }
             })?;
         }
@@ -78,6 +74,6 @@ impl File for Snapshot {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let end = offset.saturating_add(into.len() as u64).min(self.size_bytes());
         let length = end.saturating_sub(offset) as usize;
-        self.file.read_at(&mut into[..length], offset)
+        self.file.read_at(&mut into[..length], FileOffset(offset))
     }
 }

@@ -7,7 +7,7 @@ use quell_posix::Stat;
 use quell_threads::{into_inner, lock};
 use quell_vfs::{Change, Error, ErrorKind, File, Result, Time, errno};
 
-use crate::stores::store_set::number_name;
+use crate::format::number_name;
 use crate::tools::progress::Progress;
 
 /// Size of a read, in bytes.

@@ -10,7 +10,8 @@ use quell_vfs::{Change, Error, ErrorKind, FileSystem, Kind, Result, Time, Writab
 use super::snapshot::Snapshot;
 use super::state::{RangeCopies, split_ranges};
 use super::*;
-use crate::stores::tree::{Found, StoredDir, find};
+use crate::format::{data_name, index_name};
+use crate::fs::{Found, StoredDir, find};
 use crate::test_stores::{GONE, container, content, make, mount, opened, pattern};
 use crate::tools::progress::Progress;
 
@@ -139,7 +140,7 @@ fn a_damaged_file_is_reported_and_not_exported() {
     let container = container(&stores, "bad");
     let writer = container.summary().unwrap().closed[0].writer;
     let dir = container.logs_of(writer, false).unwrap();
-    let name = crate::container::container_dir::data_name(writer);
+    let name = data_name(writer);
     dir.open_writable_file(&name).unwrap().write_at(b"!", 20_000).unwrap();
     let out = MemoryStore::new();
     let result = export_all(&stores, &out, OPTIONS);
@@ -147,7 +148,7 @@ fn a_damaged_file_is_reported_and_not_exported() {
     assert_eq!(out.root().names().unwrap(), [b"good".to_vec()]);
     // A log that is shorter than its synced size has lost unknown data: no file is created from it.
     dir.open_writable_file(&name).unwrap().set_size(64).unwrap();
-    let index = crate::container::container_dir::index_name(writer);
+    let index = index_name(writer);
     dir.remove(&index).unwrap();
     let result = export_all(&stores, &MemoryStore::new(), OPTIONS);
     assert_eq!((result.files, result.failed.len()), (1, 1), "{result:?}");

@@ -9,22 +9,18 @@ use std::sync::{Arc, OnceLock};
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
 use quell_vfs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
 
-use crate::container::log_dirs::Ticket;
-use crate::container::missing::missing;
-use crate::format::data_log;
-use crate::format::flat::Flat;
-use crate::format::heads::{BLOCK_BYTES, HEAD_BYTES, Head, HeadKind};
-use crate::format::meta::{Closed, MetaName, Summary, boot_of};
-use crate::stores::store_set::{Host, StoreNumber, Stores, is_name_of_store, number_name};
+use crate::container::data_log::{rewrite, verify_frames};
+use crate::container::flat_index::Flat;
+use crate::container::log_directories::LogDirectories;
+use crate::container::permissions::{dir_permissions, logs_permissions};
+use crate::format::{
+    ACCESS, BLOCK_BYTES, CONTAINER_RECORD, Closed, EPOCH_PREFIX, FLAT_PREFIX, HEAD_BYTES, Head, HeadKind,
+    LogPosition, META, MOVED, MetaName, Summary, boot_of, data_name, epoch_name, index_name,
+    is_name_of_container, number_name,
+};
+use crate::not_found::none_if_not_found;
+use crate::stores::{Host, StoreNumber, Stores, Ticket, remove_tree};
 
-pub(crate) const RECORD: &[u8] = b"container";
-pub(crate) const ACCESS: &[u8] = b"access";
-pub(crate) const META: &[u8] = b"meta";
-/// The name in `meta` of a file that was moved to another store, while the other names are being
-/// deleted.
-pub(crate) const MOVED: &[u8] = b"moved";
-const EPOCH: &str = "epoch-";
-const FLAT: &str = "flat-";
 /// Log files can be read by every user who can reach them: the container's directory restricts
 /// access.
 pub(crate) const LOG_PERMISSIONS: u32 = 0o644;
@@ -36,10 +32,6 @@ const SUPERSEDED_KEPT: usize = 16;
 
 /// Directories with up to this number of names are read with a single system call.
 const NAMES_READ_AT_ONCE: usize = 100;
-
-/// Users with write permission to a directory with this bit can remove and rename only their own
-/// entries.
-const STICKY: u32 = 0o1000;
 
 /// The epoch of the container's creator, which needs no name.
 pub(crate) const FIRST_EPOCH: u64 = 1;
@@ -68,23 +60,6 @@ impl std::fmt::Debug for Container {
     }
 }
 
-/// Returns the permissions of a container and its directories: users who may read or write the file
-/// can search them, and users who may write can add logs. Entries of others belong to the file's
-/// group.
-pub fn dir_permissions(file: u32) -> u32 {
-    let mut dir = 0o700;
-    for shift in [0, 3] {
-        let class = file >> shift & 0o7;
-        let read = if class & 0o6 != 0 { 0o5 } else { 0 };
-        dir |= (read | class & 0o2) << shift;
-    }
-    // Users who may write can add names, but must not remove or replace those of others, in
-    // particular `access`.
-    let sticky = if dir & 0o022 != 0 { STICKY } else { 0 };
-    let group = if dir & 0o070 != 0 { 0o2000 } else { 0 };
-    dir | group | sticky
-}
-
 impl Container {
     /// Creates a container for an empty file. It gets the name `name` in `parent`, a directory of
     /// store `home`, after it is complete.
@@ -107,32 +82,32 @@ impl Container {
             writer: 0,
             directories: stores.directories(),
         };
-        let making = stores.making_new(home)?;
+        let temporaries = stores.new_dir(home)?;
         let temporary = format!("{number:032x}").into_bytes();
-        making.make_dir(&temporary, dir_permissions(new.permissions))?;
-        let made = Self::furnish(stores, home, &*making, &temporary, head, new);
+        temporaries.make_dir(&temporary, dir_permissions(new.permissions))?;
+        let made = Self::create_content(stores, home, &*temporaries, &temporary, head, new);
         let named = made.and_then(|container| {
-            making.rename(&temporary, parent, name, Rename::Replace).map_err(exists)?;
+            temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_not_empty)?;
             Ok(container)
         });
         if named.is_err() {
             // The incomplete container is not needed. If it cannot be removed now, `quell log fsck`
             // finds it.
-            let _ = remove_tree(&*making, &temporary);
+            let _ = remove_tree(&*temporaries, &temporary);
         }
         named
     }
 
-    fn furnish(
+    fn create_content(
         stores: &Arc<Stores>,
         home: StoreNumber,
-        making: &dyn WritableDir,
+        temporaries: &dyn WritableDir,
         temporary: &[u8],
         head: Head,
         new: New,
     ) -> Result<Container> {
-        let dir = making.open_writable_dir(temporary)?;
-        dir.create_file(RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
+        let dir = temporaries.open_writable_dir(temporary)?;
+        dir.create_file(CONTAINER_RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;
         let access = dir.create_file(ACCESS, new.permissions)?;
         dir.make_dir(META, dir_permissions(new.permissions))?;
         // If root serves a user, it creates entries with the rights of the directory's owner.
@@ -181,8 +156,8 @@ impl Container {
     ) -> Result<Container> {
         let dir = parent.open_writable_dir(name)?;
         let mut bytes = [0; HEAD_BYTES];
-        let record = match dir.open_file(RECORD) {
-            Err(error) if error.kind == ErrorKind::NotFound && is_what_is_left(&*dir)? => {
+        let record = match dir.open_file(CONTAINER_RECORD) {
+            Err(error) if error.kind == ErrorKind::NotFound && is_remains_of_container(&*dir)? => {
                 return Err(Error {
                     source: Some("its record was lost before the file was synced".into()),
                     ..Error::new(ErrorKind::Damaged, "read", name)
@@ -191,7 +166,8 @@ impl Container {
             record => record?,
         };
         let length = record.read_at(&mut bytes, 0)?;
-        let head = Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.of(name))?;
+        let head =
+            Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
         Container::new(dir, head, home, stores)
     }
 
@@ -244,7 +220,7 @@ impl Container {
         if names.iter().any(|name| name == MOVED) || names.is_empty() && self.is_gone()? {
             return Err(Error::new(ErrorKind::NotFound, "look into", META));
         }
-        Ok(Summary::of(names))
+        Ok(Summary::from_names(names))
     }
 
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {
@@ -285,9 +261,11 @@ impl Container {
         let (mut epochs, mut flats) = (Vec::new(), Vec::new());
         for name in self.dir.names()? {
             let text = std::str::from_utf8(&name).unwrap_or("");
-            if let Some(epoch) = text.strip_prefix(EPOCH).and_then(|hex| u64::from_str_radix(hex, 16).ok()) {
+            if let Some(epoch) =
+                text.strip_prefix(EPOCH_PREFIX).and_then(|hex| u64::from_str_radix(hex, 16).ok())
+            {
                 epochs.push(epoch);
-            } else if text.starts_with(FLAT) {
+            } else if text.starts_with(FLAT_PREFIX) {
                 flats.push(name);
             }
         }
@@ -353,7 +331,7 @@ impl Container {
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
         let file = self.dir.open_file(name)?;
         let found = file.stat()?;
-        self.check_maker_of_flat(&found, name)?;
+        self.check_owner_of_flat(&found, name)?;
         Flat::open(file, found.size_bytes, &self.head, name)
     }
 
@@ -361,7 +339,7 @@ impl Container {
     /// that is written later; any user with write permission to the file, now or earlier, may have
     /// added one. If it belongs neither to the file's owner nor to root nor to this process's user,
     /// it is treated as damaged, and readers use the logs.
-    fn check_maker_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
+    fn check_owner_of_flat(&self, found: &Stat, name: &[u8]) -> Result<()> {
         let trusted = [0, self.stores.acting_uid()];
         let is_owner = || Ok::<_, Error>(self.dir.stat_self()?.uid == found.uid);
         match found.nlink == 1 && (trusted.contains(&found.uid) || is_owner()?) {
@@ -380,16 +358,17 @@ impl Container {
         epoch: u64,
         write: impl FnOnce(&dyn WritableFile) -> Result<T>,
     ) -> Result<T> {
-        let making = self.stores.making(self.home)?;
+        let temporaries = self.stores.temporary_dir(self.home)?;
         let id = number_name(self.stores.random_number());
-        let file = making.create_file(&id, LOG_PERMISSIONS)?;
+        let file = temporaries.create_file(&id, LOG_PERMISSIONS)?;
         let before = self.flats()?;
-        let name = [format!("{FLAT}{epoch:x}-").as_bytes(), &id].concat();
-        let written = write(&*file)
-            .and_then(|written| self.give_to_owner(&*file).map(|()| written))
-            .and_then(|written| making.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written));
+        let name = [format!("{FLAT_PREFIX}{epoch:x}-").as_bytes(), &id].concat();
+        let written =
+            write(&*file).and_then(|written| self.give_to_owner(&*file).map(|()| written)).and_then(
+                |written| temporaries.rename(&id, &*self.dir, &name, Rename::Replace).map(|()| written),
+            );
         if written.is_err() {
-            let _ = making.remove(&id);
+            let _ = temporaries.remove(&id);
             return written;
         }
         for earlier in before {
@@ -400,7 +379,7 @@ impl Container {
     }
 
     pub fn remove_flats(&self) -> Result<()> {
-        self.flats()?.iter().try_for_each(|name| missing(self.dir.remove(name)).map(drop))
+        self.flats()?.iter().try_for_each(|name| none_if_not_found(self.dir.remove(name)).map(drop))
     }
 
     /// Returns the number of the log directory for the logs of `writer`.
@@ -414,14 +393,19 @@ impl Container {
         if let Some(dir) = self.stores.log_dirs().get(self.ticket, number) {
             return Ok(dir);
         }
-        let dir = self.stores.open_logs(self, number, make)?;
+        let dir = self.log_directories().open(number, make)?;
         self.stores.log_dirs().put(self.ticket, number, Arc::clone(&dir));
         Ok(dir)
     }
 
     /// Returns the current permissions of the container's directory.
-    pub(crate) fn permissions(&self) -> Result<u32> {
+    fn permissions(&self) -> Result<u32> {
         Ok(self.dir.stat_self()?.mode & 0o7777)
+    }
+
+    /// Returns the log directories, which may lie in other stores.
+    pub(crate) fn log_directories(&self) -> LogDirectories<'_> {
+        LogDirectories::new(&self.stores, &self.dir, self.head.container, self.home)
     }
 
     /// Creates the data log of `writer`. If its header cannot be written, `begun` keeps the file
@@ -463,7 +447,7 @@ impl Container {
                     }
                 })?,
             };
-        let head = self.head.of(kind, writer).encode();
+        let head = self.head.for_file(kind, writer).encode();
         let made = self.give_to_owner(&*file).and_then(|()| file.write_at(&head, 0));
         match made {
             Ok(()) => Ok(file),
@@ -501,7 +485,7 @@ impl Container {
 
     /// Returns true if the container was removed, or moved to another store.
     pub fn is_gone(&self) -> Result<bool> {
-        Ok(missing(self.dir.stat(RECORD))?.is_none())
+        Ok(none_if_not_found(self.dir.stat(CONTAINER_RECORD))?.is_none())
     }
 
     /// Opens the data log of `writer` and verifies its header.
@@ -538,25 +522,25 @@ impl Container {
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {
         let name = if kind == HeadKind::Data { data_name(writer) } else { index_name(writer) };
         match Head::decode(kind, bytes) {
-            Ok(found) if found == self.head.of(kind, writer) => Ok(()),
+            Ok(found) if found == self.head.for_file(kind, writer) => Ok(()),
             Ok(_) => Err(Error {
                 source: Some("it belongs to another file".into()),
                 ..Error::new(ErrorKind::Damaged, "read", name)
             }),
-            Err(damage) => Err(damage.of(name)),
+            Err(damage) => Err(damage.in_file(name)),
         }
     }
 
     /// Makes the names of `writer`'s logs survive a power failure.
     pub fn sync_logs(&self, writer: u64) -> Result<()> {
         self.logs_of(writer, false)?.sync()?;
-        self.stores.sync_logs(self, self.logs_number(writer))?;
+        self.log_directories().sync(self.logs_number(writer))?;
         // The log directory may be new; then its name must be synced, too.
         self.dir.sync()
     }
 
-    /// Rewrites the header of `writer`'s data log, and its content from the given log and payload
-    /// offset up to log offset `end`. Syncs the log and verifies the content of the storage.
+    /// Rewrites the header of `writer`'s data log, and its content from `from` up to log offset
+    /// `end`. Syncs the log and verifies the content of the storage.
     ///
     /// # Errors
     ///
@@ -565,13 +549,13 @@ impl Container {
         &self,
         data: &dyn WritableFile,
         writer: u64,
-        from: (u64, u64),
+        from: LogPosition,
         end: u64,
     ) -> Result<()> {
-        data_log::write_again(data, from.0, end)?;
-        data.write_at(&self.head.of(HeadKind::Data, writer).encode(), 0)?;
+        rewrite(data, from.log_offset, end)?;
+        data.write_at(&self.head.for_file(HeadKind::Data, writer).encode(), 0)?;
         data.sync()?;
-        data_log::check(data, from, end, self.head.block_bytes.into())
+        verify_frames(data, from, end, self.head.block_bytes.into())
             .map_err(|error| Error { subject: data_name(writer), ..error })
     }
 
@@ -585,7 +569,7 @@ impl Container {
     }
 
     pub fn clear_failed(&self, writer: u64) -> Result<()> {
-        missing(self.remove_meta(&MetaName::Failed(writer))).map(drop)
+        none_if_not_found(self.remove_meta(&MetaName::Failed(writer))).map(drop)
     }
 
     /// Makes the data of a writer that has ended survive a power failure. `has_failed` is true if a
@@ -594,7 +578,7 @@ impl Container {
         let (writer, name) = (closed.writer, data_name(closed.writer));
         if has_failed {
             let data = self.logs_of(writer, false)?.open_writable_file(&name)?;
-            self.write_data_again(&*data, writer, (HEAD_BYTES as u64, 0), closed.data_bytes)?;
+            self.write_data_again(&*data, writer, LogPosition::START, closed.data_bytes)?;
         } else {
             match self.logs_of(writer, false).and_then(|logs| logs.open_file(&name)) {
                 Ok(data) => data.sync().inspect_err(|_| {
@@ -618,7 +602,7 @@ impl Container {
         // Another process has renamed it, or it belongs to another user; then the next sync syncs
         // it again.
         let renamed = self.rename_meta(&MetaName::Closed(*closed), &MetaName::Closed(synced));
-        missing(unless_of_another(renamed))?;
+        none_if_not_found(unless_of_another(renamed))?;
         if has_failed {
             self.clear_failed(writer)?;
         }
@@ -634,7 +618,7 @@ impl Container {
     /// Returns true if `access` and `meta` exist.
     pub fn is_complete(&self) -> Result<bool> {
         for name in [ACCESS, META] {
-            if missing(self.dir.stat(name))?.is_none() {
+            if none_if_not_found(self.dir.stat(name))?.is_none() {
                 return Ok(false);
             }
         }
@@ -659,12 +643,12 @@ impl Container {
     pub fn sync(&self) -> Result<()> {
         self.meta()?.sync()?;
         if self.is_record_doubtful.load(Ordering::Relaxed) {
-            let record = self.dir.open_writable_file(RECORD)?;
-            // Dropped from the cache for the reason given at `data_log::write_again`.
+            let record = self.dir.open_writable_file(CONTAINER_RECORD)?;
+            // Dropped from the cache for the reason given at `rewrite`.
             record.drop_cache(0, NonZeroU64::new(1 << 20).expect("not zero"))?;
             record.write_at(&self.head.encode(), 0)?;
         }
-        for name in [RECORD, ACCESS] {
+        for name in [CONTAINER_RECORD, ACCESS] {
             // Opened for reading, because the files often belong to another user, who may not have
             // synced them.
             match self.dir.open_file(name) {
@@ -685,7 +669,7 @@ impl Container {
     pub fn remove_logs(&self, writer: u64) -> Result<()> {
         let dir = self.logs_of(writer, false)?;
         let names = [data_name(writer), index_name(writer)];
-        names.iter().try_for_each(|name| missing(dir.remove(name)).map(drop))
+        names.iter().try_for_each(|name| none_if_not_found(dir.remove(name)).map(drop))
     }
 
     /// Changes the file's permissions or owners: those of `access`, then those of the directories.
@@ -702,7 +686,7 @@ impl Container {
             self.change_below(&owners, &owners)?;
             // The container last: directories in `parts` belong to it only as long as their owner
             // is the container's owner or that of `access`.
-            self.change_gates(&owners)?;
+            self.change_outer_dirs(&owners)?;
         }
         if let Some(permissions) = change.permissions {
             let as_permissions = |mode| Change { permissions: Some(mode), ..Change::default() };
@@ -710,11 +694,11 @@ impl Container {
             // The permissions that are granted both before and afterwards.
             let between = (before | !0o777) & after;
             if before & 0o777 != between & 0o777 {
-                self.change_gates(&as_permissions(between))?;
+                self.change_outer_dirs(&as_permissions(between))?;
             }
             self.dir.change(ACCESS, &as_permissions(permissions))?;
             self.change_below(&as_permissions(after), &as_permissions(logs_permissions(after)))?;
-            self.change_gates(&as_permissions(after))?;
+            self.change_outer_dirs(&as_permissions(after))?;
         }
         Ok(())
     }
@@ -733,27 +717,28 @@ impl Container {
         let (uid, gid) = (owners.uid.unwrap_or(now.uid), owners.gid.unwrap_or(now.gid));
         // As chown(2) clears the set-id bits.
         let set_id = if now.mode & 0o010 != 0 { 0o6000 } else { 0o4000 };
-        let dressed = Change {
+        let attributes = Change {
             uid: Some(uid),
             gid: Some(gid),
             permissions: Some(now.mode & 0o7777 & !set_id),
             size_bytes: None,
             modified: Some(now.modified),
         };
-        let (making, temporary) = (self.stores.making(self.home)?, number_name(self.stores.random_number()));
-        let file = making.create_file(&temporary, OWN_PERMISSIONS)?;
+        let (temporaries, temporary) =
+            (self.stores.temporary_dir(self.home)?, number_name(self.stores.random_number()));
+        let file = temporaries.create_file(&temporary, OWN_PERMISSIONS)?;
         let changed = file
-            .change(&dressed)
-            .and_then(|()| making.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
+            .change(&attributes)
+            .and_then(|()| temporaries.rename(&temporary, &*self.dir, ACCESS, Rename::Replace));
         if changed.is_err() {
-            let _ = making.remove(&temporary); // otherwise `quell log fsck` finds it
+            let _ = temporaries.remove(&temporary); // otherwise `quell log fsck` finds it
         }
         changed
     }
 
     /// Changes the directories that control the access to all others.
-    fn change_gates(&self, change: &Change) -> Result<()> {
-        for (parts, name) in self.stores.parts_of(self)? {
+    fn change_outer_dirs(&self, change: &Change) -> Result<()> {
+        for (parts, name) in self.log_directories().in_parts()? {
             unless_of_another(parts.change(&name, change))?;
         }
         self.dir.change(b"", change)
@@ -762,7 +747,7 @@ impl Container {
     fn change_below(&self, meta: &Change, logs: &Change) -> Result<()> {
         self.dir.change(META, meta)?;
         for number in 0..self.head.directories {
-            let found = match self.stores.find_logs(self, number) {
+            let found = match self.log_directories().find(number) {
                 Err(error) if error.kind == ErrorKind::PermissionDenied => None,
                 found => found?,
             };
@@ -780,12 +765,6 @@ impl Drop for Container {
     }
 }
 
-/// Returns the permissions of log directories in a container with the permissions `container`. They
-/// have no sticky bit: a user with write permission to the file may remove any log.
-pub(crate) fn logs_permissions(container: u32) -> u32 {
-    container & !STICKY
-}
-
 /// Ignores EPERM: a directory of another user stays as it is, because only that user can change it.
 fn unless_of_another(changed: Result<()>) -> Result<()> {
     match changed {
@@ -796,129 +775,15 @@ fn unless_of_another(changed: Result<()>) -> Result<()> {
 
 /// Returns true if a directory without a record was a container: it contains only names that
 /// containers have.
-fn is_what_is_left(dir: &dyn WritableDir) -> Result<bool> {
+fn is_remains_of_container(dir: &dyn WritableDir) -> Result<bool> {
     let names = dir.names()?;
-    let ours = |name: &Vec<u8>| {
-        name == ACCESS
-            || name == META
-            || [EPOCH, FLAT, "logs-"].iter().any(|ours| name.starts_with(ours.as_bytes()))
-    };
-    Ok(!names.is_empty() && names.iter().all(ours))
-}
-
-pub(crate) fn epoch_name(epoch: u64) -> Vec<u8> {
-    format!("{EPOCH}{epoch:x}").into_bytes()
-}
-
-pub(crate) fn data_name(writer: u64) -> Vec<u8> {
-    format!("{writer:016x}.data").into_bytes()
-}
-
-pub(crate) fn index_name(writer: u64) -> Vec<u8> {
-    format!("{writer:016x}.index").into_bytes()
+    Ok(!names.is_empty() && names.iter().all(|name| is_name_of_container(name)))
 }
 
 /// A rename onto an existing container fails with NotEmpty, because containers are never empty.
-fn exists(error: Error) -> Error {
+fn exists_if_not_empty(error: Error) -> Error {
     match error.kind {
         ErrorKind::NotEmpty => Error { kind: ErrorKind::Exists, ..error },
         _ => error,
-    }
-}
-
-/// Depth of the directories below a container, as the log layer creates them.
-const DEPTH_MAX: usize = 3;
-
-/// Removes the directory `name` and its content, except for names that the format does not define
-/// and directories deeper than the log layer creates. Symbolic links are not followed. If an entry
-/// cannot be removed, the others are still removed, and the first error is returned.
-pub(crate) fn remove_tree(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
-    remove_down_to(parent, name, DEPTH_MAX)
-}
-
-/// Removes `name`, which may be of any kind, and its content down to the depth that leftovers of
-/// the log layer have.
-pub(crate) fn remove_shallow(parent: &dyn WritableDir, name: &[u8]) -> Result<()> {
-    match parent.stat(name)?.kind() {
-        Some(Kind::Dir) => remove_down_to(parent, name, DEPTH_MAX - 1),
-        _ => parent.remove(name),
-    }
-}
-
-/// Returns true if the format defines a name like this in a container, in `parts`, or in `.quell`.
-fn is_defined(name: &[u8]) -> bool {
-    [RECORD, ACCESS, META, MOVED].contains(&name)
-        || is_name_of_store(name)
-        || MetaName::decode(name).is_some()
-        || [&b".data"[..], b".index"].iter().any(|end| name.ends_with(end))
-        || [EPOCH, FLAT, "logs-", ".new-"].iter().any(|begin| name.starts_with(begin.as_bytes()))
-}
-
-/// Returns true for the name of an object under construction or in `trash`: a random number.
-fn is_number(name: &[u8]) -> bool {
-    name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit)
-}
-
-/// Listings of a directory that is being removed before its removal fails with `NotEmpty`.
-const LISTINGS_MAX: usize = 8;
-
-/// Removes a directory down to a depth. A user may have moved a directory of a third user, or of
-/// the caller, to this place; in such a directory only names that the log layer could have created
-/// are removed.
-///
-/// Another mount that has a removed file open may rename or add names until its own directory is
-/// removed: the end of a writer, or a flat index. Such names are in the next listing.
-fn remove_down_to(parent: &dyn WritableDir, name: &[u8], depth: usize) -> Result<()> {
-    let dir = parent.open_writable_dir(name)?;
-    // Other programs use such numbers as names, too.
-    let numbers_are_ours = dir.stat_self()?.uid == parent.stat_self()?.uid;
-    let mut listings = 0;
-    loop {
-        let mut removed = Ok(());
-        for child in dir.names()? {
-            if !(is_defined(&child) || numbers_are_ours && is_number(&child)) {
-                removed = removed.and(Err(Error {
-                    source: Some("no log mount makes this name".into()),
-                    ..Error::new(ErrorKind::PermissionDenied, "remove", &child)
-                }));
-                continue;
-            }
-            removed = removed.and(match dir.remove(&child) {
-                Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
-                // Linux returns EISDIR for a directory, other systems EPERM.
-                Err(error) if depth > 0 => remove_down_to(&*dir, &child, depth - 1).map_err(|_| error),
-                removed => removed,
-            });
-        }
-        removed?;
-        listings += 1;
-        match parent.remove_dir(name) {
-            Err(error) if error.kind == ErrorKind::NotEmpty && listings < LISTINGS_MAX => {}
-            removed => return removed,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn directories_let_in_who_may_use_the_file() {
-        for (file, dir) in [
-            (0o600, 0o700),
-            (0o644, 0o2755),
-            (0o640, 0o2750),
-            (0o660, 0o3770),
-            (0o666, 0o3777),
-            (0o000, 0o700),
-            (0o604, 0o705),
-            (0o620, 0o3770),
-            (0o755, 0o2755),
-            (0o700, 0o700),
-            (0o4755, 0o2755),
-        ] {
-            assert_eq!(dir_permissions(file), dir, "{file:o}");
-        }
     }
 }

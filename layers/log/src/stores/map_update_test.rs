@@ -8,10 +8,11 @@ use quell_testkit::MemoryStore;
 use quell_vfs::{Change, Cursor, FileSystem, New, NodeId, Open, Rename, Writable};
 
 use super::*;
-use crate::container::missing::missing;
-use crate::fs::file_system::LogFs;
-use crate::session::log_file::Choices;
-use crate::stores::store_set::{Role, Stores};
+use crate::fs::LogFs;
+use crate::not_found::none_if_not_found;
+use crate::session::Choices;
+use crate::stores::roles::Role;
+use crate::stores::set::Stores;
 use crate::test_stores::{again, host, make, pattern};
 use crate::tools::progress::Progress;
 use crate::tools::rebalance::{RebalanceResult, rebalance};
@@ -47,7 +48,7 @@ fn opener(stores: &[MemoryStore], is_away: &Arc<AtomicBool>) -> Opener {
 fn opened(stores: &[MemoryStore], known: &[usize]) -> Stores {
     let roots = known.iter().map(|place| root(stores, *place)).collect();
     let opened = Stores::open_named(roots, host(seed(), 1), 4).unwrap();
-    opened.reaching(opener(stores, &Arc::default()))
+    opened.with_opener(opener(stores, &Arc::default()))
 }
 
 fn mount_of(stores: Stores) -> LogFs {
@@ -131,7 +132,7 @@ fn listed(fs: &LogFs, dir: NodeId) -> Result<BTreeSet<Vec<u8>>> {
 fn containers(stores: &[MemoryStore]) -> BTreeMap<Vec<u8>, usize> {
     let mut found = BTreeMap::new();
     for store in stores {
-        let dirs = [Some(store.root()), missing(store.root().open_writable_dir(b"deep")).unwrap()];
+        let dirs = [Some(store.root()), none_if_not_found(store.root().open_writable_dir(b"deep")).unwrap()];
         for name in dirs.iter().flatten().flat_map(|dir| dir.names().unwrap()) {
             if name.ends_with(b".container") {
                 *found.entry(name).or_default() += 1;
@@ -142,7 +143,7 @@ fn containers(stores: &[MemoryStore]) -> BTreeMap<Vec<u8>, usize> {
 }
 
 #[test]
-fn a_mount_that_began_before_does_everything_with_what_was_moved() {
+fn a_running_mount_can_use_files_that_were_moved_to_an_added_store() {
     for before in [1, 2] {
         let stores = memory(before + 1);
         let known: Vec<_> = (0..before).collect();
@@ -286,7 +287,7 @@ fn while_files_are_moved_none_is_told_to_be_missing_and_none_is_made_twice() {
 }
 
 #[test]
-fn a_mount_that_slept_wakes_up_among_the_stores_of_today() {
+fn a_mount_follows_several_maps_at_once() {
     let stores = memory(4);
     let (fs, second) = (mount(&stores, &[0]), mount(&stores, &[0]));
     fill(&fs);
@@ -309,11 +310,11 @@ fn a_mount_that_slept_wakes_up_among_the_stores_of_today() {
 }
 
 #[test]
-fn a_store_that_cannot_be_used_is_an_error_and_nothing_is_told_to_be_missing() {
+fn an_unusable_added_store_is_an_error_and_no_name_is_reported_missing() {
     let stores = memory(2);
     let is_away = Arc::new(AtomicBool::new(true));
     let known = Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap();
-    let fs = mount_of(known.reaching(opener(&stores, &is_away)));
+    let fs = mount_of(known.with_opener(opener(&stores, &is_away)));
     let deaf = mount_of(Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap());
     let deep = fill(&fs);
     let _ = place(&deaf, 1);
@@ -349,7 +350,7 @@ fn a_store_that_cannot_be_used_is_an_error_and_nothing_is_told_to_be_missing() {
 }
 
 #[test]
-fn a_map_counts_when_every_store_that_it_adds_has_it() {
+fn a_map_is_used_when_every_added_store_has_it() {
     let stores = memory(2);
     let known = opened(&stores, &[0]);
     drop(changed(&stores, &[(0, KEEP), (1, Role::Add)]));
@@ -363,7 +364,7 @@ fn a_map_counts_when_every_store_that_it_adds_has_it() {
 }
 
 #[test]
-fn a_store_is_taken_from_who_could_have_put_the_same_files_into_the_others() {
+fn an_added_store_is_accepted_only_from_an_owner_of_the_known_stores() {
     let given = |stores: &[MemoryStore], place: usize, name: &[u8], uid| {
         let owner = Change { uid: Some(uid), ..Change::default() };
         stores[place].root().change(name, &owner).unwrap();
@@ -397,13 +398,13 @@ fn a_store_is_taken_from_who_could_have_put_the_same_files_into_the_others() {
 }
 
 #[test]
-fn another_store_in_the_place_of_the_one_that_was_added_is_refused() {
+fn another_store_at_the_path_of_an_added_store_is_refused() {
     let stores = memory(3);
     let known = opened(&stores, &[0]);
     let others = [stores[0].clone(), stores[2].clone()];
     drop(opened(&stores, &[2]));
     let elsewhere = Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap();
-    let elsewhere = elsewhere.reaching(opener(&others, &Arc::default()));
+    let elsewhere = elsewhere.with_opener(opener(&others, &Arc::default()));
     drop(changed(&stores, &[(0, KEEP), (1, Role::Add)]));
     assert!(elsewhere.refresh().unwrap_err().to_string().contains("another store"));
     assert!(known.refresh().unwrap());

@@ -8,10 +8,17 @@
 
 use std::sync::Arc;
 
+use quell_posix::WritableDir;
 use quell_vfs::{Error, ErrorKind, Result, errno};
 
-use crate::format::store_map::{Member, StoreMap};
-use crate::stores::store_set::{Opened, Opener, Root, View, enter, map_versions, read_map};
+use crate::format::{Member, StoreMap};
+use crate::stores::map_files::{map_versions, read_map};
+use crate::stores::store::{Root, Store, open_stores};
+use crate::stores::store_list::StoreList;
+
+/// Opens the directory at a path in a map. The map may have been written by another user: symbolic
+/// links must not be followed, and `newer_stores` verifies the directory.
+pub type Opener = Box<dyn Fn(&[u8]) -> Result<Arc<dyn WritableDir>> + Send + Sync>;
 
 /// The largest number of stores that are added in one step. More than any real installation has.
 const ADDED_MAX: usize = 1024;
@@ -26,18 +33,22 @@ struct Newer {
 
 /// Returns the stores according to the newest map that is present in every store that it adds, or
 /// `None` if the known map is the newest. A map that is not yet in all of these stores is not used.
-pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<Option<View>> {
-    let mut opened = known.opened();
+pub(crate) fn newer_stores(
+    known: &StoreList,
+    opener: Option<&Opener>,
+    uid: u32,
+) -> Result<Option<StoreList>> {
+    let mut opened = known.stores.clone();
     'opening: loop {
         let newer = newer_maps(&opened, known.version)?;
-        'maps: for said in &newer {
-            let map = &said.map;
+        'maps: for newer_map in &newer {
+            let map = &newer_map.map;
             for member in &map.members {
                 if opened.iter().all(|store| store.number != member.number) {
-                    if opened.len() - known.numbers.len() >= ADDED_MAX {
+                    if opened.len() - known.len() >= ADDED_MAX {
                         return Err(unusable(member, "too many stores were added"));
                     }
-                    match open(member, said, opener, uid)? {
+                    match open(member, newer_map, opener, uid)? {
                         Some(store) => opened.push(store),
                         None => continue 'maps,
                     }
@@ -45,14 +56,17 @@ pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<
                     continue 'opening;
                 }
             }
-            let is_new = |store: &&Opened| !known.numbers.contains(&store.number);
-            let is_member = |store: &&Opened| map.member(store.number).is_some();
+            let is_new = |store: &&Store| !known.has(store.number);
+            let is_member = |store: &&Store| map.member(store.number).is_some();
             let mut added = opened.iter().filter(is_new).filter(is_member);
-            let has_it = |store: &Opened| Ok(read_map(&*store.own, map.version)?.as_ref() == Some(map));
+            let has_it = |store: &Store| Ok(read_map(&*store.own, map.version)?.as_ref() == Some(map));
             if added.try_fold(true, |all, store| Ok::<_, Error>(all && has_it(store)?))? {
                 check_first(known, map)?;
-                let stay = |store: &Opened| !is_new(&store) || is_member(&store);
-                return Ok(Some(View::of(opened.iter().filter(|store| stay(store)).cloned(), map)));
+                let stay = |store: &Store| !is_new(&store) || is_member(&store);
+                return Ok(Some(StoreList::new(
+                    opened.iter().filter(|store| stay(store)).cloned().collect(),
+                    map,
+                )));
             }
         }
         return Ok(None);
@@ -60,7 +74,7 @@ pub(crate) fn follow(known: &View, opener: Option<&Opener>, uid: u32) -> Result<
 }
 
 /// Returns the maps in these stores with a version above `version`, the newest first.
-fn newer_maps(opened: &[Opened], version: u64) -> Result<Vec<Newer>> {
+fn newer_maps(opened: &[Store], version: u64) -> Result<Vec<Newer>> {
     let mut newer: Vec<Newer> = Vec::new();
     for store in opened {
         let owner = store.own.stat_self()?.uid;
@@ -76,12 +90,12 @@ fn newer_maps(opened: &[Opened], version: u64) -> Result<Vec<Newer>> {
 
 /// Opens and verifies a store that a map adds. Returns `None` if the store does not yet have the
 /// map that is required to trust it.
-fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Result<Option<Opened>> {
+fn open(member: &Member, newer_map: &Newer, opener: Option<&Opener>, uid: u32) -> Result<Option<Store>> {
     let Some(opener) = opener else { return Err(unusable(member, "this program opens no other stores")) };
     let unreachable = |error: Error| unusable(member, &format!("it cannot be opened here: {error}"));
     let dir = opener(&member.path).map_err(unreachable)?;
     let root = Root { dir: Arc::clone(&dir), path: member.path.clone() };
-    let store = enter(vec![root]).map_err(unreachable)?.remove(0);
+    let store = open_stores(vec![root]).map_err(unreachable)?.remove(0);
     if store.number != member.number {
         return Err(unusable(member, "another store has this path here"));
     }
@@ -91,14 +105,14 @@ fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Res
     // Any user can create a store in a directory to which all users can write. The other entries of
     // that directory may belong to others.
     let is_theirs = owner == 0 || owner == uid || dir.stat_self()?.uid == owner;
-    if !is_theirs || owner != said.owner && owner != 0 {
+    if !is_theirs || owner != newer_map.owner && owner != 0 {
         return of_another();
     }
-    if owner != said.owner {
+    if owner != newer_map.owner {
         // Root may have added a store of its own. In this case the added store's map must also name
         // the store in which the map was found.
         return match newest(&store)? {
-            Some(map) if map.version >= said.map.version => match map.member(said.number) {
+            Some(map) if map.version >= newer_map.map.version => match map.member(newer_map.number) {
                 Some(_) => Ok(Some(store)),
                 None => of_another(),
             },
@@ -109,7 +123,7 @@ fn open(member: &Member, said: &Newer, opener: Option<&Opener>, uid: u32) -> Res
 }
 
 /// Returns the newest map of a store.
-fn newest(store: &Opened) -> Result<Option<StoreMap>> {
+fn newest(store: &Store) -> Result<Option<StoreMap>> {
     for version in map_versions(&*store.own)?.into_iter().rev() {
         if let Some(map) = read_map(&*store.own, version)? {
             return Ok(Some(map));
@@ -120,9 +134,11 @@ fn newest(store: &Opened) -> Result<Option<StoreMap>> {
 
 /// Refuses a map that puts an added store before the first known store. The first store holds the
 /// symbolic links and determines the directories, so it must not change while the mount runs.
-fn check_first(known: &View, map: &StoreMap) -> Result<()> {
+fn check_first(known: &StoreList, map: &StoreMap) -> Result<()> {
     match map.members.first() {
-        Some(first) if first.number != known.numbers[0] && map.member(known.numbers[0]).is_some() => {
+        Some(first)
+            if first.number != known.stores[0].number && map.member(known.stores[0].number).is_some() =>
+        {
             Err(unusable(first, "it comes before the stores that are known"))
         }
         _ => Ok(()),
@@ -140,5 +156,5 @@ fn unusable(member: &Member, why: &str) -> Error {
 }
 
 #[cfg(test)]
-#[path = "newer_map_test.rs"]
+#[path = "map_update_test.rs"]
 mod tests;

@@ -5,14 +5,14 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Returns the index in `stores` of the store for `key`. The chosen store does not depend on the
 /// order of the list. `stores` must not be empty.
-pub fn choose(key: &[u8], stores: &[u128]) -> usize {
+pub fn choose_store(key: &[u8], stores: &[u128]) -> usize {
     let weight = |store: u128| {
         let seed = xxh3_64_with_seed(&store.to_le_bytes(), 0);
         // Of equal weights the larger number is used, so that the order of the list has no
         // influence.
         (xxh3_64_with_seed(key, seed), store)
     };
-    (0..stores.len()).max_by_key(|place| weight(stores[*place])).expect("a mount has a store")
+    (0..stores.len()).max_by_key(|index| weight(stores[*index])).expect("a mount has a store")
 }
 
 #[cfg(test)]
@@ -26,22 +26,22 @@ mod tests {
     }
 
     #[test]
-    fn every_store_gets_its_share_whatever_their_order() {
+    fn each_store_gets_an_equal_share_in_any_order() {
         let mut shares = [0; 4];
         let reversed: Vec<u128> = STORES.iter().rev().copied().collect();
         for key in keys() {
-            let store = choose(&key, &STORES);
+            let store = choose_store(&key, &STORES);
             shares[store] += 1;
-            assert_eq!(reversed[choose(&key, &reversed)], STORES[store]);
+            assert_eq!(reversed[choose_store(&key, &reversed)], STORES[store]);
         }
         assert!(shares.iter().all(|share| (900..1100).contains(share)), "{shares:?}");
     }
 
     #[test]
-    fn a_store_that_goes_moves_only_what_it_had() {
+    fn removing_a_store_moves_only_its_own_keys() {
         for key in keys() {
-            let before = STORES[choose(&key, &STORES)];
-            let after = STORES[choose(&key, &STORES[..3])];
+            let before = STORES[choose_store(&key, &STORES)];
+            let after = STORES[choose_store(&key, &STORES[..3])];
             assert!(after == before || before == 44);
         }
     }

@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use quell_posix::{Stat, WritableDir, assume};
-use quell_vfs::{Change, Error, ErrorKind, Kind, Result};
+use quell_posix::{Stat, WritableDir};
+use quell_vfs::{Error, ErrorKind, Kind, Result};
 
-use crate::container::container_dir::Container;
-use crate::container::missing::missing;
-use crate::format::naming::{OWN, Stored, container_name, is_own, other_name, shown};
-use crate::stores::store_set::{Host, StoreNumber, Stores};
+use crate::container::Container;
+use crate::format::{Stored, container_name, is_own, other_name, shown};
+use crate::not_found::none_if_not_found;
+use crate::stores::{StoreNumber, Stores};
 
 /// An entry with a name in the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,52 +66,6 @@ impl std::fmt::Debug for StoredDir {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StoredDir").field("is_root", &self.is_root).finish_non_exhaustive()
     }
-}
-
-/// Returns true if this directory is a store.
-pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
-    Ok(missing(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
-}
-
-/// Opens the directory `stored` in `dirs`, which are one directory in every store. Creates it with
-/// the first store's attributes in stores that lack it.
-pub(crate) fn enter_all(
-    dirs: &[Arc<dyn WritableDir>],
-    stored: &[u8],
-    host: &Host,
-) -> Result<Vec<Arc<dyn WritableDir>>> {
-    // The directory is created with the rights of this process, because all users that it serves
-    // need it, and with the attributes that it has in the first store.
-    let _process = assume(None)?;
-    let mut entered: Vec<Arc<dyn WritableDir>> = Vec::with_capacity(dirs.len());
-    for dir in dirs {
-        let opened = match (dir.open_writable_dir(stored), entered.first()) {
-            (Err(error), Some(first)) if error.kind == ErrorKind::NotFound => {
-                let like = first.stat_self()?;
-                match dir.make_dir(stored, like.mode & 0o7777) {
-                    // Another mount has created it meanwhile.
-                    Err(error) if error.kind == ErrorKind::Exists => {}
-                    made => {
-                        made?;
-                        if host.uid == 0 || host.gid != like.gid {
-                            let uid = (host.uid == 0).then_some(like.uid);
-                            let change = Change { uid, gid: Some(like.gid), ..Change::default() };
-                            // An unprivileged process cannot set a group that it does not belong
-                            // to; the directory is usable without it.
-                            match dir.change(stored, &change) {
-                                Err(error) if host.uid == 0 => return Err(error),
-                                _ => {}
-                            }
-                        }
-                    }
-                }
-                dir.open_writable_dir(stored)?
-            }
-            (opened, _) => opened?,
-        };
-        entered.push(opened);
-    }
-    Ok(entered)
 }
 
 /// The result of resolving a path.
@@ -198,7 +152,7 @@ impl StoredDir {
 
     fn kind(&self, store: StoreNumber, stored: &[u8]) -> Result<Option<Kind>> {
         let Some(Some(dir)) = self.dirs.get(store) else { return Ok(None) };
-        Ok(missing(dir.stat(stored))?.and_then(|stat| stat.kind()))
+        Ok(none_if_not_found(dir.stat(stored))?.and_then(|stat| stat.kind()))
     }
 
     /// Opens the directory `name` in this one.

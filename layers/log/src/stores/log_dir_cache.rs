@@ -2,10 +2,11 @@
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use lru::LruCache;
 use quell_posix::WritableDir;
+use quell_threads::lock;
 
 /// The number of log directories that stay open.
 pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero");
@@ -15,18 +16,18 @@ pub const LOG_DIRS_OPEN: NonZeroUsize = NonZeroUsize::new(128).expect("not zero"
 pub type Ticket = u64;
 
 /// The log directories that were used most recently.
-pub struct LogDirs {
+pub struct LogDirCache {
     next: AtomicU64,
     open: Mutex<LruCache<(Ticket, u32), Arc<dyn WritableDir>>>,
 }
 
-impl Default for LogDirs {
-    fn default() -> LogDirs {
-        LogDirs { next: AtomicU64::new(0), open: Mutex::new(LruCache::new(LOG_DIRS_OPEN)) }
+impl Default for LogDirCache {
+    fn default() -> LogDirCache {
+        LogDirCache { next: AtomicU64::new(0), open: Mutex::new(LruCache::new(LOG_DIRS_OPEN)) }
     }
 }
 
-impl LogDirs {
+impl LogDirCache {
     pub fn ticket(&self) -> Ticket {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -55,6 +56,6 @@ impl LogDirs {
     }
 
     fn lock(&self) -> MutexGuard<'_, LruCache<(Ticket, u32), Arc<dyn WritableDir>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 }

@@ -1,0 +1,53 @@
+//! Permissions of a container's directories, derived from those of its file. Pure functions on
+//! values, no I/O.
+
+/// Users with write permission to a directory with this bit can remove and rename only their own
+/// entries.
+const STICKY: u32 = 0o1000;
+
+/// Returns the permissions of a container and its directories: users who may read or write the file
+/// can search them, and users who may write can add logs. Entries of others belong to the file's
+/// group.
+pub fn dir_permissions(file: u32) -> u32 {
+    let mut dir = 0o700;
+    for shift in [0, 3] {
+        let class = file >> shift & 0o7;
+        let read = if class & 0o6 != 0 { 0o5 } else { 0 };
+        dir |= (read | class & 0o2) << shift;
+    }
+    // Users who may write can add names, but must not remove or replace those of others, in
+    // particular `access`.
+    let sticky = if dir & 0o022 != 0 { STICKY } else { 0 };
+    let group = if dir & 0o070 != 0 { 0o2000 } else { 0 };
+    dir | group | sticky
+}
+
+/// Returns the permissions of log directories in a container with the permissions `container`. They
+/// have no sticky bit: a user with write permission to the file may remove any log.
+pub(crate) fn logs_permissions(container: u32) -> u32 {
+    container & !STICKY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_grant_search_to_users_of_the_file() {
+        for (file, dir) in [
+            (0o600, 0o700),
+            (0o644, 0o2755),
+            (0o640, 0o2750),
+            (0o660, 0o3770),
+            (0o666, 0o3777),
+            (0o000, 0o700),
+            (0o604, 0o705),
+            (0o620, 0o3770),
+            (0o755, 0o2755),
+            (0o700, 0o700),
+            (0o4755, 0o2755),
+        ] {
+            assert_eq!(dir_permissions(file), dir, "{file:o}");
+        }
+    }
+}

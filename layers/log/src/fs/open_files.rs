@@ -1,0 +1,163 @@
+//! The files of a mount that are open or were used recently. Each file has a single `LogFile`.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, Weak};
+
+use lru::LruCache;
+use quell_posix::assume;
+use quell_threads::lock;
+use quell_vfs::{NodeId, Result};
+
+use crate::container::{Identity, delete_container};
+use crate::fs::flatten_queue::FlattenQueue;
+use crate::session::LogFile;
+use crate::stores::Stores;
+
+/// Number of containers that stay open although no process has the file open.
+const FILES_KNOWN: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
+
+/// A file that may be removed while it is open.
+pub(crate) struct SharedFile {
+    pub file: LogFile,
+    stores: Arc<Stores>,
+    pub flattening: Arc<FlattenQueue<SharedFile>>,
+    /// Number of open handles.
+    pub handles: AtomicUsize,
+    /// The name in `trash` after the file was removed. The container is deleted at the last close.
+    trash: Mutex<Option<Vec<u8>>>,
+}
+
+impl SharedFile {
+    /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
+    pub fn flatten(&self, is_given_up: &AtomicBool) {
+        if lock(&self.trash).is_none() {
+            let _ = self.file.flatten_if_due(is_given_up);
+        }
+    }
+
+    /// Records that the file was removed and has this name in `trash`. It is deleted when it is
+    /// dropped, at the last close.
+    pub fn set_removed(&self, name: Vec<u8>) {
+        *lock(&self.trash) = Some(name);
+    }
+
+    /// Deletes the container if the file was removed.
+    pub fn delete_if_removed(&self) -> Result<()> {
+        let Some(name) = lock(&self.trash).take() else { return Ok(()) };
+        // The process's own credentials: the user of the last close need not be the user who
+        // removed the file.
+        let _process = assume(None)?;
+        let container = self.file.container();
+        delete_container(&self.stores, container.home(), &name, container.number())
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        // There is no caller to return an error to; `quell log fsck` finds containers that are left
+        // in `trash`.
+        let _ = self.delete_if_removed();
+    }
+}
+
+struct Table {
+    /// By the container's identity: an open file is the same after its node was forgotten and found
+    /// again.
+    all: HashMap<Identity, Weak<SharedFile>>,
+    open: HashMap<NodeId, Weak<SharedFile>>,
+    /// Removed files that are still referenced.
+    removed: HashMap<NodeId, Arc<SharedFile>>,
+    recent: LruCache<NodeId, Arc<SharedFile>>,
+}
+
+/// The files of a mount. Files are dropped without the lock of the table, because the last close may
+/// delete a file.
+pub(crate) struct OpenFiles {
+    stores: Arc<Stores>,
+    flattening: Arc<FlattenQueue<SharedFile>>,
+    table: Mutex<Table>,
+}
+
+impl OpenFiles {
+    pub fn new(stores: Arc<Stores>) -> OpenFiles {
+        let table = Table {
+            all: HashMap::new(),
+            open: HashMap::new(),
+            removed: HashMap::new(),
+            recent: LruCache::new(FILES_KNOWN),
+        };
+        let flattening = Arc::new(FlattenQueue::new(SharedFile::flatten));
+        OpenFiles { stores, flattening, table: Mutex::new(table) }
+    }
+
+    /// Returns the queue of files that are flattened in the background.
+    pub fn flattening(&self) -> &FlattenQueue<SharedFile> {
+        &self.flattening
+    }
+
+    /// Returns all files.
+    pub fn all(&self) -> Vec<Arc<SharedFile>> {
+        lock(&self.table).all.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the file with this container, if it is known.
+    pub fn with_container(&self, identity: &Identity) -> Option<Arc<SharedFile>> {
+        lock(&self.table).all.get(identity).and_then(Weak::upgrade)
+    }
+
+    /// Returns the file of a node, if it is known, without using it.
+    pub fn peek(&self, node: NodeId) -> Option<Arc<SharedFile>> {
+        lock(&self.table).open.get(&node).and_then(Weak::upgrade)
+    }
+
+    /// Returns the file of a node, if it is known.
+    pub fn get(&self, node: NodeId) -> Option<Arc<SharedFile>> {
+        let mut table = lock(&self.table);
+        let shared = table.open.get(&node)?.upgrade();
+        if let Some(shared) = &shared {
+            let evicted = table.recent.push(node, Arc::clone(shared));
+            drop(table);
+            drop(evicted);
+        }
+        shared
+    }
+
+    /// Makes `file` the file of a node, unless it is already open.
+    pub fn add(&self, node: NodeId, file: LogFile) -> Arc<SharedFile> {
+        let number = file.container().identity();
+        let (stores, flattening) = (Arc::clone(&self.stores), Arc::clone(&self.flattening));
+        let (handles, trash) = (AtomicUsize::new(0), Mutex::new(None));
+        let shared = SharedFile { file, stores, flattening, handles, trash };
+        let mut table = lock(&self.table);
+        let known = table.all.get(&number).and_then(Weak::upgrade);
+        let (shared, unused) = match known {
+            Some(known) => (known, Some(shared)),
+            None => (Arc::new(shared), None),
+        };
+        if table.all.len() > 4 * FILES_KNOWN.get() && table.all.len().is_power_of_two() {
+            table.all.retain(|_, file| file.strong_count() > 0);
+        }
+        table.all.insert(number, Arc::downgrade(&shared));
+        table.open.insert(node, Arc::downgrade(&shared));
+        let evicted = table.recent.push(node, Arc::clone(&shared));
+        drop(table);
+        drop((evicted, unused));
+        shared
+    }
+
+    /// Keeps a removed file as long as its node is referenced. Returns the file that was kept for
+    /// the node before.
+    pub fn keep_removed(&self, node: NodeId, shared: &Arc<SharedFile>) -> Option<Arc<SharedFile>> {
+        lock(&self.table).removed.insert(node, Arc::clone(shared))
+    }
+
+    /// Forgets the file of a node; open handles keep it. The caller drops the result without a
+    /// lock.
+    pub fn forget(&self, node: NodeId) -> [Option<Arc<SharedFile>>; 2] {
+        let mut table = lock(&self.table);
+        table.open.remove(&node);
+        [table.recent.pop(&node), table.removed.remove(&node)]
+    }
+}

@@ -1,0 +1,56 @@
+//! The failed writes and syncs of one file. A failure is returned by every sync and close of the file
+//! until a sync of the whole file succeeds.
+
+use std::sync::Mutex;
+
+use quell_vfs::Error;
+
+use quell_threads::lock;
+
+/// The number of failures, when a sync began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FailuresSeen {
+    count: u64,
+    /// There are failures since the last successful sync.
+    pub is_any: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of failures.
+    count: u64,
+    /// There are failures since the last successful sync.
+    is_any: bool,
+}
+
+/// The failures of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Mutex<State>);
+
+impl Failures {
+    /// Records a failed write or sync.
+    pub fn record(&self, _: &Error) {
+        let mut state = lock(&self.0);
+        state.count += 1;
+        state.is_any = true;
+    }
+
+    /// Returns true if there are failures since the last successful sync.
+    pub fn is_any(&self) -> bool {
+        lock(&self.0).is_any
+    }
+
+    /// Returns the failures so far.
+    pub fn seen(&self) -> FailuresSeen {
+        let state = lock(&self.0);
+        FailuresSeen { count: state.count, is_any: state.is_any }
+    }
+
+    /// Ends the failures before a successful sync, unless there were others during the sync.
+    pub fn end(&self, seen: FailuresSeen) {
+        let mut state = lock(&self.0);
+        if state.count == seen.count {
+            state.is_any = false;
+        }
+    }
+}

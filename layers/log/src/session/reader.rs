@@ -1,0 +1,408 @@
+//! Reads an open file: keeps its extent map, follows the logs of other nodes, and reads the data.
+//!
+//! Index logs are read without the lock of the map, so writers of this node never wait for it: they
+//! add their frames to the map, or to a list if the map is being built. Only threads that need the
+//! result wait, at `update`.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use lru::LruCache;
+use quell_vfs::{Error, ErrorKind, Result};
+
+use crate::container::{Block, Container, Descriptors, Edges, read_payload, torn_blocks};
+use crate::format::{FILE_END_MAX, FileOffset, Order, PayloadOffset, PayloadRange, Run, Summary, data_name};
+use crate::locks::{Rank, RankedMutex, RankedRwLock};
+use crate::session::extent_map::{ExtentMap, LogPiece, Torn};
+use crate::session::sequencer::Sequencer;
+use crate::session::share::Share;
+use crate::session::writer::Written;
+use quell_threads::lock;
+
+/// Number of blocks of a file that are kept after they were read in part.
+const EDGE_BLOCKS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+
+/// The extent map of a file.
+enum MapState {
+    /// The file was not read yet, or the map was dropped.
+    Absent,
+    /// A thread reads the index logs. The list contains the frames that writers of this node have
+    /// written since it began.
+    Building(Vec<OwnFrame>),
+    Ready(Box<ExtentMap>),
+}
+
+/// A frame that a writer of this node has written.
+struct OwnFrame {
+    writer: u64,
+    head_bytes: u64,
+    order: Order,
+    payload_start: PayloadOffset,
+    runs: Vec<Run>,
+}
+
+/// The reason why a read failed, and the piece that could not be read; `None` if the index could
+/// not be read.
+struct Unread {
+    error: Error,
+    piece: Option<LogPiece>,
+}
+
+/// The parts of an open file that a reader uses.
+#[derive(Clone, Copy)]
+pub(crate) struct ReadContext<'a> {
+    pub container: &'a Container,
+    pub sequencer: &'a RankedMutex<Sequencer>,
+}
+
+impl ReadContext<'_> {
+    fn own_data_bytes(&self, writer: u64) -> Option<u64> {
+        self.sequencer.lock().own_data_bytes(writer)
+    }
+
+    /// Makes later writes of this node later than all data of others in `map` and `summary`.
+    fn mark_seen(&self, map: &ExtentMap, summary: &Summary) {
+        let mut sequencer = self.sequencer.lock();
+        let foreign = |writer: u64| sequencer.own_data_bytes(writer).is_none();
+        let epoch = map.epoch_of(&foreign).max(sequencer.foreign_epoch(summary));
+        sequencer.mark_seen(epoch);
+    }
+}
+
+/// The reader of an open file.
+pub(crate) struct Reader {
+    descriptors: Arc<Descriptors>,
+    index_threads: usize,
+    /// Held while one thread reads index logs.
+    update: RankedMutex<()>,
+    map: RankedRwLock<MapState>,
+    edges: Mutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
+    /// False after a page of the flat index was found damaged.
+    trusts_flat: AtomicBool,
+    /// Parts of logs that were torn before they were synced.
+    torn: Mutex<Torn>,
+}
+
+impl Reader {
+    pub fn new(descriptors: Arc<Descriptors>, index_threads: usize) -> Reader {
+        Reader {
+            descriptors,
+            index_threads,
+            update: RankedMutex::new(Rank::MapUpdate, ()),
+            map: RankedRwLock::new(Rank::Map, MapState::Absent),
+            edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
+            trusts_flat: AtomicBool::new(true),
+            torn: Mutex::default(),
+        }
+    }
+
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// Returns true if the file was not read yet.
+    pub fn is_unread(&self) -> bool {
+        matches!(*self.map.read(), MapState::Absent)
+    }
+
+    /// Returns the size of the file according to the extent map, if there is one.
+    pub fn size(&self) -> Option<u64> {
+        match &*self.map.read() {
+            MapState::Ready(map) => Some(map.size()),
+            _ => None,
+        }
+    }
+
+    /// Adds a frame that a writer of this node has written. A later reader finds its data in the
+    /// map.
+    pub fn add(&self, file: ReadContext<'_>, writer: u64, written: &Written<'_>) {
+        let Written { order, head_bytes, payload_start, data_bytes, runs } = *written;
+        let mut state = self.map.write();
+        // While the map is locked, so that a thread that builds the map either finds the frame in
+        // the log or in the list.
+        file.sequencer.lock().written(writer, data_bytes);
+        match &mut *state {
+            MapState::Absent => {}
+            MapState::Building(frames) => {
+                frames.push(OwnFrame { writer, head_bytes, order, payload_start, runs: runs.to_vec() });
+            }
+            MapState::Ready(map) => {
+                let added = map.add(writer, head_bytes, order, payload_start, runs);
+                if added.and_then(|()| map.shrink(file.container)).is_err() {
+                    // The next reader builds the map again from the logs, and gets the error.
+                    *state = MapState::Absent;
+                }
+            }
+        }
+    }
+
+    /// Drops the map; the next read builds it again.
+    pub fn drop_map(&self) {
+        let _one = self.update.lock();
+        lock(&self.edges).clear();
+        let dropped = std::mem::replace(&mut *self.map.write(), MapState::Absent);
+        drop(dropped); // without the lock, because a large map takes long
+    }
+
+    /// Builds the map if there is none.
+    pub fn build_map(&self, file: ReadContext<'_>) -> Result<()> {
+        if let MapState::Ready(_) = *self.map.read() {
+            return Ok(());
+        }
+        let _one = self.update.lock();
+        if let MapState::Ready(_) = *self.map.read() {
+            return Ok(());
+        }
+        self.replace_map(file, || {
+            let summary = file.container.summary()?;
+            let torn = lock(&self.torn).clone();
+            let (own, threads) = (|writer: u64| file.own_data_bytes(writer), self.index_threads);
+            // Torn or damaged parts are left out when the logs are read; a flat index may contain
+            // them.
+            if torn.is_empty() && self.trusts_flat.load(Ordering::Relaxed) {
+                match ExtentMap::open(file.container, &summary, &own, threads) {
+                    Err(error) if error.kind == ErrorKind::Damaged && self.stop_trusting_flat() => {}
+                    built => return Ok((built?, summary)),
+                }
+            }
+            Ok((ExtentMap::build(file.container, &summary, &own, threads, torn)?, summary))
+        })
+    }
+
+    /// Builds the map from shares, unless there is a map, or torn parts are known, which shares may
+    /// contain.
+    pub fn take_shares(&self, file: ReadContext<'_>, shares: &[Share]) -> Result<()> {
+        let _one = self.update.lock();
+        if !self.is_unread() || !lock(&self.torn).is_empty() {
+            return Ok(());
+        }
+        self.replace_map(file, || {
+            let summary = file.container.summary()?;
+            let own = |writer: u64| file.own_data_bytes(writer);
+            let built = ExtentMap::merge(file.container, &summary, &own, self.index_threads, shares)?;
+            Ok((built, summary))
+        })
+    }
+
+    /// Replaces the map by the result of `build`, which reads the logs without a lock of the map.
+    /// The caller holds `update`.
+    fn replace_map(
+        &self,
+        file: ReadContext<'_>,
+        build: impl FnOnce() -> Result<(ExtentMap, Summary)>,
+    ) -> Result<()> {
+        let before = std::mem::replace(&mut *self.map.write(), MapState::Building(Vec::new()));
+        drop(before); // without the lock, because a large map takes long
+        let replaced = build().and_then(|(map, summary)| self.install(file, map, &summary));
+        if replaced.is_err() {
+            *self.map.write() = MapState::Absent;
+        }
+        replaced
+    }
+
+    /// Ends a build with `map`, after it has taken in the frames that were written meanwhile.
+    fn install(&self, file: ReadContext<'_>, mut map: ExtentMap, summary: &Summary) -> Result<()> {
+        if map.size() == 0 && file.container.is_gone()? {
+            return Err(moved_elsewhere());
+        }
+        file.mark_seen(&map, summary);
+        loop {
+            let mut state = self.map.write();
+            let frames = match &mut *state {
+                MapState::Building(frames) => std::mem::take(frames),
+                _ => unreachable!("only the holder of `update` ends a build"),
+            };
+            if frames.is_empty() {
+                *state = MapState::Ready(Box::new(map));
+                return Ok(());
+            }
+            drop(state);
+            for OwnFrame { writer, head_bytes, order, payload_start, runs } in frames {
+                map.add(writer, head_bytes, order, payload_start, &runs)?;
+            }
+            map.shrink(file.container)?;
+        }
+    }
+
+    fn stop_trusting_flat(&self) -> bool {
+        self.trusts_flat.swap(false, Ordering::Relaxed)
+    }
+
+    /// Takes the data that others have published into the map.
+    pub fn refresh(&self, file: ReadContext<'_>) -> Result<()> {
+        match self.is_unread() {
+            true => Ok(()),
+            false => self.refresh_to(file, &file.container.summary()?),
+        }
+    }
+
+    /// Takes the data that `summary` names into the map.
+    pub fn refresh_to(&self, file: ReadContext<'_>, summary: &Summary) -> Result<()> {
+        let _one = self.update.lock();
+        match self.read_new(file, summary) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // The map may have taken in a part of the data.
+                *self.map.write() = MapState::Absent;
+                // A page of the flat index is damaged. The logs contain the same data, and the next
+                // reader uses them.
+                match error.kind == ErrorKind::Damaged && self.stop_trusting_flat() {
+                    true => Ok(()),
+                    false => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Reads the new parts of the logs that `summary` names. The caller holds `update`.
+    fn read_new(&self, file: ReadContext<'_>, summary: &Summary) -> Result<()> {
+        let own = |writer: u64| file.own_data_bytes(writer);
+        loop {
+            let update = match &*self.map.read() {
+                MapState::Ready(map) => map.update_to(file.container, summary, &own),
+                _ => return Ok(()),
+            };
+            let Some(update) = update else {
+                return self.replace_map(file, || {
+                    let torn = lock(&self.torn).clone();
+                    let map = ExtentMap::build(file.container, summary, &own, 1, torn)?;
+                    Ok((map, summary.clone()))
+                });
+            };
+            let update = update.read(file.container)?;
+            let mut state = self.map.write();
+            // Absent if a frame of this node could not be added meanwhile.
+            let MapState::Ready(map) = &mut *state else { return Ok(()) };
+            if map.apply(file.container, update, summary)? {
+                file.mark_seen(map, summary);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads bytes of the file into `into`. `flush` writes the data that writers of this node have
+    /// collected in a range to their logs, and returns the end of all collected data.
+    pub fn read_at(
+        &self,
+        file: ReadContext<'_>,
+        into: &mut [u8],
+        offset: FileOffset,
+        flush: &dyn Fn(FileOffset, FileOffset) -> Result<FileOffset>,
+    ) -> Result<usize> {
+        let end = FileOffset(offset.0.saturating_add(into.len() as u64).min(FILE_END_MAX));
+        if end <= offset {
+            return Ok(0);
+        }
+        // Another node may have removed logs since the map was built, because the file was
+        // truncated.
+        let mut is_new = false;
+        loop {
+            let unread = match self.try_read(file, into, offset, end, flush) {
+                Ok(length) => return Ok(length),
+                Err(unread) => *unread,
+            };
+            let try_again = match &unread {
+                Unread { error, .. } if error.kind == ErrorKind::NotFound && !is_new => true,
+                Unread { error, piece: Some(piece) } => self.ignore_torn(file, error, piece)?,
+                // A page of a flat index is damaged. The logs contain the same data.
+                Unread { error, piece: None } => {
+                    error.kind == ErrorKind::Damaged && self.stop_trusting_flat()
+                }
+            };
+            if !try_again {
+                return Err(unread.error);
+            }
+            is_new = true;
+            self.drop_map();
+        }
+    }
+
+    fn try_read(
+        &self,
+        file: ReadContext<'_>,
+        into: &mut [u8],
+        offset: FileOffset,
+        end: FileOffset,
+        flush: &dyn Fn(FileOffset, FileOffset) -> Result<FileOffset>,
+    ) -> Result<usize, Box<Unread>> {
+        let whole = |error| Box::new(Unread { error, piece: None });
+        // Collected data beyond the requested range makes the file longer, too.
+        let collected_end = flush(offset, end).map_err(whole)?;
+        let (length, pieces) = loop {
+            self.build_map(file).map_err(whole)?;
+            // Another thread may have dropped the map; it is then built again.
+            if let MapState::Ready(map) = &*self.map.read() {
+                let file_end = FileOffset(map.size()).max(collected_end);
+                let length = end.min(file_end).bytes_after(offset) as usize;
+                break (length, map.pieces_for(&mut into[..length], offset).map_err(whole)?);
+            }
+        };
+        for piece in pieces {
+            let part = &mut into[piece.into..piece.into + piece.length];
+            self.read_piece(file, &piece, part)
+                .map_err(|error| Box::new(Unread { error, piece: Some(piece) }))?;
+        }
+        Ok(length)
+    }
+
+    fn read_piece(&self, file: ReadContext<'_>, piece: &LogPiece, part: &mut [u8]) -> Result<()> {
+        let data = self.descriptors.data(file.container, piece.writer)?;
+        let edges = LogEdges { edges: &self.edges, writer: piece.writer };
+        let block_bytes = file.container.head().block_bytes.into();
+        let read = read_payload(&*data, &piece.frame, block_bytes, piece.payload, part, &edges);
+        read.map_err(|error| match error.kind {
+            ErrorKind::Damaged => Error { subject: data_name(piece.writer), ..error },
+            _ => error,
+        })
+    }
+
+    /// Handles a piece that could not be read. If it was torn in a power failure before it was
+    /// synced, it is ignored from now on. Each block is handled separately, so that all readers get
+    /// the same content. Returns true if the read must be repeated.
+    fn ignore_torn(&self, file: ReadContext<'_>, error: &Error, piece: &LogPiece) -> Result<bool> {
+        let bad = match error.kind {
+            // Removed by another node, or moved to another store: the log itself is not lost.
+            ErrorKind::NotFound if file.container.is_gone()? => return Err(moved_elsewhere()),
+            ErrorKind::NotFound if piece.must_be_there => {
+                return Err(Error::new(ErrorKind::Damaged, "read", data_name(piece.writer)));
+            }
+            _ if piece.must_be_there => return Ok(false),
+            ErrorKind::NotFound => vec![PayloadRange::ALL],
+            ErrorKind::Damaged => match self.descriptors.data(file.container, piece.writer) {
+                Ok(data) => torn_blocks(&*data, &piece.frame, file.container.head().block_bytes.into())?,
+                // The header is torn: nothing in this log was synced.
+                Err(_) => vec![PayloadRange::ALL],
+            },
+            _ => return Ok(false),
+        };
+        let mut torn = lock(&self.torn);
+        let known = torn.entry(piece.writer).or_default();
+        let before = known.len();
+        known.extend(bad.iter().filter(|bad| !known.contains(bad)).copied().collect::<Vec<_>>());
+        known.sort_unstable();
+        Ok(known.len() > before)
+    }
+}
+
+/// Returns the error for a file that another node has removed or moved.
+fn moved_elsewhere() -> Error {
+    Error::new(ErrorKind::Stale, "read", b"a file that is elsewhere now")
+}
+
+/// The kept blocks of one log.
+struct LogEdges<'a> {
+    edges: &'a Mutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
+    writer: u64,
+}
+
+impl Edges for LogEdges<'_> {
+    fn get(&self, start: PayloadOffset) -> Option<Arc<Block>> {
+        lock(self.edges).get(&(self.writer, start)).cloned()
+    }
+
+    fn put(&self, block: Arc<Block>) {
+        let evicted = lock(self.edges).push((self.writer, block.start), block);
+        drop(evicted);
+    }
+}

@@ -1,0 +1,28 @@
+//! This process and its node, and the source of random numbers.
+
+use crate::format::Holder;
+use crate::stores::scratch::Scratch;
+
+/// This process and its node, and the source of random numbers.
+pub struct Host {
+    pub holder: Holder,
+    pub uid: u32,
+    pub gid: u32,
+    pub random: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// Returns true if the process is known to be dead. Returns false if its state is unknown, as
+    /// for processes of other nodes.
+    pub is_gone: Box<dyn Fn(&Holder) -> bool + Send + Sync>,
+    pub scratch: Scratch,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("holder", &self.holder).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    pub(crate) fn random_number(&self) -> u128 {
+        u128::from((self.random)()) << 64 | u128::from((self.random)())
+    }
+}

@@ -1,0 +1,371 @@
+//! The stores of one log mount. Opens them, follows the placement map while the mount runs, and
+//! gives access to the directories of each store.
+
+use std::sync::{Arc, Mutex, RwLock};
+
+use quell_posix::{WritableDir, assume, assumed};
+use quell_threads::{lock, read_lock, write_lock};
+use quell_vfs::{Error, ErrorKind, Result, Space};
+
+use crate::format::{Member, NEW_DIR, OWN, StoreMap, is_own};
+use crate::not_found::none_if_not_found;
+use crate::stores::errors::{not_a_member, not_given, refused};
+use crate::stores::host::Host;
+use crate::stores::log_dir_cache::LogDirCache;
+use crate::stores::map_files::{
+    complete_map, has_map, newest_map, truncate_map, write_map, write_new_map, write_where_missing,
+};
+use crate::stores::map_update::{Opener, newer_stores};
+use crate::stores::roles::{Role, change_roles, check_is_used, map_of};
+use crate::stores::store::{
+    Root, Store, StoreNumber, check_free, is_store, open_or_create_stores, open_stores,
+};
+use crate::stores::store_list::StoreList;
+
+/// The stores of one mount.
+pub struct Stores {
+    /// The stores that are currently known.
+    list: RwLock<Arc<StoreList>>,
+    /// Held while one thread looks for newer maps; other threads wait for its result.
+    looking: Mutex<()>,
+    opener: Option<Opener>,
+    host: Host,
+    directories: u32,
+    log_dirs: LogDirCache,
+}
+
+impl std::fmt::Debug for Stores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stores").field("stores", &self.count()).finish_non_exhaustive()
+    }
+}
+
+impl Stores {
+    /// Opens stores without paths for messages, as `open_named` does.
+    pub fn open(roots: Vec<Arc<dyn WritableDir>>, host: Host, directories: u32) -> Result<Stores> {
+        let named = roots.into_iter().map(|dir| Root { dir, path: Vec::new() }).collect();
+        Stores::open_named(named, host, directories)
+    }
+
+    /// Opens the stores, in any order. Creates a missing `.quell` in each of them, and the first
+    /// map if there are several. New containers get `directories` log directories.
+    pub fn open_named(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
+        let are_stores = roots.iter().map(|root| is_store(&*root.dir)).collect::<Result<Vec<_>>>()?;
+        // A new directory next to stores with a map is not changed.
+        for (root, _) in roots.iter().zip(&are_stores).filter(|(_, is_store)| **is_store) {
+            if are_stores.contains(&false) && has_map(&*root.dir.open_writable_dir(OWN)?)? {
+                let new = roots.iter().zip(&are_stores).find(|(_, is_store)| !**is_store);
+                return Err(not_a_member(new.map_or(&[], |(root, _)| &root.path)));
+            }
+        }
+        let opened = open_or_create_stores(roots, &host)?;
+        let map = match newest_map(opened.iter().map(|store| &store.own))? {
+            Some(map) => {
+                complete_map(&opened, &map, &host)?;
+                map
+            }
+            None if opened.len() == 1 => map_of(&opened),
+            None => {
+                for store in &opened {
+                    let names = store.root.dir.names()?;
+                    if names.iter().any(|name| !is_own(name)) {
+                        return Err(refused(
+                            &store.root.path,
+                            "it has files and does not yet belong to the others: `quell log rebalance STORE --add OTHER` \
+                             gives it an empty store"
+                                .into(),
+                        ));
+                    }
+                }
+                let first = StoreMap { version: 1, ..map_of(&opened) };
+                write_new_map(&opened, first.keeper(), first, &host)?
+            }
+        };
+        Stores::new(opened, &map, host, directories)
+    }
+
+    /// Returns these stores with an opener for stores that are added later. Without an opener such
+    /// a store is an error.
+    pub fn with_opener(self, opener: Opener) -> Stores {
+        Stores { opener: Some(opener), ..self }
+    }
+
+    /// Opens existing stores. Writes nothing.
+    pub fn open_existing(roots: Vec<Root>, host: Host, directories: u32) -> Result<Stores> {
+        let opened = open_stores(roots)?;
+        let map = match newest_map(opened.iter().map(|store| &store.own))? {
+            Some(map) => map,
+            None => map_of(&opened),
+        };
+        Stores::new(opened, &map, host, directories)
+    }
+
+    /// Opens stores and changes their roles with a new map, if one is needed. `rebalance` then
+    /// moves the files.
+    pub fn change(roots: Vec<(Root, Role)>, host: Host, directories: u32) -> Result<Stores> {
+        let (roots, roles): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
+        for (root, role) in roots.iter().zip(&roles) {
+            let is_store = is_store(&*root.dir)?;
+            if *role == Role::Add && !is_store {
+                check_free(root)?;
+            }
+            if *role != Role::Add && !is_store {
+                return Err(Error {
+                    source: Some("not a store".into()),
+                    ..Error::new(ErrorKind::NotFound, "open", &root.path)
+                });
+            }
+        }
+        let opened = open_or_create_stores(roots, &host)?;
+        let (now, next) = next_map(&opened, &roles)?;
+        check_is_used(&next)?;
+        let is_same = next.members == now.members && (now.version > 0 || now.members.len() == 1);
+        let map = match is_same {
+            true => {
+                // A previous run that ended before every store had the map has moved nothing.
+                if now.version > 0 {
+                    write_where_missing(&opened, &now, &host)?;
+                }
+                now
+            }
+            false => {
+                let before = if now.members.is_empty() { &next } else { &now };
+                write_new_map(&opened, before.keeper(), next, &host)?
+            }
+        };
+        // Also needed after a previous run that was killed before this.
+        for store in &opened {
+            match map.member(store.number) {
+                Some(member) if member.is_draining => store.close_for_new(&host)?,
+                Some(_) => store.open_for_new()?,
+                None => {}
+            }
+        }
+        Stores::new(opened, &map, host, directories)
+    }
+
+    /// Returns the map that `change` would create. Writes nothing; a store that does not exist yet
+    /// gets a random number.
+    pub fn planned_map(roots: Vec<(Root, Role)>, host: &Host) -> Result<StoreMap> {
+        let (mut opened, mut new) = (Vec::new(), Vec::new());
+        for (root, role) in roots {
+            if role == Role::Add && !is_store(&*root.dir)? {
+                new.push(Member { number: host.random_number(), is_draining: false, path: root.path });
+            } else {
+                opened.push((open_stores(vec![root])?.remove(0), role));
+            }
+        }
+        let (opened, roles): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        let (_, mut map) = next_map(&opened, &roles)?;
+        map.members.append(&mut new);
+        check_is_used(&map).map(|()| map)
+    }
+
+    fn new(opened: Vec<Store>, map: &StoreMap, host: Host, directories: u32) -> Result<Stores> {
+        if let Some(foreign) = opened.iter().find(|store| map.member(store.number).is_none()) {
+            return Err(not_a_member(&foreign.root.path));
+        }
+        let mut ordered = Vec::with_capacity(opened.len());
+        for member in &map.members {
+            match opened.iter().find(|store| store.number == member.number) {
+                Some(store) => ordered.push(store.clone()),
+                None => return Err(not_given(member)),
+            }
+        }
+        Ok(Stores {
+            list: RwLock::new(Arc::new(StoreList::new(ordered, map))),
+            looking: Mutex::default(),
+            opener: None,
+            host,
+            directories,
+            log_dirs: LogDirCache::default(),
+        })
+    }
+
+    /// Returns the stores that are currently known.
+    pub(crate) fn list(&self) -> Arc<StoreList> {
+        Arc::clone(&read_lock(&self.list))
+    }
+
+    /// Returns the home store of the file `name`.
+    pub fn home(&self, name: &[u8]) -> StoreNumber {
+        self.list().home(name)
+    }
+
+    /// Looks for a newer map and uses it. Returns true if the stores have changed. Returns false
+    /// only if, up to this call, no file was moved because of a map that is not known here.
+    pub fn refresh(&self) -> Result<bool> {
+        self.has_changed(&self.list())
+    }
+
+    /// Looks for a newer map, as `refresh` does. Returns true if the stores have changed since
+    /// `seen`.
+    pub(crate) fn has_changed(&self, seen: &Arc<StoreList>) -> Result<bool> {
+        if !Arc::ptr_eq(seen, &self.list()) {
+            return Ok(true);
+        }
+        if seen.is_newest()? {
+            return Ok(false);
+        }
+        let _one = lock(&self.looking);
+        let now = self.list();
+        if !Arc::ptr_eq(seen, &now) {
+            return Ok(true);
+        }
+        // The process's own credentials, because the store is opened for all users that it serves.
+        let _process = assume(None)?;
+        let Some(newer) = newer_stores(&now, self.opener.as_ref(), self.host.uid)? else {
+            return Ok(false);
+        };
+        *write_lock(&self.list) = Arc::new(newer);
+        Ok(true)
+    }
+
+    /// Returns the stores that are being drained.
+    pub(crate) fn draining(&self) -> Vec<StoreNumber> {
+        let list = self.list();
+        (0..list.len()).filter(|store| !list.is_used(*store)).collect()
+    }
+
+    /// Removes drained stores from the map, and truncates earlier maps.
+    pub(crate) fn leave_drained(&self) -> Result<()> {
+        let list = self.list();
+        let Some(now) = newest_map(list.own_dirs())? else { return Ok(()) };
+        let keeper = now.keeper();
+        let mut members = now.members.clone();
+        members.retain(|member| !member.is_draining);
+        let next = match members.len() == now.members.len() {
+            true => now,
+            false => StoreMap { version: now.version + 1, members },
+        };
+        let mut stay: Vec<(u128, &Arc<dyn WritableDir>)> =
+            list.stores.iter().map(|store| (store.number, &store.own)).collect();
+        stay.retain(|(number, _)| next.member(*number).is_some());
+        let written = write_map(&stay, keeper, &next, &self.host)?;
+        if written != next {
+            return Err(refused(
+                b"",
+                "another process changed the stores at the same time; run it again".into(),
+            ));
+        }
+        for (_, own) in stay {
+            for name in own.names()? {
+                if StoreMap::version_of(&name).is_some_and(|version| version < next.version) {
+                    truncate_map(&**own, &name, &self.host)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn paths(&self) -> Vec<Vec<u8>> {
+        self.list().stores.iter().map(|store| store.root.path.clone()).collect()
+    }
+
+    pub(crate) fn number(&self, store: StoreNumber) -> u128 {
+        self.list().stores[store].number
+    }
+
+    pub fn count(&self) -> usize {
+        self.list().len()
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Returns true if this thread has root's rights, and not those of a user that it serves.
+    pub(crate) fn has_root_power(&self) -> bool {
+        self.host.uid == 0 && assumed().is_none()
+    }
+
+    /// Returns the user with whose rights this thread works.
+    pub(crate) fn acting_uid(&self) -> u32 {
+        assumed().map_or(self.host.uid, |caller| caller.uid)
+    }
+
+    /// Returns the number of log directories of a new container.
+    pub fn directories(&self) -> u32 {
+        self.directories
+    }
+
+    pub(crate) fn log_dirs(&self) -> &LogDirCache {
+        &self.log_dirs
+    }
+
+    pub fn roots(&self) -> Vec<Arc<dyn WritableDir>> {
+        self.list().stores.iter().map(|store| Arc::clone(&store.root.dir)).collect()
+    }
+
+    pub fn random_number(&self) -> u128 {
+        self.host.random_number()
+    }
+
+    /// Returns a random number for a writer, which is not 0.
+    pub fn random_writer(&self) -> u64 {
+        (self.host.random)().max(1)
+    }
+
+    /// Opens the directory for new containers under construction. A drained store has none
+    /// (`NotFound`); the caller then reads the map again.
+    pub fn new_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].new_dir()
+    }
+
+    /// Opens the directory for files of existing containers under construction.
+    pub fn temporary_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        match self.new_dir(store) {
+            Err(error) if error.kind == ErrorKind::NotFound => self.trash_dir(store),
+            opened => opened,
+        }
+    }
+
+    /// Opens the directory for log directories of containers in other stores.
+    pub(crate) fn parts_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].parts_dir()
+    }
+
+    /// Opens the directory for removed containers that are not yet deleted.
+    pub fn trash_dir(&self, store: StoreNumber) -> Result<Arc<dyn WritableDir>> {
+        self.list().stores[store].trash_dir()
+    }
+
+    /// Returns true if new containers can be created in the store.
+    pub(crate) fn is_open_for_new(&self, store: StoreNumber) -> Result<bool> {
+        Ok(none_if_not_found(self.list().stores[store].own.stat(NEW_DIR))?.is_some())
+    }
+
+    /// Returns the sum of the space in all stores.
+    pub fn space(&self) -> Result<Space> {
+        let mut sum = Space::default();
+        for root in self.roots() {
+            let Space { total_bytes, free_bytes, available_bytes, entries, entries_free } = root.space()?;
+            sum.total_bytes = sum.total_bytes.saturating_add(total_bytes);
+            sum.free_bytes = sum.free_bytes.saturating_add(free_bytes);
+            sum.available_bytes = sum.available_bytes.saturating_add(available_bytes);
+            sum.entries = sum.entries.saturating_add(entries);
+            sum.entries_free = sum.entries_free.saturating_add(entries_free);
+        }
+        Ok(sum)
+    }
+}
+
+/// Returns the current map, and the map after the stores have changed their roles.
+///
+/// # Errors
+///
+/// `InvalidInput` if a store that becomes a member has content.
+fn next_map(stores: &[Store], roles: &[Role]) -> Result<(StoreMap, StoreMap)> {
+    let members = || stores.iter().zip(roles).filter(|(_, role)| **role != Role::Add).map(|(store, _)| store);
+    let now = match newest_map(members().map(|store| &store.own))? {
+        Some(map) => map,
+        None => map_of(members()),
+    };
+    let (next, added) = change_roles(&now, stores, roles)?;
+    added.iter().try_for_each(|store| check_free(&store.root))?;
+    Ok((now, next))
+}
+
+#[cfg(test)]
+#[path = "set_test.rs"]
+mod tests;

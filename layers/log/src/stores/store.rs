@@ -1,0 +1,159 @@
+//! One store: its root, its `.quell` directory, and its number.
+
+use std::sync::Arc;
+
+use quell_posix::WritableDir;
+use quell_vfs::{Error, ErrorKind, Kind, Rename, Result};
+
+use crate::format::{
+    BLOCK_BYTES, HEAD_BYTES, Head, HeadKind, NEW_DIR, OWN, PARTS_DIR, STORE_RECORD, TRASH_DIR, is_own,
+    number_name,
+};
+use crate::not_found::none_if_not_found;
+use crate::stores::directories::open_or_create_dir;
+use crate::stores::errors::refused;
+use crate::stores::host::Host;
+use crate::stores::removal::remove_tree;
+
+/// The index of a store in the list of stores.
+pub type StoreNumber = usize;
+
+const OWN_PERMISSIONS: u32 = 0o755;
+/// Permissions of the record, of maps, and of files that stand for log directories.
+pub(crate) const FILE_PERMISSIONS: u32 = 0o644;
+/// Every user with write permission to the store creates containers there, and may remove only
+/// their own.
+const SHARED_PERMISSIONS: u32 = 0o1777;
+
+/// A directory that is or becomes a store, and its path in messages.
+#[derive(Clone)]
+pub struct Root {
+    pub dir: Arc<dyn WritableDir>,
+    pub path: Vec<u8>,
+}
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Root").field("path", &String::from_utf8_lossy(&self.path)).finish_non_exhaustive()
+    }
+}
+
+/// An open store.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub root: Root,
+    /// The `.quell` directory.
+    pub own: Arc<dyn WritableDir>,
+    /// The number in the store's record, by which containers are placed.
+    pub number: u128,
+}
+
+impl Store {
+    /// Opens the directory for new containers under construction. A drained store has none
+    /// (`NotFound`).
+    pub fn new_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        self.own.open_writable_dir(NEW_DIR)
+    }
+
+    /// Opens the directory for log directories of containers in other stores.
+    pub fn parts_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        self.own.open_writable_dir(PARTS_DIR)
+    }
+
+    /// Opens the directory for removed containers that are not yet deleted.
+    pub fn trash_dir(&self) -> Result<Arc<dyn WritableDir>> {
+        self.own.open_writable_dir(TRASH_DIR)
+    }
+
+    /// Prevents new containers in a drained store. Mounts that do not know of the new map find no
+    /// `new` directory.
+    pub fn close_for_new(&self, host: &Host) -> Result<()> {
+        let (trash, name) = (self.trash_dir()?, number_name(host.random_number()));
+        match self.own.rename(NEW_DIR, &*trash, &name, Rename::Replace) {
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => remove_tree(&*trash, &name),
+        }
+    }
+
+    /// Allows new containers again in a store that was drained.
+    pub fn open_for_new(&self) -> Result<()> {
+        open_or_create_dir(&*self.own, NEW_DIR, SHARED_PERMISSIONS).map(drop)
+    }
+}
+
+/// Returns true if this directory is a store.
+pub fn is_store(root: &dyn WritableDir) -> Result<bool> {
+    Ok(none_if_not_found(root.stat(OWN))?.is_some_and(|stat| stat.kind() == Some(Kind::Dir)))
+}
+
+/// Opens directories as stores, and makes those stores that are not.
+pub(crate) fn open_or_create_stores(roots: Vec<Root>, host: &Host) -> Result<Vec<Store>> {
+    for root in &roots {
+        if !is_store(&*root.dir)? {
+            create_store(&*root.dir, host)?;
+        }
+    }
+    open_stores(roots)
+}
+
+/// Opens existing stores.
+pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
+    if roots.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidInput, "open", "no store"));
+    }
+    let mut opened: Vec<Store> = Vec::with_capacity(roots.len());
+    for root in roots {
+        let own = root.dir.open_writable_dir(OWN)?;
+        let mut bytes = [0; HEAD_BYTES];
+        let length = own.open_file(STORE_RECORD)?.read_at(&mut bytes, 0)?;
+        let head =
+            Head::decode(HeadKind::Store, &bytes[..length]).map_err(|damage| damage.in_file(STORE_RECORD))?;
+        if opened.iter().any(|other| other.number == head.container) {
+            return Err(refused(&root.path, "one directory is given as two stores".into()));
+        }
+        opened.push(Store { root, own, number: head.container });
+    }
+    Ok(opened)
+}
+
+/// Refuses a store to be added that has content.
+pub(crate) fn check_free(root: &Root) -> Result<()> {
+    match root.dir.names()?.iter().all(|name| is_own(name)) {
+        true => Ok(()),
+        false => {
+            Err(refused(&root.path, "a store that is added is empty at first: name another directory".into()))
+        }
+    }
+}
+
+/// Creates the `.quell` directory of a store. It gets its name after it is complete, so of several
+/// concurrent processes one succeeds.
+fn create_store(root: &dyn WritableDir, host: &Host) -> Result<()> {
+    let number = host.random_number();
+    let temporary = [OWN, b"-", &number_name(number)[..]].concat();
+    root.make_dir(&temporary, OWN_PERMISSIONS)?;
+    let dir = root.open_writable_dir(&temporary)?;
+    for name in [NEW_DIR, TRASH_DIR, PARTS_DIR] {
+        dir.make_dir(name, SHARED_PERMISSIONS)?;
+    }
+    let head = Head {
+        kind: HeadKind::Store,
+        block_bytes: BLOCK_BYTES,
+        container: number,
+        writer: 0,
+        directories: 0,
+    };
+    let record = dir.create_file(STORE_RECORD, FILE_PERMISSIONS)?;
+    record.write_at(&head.encode(), 0)?;
+    record.sync()?;
+    dir.sync()?;
+    match root.rename(&temporary, root, OWN, Rename::Replace) {
+        Ok(()) => {}
+        Err(error) if matches!(error.kind, ErrorKind::NotEmpty | ErrorKind::Exists) => {
+            remove_tree(root, &temporary)?;
+        }
+        Err(error) => return Err(error),
+    }
+    root.sync()
+}
