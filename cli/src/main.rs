@@ -14,6 +14,7 @@ mod output;
 mod plans;
 mod progress;
 mod stop_condition;
+mod trace;
 mod tracer;
 mod traces;
 mod users;
@@ -30,6 +31,9 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(e) => return print_usage(&with_escaped_arguments(e)),
     };
+    if let Err(failure) = trace::start(arguments.log_file.as_deref()) {
+        return exit_code(Err(failure));
+    }
     let quiet = arguments.quiet;
     let result = match arguments.command {
         Command::Index(args) => commands::index::run(args, quiet, commands::index::ReportStream::Stdout),

@@ -8,6 +8,7 @@ use quell_supervisor::{
 
 use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, IndexWay, LogArgs, OnChangeArg, ViewArg};
 use crate::failure::Failure;
+use crate::trace;
 
 /// Returns a plan with the options that all kinds of views have in common.
 pub fn plan(target: Target, source: Source, cover: &CoverArgs, quiet: bool) -> Plan {
@@ -19,6 +20,7 @@ pub fn plan(target: Target, source: Source, cover: &CoverArgs, quiet: bool) -> P
         threads: cover.threads,
         quiet,
         verbose: cover.verbose,
+        log_file: trace::log_file(),
     }
 }
 

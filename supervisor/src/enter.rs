@@ -46,6 +46,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
     let mut refused = None;
     let joined = join(directory, key, &working_directory.path, |lock| {
         refused = recent_refusal().or_else(|| {
+            tracing::debug!(key, "starting a holder");
             let refusal = match start_holder(plan, &address, files, lock) {
                 Ok(answer) => answer.refused,
                 Err(failure) => Some(Refusal::from(&failure)),
@@ -67,6 +68,7 @@ pub fn enter_view(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result
     if let Some(refusal) = refused {
         return Err(Failure::from(refusal).into());
     }
+    tracing::debug!(key, joined = joined.is_ok(), "answered by the holder");
     let admission = match joined {
         Err(e) if e.errno() == rustix::io::Errno::TIMEDOUT.raw_os_error() => {
             return Err(Failure::cannot(format!(

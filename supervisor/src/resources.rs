@@ -86,6 +86,7 @@ pub fn load_boot(file: &File, path: &Path, budget: &MemoryBudget) -> Result<Boot
 
 /// Reads an index, unless it is larger than the available memory.
 pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
+    let _span = tracing::debug_span!("load_index", path = %shown(path)).entered();
     quell_mount_spec::load_index_from(file, path, |bytes| match available() {
         Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
             "{} takes {} MiB of memory, and {} are available {}",

@@ -16,6 +16,9 @@ use crate::protocol::transfer::{self, Address};
 /// which it calls [`detach_holder`].
 const HOLDER_ARGUMENTS: [&str; 2] = ["holder", "--detach"];
 
+/// The environment variable with the path of the log file.
+pub const LOG_FILE_VARIABLE: &str = "QUELL_LOG_FILE";
+
 /// Starts a holder for the plan and waits for its answer. The holder keeps the lock until other
 /// processes can find it.
 pub fn start_holder(
@@ -27,6 +30,7 @@ pub fn start_holder(
     let (own, theirs) = UnixStream::pair().map_err(cannot_start)?;
     let mut child = Command::new("/proc/self/exe")
         .args(HOLDER_ARGUMENTS)
+        .envs(plan.log_file.iter().map(|path| (LOG_FILE_VARIABLE, path)))
         .stdin(OwnedFd::from(theirs))
         .stdout(Stdio::piped())
         .spawn()

@@ -45,5 +45,6 @@ mod profile_programs;
 mod readonly;
 mod several;
 mod sharing;
+mod trace;
 mod trust;
 mod view_security;

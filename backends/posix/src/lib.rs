@@ -13,6 +13,7 @@
 mod credentials;
 mod dir;
 mod posix;
+mod span;
 
 pub use credentials::{Acting, assume, assumed, has_root_power};
 pub use dir::{Dir, OpenFile, Stat, WritableDir, WritableFile};

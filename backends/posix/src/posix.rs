@@ -13,6 +13,7 @@ use quell_vfs::{Error, File, Kind, Result, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
+use crate::span::{entry_span, file_span, operation_span};
 use crate::{Dir, OpenFile, Stat};
 
 mod writing;
@@ -141,6 +142,7 @@ fn stat_from(found: &Statx) -> Stat {
 
 impl Dir for PosixDir {
     fn stat_self(&self) -> Result<Stat> {
+        let _span = operation_span("stat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
     }
 
@@ -153,6 +155,7 @@ impl Dir for PosixDir {
     }
 
     fn names_and_kinds(&self) -> Result<Vec<(Vec<u8>, Option<Kind>)>> {
+        let _span = operation_span("list");
         let _position = lock(&self.listing);
         rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e, "list", b""))?;
         let mut buffer = vec![MaybeUninit::<u8>::uninit(); NAMES_BUFFER_BYTES];
@@ -175,16 +178,19 @@ impl Dir for PosixDir {
     }
 
     fn stat(&self, name: &[u8]) -> Result<Stat> {
+        let _span = entry_span("stat", name);
         stat_at(self.fd.as_fd(), name, AtFlags::empty())
     }
 
     fn read_link(&self, name: &[u8]) -> Result<Vec<u8>> {
+        let _span = entry_span("readlink", name);
         let target = rustix::fs::readlinkat(&self.fd, OsStr::from_bytes(name), Vec::new())
             .map_err(|e| failed(e, "read link", name))?;
         Ok(target.into_bytes())
     }
 
     fn xattrs(&self, name: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let _span = entry_span("listxattr", name);
         // The system calls that take a directory and a name need Linux 6.13; this works on all
         // versions.
         let child: &[u8] = if name.is_empty() { b"." } else { name };
@@ -210,14 +216,17 @@ impl Dir for PosixDir {
     }
 
     fn open_dir(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        let _span = entry_span("open_dir", name);
         Ok(Arc::new(self.child(name, OFlags::RDONLY)?))
     }
 
     fn enter(&self, name: &[u8]) -> Result<Arc<dyn Dir>> {
+        let _span = entry_span("open_dir", name);
         Ok(Arc::new(self.child(name, OFlags::PATH)?))
     }
 
     fn open_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>> {
+        let _span = entry_span("open_file", name);
         Ok(Box::new(self.regular_file(name, OFlags::RDONLY)?))
     }
 }
@@ -249,6 +258,7 @@ struct PosixFile {
 
 impl File for PosixFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let _span = file_span("read", offset, into.len());
         let mut done = 0;
         while done < into.len() {
             match rustix::io::pread(&self.fd, &mut into[done..], offset + done as u64) {
@@ -264,6 +274,7 @@ impl File for PosixFile {
 
 impl OpenFile for PosixFile {
     fn stat(&self) -> Result<Stat> {
+        let _span = operation_span("fstat");
         stat_at(self.fd.as_fd(), b"", AtFlags::EMPTY_PATH)
     }
 
@@ -276,12 +287,14 @@ impl OpenFile for PosixFile {
     }
 
     fn sync(&self) -> Result<()> {
+        let _span = operation_span("fsync");
         // Does not sync the times. fdatasync(2) syncs the size, because the data could not be read
         // without it.
         rustix::fs::fdatasync(&self.fd).map_err(|e| failed(e, "sync", b""))
     }
 
     fn read_pieces_at(&self, pieces: &mut [&mut [u8]], offset: u64) -> Result<usize> {
+        let _span = file_span("readv", offset, pieces.iter().map(|piece| piece.len()).sum());
         let mut done = 0;
         for batch in pieces.chunks_mut(PIECES_MAX) {
             let mut slices: Vec<IoSliceMut<'_>> =

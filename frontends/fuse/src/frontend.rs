@@ -103,9 +103,10 @@ impl Frontend {
         }
     }
 
-    /// Every request starts here, so that a panic during one ends the session.
-    pub(crate) fn enter(&self) -> RequestGuard<'_> {
-        self.state.enter()
+    /// Every request starts here: it is listed as in flight, it has a span in the trace, and a panic
+    /// ends the session.
+    pub(crate) fn enter(&self, operation: &'static str, inode: INodeNo) -> RequestGuard<'_> {
+        self.state.enter(operation, node(inode))
     }
 
     /// As [`enter`](Self::enter), for requests that open or change something. If this process is
@@ -113,9 +114,11 @@ impl Frontend {
     /// do not need this: the kernel has already checked access, and they change nothing.
     pub(crate) fn enter_for(
         &self,
+        operation: &'static str,
+        inode: INodeNo,
         request: &Request,
     ) -> Result<(RequestGuard<'_>, Option<Box<dyn Any>>), Errno> {
-        let worker = self.enter();
+        let worker = self.enter(operation, inode);
         let acting = match self.fs.writable() {
             Some(tree) if self.is_root && request.uid() != 0 => {
                 Some(tree.act_for(caller_of(request)).map_err(|error| self.refuse(&error))?)

@@ -77,6 +77,7 @@ mod counters;
 mod frontend;
 mod fusermount;
 mod handles;
+mod in_flight;
 mod location;
 mod mount;
 mod nodes;
@@ -86,6 +87,7 @@ mod session;
 mod session_state;
 
 pub use counters::{Counters, Snapshot};
+pub use in_flight::{RequestInFlight, RequestsInFlight};
 pub use mount::{mount_at, mount_detached};
 pub use options::Options;
 pub use session::Session;

@@ -86,7 +86,7 @@ impl Filesystem for Frontend {
     }
 
     fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let _worker = self.enter();
+        let _worker = self.enter("lookup", dir);
         match self.entry(dir, name) {
             Ok(Some(attributes)) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
             Ok(None) if self.capabilities.immutable => reply.entry(&self.cache_ttl, &no_entry(), GENERATION),
@@ -98,13 +98,13 @@ impl Filesystem for Frontend {
     /// Also called for batches, which the library splits.
     fn forget(&self, _: &Request, ino: INodeNo, references: u64) {
         if let (Some(tree), false) = (self.fs.writable(), ino == INodeNo::ROOT) {
-            let _worker = self.enter();
+            let _worker = self.enter("forget", ino);
             tree.forget(node(ino), references);
         }
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let _worker = self.enter();
+        let _worker = self.enter("getattr", ino);
         count(&self.counters.attributes);
         match self.fs.attributes(node(ino)) {
             Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
@@ -113,7 +113,7 @@ impl Filesystem for Frontend {
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        let _worker = self.enter();
+        let _worker = self.enter("readlink", ino);
         count(&self.counters.links_read);
         match self.fs.read_link(node(ino)) {
             Ok(target) => reply.data(&target),
@@ -139,7 +139,7 @@ impl Filesystem for Frontend {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("setattr", ino, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -166,7 +166,7 @@ impl Filesystem for Frontend {
         _: u32,
         reply: ReplyEntry,
     ) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("mknod", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -182,7 +182,7 @@ impl Filesystem for Frontend {
     }
 
     fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("mkdir", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -195,7 +195,7 @@ impl Filesystem for Frontend {
     }
 
     fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("symlink", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -214,7 +214,7 @@ impl Filesystem for Frontend {
     }
 
     fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("unlink", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -223,7 +223,7 @@ impl Filesystem for Frontend {
     }
 
     fn rmdir(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("rmdir", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -241,7 +241,7 @@ impl Filesystem for Frontend {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("rename", from_dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -262,7 +262,7 @@ impl Filesystem for Frontend {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("create", dir, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -286,7 +286,7 @@ impl Filesystem for Frontend {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (_worker, _acting) = match self.enter_for(request) {
+        let (_worker, _acting) = match self.enter_for("open", ino, request) {
             Ok(entered) => entered,
             Err(number) => return reply.error(number),
         };
@@ -330,7 +330,7 @@ impl Filesystem for Frontend {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let _worker = self.enter();
+        let _worker = self.enter("read", ino);
         let file = match self.file(node(ino), handle) {
             Ok(file) => file,
             Err(number) => return reply.error(number),
@@ -354,7 +354,7 @@ impl Filesystem for Frontend {
     fn write(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         handle: FileHandle,
         offset: u64,
         data: &[u8],
@@ -363,7 +363,7 @@ impl Filesystem for Frontend {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let _worker = self.enter();
+        let _worker = self.enter("write", ino);
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
         let ready = if drops_set_id(origin) { file.drop_set_id() } else { Ok(()) };
         let mut written = ready.and_then(|()| match appends(flags, origin) {
@@ -383,8 +383,8 @@ impl Filesystem for Frontend {
     }
 
     /// Sent at each close(2); its result is the result of close(2).
-    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        let _worker = self.enter();
+    fn flush(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        let _worker = self.enter("flush", ino);
         if self.fs.writable().is_none() {
             return reply.error(Errno::ENOSYS); // nothing to flush: the kernel stops asking
         }
@@ -392,8 +392,8 @@ impl Filesystem for Frontend {
         send(self.counted(&self.counters.published, file.publish()), reply);
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
-        let _worker = self.enter();
+    fn fsync(&self, _: &Request, ino: INodeNo, handle: FileHandle, _: bool, reply: ReplyEmpty) {
+        let _worker = self.enter("fsync", ino);
         if self.fs.writable().is_none() {
             return reply.error(Errno::ENOSYS); // nothing to sync: the kernel stops asking
         }
@@ -403,7 +403,7 @@ impl Filesystem for Frontend {
 
     /// On a read-only mount there is nothing to sync, and from now on the kernel answers by itself.
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let _worker = self.enter();
+        let _worker = self.enter("fsyncdir", dir);
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
         send(self.counted(&self.counters.synced, tree.sync_dir(node(dir))), reply);
     }
@@ -421,7 +421,7 @@ impl Filesystem for Frontend {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let _worker = self.enter();
+        let _worker = self.enter("fallocate", ino);
         if mode != 0 {
             return reply.error(Errno::EOPNOTSUPP);
         }
@@ -437,14 +437,14 @@ impl Filesystem for Frontend {
     fn release(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino: INodeNo,
         handle: FileHandle,
         flags: OpenFlags,
         _: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let _worker = self.enter();
+        let _worker = self.enter("release", ino);
         if self.fs.writable().is_none() {
             drop(self.handles.remove(handle));
         } else if let Some(file) = self.writable_files.remove(handle)
@@ -457,8 +457,8 @@ impl Filesystem for Frontend {
         reply.ok();
     }
 
-    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let _worker = self.enter();
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        let _worker = self.enter("opendir", ino);
         if self.no_opendir {
             return reply.error(Errno::ENOSYS); // the kernel then opens directories by itself
         }
@@ -467,7 +467,7 @@ impl Filesystem for Frontend {
     }
 
     fn readdir(&self, _: &Request, dir: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let _worker = self.enter();
+        let _worker = self.enter("readdir", dir);
         let listed = self.list(node(dir), offset, |name, next, attributes| {
             reply.add(ino(attributes.node), next, file_type(attributes.kind), OsStr::from_bytes(name))
         });
@@ -485,7 +485,7 @@ impl Filesystem for Frontend {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        let _worker = self.enter();
+        let _worker = self.enter("readdirplus", dir);
         let listed = self.list(node(dir), offset, |name, next, attributes| {
             let attr = file_attr(attributes);
             reply.add(attr.ino, next, OsStr::from_bytes(name), &self.cache_ttl, &attr, GENERATION)
@@ -497,7 +497,7 @@ impl Filesystem for Frontend {
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, capacity: u32, reply: ReplyXattr) {
-        let _worker = self.enter();
+        let _worker = self.enter("getxattr", ino);
         count(&self.counters.xattrs);
         if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
@@ -510,7 +510,7 @@ impl Filesystem for Frontend {
     }
 
     fn listxattr(&self, _: &Request, ino: INodeNo, capacity: u32, reply: ReplyXattr) {
-        let _worker = self.enter();
+        let _worker = self.enter("listxattr", ino);
         count(&self.counters.xattrs);
         if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS);
@@ -528,8 +528,8 @@ impl Filesystem for Frontend {
         }
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let _worker = self.enter();
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let _worker = self.enter("statfs", ino);
         let Some(tree) = self.fs.writable() else {
             // No space, used or free, as for other read-only file systems that are not on a device.
             return reply.statfs(0, 0, 0, 0, 0, BLOCK_BYTES, NAME_BYTES_MAX as u32, BLOCK_BYTES);

@@ -16,6 +16,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::counters::Counters;
 use crate::frontend::{Frontend, WritableHandles, publish_all};
+use crate::in_flight::RequestsInFlight;
 use crate::location::MountLocation;
 use crate::nodes::ino;
 use crate::options::Options;
@@ -26,6 +27,7 @@ use crate::session_state::{Outcome, SessionState};
 pub struct Session {
     counters: Arc<Counters>,
     state: Arc<SessionState>,
+    in_flight: RequestsInFlight,
     location: MountLocation,
     writable_files: Arc<WritableHandles>,
     /// Holds a descriptor of the device, and thereby keeps the connection open.
@@ -46,6 +48,7 @@ impl Session {
     ) -> Result<Session> {
         let counters = Arc::new(Counters::new(fs.writable().is_some()));
         let state = Arc::new(SessionState::new(location.connection()));
+        let in_flight = RequestsInFlight { table: Arc::clone(&state.in_flight), fs: Arc::downgrade(&fs) };
         let frontend = Frontend::new(fs, options, Arc::clone(&counters), Arc::clone(&state));
         let writable_files = Arc::clone(&frontend.writable_files);
         let mut config = fuser::Config::default();
@@ -55,8 +58,15 @@ impl Session {
             .map_err(|cause| Error::from_io(cause, "start the FUSE protocol on", "/dev/fuse"))?;
         let notifier = options.fills_cache.then(|| workers.notifier());
         let no_open = options.no_open;
-        let session =
-            Session { counters, state: Arc::clone(&state), location, writable_files, notifier, no_open };
+        let session = Session {
+            counters,
+            state: Arc::clone(&state),
+            in_flight,
+            location,
+            writable_files,
+            notifier,
+            no_open,
+        };
         thread::Builder::new()
             .name("quell-fuse".to_owned())
             .spawn(move || state.finish(workers.run()))
@@ -97,6 +107,11 @@ impl Session {
     /// Returns the totals, which remain readable after the session.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Returns a handle that lists the requests in flight.
+    pub fn in_flight(&self) -> RequestsInFlight {
+        self.in_flight.clone()
     }
 
     /// Waits until the session is over. Returns `Ok` if its last mount is gone or it was stopped,

@@ -4,11 +4,14 @@ use std::fs;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use quell_threads::{lock, wait_while};
-use quell_vfs::{Error, ErrorKind, Result, errno};
+use quell_vfs::{Error, ErrorKind, NodeId, Result, errno};
+use tracing::span::EnteredSpan;
+
+use crate::in_flight::{Entered, InFlight};
 
 #[derive(Debug, Clone)]
 pub(crate) enum Outcome {
@@ -23,6 +26,7 @@ pub(crate) struct SessionState {
     over: AtomicBool,
     outcome: Mutex<Option<Outcome>>,
     changed: Condvar,
+    pub(crate) in_flight: Arc<InFlight>,
     /// The connection's number under `/sys/fs/fuse/connections`, if it is known.
     connection: Option<u32>,
 }
@@ -33,6 +37,7 @@ impl SessionState {
             over: AtomicBool::new(false),
             outcome: Mutex::default(),
             changed: Condvar::new(),
+            in_flight: Arc::default(),
             connection,
         }
     }
@@ -40,11 +45,13 @@ impl SessionState {
     /// Called at the start of every request. The returned guard detects a panic. If the session is
     /// over, this ends the thread, and the request is answered with EIO because its reply is
     /// dropped.
-    pub(crate) fn enter(&self) -> RequestGuard<'_> {
+    pub(crate) fn enter(&self, operation: &'static str, node: NodeId) -> RequestGuard<'_> {
         if self.over.load(Ordering::Relaxed) {
             resume_unwind(Box::new("the session is over"));
         }
-        RequestGuard(self)
+        let in_flight = self.in_flight.start(operation, node);
+        let span = tracing::debug_span!("request", operation, node = node.0).entered();
+        RequestGuard { state: self, _span: span, _in_flight: in_flight }
     }
 
     pub(crate) fn finish(&self, ran: io::Result<()>) {
@@ -90,12 +97,16 @@ impl SessionState {
 
 /// Held for the time of one request.
 #[derive(Debug)]
-pub(crate) struct RequestGuard<'a>(&'a SessionState);
+pub(crate) struct RequestGuard<'a> {
+    state: &'a SessionState,
+    _span: EnteredSpan,
+    _in_flight: Entered,
+}
 
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.end(Outcome::Failed("a worker panicked; its message is on standard error".to_owned()));
+            self.state.end(Outcome::Failed("a worker panicked; its message is on standard error".to_owned()));
         }
     }
 }

@@ -101,6 +101,7 @@ pub fn fill(
     whole: &HashSet<NodeId>,
     threads: usize,
 ) -> Result<Metadata> {
+    let _span = tracing::debug_span!("fill_metadata_layer").entered();
     let [layer, upper, work, outside] = ["m", "u", "w", "x"].map(|name| -> Result<OwnedFd> {
         make_dir(tmpfs.as_fd(), name.as_bytes(), 0o755)?;
         open_dir(tmpfs.as_fd(), name.as_bytes())

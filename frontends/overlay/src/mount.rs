@@ -94,6 +94,7 @@ pub fn mount_tmpfs() -> Result<OwnedFd> {
 
 /// Creates a detached overlay mount. The layers' descriptors may be closed afterwards.
 pub fn mount_overlay(layers: &Layers<'_>) -> Result<OwnedFd> {
+    let _span = tracing::debug_span!("mount_overlay").entered();
     let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)
         .map_err(|e| Error::from_io(e.into(), "mount", b"overlay"))?;
     configure(&fs, layers).map_err(|e| explained(&fs, e))?;
@@ -177,6 +178,7 @@ fn explained(fs: &OwnedFd, errno: rustix::io::Errno) -> Error {
 /// `original`: device and inode number that the directory must have, because another one may have
 /// been moved to this path.
 pub fn attach(mount: &OwnedFd, path: &Path, original: Option<(u64, u64)>) -> Result<()> {
+    let _span = tracing::debug_span!("attach", path = %path.display()).entered();
     attach_to(mount, path, OFlags::DIRECTORY, original)
 }
 

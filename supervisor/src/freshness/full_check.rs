@@ -29,6 +29,7 @@ pub fn full_check(
     let title = format!("indexing {}", shown(source));
     let expected_entries = Some(image.entries().into());
     let task = ProgressTask { title: &title, progress: &progress, expected_entries, quiet };
+    let _span = tracing::debug_span!("full_check", source = %shown(source)).entered();
     let mut tree = None;
     console.watch(&task, is_unwanted, &mut || {
         let build = || {

@@ -45,6 +45,7 @@ pub fn sample(
         }
     }
     differences.dedup();
+    tracing::debug!(compared, differences = differences.len(), "compared a sample of the tree");
     sweep_stamps(&stamp);
     // If the stamp cannot be written, the next start makes more requests, and nothing else changes.
     let _ = match (differences.is_empty(), operations) {

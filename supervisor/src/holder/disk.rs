@@ -21,6 +21,7 @@ use crate::display::shown;
 use crate::failure::Failure;
 use crate::holder::disk_boot::add_boot_image;
 use crate::holder::handshake::Context;
+use crate::holder::in_flight::report_on_signal;
 use crate::holder::messages::Messages;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
 use crate::holder::privileges::{isolate, isolation};
@@ -264,6 +265,7 @@ impl Served for DiskView {
 
     fn serve(self, context: &Context) -> Result<(), Failure> {
         let DiskView { holder, namespaces, session, watched, recording, mut signals, mut mount, .. } = self;
+        report_on_signal(vec![session.in_flight()], &context.messages)?;
         let messages = context.message_log();
         let mountpoint = context.plan.target.mountpoint();
         let rechecks = self.rechecks_per_second > 0.0;

@@ -11,6 +11,7 @@ use quell_log::{Choices, LogFs};
 use crate::display::{shown, shown_list};
 use crate::failure::Failure;
 use crate::holder::handshake::Context;
+use crate::holder::in_flight::report_on_signal;
 use crate::holder::messages::Messages;
 use crate::holder::own_mount::OwnMount;
 use crate::holder::served::Served;
@@ -104,6 +105,7 @@ impl Served for LogMount {
     /// Serves until the mount is removed, then ends open writers.
     fn serve(self, context: &Context) -> Result<(), Failure> {
         let LogMount { holder, session, fs, path, plan, mut signals, mount } = self;
+        report_on_signal(vec![session.in_flight()], &context.messages)?;
         let messages = context.message_log();
         let mut report = || {
             let pairs = session.counters().snapshot().pairs();

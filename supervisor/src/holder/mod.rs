@@ -6,6 +6,7 @@ mod covered_view;
 mod disk;
 mod disk_boot;
 mod handshake;
+mod in_flight;
 mod log;
 mod messages;
 mod own_mount;

@@ -14,6 +14,7 @@ use crate::holder::boot_images::add_boot_images;
 use crate::holder::checked_tree::{self, CheckedTree, StaleTree, report_stale, start_checks};
 use crate::holder::covered_view::{CoveredView, Unattached};
 use crate::holder::handshake::Context;
+use crate::holder::in_flight::report_on_signal;
 use crate::holder::own_mount::{BusyPolicy, OwnMount};
 use crate::holder::privileges::{isolate, isolation};
 use crate::holder::recording::ActiveRecording;
@@ -206,6 +207,8 @@ impl Served for TreeView {
         let rechecks = plan.rechecks_per_second > 0.0;
         let interval = if rechecks { 1.0 / plan.rechecks_per_second.min(1000.0) } else { 1.0 };
         let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
+        let sessions = self.views.iter().flat_map(|view| &view.sessions);
+        report_on_signal(sessions.map(Session::in_flight).collect(), &context.messages)?;
         let views = RefCell::new(self.views);
         let messages = context.message_log();
         let (mut signals, mut mount) = (self.signals, self.mount);

@@ -25,6 +25,8 @@ pub struct Plan {
     pub quiet: bool,
     /// Whether the view of each tree and the reason for it are printed.
     pub verbose: bool,
+    /// The absolute path of the holder's log file, if the command has one.
+    pub log_file: Option<PathBuf>,
 }
 
 /// Where the view is mounted.
@@ -318,6 +320,7 @@ mod tests {
             threads: 1,
             quiet: false,
             verbose: false,
+            log_file: None,
         };
         let text = serde_json::to_string(&plan).unwrap();
         assert!(

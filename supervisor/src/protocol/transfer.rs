@@ -112,7 +112,7 @@ mod tests {
         let log = LogPlan { stores: Vec::new(), buffer_bytes: 4096, index, flatten_threshold_bytes };
         let (strict, quiet, verbose) = (false, true, false);
         let (target, source, trust_owners) = (Target::Namespace, Source::Log(log), Vec::new());
-        Plan { target, source, strict, trust_owners, threads: 1, quiet, verbose }
+        Plan { target, source, strict, trust_owners, threads: 1, quiet, verbose, log_file: None }
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub fn view_key(plan: &Plan, files: &[InputFile], job: Option<&str>) -> Result<S
     }
     // Processes of other versions use another protocol.
     text.push(PROTOCOL);
-    // `quiet` and `verbose` do not change the view.
-    let shared = Plan { quiet: false, verbose: false, ..plan.clone() };
+    // What is printed does not change the view.
+    let shared = Plan { quiet: false, verbose: false, log_file: None, ..plan.clone() };
     text.push(serde_json::to_string(&shared).map_err(|e| Failure::cannot(e.to_string()))?);
     for InputFile { path, file } in files {
         // Another file at the same path is another generation.

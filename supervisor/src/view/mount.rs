@@ -59,11 +59,14 @@ pub fn mount_first(
                 if reasons.is_empty() {
                     reasons.push("the preferred view".into());
                 }
-                return Ok(SelectedView { view, reason: reasons.join("; "), mounted });
+                let reason = reasons.join("; ");
+                tracing::debug!(view = view.name(), reason, "mounted");
+                return Ok(SelectedView { view, reason, mounted });
             }
             // Another view would decode the same damaged boot image.
             Err(e) if e.kind == ErrorKind::Damaged => return Err(e),
             Err(e) => {
+                tracing::debug!(view = view.name(), error = %e, "the view is not possible here");
                 reasons.push(format!("{}: {e}", view.name()));
                 last = Some(e);
             }

@@ -16,6 +16,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::{PIECES_MAX, PosixDir, PosixFile, failed};
+use crate::span::{entry_span, file_span, operation_span};
 use crate::{Acting, WritableDir, WritableFile, assume};
 
 const SET_GROUP_ID: u32 = 0o2000;
@@ -186,16 +187,19 @@ impl PosixDir {
 
 impl WritableDir for PosixDir {
     fn open_writable_dir(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        let _span = entry_span("open_dir", name);
         check_name(name)?;
         Ok(Arc::new(self.child(name, OFlags::RDONLY)?))
     }
 
     fn enter_writable(&self, name: &[u8]) -> Result<Arc<dyn WritableDir>> {
+        let _span = entry_span("open_dir", name);
         check_name(name)?;
         Ok(Arc::new(self.child(name, OFlags::PATH)?))
     }
 
     fn open_writable_file(&self, name: &[u8]) -> Result<Box<dyn WritableFile>> {
+        let _span = entry_span("open_file", name);
         check_name(name)?;
         if !self.is_guarded() {
             return Ok(Box::new(self.regular_file(name, OFlags::RDWR)?));
@@ -217,6 +221,7 @@ impl WritableDir for PosixDir {
     }
 
     fn create_file(&self, name: &[u8], permissions: u32) -> Result<Box<dyn WritableFile>> {
+        let _span = entry_span("create", name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(permissions);
         let fail = |e| failed(e, "create", name);
@@ -229,6 +234,7 @@ impl WritableDir for PosixDir {
     }
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
+        let _span = entry_span("mkdir", name);
         let fail = |e| failed(e, "make directory", name);
         let mode = Mode::from_raw_mode(permissions);
         let _owner = self.act_as_owner("make directory", name)?;
@@ -248,24 +254,28 @@ impl WritableDir for PosixDir {
     }
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
+        let _span = entry_span("symlink", name);
         let _owner = self.act_as_owner("make link", name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, component(name)?)
             .map_err(|e| failed(e, "make link", name))
     }
 
     fn remove(&self, name: &[u8]) -> Result<()> {
+        let _span = entry_span("unlink", name);
         let _owner = self.act_as_owner("remove", name)?;
         rustix::fs::unlinkat(&self.fd, component(name)?, AtFlags::empty())
             .map_err(|e| failed(e, "remove", name))
     }
 
     fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        let _span = entry_span("rmdir", name);
         let _owner = self.act_as_owner("remove directory", name)?;
         rustix::fs::unlinkat(&self.fd, component(name)?, AtFlags::REMOVEDIR)
             .map_err(|e| failed(e, "remove directory", name))
     }
 
     fn rename(&self, from: &[u8], to_dir: &dyn WritableDir, to: &[u8], how: Rename) -> Result<()> {
+        let _span = entry_span("rename", from);
         let invalid = || Error::new(ErrorKind::InvalidInput, "rename", from);
         let to_dir = to_dir.as_any().downcast_ref::<PosixDir>().ok_or_else(invalid)?;
         let flags = match how {
@@ -298,6 +308,7 @@ impl WritableDir for PosixDir {
     }
 
     fn change(&self, name: &[u8], change: &Change) -> Result<()> {
+        let _span = entry_span("setattr", name);
         if change.size_bytes.is_some() {
             return Err(Error::new(ErrorKind::InvalidInput, "change", name));
         }
@@ -318,6 +329,7 @@ impl WritableDir for PosixDir {
     }
 
     fn sync(&self) -> Result<()> {
+        let _span = operation_span("fsync");
         let synced = match rustix::fs::fsync(&self.fd) {
             // A starting point for names (`PosixDir::start`) is not open for reading.
             Err(Errno::BADF) => {
@@ -335,6 +347,7 @@ impl WritableDir for PosixDir {
     }
 
     fn space(&self) -> Result<Space> {
+        let _span = operation_span("statfs");
         let found = rustix::fs::fstatvfs(&self.fd).map_err(|e| failed(e, "read the space of", b""))?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Ok(Space {
@@ -353,6 +366,7 @@ impl WritableDir for PosixDir {
 
 impl WritableFile for PosixFile {
     fn write_pieces_at(&self, pieces: &[&[u8]], offset: u64) -> Result<()> {
+        let _span = file_span("writev", offset, pieces.iter().map(|piece| piece.len()).sum());
         let mut at = offset;
         for batch in pieces.chunks(PIECES_MAX) {
             let mut slices: Vec<IoSlice<'_>> = batch.iter().map(|piece| IoSlice::new(piece)).collect();
@@ -381,10 +395,12 @@ impl WritableFile for PosixFile {
     }
 
     fn set_size(&self, size_bytes: u64) -> Result<()> {
+        let _span = operation_span("ftruncate");
         rustix::fs::ftruncate(&self.fd, size_bytes).map_err(|e| failed(e, "set the size of", b""))
     }
 
     fn change(&self, change: &Change) -> Result<()> {
+        let _span = operation_span("fsetattr");
         if change.size_bytes.is_some() {
             return Err(Error::new(ErrorKind::InvalidInput, "change", b""));
         }
