@@ -244,7 +244,7 @@ Example:
   quell record -i /shared/env.quell -o env.boot -- /shared/env/bin/python program.py
   quell record -i /shared/env.quell -o env.boot --merge -- /shared/env/bin/python other.py
   quell record -i /shared/env.quell -o env.boot --until 30 -- /shared/env/bin/python server.py
-  quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- /shared/env/bin/python server.py
+  quell record -i /shared/env.quell -o env.boot --until 'Listening on .*:80' -- python server.py
   quell record --image /srv/debian.raw -o debian.boot --until 'login: ' -- \\
       qemu-system-x86_64 -m 1G -nographic -drive file=mine.qcow2,if=virtio
 

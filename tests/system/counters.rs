@@ -33,7 +33,7 @@ fn a_mount_is_there_for_every_process_until_umount() {
         assert_eq!(fs::read_to_string(mounted.point.join("lib/deep/leaf")).unwrap(), "leaf\n", "{view}");
         assert_eq!(fs::read_dir(&mounted.point).unwrap().count(), 4, "{view}");
         let again = stage.run(stage.quell().arg("mount").arg(&index).arg(&mounted.point));
-        again.expect(2).says("has a view already");
+        again.expect(2).says("already has a view");
         let point = mounted.point.clone();
         mounted.umount();
         assert_eq!(fs::read_dir(&point).unwrap().count(), 0, "{view}");

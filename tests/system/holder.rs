@@ -594,10 +594,10 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
         let mounted = fixture.stage.mount(&fixture.index, view, &["--quiet"]);
         let again = || fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(2);
         let count = || mount_points().iter().filter(|point| **point == mounted.point).count();
-        again().says("has a view already").says("quell umount");
+        again().says("already has a view").says("quell umount");
         // Also if the holder does not answer requests for its files.
         send(fixture.stage.holder(), Signal::STOP);
-        again().says("has a view already").says("quell umount");
+        again().says("already has a view").says("quell umount");
         send(fixture.stage.holder(), Signal::CONT);
         if is_root() {
             let own = fixture.stage.path(format!("nobody-{view}"));
@@ -608,12 +608,12 @@ fn a_mount_point_with_a_view_takes_no_second_one() {
             other.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(crate::stage::quell());
             other.args(["mount", "--view", "fuse"]).arg(&fixture.index).arg(&mounted.point);
             let ended = fixture.stage.run(other.env("QUELL_RUNTIME_DIR", &own)).expect(2);
-            ended.says("has a view already").says("quell umount");
+            ended.says("already has a view").says("quell umount");
         }
         let holder = fixture.stage.holder();
         send(holder, Signal::KILL);
         assert!(eventually(|| fixture.stage.holders().is_empty()));
-        again().says("has a view already").says("quell umount");
+        again().says("already has a view").says("quell umount");
         assert_eq!(count(), 1, "{view}");
         fixture.stage.run(fixture.stage.quell().arg("umount").arg(&mounted.point)).expect(0);
         fixture.stage.run(&mut fixture.mount_command(view, &mounted.point)).expect(0);

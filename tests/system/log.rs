@@ -114,7 +114,7 @@ fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next()
         .stage
         .run(&mut fixture.command(&[&fixture.store], &[], &point))
         .expect(2)
-        .says("has a view already");
+        .says("already has a view");
     mounted.umount();
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
     assert_eq!(fixture.stage.processes(), [0; 0]);
@@ -313,7 +313,7 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
         fixture.stage.run(fixture.stage.quell().args(["stats", "--json"]).arg(&second)).expect(0).json();
     assert_eq!(reports[0]["log"]["buffer_bytes"], 65536);
     assert_eq!(reports[0]["log"]["index"], "flatten-later");
-    mount(&config("['other']"), &[]).expect(2).says("has a view already");
+    mount(&config("['other']"), &[]).expect(2).says("already has a view");
     mounted.into_iter().for_each(Mounted::umount);
     // The second mount is refused because of its store, which only the holder reads.
     fixture.stage.file("other/.quell/store", "damaged");

@@ -300,7 +300,7 @@ fn a_killed_probe_leaves_its_directory_and_the_next_one_reports_it() {
     // Files that the probe did not create stay, and so does its directory.
     fs::write(own.join("precious"), "mine").unwrap();
     fs::write(own.join("d00/precious"), "mine").unwrap();
-    clean().expect(1).says("not made by a probe");
+    clean().expect(1).says("not created by a probe");
     assert_eq!(names(&own), BTreeSet::from(["d00".into(), "owner".into(), "precious".into()]));
     assert_eq!(names(&own.join("d00")), BTreeSet::from(["precious".into()]));
     fs::remove_file(own.join("precious")).unwrap();
