@@ -59,7 +59,7 @@ impl TreeCheck {
             (true, Some(job)) => [&tree, &b"\0"[..], job.as_bytes()].concat(),
             (false, _) => tree,
             // Outside a job such a tree is checked each time, so no other run reads the result.
-            (true, None) => return TreeCheck::new(image, source, CheckTiming::BeforeStart, None),
+            (true, None) => return TreeCheck::planned_at(image, source, CheckTiming::BeforeStart, None),
         };
         let results = Results::open(state_directory(), runtime_directory, &key);
         let known = results.read();
@@ -78,10 +78,15 @@ impl TreeCheck {
             (CheckTiming::AwaitResult, None) if !results.is_state => return CheckPlan::default(),
             (_, None) => {}
         }
-        TreeCheck::new(image, source, timing, Some(results))
+        TreeCheck::planned_at(image, source, timing, Some(results))
     }
 
-    fn new(image: &Arc<Image>, source: &Path, timing: CheckTiming, results: Option<Results>) -> CheckPlan {
+    fn planned_at(
+        image: &Arc<Image>,
+        source: &Path,
+        timing: CheckTiming,
+        results: Option<Results>,
+    ) -> CheckPlan {
         let root: Option<Arc<dyn Dir>> = match timing {
             CheckTiming::AwaitResult => None,
             _ => match PosixDir::open(source) {
