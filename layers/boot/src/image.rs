@@ -23,7 +23,7 @@ pub struct Damage {
     pub section: &'static str,
     /// A row of a table, the number of a frame, or an offset in the header.
     pub at: u64,
-    /// What is wrong.
+    /// A description of the damage.
     pub what: String,
 }
 

@@ -16,7 +16,7 @@ pub struct Damage {
     pub section: &'static str,
     /// Offset of the byte within the section.
     pub at: u64,
-    /// What is wrong.
+    /// A description of the damage.
     pub what: String,
 }
 

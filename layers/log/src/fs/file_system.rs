@@ -1018,8 +1018,8 @@ impl Writable for LogFs {
                 && change.gid.is_none()
                 && shared.file.only_drops_set_id(permissions)?
             {
-                // The kernel makes this request on behalf of a user who writes and who often is not
-                // the owner.
+                // The kernel makes this request on behalf of the writing user, who often is not the
+                // owner.
                 let _acting = assume(None)?;
                 shared.file.drop_set_id_to(permissions)?;
                 change.permissions = None;

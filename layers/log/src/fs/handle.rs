@@ -71,8 +71,8 @@ impl WritableFile for Handle {
     }
 
     fn drop_set_id(&self) -> Result<()> {
-        // The process's own credentials: the permissions belong to the owner, who need not be the
-        // user who writes.
+        // The process's own credentials: the permissions belong to the owner, and another user may
+        // write.
         let _acting = assume(None)?;
         self.shared.file.drop_set_id()
     }

@@ -81,7 +81,7 @@ pub struct LogRepairs {
     pub missing_bytes: Option<u64>,
     /// Start and end in the data log of bytes that are not frames, although frames follow.
     pub unreadable: Option<(u64, u64)>,
-    /// What is wrong with the index log, to be appended to its name.
+    /// The defect of the index log, as text to be appended to its name.
     pub index_defect: Option<&'static str>,
     /// The index log can be created again from the data log.
     pub can_rebuild_index: bool,
@@ -92,7 +92,7 @@ pub struct LogRepairs {
 
 const DIFFERS: &str = "differs from the data log";
 
-/// Decides what is wrong with the logs of one writer and what can be repaired. `data_bytes` is the
+/// Decides which defects the logs of one writer have, and which can be repaired. `data_bytes` is the
 /// size of the data log; `is_truncated` is true if the file was truncated at any time.
 pub fn decide_repairs(
     state: &WriterState,
