@@ -5,7 +5,6 @@
 //! only while a report is made.
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -82,16 +81,16 @@ impl InFlight {
 
     fn list(&self) -> Vec<RequestInFlight> {
         let entries = lock(&self.entries).clone();
-        let started = entries.iter().filter_map(|entry| *lock(entry));
-        let mut requests: Vec<_> = started
-            .map(|Started { operation, node, at }| RequestInFlight {
-                operation,
-                node,
-                duration: at.elapsed(),
-            })
-            .collect();
-        requests.sort_by_key(|request| Reverse(request.duration));
-        requests
+        let mut started: Vec<Started> = entries.iter().filter_map(|entry| *lock(entry)).collect();
+        started.sort_by_key(|request| request.at);
+        // One reading of the clock for all, so that the durations are in the order of the starts.
+        let now = Instant::now();
+        let request = |Started { operation, node, at }| RequestInFlight {
+            operation,
+            node,
+            duration: now.saturating_duration_since(at),
+        };
+        started.into_iter().map(request).collect()
     }
 }
 
