@@ -5,8 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Libraries that only tests may link.
-const TEST_LIBRARIES: [&str; 3] = ["cbindgen", "criterion", "syn"];
 /// Names that say nothing about the content of a file.
 const MEANINGLESS_NAMES: [&str; 6] = ["utils", "util", "helpers", "helper", "misc", "common"];
 /// Directories with files of other projects, or generated files.
@@ -144,12 +142,16 @@ fn every_library_is_linked_only_by_the_crates_of_its_row() {
                 _ => wrong.push(format!("{} links {library}", member.name)),
             }
         }
-        let known = |name: &&String| libraries.contains_key(*name) || TEST_LIBRARIES.contains(&name.as_str());
-        for library in member.for_tests.iter().filter(|name| !is_member(name, &members) && !known(name)) {
+        let is_known = |name: &&String| is_member(name, &members) || libraries.contains_key(*name);
+        for library in member.for_tests.iter().filter(|name| !is_known(name)) {
             wrong.push(format!("{}'s tests link {library}", member.name));
         }
     }
     for (library, linking) in &libraries {
+        let is_in_tests = || members.iter().any(|member| member.for_tests.contains(library));
+        if linking[0].is_empty() && !is_in_tests() {
+            wrong.push(format!("the table lists {library} for tests, and no test links it"));
+        }
         for name in linking[0].iter() {
             let linked = members.iter().any(|m| m.name == *name && m.dependencies.contains(library));
             if !linked {
@@ -158,6 +160,20 @@ fn every_library_is_linked_only_by_the_crates_of_its_row() {
         }
     }
     assert!(wrong.is_empty(), "different from the table in ARCHITECTURE.md:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn every_library_is_pinned_and_has_a_reason_for_its_choice() {
+    let libraries: BTreeSet<String> = table_below("### External libraries").into_keys().collect();
+    let workspace = manifest("Cargo.toml");
+    let pinned = workspace["workspace"]["dependencies"].as_table().expect("a table").iter();
+    let pinned = pinned.filter(|(_, requirement)| requirement.get("path").is_none());
+    assert_eq!(pinned.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>(), libraries, "Cargo.toml");
+    let decision = "docs/decisions/0005-dependencies.md";
+    let text = read(decision);
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    let explained = rows.filter(|cell| *cell != "crate").flat_map(|cell| cell.split(", "));
+    assert_eq!(explained.map(str::to_owned).collect::<BTreeSet<_>>(), libraries, "{decision}");
 }
 
 /// Returns the libraries that only the crates in their row may link, with the reason in the third
@@ -195,10 +211,7 @@ fn denials() -> String {
     let members = members();
     let linking = table_below("### External libraries");
     let mut kept = reasons();
-    // `syn` is left out: many macros link it.
-    for package in ["cbindgen", "criterion", "quell-testkit"] {
-        kept.push((package.into(), "for tests and benchmarks; linked into no release".into()));
-    }
+    kept.push(("quell-testkit".into(), "for tests and benchmarks; linked into no release".into()));
     let mut lines = String::new();
     for (package, reason) in kept {
         let mut wrappers = linking.get(&package).map_or_else(BTreeSet::new, |crates| crates[0].clone());
