@@ -56,6 +56,7 @@ impl LockedBootFile {
                 Ok(None) => {}
                 Err(e) if matches!(e.errno(), errno::ESTALE | errno::ENOENT) && tries < TRIES_MAX => {
                     tries += 1;
+                    tracing::debug!(lock = %lock.display(), tries, error = %e, "another process replaced the lock: trying again");
                     std::thread::sleep(RETRY_PAUSE);
                 }
                 Err(e) => return Err(e),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use quell_boot::{BootImage, LoadingContents};
 use quell_index::{Image, format};
-use quell_vfs::{Error, ErrorKind, Kind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Kind, Result, errno, printable};
 
 use crate::output::{INDEX, Output};
 
@@ -50,7 +50,9 @@ pub fn load_index_from<E: From<Error>>(
     Image::check_preamble(&preamble, length).map_err(|damage| damaged(path, READ_INDEX, damage))?;
     admit(length)?;
     let bytes = read_whole(file, path, READ_INDEX, length)?;
-    Ok(Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?)
+    let image = Image::parse(bytes).map_err(|damage| damaged(path, READ_INDEX, damage))?;
+    tracing::debug!(path = %shown(path), bytes = length, entries = image.entries(), "loaded an index");
+    Ok(image)
 }
 
 /// Reads a boot image in one pass, and validates everything except its frames.
@@ -75,7 +77,9 @@ pub fn load_boot_from<E: From<Error>>(
     }
     // A file that ends within the header is refused by `parse`.
     let bytes = read_whole(file, path, READ_BOOT, length)?;
-    Ok(BootImage::parse(bytes).map_err(|damage| damaged(path, READ_BOOT, damage))?)
+    let image = BootImage::parse(bytes).map_err(|damage| damaged(path, READ_BOOT, damage))?;
+    tracing::debug!(path = %shown(path), bytes = length, files = image.files(), "loaded a boot image");
+    Ok(image)
 }
 
 const READ_INDEX: &str = "read index";
@@ -113,15 +117,22 @@ impl OpenBoot {
         }
         let image =
             BootImage::parse_tables(bytes, length).map_err(|damage| damaged(path, operation, damage))?;
+        tracing::debug!(path = %shown(path), bytes = length, files = image.files(), "read the tables of a boot image");
         Ok(OpenBoot { image, file, path: path.into() })
     }
 
     /// Reads and decodes all frames in order, with `threads` threads.
     pub fn load(&self, contents: &LoadingContents, threads: usize) -> Result<()> {
+        let _span = tracing::debug_span!("load_boot_image", path = %shown(&self.path), threads).entered();
         let failed = |e| Error::from_io(e, "read boot image", self.path.as_os_str().as_bytes());
         contents
             .load(&self.image, threads, &|offset, into| self.file.read_exact_at(into, offset).map_err(failed))
     }
+}
+
+/// Formats a path for an event, on one line.
+fn shown(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
 }
 
 fn damaged(

@@ -97,6 +97,7 @@ fn roots(stores: &[impl AsRef<Path>]) -> Result<Vec<Root>> {
 /// placement map, from which other processes open the store.
 fn root(path: &Path) -> Result<Root> {
     let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    tracing::debug!(path = %full.display(), "opening a store");
     Ok(Root { dir: Arc::new(PosixDir::open_shared(path)?), path: full.into_os_string().into_encoded_bytes() })
 }
 

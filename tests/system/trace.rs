@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 
+use crate::boot;
 use crate::log::Fixture;
 use crate::stage::{Stage, eventually, send};
 use crate::trees;
@@ -49,6 +50,70 @@ fn a_log_file_receives_the_events_of_the_command_and_of_its_holder() {
     assert!(events.contains("starting a holder"), "{events}");
     assert!(events.contains("request{operation=\"open\""), "{events}");
     assert!(events.contains("close time.busy="), "{events}");
+}
+
+#[test]
+fn the_index_layer_reports_that_it_reads_and_compares_trees() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let index = stage.path("tree.quell");
+    let mut command = stage.quell();
+    command.args(["index", "-q"]).arg(&tree).arg("-o").arg(&index);
+    let ended = stage.run(command.env("QUELL_LOG", "quell_index=debug")).expect(0);
+    ended.says("read_tree{root=").says("read the tree entries=").says("close time.busy=");
+    let mut command = stage.quell();
+    command.args(["run", "-q", "--strict", "-i"]).arg(&index).args(["--", "true"]);
+    command.env("QUELL_LOG", "quell_index=debug,quell_mount_spec=debug");
+    let ended = stage.run(&mut command).expect(0);
+    ended.says("loaded an index path=").says("compared the tree with its index entries=");
+    assert!(eventually(|| stage.holders().is_empty()));
+}
+
+#[test]
+fn the_boot_layer_reports_images_and_damaged_frames() {
+    let fixture = boot::Fixture::new();
+    fixture.record(&["-q"], boot::START).expect(0);
+    let log = fixture.stage.path("trace");
+    let options = ["-q", "--check", "none", "--log-file", log.to_str().unwrap()];
+    fixture.run(&options, boot::START).expect(0);
+    let events = || fs::read_to_string(&log).unwrap();
+    assert!(events().contains("opened the boot image of a tree files=3 files_changed=0"), "{}", events());
+    assert!(!events().contains("the boot image is damaged"), "{}", events());
+    assert!(eventually(|| fixture.stage.holders().is_empty()));
+    // The last byte of the image belongs to its last frame.
+    let mut image = fs::read(&fixture.image).unwrap();
+    *image.last_mut().unwrap() ^= 1;
+    fs::write(&fixture.image, image).unwrap();
+    fixture.run(&options, boot::START).expect(0);
+    assert!(events().contains("the boot image is damaged section=\"frame\""), "{}", events());
+}
+
+#[test]
+fn the_log_layer_reports_containers_truncations_and_flat_indexes() {
+    let Some(fixture) = Fixture::new() else { return };
+    let log = fixture.stage.path("trace");
+    let log_file = ["--log-file", log.to_str().unwrap()];
+    let mounted = fixture.mount_with(&[&fixture.store], &log_file);
+    let file = mounted.point.join("file");
+    fs::write(&file, "content").unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_len(3).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "con");
+    mounted.umount();
+    let mut command = fixture.stage.quell();
+    command.args(["log", "flatten"]).arg(&fixture.store).arg("file").args(log_file);
+    fixture.stage.run(&mut command).expect(0);
+    let events = fs::read_to_string(&log).unwrap();
+    for event in [
+        "opening a store path=",
+        "created a container container=",
+        "taking epochs container=",
+        "truncating a file container=",
+        "read the index of a file container=",
+        "created a flat index container=",
+    ] {
+        assert!(events.contains(event), "{event}\n{events}");
+    }
+    assert!(events.contains("size_bytes=3 epoch="), "{events}");
 }
 
 /// Continues a stopped process when dropped, so that a failed test leaves no stopped process.

@@ -168,6 +168,13 @@ impl Disks {
                 files[position] = Some(number);
             }
         }
+        tracing::debug!(
+            files = image.files(),
+            files_that_fit = files.iter().flatten().count(),
+            blocks = image.contents(),
+            recordings = image.recordings(),
+            "opened the boot image of a disk"
+        );
         self.hot = Some(LoadedImage { image: image.tables(), contents, files });
         self
     }

@@ -56,6 +56,13 @@ impl HotSet {
                 None => stale.push(file.name.to_vec()),
             }
         }
+        tracing::debug!(
+            files = files.len(),
+            files_changed = stale.len(),
+            blocks = image.contents(),
+            recordings = image.recordings(),
+            "opened the boot image of a tree"
+        );
         HotSet { image, files, stale }
     }
 
@@ -137,6 +144,12 @@ impl From<Damage> for Failed {
 }
 
 fn damaged(damage: Damage) -> Error {
+    tracing::debug!(
+        section = damage.section,
+        at = damage.at,
+        what = damage.what,
+        "the boot image is damaged"
+    );
     Error { source: Some(Box::new(damage)), ..Error::new(ErrorKind::Damaged, "decode", b"the boot image") }
 }
 

@@ -57,7 +57,10 @@ impl LoadingContents {
                 let Some(slot) = self.frames.get(number) else { return };
                 match frame(image, number, read) {
                     Ok(bytes) => _ = slot.set(Some(bytes)),
-                    Err(e) => *lock(&failure) = Some(e),
+                    Err(error) => {
+                        tracing::debug!(frame = number, %error, "cannot load a frame: its blocks are read from the disk");
+                        *lock(&failure) = Some(error);
+                    }
                 }
             }
         };

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use quell_vfs::{Result, Time};
+use quell_vfs::{Result, Time, printable};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::format::{
@@ -91,11 +91,15 @@ impl Packer {
             match source.read(recorded.file, recorded.block, &mut block) {
                 Ok(true) => blocks[number].push((recorded.block, store.content(&block), recorded.recordings)),
                 Ok(false) => {
+                    tracing::debug!(file = %printable(&file.name), "left out a file that changed since the recording");
                     // Old blocks must not be mixed with new ones.
                     gone[number] = true;
                     blocks[number].clear();
                 }
-                Err(_) => {}
+                Err(error) => {
+                    let block = recorded.block;
+                    tracing::debug!(file = %printable(&file.name), block, %error, "left out a block that cannot be read");
+                }
             }
         }
         let mut order: Vec<usize> = (0..self.files.len()).filter(|n| !blocks[*n].is_empty()).collect();
@@ -159,6 +163,13 @@ impl Packer {
         image.extend_from_slice(&header);
         image.extend_from_slice(&tables);
         frames.iter().for_each(|frame| image.extend_from_slice(frame));
+        tracing::debug!(
+            files = order.len(),
+            blocks = store.bytes.len() / BLOCK_BYTES,
+            frames = frames.len(),
+            bytes = image.len(),
+            "packed a boot image"
+        );
         Ok(image)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use quell_posix::{Dir, Stat};
 use quell_threads::{Tasks, into_inner, lock};
-use quell_vfs::{Error, ErrorKind, Kind, Result, Time, errno};
+use quell_vfs::{Error, ErrorKind, Kind, Result, Time, errno, printable};
 
 use crate::format::{TARGET_BYTES_MAX, XATTR_SET_BYTES_MAX, XATTR_VALUE_BYTES_MAX};
 use crate::image::{EntryId, Image, Problem, ROOT};
@@ -157,12 +157,16 @@ pub fn build(
     trust: Option<Trust<'_>>,
     progress: &Progress,
 ) -> Result<Tree> {
+    let _span = tracing::debug_span!("read_tree", root = %printable(root_path), threads).entered();
     let walk =
         |read_all_xattrs| walk(root.clone(), root_path, options, read_all_xattrs, threads, trust, progress);
     match walk(options.xattrs == Xattrs::Always)? {
         Some(tree) => Ok(tree),
         // An attribute was found in the sample, so the attributes of every file are read.
         None => {
+            tracing::debug!(
+                "a sampled entry has extended attributes: reading the tree and those of all entries"
+            );
             progress.entries.store(0, Ordering::Relaxed);
             progress.directories_done.store(0, Ordering::Relaxed);
             progress.share_done.store(0, Ordering::Relaxed);
@@ -233,6 +237,12 @@ fn walk(
     // If a directory's update began with the old index and ended with reading, a problem may be in
     // the list twice.
     problems.dedup();
+    tracing::debug!(
+        entries = progress.entries(),
+        directories = progress.directories_done(),
+        problems = problems.len(),
+        "read the tree"
+    );
     Ok(Some(Tree {
         root_path: root_path.to_vec(),
         root,
@@ -352,6 +362,7 @@ impl Walker<'_> {
 
     /// Records a problem. The directory stays in the index, with unknown content.
     fn cannot_list(&self, task: &Task, error: Error) {
+        tracing::debug!(path = %printable(&task.path), %error, "cannot list a directory");
         if task.path.is_empty() {
             lock(&self.found).failure.get_or_insert(error);
             return;
@@ -465,6 +476,11 @@ impl Walker<'_> {
         let after = chunks.dir.stat_self();
         let changed = vanished || after.as_ref().is_ok_and(|after| differs(&chunks.before, after));
         if changed && task.tries > 1 {
+            tracing::debug!(
+                path = %printable(&task.path),
+                tries_left = task.tries - 1,
+                "a directory changed while it was read: reading it again"
+            );
             let again = Task {
                 source: Source::Open(chunks.dir.clone()),
                 listing: task.listing,

@@ -75,6 +75,7 @@ pub fn check(
     }
     differences.sort_by(|a, b| a.path.cmp(&b.path));
     let complete = !is_full && !stop.load(Ordering::Relaxed);
+    tracing::debug!(entries, differences = differences.len(), complete, "compared the tree with its index");
     Ok(Checked { differences, entries, complete })
 }
 

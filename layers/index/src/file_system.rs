@@ -10,7 +10,7 @@ use quell_posix::{Dir, OpenFile, Stat};
 use quell_threads::lock;
 use quell_vfs::{
     Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
-    NodeId, Result, errno,
+    NodeId, Result, errno, printable,
 };
 
 use crate::builder::{CAPABILITY, is_kept};
@@ -133,6 +133,13 @@ impl IndexFs {
         let has_inodes = image.inode(ROOT).is_some_and(|number| number > 1);
         let indexed = image.attributes(ROOT);
         let root = Arc::new(Entered { dir: source, entry: ROOT, indexed, above: None });
+        tracing::debug!(
+            entries = image.entries(),
+            ?on_change,
+            on_indexed_file_system,
+            has_inodes,
+            "opened an indexed tree"
+        );
         let entered = Mutex::new(LruCache::new(ENTERED_MAX));
         let versions = Mutex::default();
         IndexFs { image, root, on_change, rules, has_inodes, on_indexed_file_system, entered, versions }
@@ -187,7 +194,9 @@ impl IndexFs {
     }
 
     fn stale(&self, entry: EntryId) -> Error {
-        Error::new(ErrorKind::Stale, "open", self.image.path(entry))
+        let path = self.image.path(entry);
+        tracing::debug!(path = %printable(&path), "refused a file that differs from the index");
+        Error::new(ErrorKind::Stale, "open", path)
     }
 
     /// Checks for users with fewer permissions that the access to each directory on the path still

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno};
+use quell_vfs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno, printable};
 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
@@ -90,6 +90,13 @@ impl Container {
             temporaries.rename(&temporary, parent, name, Rename::Replace).map_err(exists_if_not_empty)?;
             Ok(container)
         });
+        tracing::debug!(
+            container = %format_args!("{number:032x}"),
+            name = %printable(name),
+            store = home,
+            is_created = named.is_ok(),
+            "created a container"
+        );
         if named.is_err() {
             // The incomplete container is not needed. If it cannot be removed now, `quell log fsck`
             // finds it.
@@ -168,11 +175,23 @@ impl Container {
         let length = record.read_at(&mut bytes, 0)?;
         let head =
             Head::decode(HeadKind::Container, &bytes[..length]).map_err(|damage| damage.in_file(name))?;
+        let number = head.container;
+        tracing::debug!(
+            container = %format_args!("{number:032x}"),
+            name = %printable(name),
+            store = home,
+            "opened a container"
+        );
         Container::new(dir, head, home, stores)
     }
 
     pub fn number(&self) -> u128 {
         self.head.container
+    }
+
+    /// Returns the number in the form of names in a store, for events.
+    pub(crate) fn shown_number(&self) -> String {
+        format!("{:032x}", self.head.container)
     }
 
     pub fn head(&self) -> &Head {
@@ -306,6 +325,7 @@ impl Container {
             source: Some("no epoch is left".into()),
             ..Error::new(ErrorKind::Damaged, "take", epoch_name(last))
         })?;
+        tracing::debug!(container = %self.shown_number(), epoch, count, "taking epochs");
         match self.dir.create_file(&epoch_name(epoch), LOG_PERMISSIONS) {
             Ok(_) => self.dir.sync()?,
             Err(error) if error.kind == ErrorKind::Exists => {}
@@ -476,6 +496,11 @@ impl Container {
     pub(crate) fn open_log(&self, writer: u64, name: &[u8]) -> Result<Box<dyn OpenFile>> {
         match self.logs_of(writer, false)?.open_file(name) {
             Err(error) if error.kind == ErrorKind::NotFound => {
+                tracing::debug!(
+                    container = %self.shown_number(),
+                    log = %printable(name),
+                    "a log is not in its directory: looking the directory up again"
+                );
                 self.stores.log_dirs().forget(self.ticket, self.logs_number(writer));
                 self.logs_of(writer, false)?.open_file(name)
             }
@@ -552,6 +577,13 @@ impl Container {
         from: LogPosition,
         end: u64,
     ) -> Result<()> {
+        tracing::debug!(
+            container = %self.shown_number(),
+            writer = %format_args!("{writer:016x}"),
+            from_offset = from.log_offset,
+            end_offset = end,
+            "writing a data log again, because a write or sync of it failed"
+        );
         rewrite(data, from.log_offset, end)?;
         data.write_at(&self.head.for_file(HeadKind::Data, writer).encode(), 0)?;
         data.sync()?;
@@ -562,6 +594,11 @@ impl Container {
     /// Records that a sync of `writer`'s data log failed: until the log is rewritten, missing data
     /// in it is damage.
     pub fn mark_failed(&self, writer: u64) -> Result<()> {
+        tracing::debug!(
+            container = %self.shown_number(),
+            writer = %format_args!("{writer:016x}"),
+            "a sync of a data log failed"
+        );
         match self.add_meta(&MetaName::Failed(writer)) {
             Err(error) if error.kind == ErrorKind::Exists => Ok(()),
             added => added,

@@ -32,8 +32,14 @@ pub(crate) struct SharedFile {
 impl SharedFile {
     /// Creates a flat index if it is due. Errors are ignored, because readers can use the logs.
     pub fn flatten(&self, is_given_up: &AtomicBool) {
-        if lock(&self.trash).is_none() {
-            let _ = self.file.flatten_if_due(is_given_up);
+        if lock(&self.trash).is_none()
+            && let Err(error) = self.file.flatten_if_due(is_given_up)
+        {
+            tracing::debug!(
+                container = %self.file.container().shown_number(),
+                %error,
+                "cannot create a flat index"
+            );
         }
     }
 

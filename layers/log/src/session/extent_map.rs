@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use quell_vfs::{ErrorKind, Result};
+use quell_vfs::{ErrorKind, Result, printable};
 
 use crate::container::{Container, Flat};
 use crate::format::{
@@ -261,6 +261,14 @@ impl ExtentMap {
             map.spill(container)?;
         }
         map.set_named_size(summary);
+        tracing::debug!(
+            container = %container.shown_number(),
+            logs = map.logs.len(),
+            extents = map.extents.len(),
+            has_flat = map.flattened.is_some(),
+            threads,
+            "read the index of a file"
+        );
         Ok(map)
     }
 
@@ -330,7 +338,13 @@ impl ExtentMap {
     fn spill(&mut self, container: &Container) -> Result<()> {
         let file = (container.host().scratch.make)()?;
         let put = |pieces: &[&[u8]], offset| file.write_pieces_at(pieces, offset);
-        let bytes = self.write_flat(container.head(), put)?.bytes;
+        let Flattened { extents, bytes, .. } = self.write_flat(container.head(), put)?;
+        tracing::debug!(
+            container = %container.shown_number(),
+            extents,
+            bytes,
+            "wrote extents to a scratch file, because they do not fit into memory"
+        );
         let flat = Flat::open(file, bytes, container.head(), b"a scratch file")?;
         self.extents = Extents::new(Vec::new(), flat.latest());
         self.spilled = Some(KnownEnd { end: flat.end(), truncations: self.truncations.numbers() });
@@ -592,7 +606,14 @@ fn newest_flat(container: &Container) -> Result<Option<Flat>> {
     for name in container.flats()?.iter().rev() {
         match container.open_flat(name) {
             Ok(flat) => return Ok(Some(flat)),
-            Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {}
+            Err(error) if matches!(error.kind, ErrorKind::Damaged | ErrorKind::NotFound) => {
+                tracing::debug!(
+                    container = %container.shown_number(),
+                    name = %printable(name),
+                    %error,
+                    "ignored a flat index"
+                );
+            }
             Err(error) => return Err(error),
         }
     }

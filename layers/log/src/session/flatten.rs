@@ -18,13 +18,16 @@ pub fn flatten(container: &Container, threads: usize) -> Result<Flattened> {
 fn flatten_until(container: &Container, threads: usize, is_given_up: &AtomicBool) -> Result<Flattened> {
     let summary = container.summary()?;
     let map = ExtentMap::published(container, &summary, threads)?;
-    container.replace_flat(map.epoch().max(summary.epoch()), |file| {
+    let flattened = container.replace_flat(map.epoch().max(summary.epoch()), |file| {
         let put = |pieces: &[&[u8]], offset| {
             go_on(is_given_up)?;
             file.write_pieces_at(pieces, offset)
         };
         map.write_flat(container.head(), put)
-    })
+    })?;
+    let Flattened { logs, extents, bytes } = flattened;
+    tracing::debug!(container = %container.shown_number(), logs, extents, bytes, "created a flat index");
+    Ok(flattened)
 }
 
 /// Reads share `number` of `shares` with `threads` threads, and encodes it for the other readers of

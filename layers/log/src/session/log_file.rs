@@ -191,6 +191,11 @@ impl LogFile {
             Ok(()) => self.sequencer().remove_writer(writer.id),
             // Every sync and close of the file tries to write its collected data again.
             Err(error) => {
+                tracing::debug!(
+                    container = %self.container.shown_number(),
+                    %error,
+                    "cannot end a writer: every sync and close tries again"
+                );
                 self.failures.record(error);
                 lock(&self.unclosed).push(writer);
             }
@@ -579,6 +584,12 @@ impl LogFile {
         }
         let order = self.take_order()?;
         let name = |time| MetaName::Truncation(Truncation { order, size, time });
+        tracing::debug!(
+            container = %self.container.shown_number(),
+            size_bytes = size,
+            epoch = order.epoch,
+            "truncating a file"
+        );
         self.add_covers(order.writer)?;
         self.container.add_meta(&name(Time::default()))?;
         // The time of the name itself, by the clock of the file system below. If the name is

@@ -313,6 +313,11 @@ impl Reader {
             if !try_again {
                 return Err(unread.error);
             }
+            tracing::debug!(
+                container = %file.container.shown_number(),
+                error = %unread.error,
+                "cannot read a part of a file: reading its index again"
+            );
             is_new = true;
             self.drop_map();
         }

@@ -115,6 +115,8 @@ pub(crate) fn write_map(
     let mut stores = stores.to_vec();
     stores.sort_by_key(|(number, _)| (*number != keeper, *number));
     let name = map.file_name();
+    let draining = map.members.iter().filter(|member| member.is_draining).count();
+    tracing::debug!(version = map.version, stores = map.members.len(), draining, "writing a placement map");
     let mut valid = map.clone();
     for (index, (_, own)) in stores.iter().enumerate() {
         let trash = own.open_writable_dir(TRASH_DIR)?;
@@ -133,6 +135,7 @@ pub(crate) fn write_map(
                     Some(first) => valid = first,
                     // A damaged map is replaced.
                     None => {
+                        tracing::debug!(version = map.version, "replacing a damaged placement map");
                         own.remove(&name)?;
                         return write_map(&stores, keeper, map, host);
                     }

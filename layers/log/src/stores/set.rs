@@ -217,6 +217,12 @@ impl Stores {
         let Some(newer) = newer_stores(&now, self.opener.as_ref(), self.host.uid)? else {
             return Ok(false);
         };
+        tracing::debug!(
+            version = newer.version,
+            stores = newer.len(),
+            stores_before = now.len(),
+            "using a newer placement map"
+        );
         *write_lock(&self.list) = Arc::new(newer);
         Ok(true)
     }
