@@ -1,6 +1,7 @@
 //! The `quell` command: parses the command line, runs the command, and prints its result.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod arguments;

@@ -15,9 +15,12 @@ pub trait Console: Send + Sync {
 /// Long work whose progress is shown.
 #[derive(Debug, Clone, Copy)]
 pub struct ProgressTask<'a> {
+    /// The title of the progress bar.
     pub title: &'a str,
+    /// The progress of the work, which the console reads.
     pub progress: &'a Progress,
     /// The number of entries of an older index of the same tree, if there is one.
     pub expected_entries: Option<u64>,
+    /// Whether nothing is shown.
     pub quiet: bool,
 }

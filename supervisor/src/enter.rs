@@ -16,6 +16,7 @@ use crate::working_directory::WorkingDirectory;
 /// The reason why this process is not in the view.
 #[derive(Debug)]
 pub struct NotEntered {
+    /// The failure to print.
     pub failure: Failure,
     /// Whether this process is already in a namespace that it cannot leave.
     pub is_irrevocable: bool,

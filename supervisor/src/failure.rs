@@ -54,6 +54,7 @@ impl Failure {
         Failure::with_code(Failure::CANNOT, message)
     }
 
+    /// Returns a failure for work that the user interrupted.
     pub fn interrupted(message: impl Into<String>) -> Failure {
         Failure::with_code(Failure::INTERRUPTED, message)
     }

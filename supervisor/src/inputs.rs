@@ -24,6 +24,7 @@ pub fn real_path(path: &Path) -> Result<PathBuf, Failure> {
 pub struct InputFile {
     /// The path with all symbolic links resolved.
     pub path: PathBuf,
+    /// The open file or directory.
     pub file: File,
 }
 

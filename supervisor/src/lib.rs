@@ -6,6 +6,7 @@
 //! prints: functions return values and errors, and a holder prints through a [`Console`].
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod console;

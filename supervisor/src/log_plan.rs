@@ -15,8 +15,11 @@ const FLATTEN_THRESHOLD_BYTES: u64 = 64 << 20;
 /// The options of a log mount that the user gave.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LogOptions {
+    /// The size of the write buffer of one process for one file, in bytes.
     pub buffer_bytes: Option<u64>,
+    /// How the index of a file is made.
     pub index: Option<IndexMode>,
+    /// The largest size of the index logs of a file that is flattened, in bytes.
     pub flatten_threshold_bytes: Option<u64>,
 }
 

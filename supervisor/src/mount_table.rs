@@ -17,9 +17,11 @@ pub struct Mount {
     pub device: String,
     /// The directory of the file system that is mounted.
     pub root: PathBuf,
+    /// The mount point.
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
+    /// The source, as the mount gave it.
     pub source: String,
     /// The file system's own options, without those of this mount.
     pub options: String,

@@ -12,6 +12,7 @@ use crate::socket::client::request_report;
 /// The reports about one path.
 #[derive(Debug, Default)]
 pub struct Reports {
+    /// The reports, one for each holder that answered.
     pub reports: Vec<Report>,
     /// Messages about holders that did not answer in time.
     pub unanswered: Vec<String>,

@@ -57,17 +57,25 @@ typedef struct quell_choices {
 
 // The attributes of a file, directory or symbolic link.
 typedef struct quell_attributes {
+  // In bytes.
   uint64_t size_bytes;
   // In units of 512 bytes.
   uint64_t blocks;
   // As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
   uint32_t mode;
+  // The number of names; 1 for a file.
   uint32_t links;
+  // The owner.
   uint32_t uid;
+  // The group.
   uint32_t gid;
+  // The time of the last change of the content, in seconds since 1970 (UTC).
   int64_t modified_s;
+  // The time of the last change of the content or the attributes, in seconds since 1970 (UTC).
   int64_t changed_s;
+  // The nanoseconds of `modified_s`: 0 to 999,999,999.
   uint32_t modified_ns;
+  // The nanoseconds of `changed_s`: 0 to 999,999,999.
   uint32_t changed_ns;
   // Identifies a node among those that are open in this process. It is not valid in other
   // processes.
@@ -78,7 +86,9 @@ typedef struct quell_attributes {
 typedef struct quell_read_piece {
   // The offset in the file, in bytes.
   uint64_t offset;
+  // The memory to read into: at least `length` bytes.
   void *into;
+  // The number of bytes to read.
   size_t length;
   // The number of bytes read: less than `length` only if the file ends there.
   size_t received;
@@ -88,7 +98,9 @@ typedef struct quell_read_piece {
 typedef struct quell_write_piece {
   // The offset in the file, in bytes.
   uint64_t offset;
+  // The memory to write from: at least `length` bytes.
   const void *from;
+  // The number of bytes to write.
   size_t length;
 } quell_write_piece;
 

@@ -26,7 +26,9 @@ pub struct FileHandle(StoreFile);
 pub struct ReadPiece {
     /// The offset in the file, in bytes.
     pub offset: u64,
+    /// The memory to read into: at least `length` bytes.
     pub into: *mut c_void,
+    /// The number of bytes to read.
     pub length: usize,
     /// The number of bytes read: less than `length` only if the file ends there.
     pub received: usize,
@@ -37,7 +39,9 @@ pub struct ReadPiece {
 pub struct WritePiece {
     /// The offset in the file, in bytes.
     pub offset: u64,
+    /// The memory to write from: at least `length` bytes.
     pub from: *const c_void,
+    /// The number of bytes to write.
     pub length: usize,
 }
 

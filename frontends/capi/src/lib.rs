@@ -4,6 +4,7 @@
 
 // The pointers of C programs require unsafe code; each function states its requirements on them.
 #![allow(unsafe_code)]
+#![warn(missing_docs)]
 
 mod boundary;
 mod directories;

@@ -27,17 +27,25 @@ pub struct ChoicesC {
 /// The attributes of a file, directory or symbolic link.
 #[repr(C)]
 pub struct StatC {
+    /// In bytes.
     pub size_bytes: u64,
     /// In units of 512 bytes.
     pub blocks: u64,
     /// As st_mode, for S_ISDIR(mode) and the other macros of sys/stat.h.
     pub mode: u32,
+    /// The number of names; 1 for a file.
     pub links: u32,
+    /// The owner.
     pub uid: u32,
+    /// The group.
     pub gid: u32,
+    /// The time of the last change of the content, in seconds since 1970 (UTC).
     pub modified_s: i64,
+    /// The time of the last change of the content or the attributes, in seconds since 1970 (UTC).
     pub changed_s: i64,
+    /// The nanoseconds of `modified_s`: 0 to 999,999,999.
     pub modified_ns: u32,
+    /// The nanoseconds of `changed_s`: 0 to 999,999,999.
     pub changed_ns: u32,
     /// Identifies a node among those that are open in this process. It is not valid in other
     /// processes.
@@ -45,6 +53,7 @@ pub struct StatC {
 }
 
 impl StatC {
+    /// Translates attributes of the contract.
     pub fn from_attributes(attributes: &Attributes) -> StatC {
         let Attributes { modified, changed, .. } = attributes;
         StatC {

@@ -20,7 +20,9 @@ const OPEN_RACES_MAX: usize = 100;
 /// An entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
+    /// The name in the directory.
     pub name: Vec<u8>,
+    /// The type of the node.
     pub kind: Kind,
 }
 

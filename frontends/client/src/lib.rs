@@ -31,6 +31,7 @@
 //! [`ClientFile::sync`], after the writer has closed, published or synced it.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod client;
 mod file;

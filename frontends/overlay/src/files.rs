@@ -15,6 +15,7 @@ use crate::mount::{attach, attach_to};
 pub struct FilePart {
     /// The name in the root of the mount.
     pub name: String,
+    /// The absolute path of the covered file.
     pub path: PathBuf,
     /// Device and inode number that the covered file must have.
     pub original: (u64, u64),

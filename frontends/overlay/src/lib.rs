@@ -6,6 +6,8 @@
 //! `user.overlay.metacopy` and `user.overlay.redirect` direct the kernel to the data-only layer for
 //! the data. (Linux 6.16 for callers without privilege.)
 
+#![warn(missing_docs)]
+
 mod descriptors;
 mod files;
 mod members;

@@ -24,7 +24,9 @@ const OUTSIDE_LINKS_MAX: u32 = 1000;
 /// The user and groups of the caller, if the metadata layer can have no other owner.
 #[derive(Debug, Clone)]
 pub struct Ids {
+    /// The effective user.
     pub uid: u32,
+    /// The effective group and the supplementary groups.
     pub groups: Vec<u32>,
 }
 
@@ -58,8 +60,9 @@ impl Ids {
 pub struct Metadata {
     /// The root of the metadata layer.
     pub layer: OwnedFd,
-    /// An upper and a work directory on the same file system, both empty.
+    /// An empty upper directory on the same file system.
     pub upper: OwnedFd,
+    /// An empty work directory on the same file system.
     pub work: OwnedFd,
 }
 

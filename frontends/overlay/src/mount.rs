@@ -24,6 +24,7 @@ pub fn open_layer(path: &Path) -> Result<OwnedFd> {
 /// The upper layer, which takes writes.
 #[derive(Debug)]
 pub struct Upper {
+    /// The directory that takes the writes.
     pub upper: OwnedFd,
     /// An empty directory on the same file system.
     pub work: OwnedFd,
@@ -71,9 +72,11 @@ pub struct Layers<'a> {
     pub metadata: BorrowedFd<'a>,
     /// The layers with data, in order: the first one that has a file is used.
     pub data: &'a [OwnedFd],
+    /// The layer that takes writes; without one the view is read-only.
     pub upper: Option<&'a Upper>,
     /// The credentials with which the kernel opens files of the layers.
     pub credentials: Credentials,
+    /// The privileges that files of the view can give.
     pub powers: Powers,
     /// The source in the list of mounts.
     pub source: &'a str,

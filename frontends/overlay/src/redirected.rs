@@ -39,6 +39,7 @@ impl std::fmt::Debug for Redirected {
 }
 
 impl Redirected {
+    /// Creates a metadata layer: its files direct overlayfs to the data layers.
     pub fn new(inner: Arc<dyn FileSystem>) -> Redirected {
         Redirected { inner, redirects: true }
     }

@@ -18,6 +18,7 @@ pub struct Answer {
 pub struct Refusal {
     /// The exit code of the command.
     pub code: u8,
+    /// The message to print.
     pub message: String,
     /// Whether the program must not be run on the original directory.
     pub is_final: bool,
@@ -48,13 +49,18 @@ pub struct RecordingStart {
 /// The result of a recording.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct RecordingResult {
+    /// Why no image was written; the other fields are then 0.
     pub failure: Option<String>,
-    /// Files and blocks that were read in this start.
+    /// Number of files that were read in this start.
     pub files: u64,
+    /// Number of blocks that were read in this start.
     pub blocks: u64,
-    /// Files, contents and bytes of the image.
+    /// Number of files in the image.
     pub image_files: u64,
+    /// Number of different blocks in the image.
     pub image_contents: u64,
+    /// Size of the image, in bytes.
     pub image_bytes: u64,
+    /// Number of recordings that are merged in the image.
     pub recordings: u32,
 }

@@ -13,7 +13,9 @@ use crate::failure::Failure;
 /// A request to a holder.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
+    /// Where the view is mounted.
     pub target: Target,
+    /// What the view shows.
     pub source: Source,
     /// With trees and disk images: fail where otherwise something would be left out.
     pub strict: bool,
@@ -22,6 +24,7 @@ pub struct Plan {
     pub trust_owners: Vec<u32>,
     /// Number of threads that serve a FUSE mount.
     pub threads: u16,
+    /// Whether only errors are printed.
     pub quiet: bool,
     /// Whether the view of each tree and the reason for it are printed.
     pub verbose: bool,
@@ -36,10 +39,16 @@ pub enum Target {
     /// At the trees' own paths, in a separate mount namespace.
     Namespace,
     /// At a mount point, visible to all processes.
-    Mountpoint { path: PathBuf, allow_other: bool },
+    Mountpoint {
+        /// The absolute path of the mount point, without symbolic links.
+        path: PathBuf,
+        /// Whether other users have access.
+        allow_other: bool,
+    },
 }
 
 impl Target {
+    /// Returns the mount point, if there is one.
     pub fn mountpoint(&self) -> Option<&Path> {
         match self {
             Target::Mountpoint { path, .. } => Some(path),
@@ -52,24 +61,34 @@ impl Target {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
+    /// Indexed trees.
     Trees(TreesPlan),
+    /// A disk image.
     Disk(DiskPlan),
+    /// The files of log stores.
     Log(LogPlan),
 }
 
 /// Indexed trees.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TreesPlan {
+    /// The trees, in the order of the command line.
     pub trees: Vec<TreePlan>,
+    /// Whether blocks are served from boot images, or recorded.
     pub boot: BootPlan,
+    /// The view that the user selected.
     pub view: ViewChoice,
+    /// How thoroughly the trees are compared with their indexes.
     pub check: CheckMode,
     /// Number of entries to compare per second while the tree is covered.
     pub rechecks_per_second: f64,
+    /// Where programs may write.
     pub writes: Writes,
+    /// The action for a file that changed since it was indexed.
     pub on_change: ChangePolicy,
-    /// The options `--suid` and `--dev`, for root only.
+    /// Whether set-id bits and file capabilities have an effect (`--suid`); for root only.
     pub suid: bool,
+    /// Whether device nodes can be opened as devices (`--dev`); for root only.
     pub dev: bool,
     /// The kernel memory limit for the metadata of one tree, in MiB.
     pub memory_mib: u64,
@@ -78,6 +97,7 @@ pub struct TreesPlan {
 /// One tree.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TreePlan {
+    /// The path of the index file, without symbolic links.
     pub index: PathBuf,
     /// The directory to read and to cover, if it is not the one of the index.
     pub source: Option<PathBuf>,
@@ -93,11 +113,13 @@ pub struct TreePlan {
 pub struct DiskPlan {
     /// The absolute path as the user named it: names in the backing chain are relative to it.
     pub path: PathBuf,
+    /// The format that the user gave; otherwise it is detected.
     pub format: Option<ImageFormat>,
-    /// The files of the backing chain from top to bottom, without symbolic links; `state`
-    /// identifies their state.
+    /// The files of the backing chain from top to bottom, without symbolic links.
     pub files: Vec<PathBuf>,
+    /// Identifies the state of `files`.
     pub state: String,
+    /// Whether blocks are served from boot images, or recorded.
     pub boot: BootPlan,
     /// Number of files to check for changes per second while the disk image is served.
     pub rechecks_per_second: f64,
@@ -108,8 +130,11 @@ pub struct DiskPlan {
 pub struct LogPlan {
     /// The stores' paths, without symbolic links.
     pub stores: Vec<PathBuf>,
+    /// The size of the write buffer of one process for one file, in bytes.
     pub buffer_bytes: usize,
+    /// How the index of a file is made.
     pub index: IndexMode,
+    /// The largest size of the index logs of a file that is flattened, in bytes.
     pub flatten_threshold_bytes: u64,
 }
 
@@ -117,12 +142,14 @@ pub struct LogPlan {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootPlan {
+    /// Blocks are served from boot images; none if the list is empty.
     Serve {
         /// Each image belongs to the tree with its index, or to the disk image.
         images: Vec<PathBuf>,
         /// Memory limit for all of them together, if the user gave one.
         budget_mib: Option<u64>,
     },
+    /// The blocks that are read are recorded.
     Record(RecordingPlan),
 }
 
@@ -143,6 +170,7 @@ impl BootPlan {
         }
     }
 
+    /// Returns the recording to make, if there is one.
     pub fn recording(&self) -> Option<&RecordingPlan> {
         match self {
             BootPlan::Record(recording) => Some(recording),
@@ -156,9 +184,11 @@ impl BootPlan {
 pub struct RecordingPlan {
     /// The boot image to write.
     pub output: PathBuf,
+    /// Whether the recording is merged with those of an existing image.
     pub merge: bool,
     /// Whether to replace any regular file.
     pub force: bool,
+    /// Keep only the blocks that were read in at least this number of recordings.
     pub min_runs: u32,
     /// Size limit of the blocks to keep, in MiB.
     pub budget_mib: Option<u64>,
@@ -176,8 +206,11 @@ pub struct RecordingPlan {
 pub enum ViewChoice {
     /// The first one that works.
     Auto,
+    /// overlayfs on a tmpfs with the metadata.
     Overlay,
+    /// overlayfs on a FUSE mount with the metadata.
     OverlayFuse,
+    /// A FUSE mount.
     Fuse,
 }
 
@@ -187,7 +220,9 @@ pub enum ViewChoice {
 pub enum CheckMode {
     /// A sample, and the check of the whole tree that `freshness` decides on.
     Auto,
+    /// Nothing is compared.
     None,
+    /// A sample of eight entries.
     Sample,
     /// All entries, before the program starts.
     Full,
@@ -219,7 +254,9 @@ impl From<ChangePolicy> for OnChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormat {
+    /// QEMU's format with a backing chain.
     Qcow2,
+    /// The bytes of the disk, without a header.
     Raw,
 }
 
@@ -262,6 +299,7 @@ impl IndexMode {
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Writes {
+    /// Nowhere: the view is read-only.
     Refused,
     /// In a tmpfs that is discarded at the end.
     Scratch,
@@ -291,6 +329,7 @@ impl Plan {
         Trusted::by_caller(&self.trust_owners)
     }
 
+    /// Returns the recording to make, if there is one.
     pub fn recording(&self) -> Option<&RecordingPlan> {
         match &self.source {
             Source::Trees(trees) => trees.boot.recording(),

@@ -10,9 +10,13 @@ use crate::protocol::plan::IndexMode;
 /// What a holder serves, and its counters.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
+    /// The process id of the holder.
     pub pid: u32,
+    /// The mount point; absent for a view in a namespace.
     pub mountpoint: Option<PathBuf>,
+    /// The trees, or the disk image.
     pub trees: Vec<TreeReport>,
+    /// The log mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<LogReport>,
     /// The path of the message log of a mount's process.
@@ -30,27 +34,38 @@ impl Report {
 /// The report of a log mount.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LogReport {
+    /// The mount point.
     pub path: PathBuf,
+    /// The paths of the stores, in the order of the placement map.
     pub stores: Vec<PathBuf>,
+    /// The size of the write buffer of one process for one file, in bytes.
     pub buffer_bytes: u64,
+    /// How the index of a file is made.
     pub index: IndexMode,
+    /// The counters of the mount, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
 /// The report of a tree, or of a disk image.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TreeReport {
+    /// The path of the index file, or of the disk image.
     pub index: PathBuf,
+    /// The generation of the index; empty for a disk image.
     pub generation: String,
     /// The path at which the view is seen.
     pub path: PathBuf,
+    /// The directory from which data is read.
     pub source: PathBuf,
+    /// The name of the view.
     pub view: String,
     /// Why this view was chosen, and not one that comes before it.
     pub reason: String,
+    /// Number of entries in the index.
     pub entries: u64,
-    /// Number of entries compared since the tree was covered, and number of changes found.
+    /// Number of entries that were compared since the tree was covered.
     pub looks: u64,
+    /// Number of these entries that had changed.
     pub changes: u64,
     /// The view's counters; a view that is served by the kernel alone has none.
     pub counters: Option<BTreeMap<String, u64>>,

@@ -22,9 +22,11 @@ const NOTICE_DELAY: Duration = Duration::from_secs(5);
 /// The end of a program, and the messages of its recording.
 #[derive(Debug)]
 pub struct RecordingEnd {
+    /// The exit status of the program.
     pub status: ExitStatus,
     /// Whether the program was started in a recording view.
     pub started: bool,
+    /// The result of the recording, if the holder sent it.
     pub result: Option<RecordingResult>,
     /// Whether the program was asked to end because the condition was met, or at Ctrl-C.
     pub was_stopped: bool,

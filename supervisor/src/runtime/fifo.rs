@@ -14,6 +14,7 @@ use crate::runtime::directory::runtime_directory;
 /// removed when this value is dropped.
 #[derive(Debug)]
 pub struct Fifo {
+    /// The path in the runtime directory.
     pub path: PathBuf,
     /// The read end, in non-blocking mode.
     pub reader: File,

@@ -12,8 +12,11 @@ const NO_OVERLAY_LAYERS: [&str; 2] = ["lustre", "gpfs"];
 /// A kind of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
+    /// overlayfs on a tmpfs with the metadata.
     Overlay,
+    /// overlayfs on a FUSE mount with the metadata.
     OverlayFuse,
+    /// A FUSE mount.
     Fuse,
 }
 

@@ -3,6 +3,7 @@
 //! are its input, values and text its output. The rules of counting are in docs/formats/profile.md.
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod analysis;
 mod format;

@@ -4,11 +4,16 @@
 
 use crate::paths::{PathId, Paths};
 
+/// The location of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Location {
+    /// In the working directory.
     Cwd,
+    /// In a directory for temporary files.
     Tmp,
+    /// On a shared file system.
     Shared,
+    /// Anywhere else.
     Local,
 }
 
@@ -28,7 +33,9 @@ impl Location {
 /// A line of the mount table. Of two lines with the same mount point, the later one is valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// The mount point.
     pub point: Vec<u8>,
+    /// The type of the file system.
     pub file_system: String,
 }
 
@@ -75,10 +82,13 @@ pub fn is_shared(file_system: &str) -> bool {
 /// The directories that determine the location of a path, known before the first path.
 #[derive(Debug, Clone, Default)]
 pub struct LocationRules {
+    /// The mount table.
     pub mounts: Vec<Mount>,
     /// Directories that count as shared regardless of their file system.
     pub shared: Vec<Vec<u8>>,
+    /// The directories for temporary files.
     pub temporary: Vec<Vec<u8>>,
+    /// The working directory of the first process, if it is known.
     pub working: Option<Vec<u8>>,
 }
 
@@ -86,6 +96,7 @@ pub struct LocationRules {
 /// Called once for each path outside shared file systems, so that `/apps/x` gets the location of the
 /// directory that `/apps` refers to.
 pub trait Links {
+    /// Returns the target of the symbolic link at an absolute path.
     fn target(&mut self, path: &[u8]) -> Option<Vec<u8>>;
 }
 

@@ -9,8 +9,10 @@ use serde::{Deserialize, Serialize};
 /// changed or removed.
 pub const SCHEMA: &str = "quell-profile/2";
 
+/// The report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// [`SCHEMA`] of the program that wrote it.
     pub schema: String,
     /// The program and version that wrote it.
     pub made_by: String,
@@ -34,7 +36,9 @@ pub struct Report {
     pub duration_s: f64,
     /// How the trace was created; absent if existing traces were read.
     pub tracing: Option<Tracing>,
+    /// All calls.
     pub totals: Totals,
+    /// The calls by location.
     #[serde(rename = "places")]
     pub locations: Locations,
     /// Each kind of call in each location, in the order of locations, then by decreasing number of calls:
@@ -42,6 +46,7 @@ pub struct Report {
     pub operations: Vec<Operation>,
     /// Calls and operations over time, in steps of equal length that begin with the first call.
     pub rate: Vec<RatePoint>,
+    /// The average and the largest metadata rates.
     pub metadata_rate: MetadataRates,
     /// The operations by path, from the top: a directory precedes its entries. Directories with few
     /// operations are left out; their operations are included in the directories above.
@@ -64,6 +69,7 @@ pub struct Report {
     pub trees: Vec<Tree>,
     /// Directories that look like a tree, and why they are not proposed.
     pub not_proposed: Vec<NotProposed>,
+    /// The operations that would reach shared file systems in each scenario.
     pub remaining: Scenarios<Remaining>,
     /// Absent without a capacity, or if no call went to a shared file system.
     pub nodes: Option<Nodes>,
@@ -77,10 +83,13 @@ pub struct Report {
 /// The result in one sentence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
+    /// The kind of result.
     pub outcome: Outcome,
+    /// The sentence.
     pub text: String,
 }
 
+/// The kind of result that a verdict states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -116,6 +125,7 @@ pub struct Scenarios<T> {
     pub boot: T,
 }
 
+/// How a program was traced, and the cost.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracing {
     /// The tracer and its version.
@@ -132,6 +142,7 @@ pub struct Tracing {
     pub exit_code: Option<i32>,
 }
 
+/// How the duration without tracing was determined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SlowDown {
@@ -146,6 +157,7 @@ pub enum SlowDown {
     Unknown,
 }
 
+/// The calls of all processes, in all locations.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
     /// Number of lines read.
@@ -164,26 +176,32 @@ pub struct Totals {
     pub missing: u64,
     /// Bytes that calls returned, on all file systems; bytes that were read twice count twice.
     pub bytes_read: u64,
+    /// Bytes that were written, on all file systems.
     pub bytes_written: u64,
     /// The calls above that go to shared file systems.
     pub shared: SharedTotals,
+    /// Number of processes.
     pub processes: u64,
     /// Number of different files and directories named.
     pub paths: u64,
     /// File-system calls by name.
     pub by_call: BTreeMap<String, u64>,
+    /// Lines that were not counted.
     pub skipped: Skipped,
 }
 
 /// Calls to shared file systems, in all locations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedTotals {
+    /// Metadata calls.
     pub metadata: u64,
+    /// Data calls.
     pub data: u64,
     /// Calls with a name that does not exist.
     pub missing: u64,
     /// Bytes that calls returned; bytes that were read twice count twice.
     pub bytes_read: u64,
+    /// Bytes that were written.
     pub bytes_written: u64,
 }
 
@@ -220,11 +238,16 @@ pub struct Skipped {
     pub examples: Vec<String>,
 }
 
+/// The calls by location.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Locations {
+    /// The working directory.
     pub cwd: LocationTotals,
+    /// Directories for temporary files.
     pub tmp: LocationTotals,
+    /// Shared file systems.
     pub shared: LocationTotals,
+    /// All other paths: the local system.
     pub local: LocationTotals,
 }
 
@@ -240,21 +263,29 @@ impl Locations {
     }
 }
 
+/// The calls in one location.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LocationTotals {
     /// The directories of the location that calls went to, each with its file system.
     pub roots: Vec<String>,
+    /// Metadata calls.
     pub metadata: u64,
+    /// Data calls.
     pub data: u64,
+    /// Bytes that calls returned; bytes that were read twice count twice.
     pub bytes_read: u64,
+    /// Bytes that were written.
     pub bytes_written: u64,
+    /// Calls with a name that does not exist.
     pub missing: u64,
     /// The number of the calls above that go to a shared file system: all of them for `shared`,
     /// none for `local`, and for the others depending on their file system.
     pub on_shared: u64,
+    /// Whether the location was changed.
     pub mode: AccessMode,
 }
 
+/// Whether a location was changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AccessMode {
@@ -263,6 +294,7 @@ pub enum AccessMode {
     Unused,
     /// No file was created, written, renamed, removed or opened for writing.
     ReadOnly,
+    /// Something was created, written, renamed or removed, or opened for writing.
     ReadWrite,
 }
 
@@ -274,16 +306,23 @@ pub struct Operation {
     pub location: String,
     /// `metadata` or `data`.
     pub class: String,
+    /// The name of the system call.
     pub call: String,
+    /// Number of calls.
     pub calls: u64,
+    /// Number of these that failed.
     pub failed: u64,
+    /// Number of these with a name that does not exist.
     pub missing: u64,
+    /// Bytes that calls returned; bytes that were read twice count twice.
     pub bytes_read: u64,
+    /// Bytes that were written.
     pub bytes_written: u64,
     /// Time spent in these calls, including tracing, if the trace has it.
     pub seconds: f64,
 }
 
+/// The rates in one step of time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RatePoint {
     /// Start of the step, in seconds after the first call.
@@ -302,6 +341,7 @@ pub struct RatePoint {
     pub elsewhere: f64,
 }
 
+/// The average and the largest metadata rates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct MetadataRates {
     /// Length of a step of `rate`.
@@ -318,14 +358,18 @@ pub struct MetadataRates {
 /// Metadata operations, or metadata calls, per second on shared file systems.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rate {
+    /// The average over the whole duration, per second.
     pub average: f64,
+    /// The average in the busiest interval, per second.
     pub peak: f64,
     /// Start of the busiest interval, in seconds after the first call.
     pub peak_at_s: f64,
 }
 
+/// The calls in one directory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Directory {
+    /// Its path.
     pub path: String,
     /// `cwd`, `tmp`, `shared` or `local`.
     #[serde(rename = "place")]
@@ -334,8 +378,11 @@ pub struct Directory {
     pub metadata: u64,
     /// The number of these with a missing name.
     pub missing: u64,
+    /// Data calls on files directly in it.
     pub data: u64,
+    /// Bytes that calls returned; bytes that were read twice count twice.
     pub bytes_read: u64,
+    /// Bytes that were written.
     pub bytes_written: u64,
     /// Metadata operations that would reach a shared file system for this directory.
     pub remaining: Scenarios<u64>,
@@ -344,6 +391,7 @@ pub struct Directory {
 /// A directory with the operations for everything below it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathNode {
+    /// Its path.
     pub path: String,
     /// The number of `PathNode`s that contain this one.
     pub depth: u64,
@@ -360,10 +408,11 @@ pub struct ProcessLane {
     pub pid: u64,
     /// The last program that it executed.
     pub program: String,
-    /// The start of its first call and the end of its last one, in seconds after the first call of
-    /// the trace.
+    /// The start of its first call, in seconds after the first call of the trace.
     pub begin_s: f64,
+    /// The end of its last call, in seconds after the first call of the trace.
     pub end_s: f64,
+    /// Number of its file-system calls.
     pub calls: u64,
     /// Metadata operations without Quell.
     pub operations: u64,
@@ -371,11 +420,14 @@ pub struct ProcessLane {
     pub steps: Vec<u64>,
 }
 
+/// The calls of one program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Program {
+    /// Its path.
     pub path: String,
     /// Number of processes that ran it.
     pub processes: u64,
+    /// Metadata calls, on all file systems.
     pub metadata: u64,
     /// Metadata calls to shared file systems.
     pub shared: u64,
@@ -383,9 +435,11 @@ pub struct Program {
     pub missing: u64,
     /// The part of `missing` that is on shared file systems.
     pub missing_shared: u64,
+    /// Data calls, on all file systems.
     pub data: u64,
 }
 
+/// Lookups along a list of directories.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Search {
     /// The variable (or the alternatives) that lists the directories: `PATH`,
@@ -404,19 +458,28 @@ pub struct Search {
     pub directories: Vec<SearchDirectory>,
 }
 
+/// One directory of a search.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SearchDirectory {
+    /// Its path.
     pub path: String,
+    /// Number of lookups that found no file.
     pub missing: u64,
+    /// Number of lookups that found a file.
     pub found: u64,
 }
 
+/// A file that one process read several times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reread {
+    /// Its path.
     pub path: String,
+    /// `cwd`, `tmp`, `shared` or `local`.
     #[serde(rename = "place")]
     pub location: String,
+    /// Number of opens, by all processes.
     pub opens: u64,
+    /// Number of processes that opened it.
     pub processes: u64,
     /// Bytes that all processes read.
     pub bytes_read: u64,
@@ -426,9 +489,12 @@ pub struct Reread {
     pub times: f64,
 }
 
+/// A file that several processes wrote.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SharedWrite {
+    /// Its path.
     pub path: String,
+    /// `cwd`, `tmp`, `shared` or `local`.
     #[serde(rename = "place")]
     pub location: String,
     /// Whether it is on a shared file system.
@@ -436,40 +502,53 @@ pub struct SharedWrite {
     /// Number of processes that wrote it. Writes to an inherited standard output or standard error
     /// do not count.
     pub writers: u64,
+    /// Number of writes, by all processes.
     pub writes: u64,
+    /// Bytes that were written.
     pub bytes_written: u64,
     /// The most frequent size of a write, in bytes.
     pub record: u64,
 }
 
+/// A directory in which many small files were created.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SmallFiles {
+    /// Its path.
     pub directory: String,
+    /// `cwd`, `tmp`, `shared` or `local`.
     #[serde(rename = "place")]
     pub location: String,
     /// Number of files of up to 64 KiB that were created in it.
     pub files: u64,
+    /// Bytes that were written to these files.
     pub bytes_written: u64,
 }
 
+/// A directory that an index would cover.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tree {
+    /// Its path.
     pub path: String,
     /// Type of its file system; empty if it is unknown.
     pub file_system: String,
     /// Metadata calls below it.
     pub metadata: u64,
+    /// Number of these with a name that does not exist.
     pub missing: u64,
     /// Successful opens of files below it, including program starts: an index cannot absorb these.
     pub opens: u64,
+    /// Number of different files that were opened below it.
     pub files_opened: u64,
     /// Operations that would reach the file system.
     pub remaining: Scenarios<Remaining>,
 }
 
+/// A directory that looks like a tree and is not proposed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct NotProposed {
+    /// Its path.
     pub path: String,
+    /// Metadata calls below it.
     pub metadata: u64,
     /// The reason, with the path of a change.
     pub why: String,
@@ -494,7 +573,9 @@ pub struct Remaining {
 pub struct Nodes {
     /// By the average rate. `null`: no operation remains, so there is no limit.
     pub direct: Option<u64>,
+    /// As `direct`, with an index.
     pub index: Option<u64>,
+    /// As `direct`, with an index and a boot image.
     pub boot: Option<u64>,
     /// By the peak rate: bursts of all nodes coincide.
     pub by_peak: Scenarios<Option<u64>>,

@@ -23,7 +23,9 @@ const LANES_MAX: usize = 24;
 /// The rate that a file system sustains, and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Capacity {
+    /// Metadata operations per second.
     pub operations_per_s: f64,
+    /// Where the number comes from, as text for the report.
     pub from: String,
 }
 
@@ -39,6 +41,7 @@ pub struct TraceSummary {
     pub tracing: Duration,
 }
 
+/// The first reading: counts the calls.
 #[derive(Debug)]
 pub struct FirstReading<'l> {
     map: PathMap<'l>,
@@ -48,6 +51,8 @@ pub struct FirstReading<'l> {
 }
 
 impl<'l> FirstReading<'l> {
+    /// Creates a reading that has read nothing. `variables` are the lists of directories in the
+    /// environment of the traced program; empty if they are unknown.
     pub fn new(
         rules: &LocationRules,
         variables: Vec<Variable>,
@@ -139,6 +144,7 @@ fn directories(map: &PathMap, counts: &Counts) -> Vec<bool> {
     is_directory
 }
 
+/// The second reading: replays the calls with the chosen trees.
 #[derive(Debug)]
 pub struct SecondReading<'l> {
     first: Reader,
@@ -153,6 +159,7 @@ pub struct SecondReading<'l> {
 }
 
 impl SecondReading<'_> {
+    /// Reads one line. The lines must be those of the first reading, in the same order.
     pub fn line(&mut self, source: Source, text: &[u8]) {
         let replay = &mut self.replay;
         let mut output = Output { map: &mut self.map, on_event: &mut |event, map| replay.count(event, map) };

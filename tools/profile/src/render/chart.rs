@@ -13,11 +13,15 @@ use crate::report::Report;
 /// A chart as the files `NAME.svg` and `NAME.png`.
 #[derive(Debug, Clone)]
 pub struct Chart {
+    /// The name of its files, without an ending.
     pub name: &'static str,
+    /// The title above it.
     pub title: String,
     /// The content of the chart in words and numbers, for readers who cannot see it.
     pub description: String,
+    /// The content of the SVG file.
     pub svg: String,
+    /// The content of the PNG file.
     pub png: Vec<u8>,
 }
 

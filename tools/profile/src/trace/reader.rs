@@ -41,6 +41,7 @@ pub struct Output<'a, 'l> {
     pub on_event: &'a mut dyn FnMut(&Event, &mut PathMap),
 }
 
+/// Reads the lines of a trace, in order.
 #[derive(Debug)]
 pub struct Reader {
     pub resolver: CallResolver,
