@@ -7,5 +7,5 @@
 mod locks;
 mod tasks;
 
-pub use locks::{into_inner, lock, read_lock, wait, wait_timeout_while, wait_while, write_lock};
+pub use locks::{into_inner, lock, read_lock, try_lock, wait, wait_timeout_while, wait_while, write_lock};
 pub use tasks::{Tasks, run};

@@ -5,7 +5,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use quell_threads::{lock, read_lock, write_lock};
+use quell_threads::{lock, read_lock, try_lock, write_lock};
 
 /// The ranks of the locks of an open file, in the order in which a thread takes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,7 +16,8 @@ pub(crate) enum Rank {
     Slots,
     /// One thread takes an epoch; other threads that need a later epoch wait for it.
     Epoch,
-    /// One thread reads index logs; other threads that need the same data wait for it.
+    /// One thread reads index logs or writes a scratch file; other threads that need new data of
+    /// other nodes wait for it.
     MapUpdate,
     /// The state of one writer.
     Writer,
@@ -40,6 +41,12 @@ impl<T> RankedMutex<T> {
     pub fn lock(&self) -> RankedGuard<MutexGuard<'_, T>> {
         let held = Held::new(self.rank);
         RankedGuard { guard: lock(&self.mutex), _held: held }
+    }
+
+    /// Returns `None` if another thread holds the lock.
+    pub fn try_lock(&self) -> Option<RankedGuard<MutexGuard<'_, T>>> {
+        let held = Held::new(self.rank);
+        try_lock(&self.mutex).map(|guard| RankedGuard { guard, _held: held })
     }
 }
 

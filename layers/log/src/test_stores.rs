@@ -1,7 +1,7 @@
 //! Stores in memory for the unit tests of this crate, and files that are written as a mount writes
 //! them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use quell_posix::WritableDir;
 use quell_testkit::{MemoryStore, Random};
@@ -85,6 +85,65 @@ pub fn container_with(stores: &[MemoryStore], name: &str, extents_max: usize) ->
     match find(&stores, name.as_bytes()).unwrap() {
         Found::Entry(dir, entry) if entry.kind == Kind::File => dir.open(&entry).unwrap(),
         other => panic!("{other:?}"),
+    }
+}
+
+/// Blocks threads at some operation until a test opens the gate.
+#[derive(Clone)]
+pub struct Gate(Arc<(Mutex<GateState>, Condvar)>);
+
+struct GateState {
+    is_open: bool,
+    /// A thread has reached the gate since it was closed.
+    is_reached: bool,
+}
+
+impl Gate {
+    pub fn opened() -> Gate {
+        Gate(Arc::new((Mutex::new(GateState { is_open: true, is_reached: false }), Condvar::new())))
+    }
+
+    pub fn closed() -> Gate {
+        let gate = Gate::opened();
+        gate.close();
+        gate
+    }
+
+    /// Waits until the gate is open.
+    pub fn pass(&self) {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.is_reached = true;
+        changed.notify_all();
+        drop(changed.wait_while(state, |state| !state.is_open).unwrap());
+    }
+
+    pub fn close(&self) {
+        *self.0.0.lock().unwrap() = GateState { is_open: false, is_reached: false };
+    }
+
+    pub fn open(&self) {
+        self.0.0.lock().unwrap().is_open = true;
+        self.0.1.notify_all();
+    }
+
+    /// Waits until a thread has reached the gate.
+    pub fn wait_for_thread(&self) {
+        let (state, changed) = &*self.0;
+        drop(changed.wait_while(state.lock().unwrap(), |state| !state.is_reached).unwrap());
+    }
+
+    /// Opens the gate when the result is dropped, so that a failed test ends.
+    pub fn opened_at_end(&self) -> impl Drop {
+        OpenedAtEnd(self.clone())
+    }
+}
+
+struct OpenedAtEnd(Gate);
+
+impl Drop for OpenedAtEnd {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 

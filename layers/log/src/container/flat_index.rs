@@ -1,6 +1,7 @@
 //! A flat index that is open for reading. A reader fetches only the pages that it needs, and a
 //! number of decoded pages is kept in memory.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 
@@ -9,8 +10,8 @@ use quell_threads::lock;
 use quell_vfs::{File, Result};
 
 use crate::format::{
-    Damage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, HEAD_BYTES, Head, Order, TAIL_BYTES,
-    Truncations,
+    Damage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
+    TAIL_BYTES, Truncations,
 };
 
 /// Number of decoded pages that are kept in memory, with 24 bytes for each of their extents.
@@ -98,18 +99,24 @@ impl Flat {
 
     /// Visits the extents from `start` to `end`, sorted. The ranges between them are holes.
     pub fn extents(&self, start: FileOffset, end: FileOffset, visit: &mut dyn FnMut(Extent)) -> Result<()> {
-        let first = self.tables.pages.partition_point(|page| page.end <= start);
-        for number in first..self.tables.pages.len() {
-            if self.tables.pages[number].first >= end {
-                break;
-            }
-            let extents = self.page(number)?;
-            let from = extents.partition_point(|extent| extent.end() <= start);
-            for extent in extents[from..].iter().take_while(|extent| extent.start < end) {
-                visit(extent.part(start, end));
-            }
+        for number in self.page_numbers(start, end) {
+            visit_page(&self.page(number)?, start, end, visit);
         }
         Ok(())
+    }
+
+    /// Returns the indices of the pages with extents from `start` to `end`.
+    fn page_numbers(&self, start: FileOffset, end: FileOffset) -> impl Iterator<Item = usize> {
+        let pages = &self.tables.pages;
+        let first = pages.partition_point(|page| page.end <= start);
+        (first..pages.len()).take_while(move |number| pages[*number].first < end)
+    }
+
+    /// Returns the file offset at which truncations end the frame of an extent.
+    pub fn limit(&self, truncations: &Truncations, extent: &Extent) -> FileOffset {
+        let Frame { payload_log_offset, .. } =
+            self.tables.logs[extent.log as usize].frames.frame(extent.payload);
+        truncations.limit(self.order(extent), payload_log_offset)
     }
 
     /// Returns all extents, sorted, one page at a time.
@@ -117,9 +124,14 @@ impl Flat {
         (0..self.tables.pages.len()).map(|number| self.page(number))
     }
 
+    /// Returns a page that is in memory.
+    fn kept_page(&self, number: usize) -> Option<Arc<Vec<Extent>>> {
+        lock(&self.kept).get(&number).cloned()
+    }
+
     fn page(&self, number: usize) -> Result<Arc<Vec<Extent>>> {
-        if let Some(extents) = lock(&self.kept).get(&number) {
-            return Ok(Arc::clone(extents));
+        if let Some(extents) = self.kept_page(number) {
+            return Ok(extents);
         }
         let page = &self.tables.pages[number];
         let mut bytes = vec![0; page.bytes as usize];
@@ -133,6 +145,73 @@ impl Flat {
         drop(kept);
         drop(evicted);
         Ok(extents)
+    }
+}
+
+/// The extents of a flat index have the numbers of its own logs.
+impl Orders for Flat {
+    fn order(&self, extent: &Extent) -> Order {
+        let log = &self.tables.logs[extent.log as usize];
+        let Frame { epoch, sequence, .. } = log.frames.frame(extent.payload);
+        Order { epoch, sequence, writer: log.writer }
+    }
+}
+
+/// Visits the extents of a page from `start` to `end`.
+fn visit_page(extents: &[Extent], start: FileOffset, end: FileOffset, visit: &mut dyn FnMut(Extent)) {
+    let from = extents.partition_point(|extent| extent.end() <= start);
+    for extent in extents[from..].iter().take_while(|extent| extent.start < end) {
+        visit(extent.part(start, end));
+    }
+}
+
+/// Pages of one flat index that a caller holds in memory, to find extents without I/O while it holds
+/// a lock. If a page is missing, the caller releases the lock, calls [`load`](Self::load), and takes
+/// the lock and begins again.
+#[derive(Debug, Default)]
+pub struct HeldPages {
+    flat: Option<Arc<Flat>>,
+    pages: BTreeMap<usize, Arc<Vec<Extent>>>,
+    missing: BTreeSet<usize>,
+}
+
+impl HeldPages {
+    /// Uses the pages of `flat` from now on. Drops the pages of any other flat index.
+    pub fn select(&mut self, flat: &Arc<Flat>) {
+        if !self.flat.as_ref().is_some_and(|selected| Arc::ptr_eq(selected, flat)) {
+            *self = HeldPages { flat: Some(Arc::clone(flat)), ..HeldPages::default() };
+        }
+    }
+
+    /// Visits the extents of the selected flat index from `start` to `end`, as [`Flat::extents`]
+    /// does, but only those in pages in memory. Does no I/O.
+    pub fn extents(&mut self, start: FileOffset, end: FileOffset, visit: &mut dyn FnMut(Extent)) {
+        let Some(flat) = &self.flat else { return };
+        for number in flat.page_numbers(start, end) {
+            if let Some(page) = self.pages.get(&number) {
+                visit_page(page, start, end, visit);
+            } else if let Some(page) = flat.kept_page(number) {
+                visit_page(&page, start, end, visit);
+                self.pages.insert(number, page);
+            } else {
+                self.missing.insert(number);
+            }
+        }
+    }
+
+    /// Returns true if a page was missing since the last call of `load`, so that not all extents
+    /// were visited.
+    pub fn is_incomplete(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// Reads the missing pages.
+    pub fn load(&mut self) -> Result<()> {
+        let Some(flat) = &self.flat else { return Ok(()) };
+        for number in std::mem::take(&mut self.missing) {
+            self.pages.insert(number, flat.page(number)?);
+        }
+        Ok(())
     }
 }
 

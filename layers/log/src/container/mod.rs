@@ -14,7 +14,7 @@ pub use data_log::{
 pub use descriptors::Descriptors;
 pub use directory::{Container, Identity};
 pub(crate) use directory::{FIRST_EPOCH, LOG_PERMISSIONS};
-pub use flat_index::Flat;
+pub use flat_index::{Flat, HeldPages};
 pub(crate) use log_directories::{delete_container, owners_of};
 #[cfg(test)]
 pub use permissions::dir_permissions;

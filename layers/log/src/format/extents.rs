@@ -97,7 +97,7 @@ pub enum Piece {
 
 /// Extents that can be changed between reads. Most are in a sorted list; those added since are in a
 /// tree.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Extents {
     base: Vec<Extent>,
     /// Extents by start. They hide the extents of `base` in the same range.

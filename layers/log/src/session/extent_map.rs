@@ -1,12 +1,17 @@
 //! The content of a file as one node sees it: the extents of all its logs, resolved, and updated as
 //! the logs grow. No part of a log is read twice. Extents that do not fit into memory are written
 //! to a flat index in a scratch file.
+//!
+//! A reader locks the map, so the methods that it calls meanwhile do no I/O: pages of the flat index
+//! are read before ([`HeldPages`]), index logs are read by a [`MapUpdate`], and a copy of the map
+//! writes the scratch file.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use quell_vfs::{ErrorKind, Result, printable};
 
-use crate::container::{Container, Flat};
+use crate::container::{Container, Flat, HeldPages};
 use crate::format::{
     Builder, Extent, Extents, FILE_END_MAX, FileOffset, FlatLog, Frame, Head, Order, Orders, PayloadOffset,
     PayloadRange, Piece, Run, Running, Summary, Truncations, boot_of, resolve, share_range,
@@ -16,6 +21,11 @@ use crate::session::share::Share;
 
 /// For each writer, the payload ranges of its log that were torn before they were synced, sorted.
 pub type Torn = HashMap<u64, Vec<PayloadRange>>;
+
+/// Passes the extents of a flat index in a range to its last argument.
+type VisitFlat<'a> = dyn FnMut(&Arc<Flat>, FileOffset, FileOffset, &mut dyn FnMut(Extent)) + 'a;
+/// As `VisitFlat`, for one flat index, and with I/O that can fail.
+type ReadFlat<'a> = dyn FnMut(FileOffset, FileOffset, &mut dyn FnMut(Extent)) -> Result<()> + 'a;
 
 /// The bytes of a log that a reader needs.
 #[derive(Debug, Clone, Copy)]
@@ -41,12 +51,12 @@ pub struct Flattened {
 }
 
 /// The resolved logs of a file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ExtentMap {
     logs: Vec<LogReader>,
     by_writer: HashMap<u64, u32>,
     /// The flat index, if there is one. Its logs come first in `logs`.
-    flat: Option<Flat>,
+    flat: Option<Arc<Flat>>,
     /// Set if `flat` is a scratch file with the extents that did not fit into memory: the end of
     /// its last extent.
     spilled: Option<KnownEnd>,
@@ -66,7 +76,10 @@ pub struct MapUpdate {
     truncations: Truncations,
     /// Copies of the map's logs, which are read without the map.
     logs: Vec<LogReader>,
-    /// The extents that were read: the index of their log in `logs`, and the extents.
+    /// The flat index of the map.
+    flat: Option<Arc<Flat>>,
+    /// The extents that were read and that the flat index does not hide: the index of their log in
+    /// `logs`, and the extents.
     found: Vec<(usize, Vec<Extent>)>,
     is_all: bool,
 }
@@ -84,6 +97,15 @@ impl MapUpdate {
                 read_share(container, std::slice::from_mut(log), 0, &self.truncations, room)?;
             room = room.saturating_sub(found.len());
             self.is_all &= is_end;
+            let found = match &self.flat {
+                Some(flat) => {
+                    let logs = Logs(std::slice::from_ref(log), 0);
+                    over_flat(flat, found, &logs, &self.truncations, &mut |start, end, visit| {
+                        flat.extents(start, end, visit)
+                    })?
+                }
+                None => found,
+            };
             self.found.push((index, found));
         }
         Ok(self)
@@ -92,7 +114,7 @@ impl MapUpdate {
 
 /// An end in the file, and the numbers of the truncations that are included in it. Other
 /// truncations cover all of the data.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct KnownEnd {
     end: FileOffset,
     truncations: Vec<u64>,
@@ -161,7 +183,7 @@ impl ExtentMap {
                     map.add_known_log(known);
                 }
                 map.flattened = KnownEnd::of_file(&flat, &summary.truncations);
-                map.flat = Some(flat);
+                map.flat = Some(Arc::new(flat));
                 map.fill(container, summary, ours, threads, Vec::new())
             }
             None => ExtentMap::build(container, summary, ours, threads, Torn::new()),
@@ -321,7 +343,9 @@ impl ExtentMap {
         clip(&mut extents, &logs, &self.truncations);
         extents = resolve(extents, &logs);
         if let Some(flat) = &self.flat {
-            extents = over_flat(flat, extents, &logs, &self.truncations)?;
+            extents = over_flat(flat, extents, &logs, &self.truncations, &mut |start, end, visit| {
+                flat.extents(start, end, visit)
+            })?;
         }
         let last =
             self.logs.iter().filter_map(|log| log.frames.last().map(|frame| log.order(frame.payload_start)));
@@ -329,9 +353,14 @@ impl ExtentMap {
         Ok(())
     }
 
+    /// Returns true if there are more extents in memory than the limit.
+    pub fn is_large(&self, container: &Container) -> bool {
+        self.extents.len() > container.host().scratch.extents_max
+    }
+
     /// Writes the extents to a scratch file if there are more in memory than the limit.
     pub fn shrink(&mut self, container: &Container) -> Result<()> {
-        if self.extents.len() > container.host().scratch.extents_max { self.spill(container) } else { Ok(()) }
+        if self.is_large(container) { self.spill(container) } else { Ok(()) }
     }
 
     /// Writes the flat index and the extents in memory to one flat index in a scratch file.
@@ -348,7 +377,7 @@ impl ExtentMap {
         let flat = Flat::open(file, bytes, container.head(), b"a scratch file")?;
         self.extents = Extents::new(Vec::new(), flat.latest());
         self.spilled = Some(KnownEnd { end: flat.end(), truncations: self.truncations.numbers() });
-        self.flat = Some(flat);
+        self.flat = Some(Arc::new(flat));
         Ok(())
     }
 
@@ -397,12 +426,14 @@ impl ExtentMap {
                 logs.push(log);
             }
         }
-        Some(MapUpdate { truncations: summary.truncations.clone(), logs, found: Vec::new(), is_all: true })
+        let (truncations, flat) = (summary.truncations.clone(), self.flat.clone());
+        Some(MapUpdate { truncations, logs, flat, found: Vec::new(), is_all: true })
     }
 
-    /// Takes in an update of this map, after it was read. Returns true if everything was read;
-    /// otherwise there is another update.
-    pub fn apply(&mut self, container: &Container, update: MapUpdate, summary: &Summary) -> Result<bool> {
+    /// Takes in an update of this map, after it was read. The map may have taken in frames of this
+    /// process since, but no other update, and it was not spilled. Returns true if everything was
+    /// read; otherwise there is another update.
+    pub fn apply(&mut self, update: MapUpdate, summary: &Summary) -> bool {
         self.apply_truncations(&update.truncations);
         let mut numbers = Vec::with_capacity(update.logs.len());
         for log in update.logs {
@@ -410,13 +441,15 @@ impl ExtentMap {
             self.logs[number as usize] = log;
             numbers.push(number);
         }
-        for (index, mut found) in update.found {
-            found.iter_mut().for_each(|extent| extent.log = numbers[index]);
-            self.insert(found)?;
-            self.shrink(container)?;
+        let logs = Logs(&self.logs, 0);
+        for (index, found) in update.found {
+            for extent in found {
+                let extent = Extent { log: numbers[index], ..extent };
+                self.extents.insert(extent, logs.order(&extent), &logs);
+            }
         }
         self.set_named_size(summary);
-        Ok(update.is_all)
+        update.is_all
     }
 
     /// Sets the file's minimum size, which does not depend on the readable extents.
@@ -425,19 +458,8 @@ impl ExtentMap {
         self.named_size = lost_end.0.max(summary.size().0);
     }
 
-    fn insert(&mut self, found: Vec<Extent>) -> Result<()> {
-        let logs = Logs(&self.logs, 0);
-        let found = match &self.flat {
-            Some(flat) => over_flat(flat, found, &logs, &self.truncations)?,
-            None => found,
-        };
-        for extent in found {
-            self.extents.insert(extent, logs.order(&extent), &logs);
-        }
-        Ok(())
-    }
-
     /// Takes in a frame that a writer of this process has just written, unless it is already known.
+    /// Returns false, and changes nothing, if pages of the flat index are missing in `pages`.
     pub fn add(
         &mut self,
         writer: u64,
@@ -445,15 +467,15 @@ impl ExtentMap {
         order: Order,
         payload_start: PayloadOffset,
         runs: &[Run],
-    ) -> Result<()> {
+        pages: &mut HeldPages,
+    ) -> bool {
         let number = self.log_number(writer);
         let log = &mut self.logs[number as usize];
         log.set_certain();
         if log.frames.payload_end() != payload_start {
-            return Ok(()); // it was read from the store
+            return true; // it was read from the store
         }
         let payload: u64 = runs.iter().map(Run::bytes).sum();
-        log.frames.push(head_bytes, payload, order.epoch, order.sequence);
         let (mut at, mut found) = (payload_start, Vec::new());
         for run in runs {
             for i in 0..run.count {
@@ -462,8 +484,28 @@ impl ExtentMap {
             }
             at += run.bytes();
         }
-        clip(&mut found, &Logs(&self.logs, 0), &self.truncations);
-        self.insert(found)
+        let flat = self.flat.as_ref().filter(|flat| order <= flat.latest());
+        if let Some(flat) = flat {
+            pages.select(flat);
+            found.iter().for_each(|extent| pages.extents(extent.start, extent.end(), &mut |_| {}));
+            if pages.is_incomplete() {
+                return false;
+            }
+        }
+        self.logs[number as usize].frames.push(head_bytes, payload, order.epoch, order.sequence);
+        let logs = Logs(&self.logs, 0);
+        clip(&mut found, &logs, &self.truncations);
+        if let Some(flat) = flat {
+            found = over_flat(flat, found, &logs, &self.truncations, &mut |start, end, visit| {
+                pages.extents(start, end, visit);
+                Ok(())
+            })
+            .expect("all pages are held");
+        }
+        for extent in found {
+            self.extents.insert(extent, order, &logs);
+        }
+        true
     }
 
     /// Takes in truncations: earlier data beyond the size is removed.
@@ -481,7 +523,7 @@ impl ExtentMap {
     /// that was dropped because other data hid it may have to reappear, and the end of the flat
     /// index after the truncation is unknown.
     fn is_outdated_by(&self, truncations: &Truncations) -> bool {
-        let latest = self.flat.as_ref().map(Flat::latest);
+        let latest = self.flat.as_ref().map(|flat| flat.latest());
         truncations.other_than(&self.truncations.numbers()).any(|(truncation, mut partly)| {
             latest.is_some_and(|latest| truncation.order < latest)
                 || partly.any(|(writer, bytes)| {
@@ -516,43 +558,48 @@ impl ExtentMap {
         &self.logs
     }
 
-    /// Visits the pieces from `start` to `end`, in order and without gaps.
+    /// Visits the pieces from `start` to `end`, in order and without gaps. Reads pages of the flat
+    /// index.
     pub fn pieces(&self, start: FileOffset, end: FileOffset, visit: &mut dyn FnMut(Piece)) -> Result<()> {
         let mut read = Ok(());
-        self.extents.pieces(start, end, &mut |piece| match (piece, &self.flat) {
-            (Piece::Hole(start, end), Some(flat)) if read.is_ok() => {
-                read = self.flat_pieces(flat, start, end, visit);
+        self.visit_pieces(start, end, visit, &mut |flat, start, end, visit| {
+            if read.is_ok() {
+                read = flat.extents(start, end, visit);
             }
-            (piece, _) => visit(piece),
         });
         read
     }
 
-    /// Visits the pieces of the flat index, after the truncations since it was created.
-    fn flat_pieces(
+    /// Visits the pieces from `start` to `end`.
+    fn visit_pieces(
         &self,
-        flat: &Flat,
         start: FileOffset,
         end: FileOffset,
         visit: &mut dyn FnMut(Piece),
-    ) -> Result<()> {
-        let mut at = start;
-        flat.extents(start, end, &mut |extent| {
-            let limit = self.logs[extent.log as usize].limit(&self.truncations, extent.payload);
-            if limit <= extent.start {
-                return;
+        visit_flat: &mut VisitFlat<'_>,
+    ) {
+        self.extents.pieces(start, end, &mut |piece| match (piece, &self.flat) {
+            (Piece::Hole(start, end), Some(flat)) => {
+                let mut at = start;
+                visit_flat(flat, start, end, &mut |extent| {
+                    // Truncations since the flat index was created are applied.
+                    let limit = self.logs[extent.log as usize].limit(&self.truncations, extent.payload);
+                    if limit <= extent.start {
+                        return;
+                    }
+                    if extent.start > at {
+                        visit(Piece::Hole(at, extent.start));
+                    }
+                    let part = extent.part(extent.start, limit);
+                    at = part.end();
+                    visit(Piece::Data(part));
+                });
+                if at < end {
+                    visit(Piece::Hole(at, end));
+                }
             }
-            if extent.start > at {
-                visit(Piece::Hole(at, extent.start));
-            }
-            let part = extent.part(extent.start, limit);
-            at = part.end();
-            visit(Piece::Data(part));
-        })?;
-        if at < end {
-            visit(Piece::Hole(at, end));
-        }
-        Ok(())
+            (piece, _) => visit(piece),
+        });
     }
 
     /// Writes the content as a flat index of the container with this record.
@@ -575,15 +622,25 @@ impl ExtentMap {
         Ok(Flattened { logs: logs.len() as u64, extents, bytes })
     }
 
-    /// Returns the ranges of logs that are needed to fill `into` from file offset `offset` on.
-    /// Fills holes with zeros, and ignores bytes beyond the end of the file.
-    pub fn pieces_for(&self, into: &mut [u8], offset: FileOffset) -> Result<Vec<LogPiece>> {
-        let mut pieces = Vec::new();
-        self.pieces(offset, offset + into.len() as u64, &mut |piece| match piece {
+    /// Returns the ranges of logs that are needed to fill `into` from file offset `offset` on, or
+    /// `None` if pages of the flat index are missing in `pages`. Fills holes with zeros, and ignores
+    /// bytes beyond the end of the file.
+    pub fn pieces_for(
+        &self,
+        into: &mut [u8],
+        offset: FileOffset,
+        pages: &mut HeldPages,
+    ) -> Option<Vec<LogPiece>> {
+        let (mut pieces, end) = (Vec::new(), offset + into.len() as u64);
+        let mut visit = |piece| match piece {
             Piece::Hole(start, end) => into[(start - offset) as usize..(end - offset) as usize].fill(0),
             Piece::Data(extent) => self.add_log_pieces(&extent, offset, &mut pieces),
-        })?;
-        Ok(pieces)
+        };
+        self.visit_pieces(offset, end, &mut visit, &mut |flat, start, end, visit| {
+            pages.select(flat);
+            pages.extents(start, end, visit);
+        });
+        (!pages.is_incomplete()).then_some(pieces)
     }
 
     fn add_log_pieces(&self, extent: &Extent, offset: FileOffset, pieces: &mut Vec<LogPiece>) {
@@ -627,6 +684,7 @@ fn over_flat(
     found: Vec<Extent>,
     logs: &Logs<'_>,
     truncations: &Truncations,
+    read_flat: &mut ReadFlat<'_>,
 ) -> Result<Vec<Extent>> {
     let mut over = Vec::with_capacity(found.len());
     for extent in found {
@@ -637,9 +695,9 @@ fn over_flat(
         }
         let mut at = extent.start;
         let mut parts = Vec::new();
-        flat.extents(extent.start, extent.end(), &mut |known| {
-            let known_end = known.end().min(logs.limit(truncations, &known));
-            if known_end > known.start && logs.order(&known) > order {
+        read_flat(extent.start, extent.end(), &mut |known| {
+            let known_end = known.end().min(flat.limit(truncations, &known));
+            if known_end > known.start && flat.order(&known) > order {
                 parts.push((at, known.start));
                 at = known_end;
             }

@@ -2,7 +2,7 @@
 //! runs, and its behaviour when a store fails or the mount ends.
 
 use std::slice::from_ref;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quell_posix::WritableDir;
@@ -13,7 +13,7 @@ use quell_vfs::{FileSystem, Writable};
 use crate::fs::LogFs;
 use crate::session::log_file::Choices;
 use crate::stores::Stores;
-use crate::test_stores::{again, container, content, host, make, mount};
+use crate::test_stores::{Gate, again, container, content, host, make, mount};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -21,32 +21,8 @@ fn flattens() -> bool {
     std::thread::current().name() == Some("quell-flatten")
 }
 
-/// Blocks flattening at the moment when the flat index gets its number, until the gate is opened.
-#[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<(bool, bool)>, Condvar)>);
-
-impl Gate {
-    fn pass(&self) {
-        let (state, changed) = &*self.0;
-        let mut state = state.lock().unwrap();
-        state.1 = true;
-        changed.notify_all();
-        drop(changed.wait_while(state, |(is_open, _)| !*is_open).unwrap());
-    }
-
-    fn open(&self) {
-        self.0.0.lock().unwrap().0 = true;
-        self.0.1.notify_all();
-    }
-
-    /// Waits until a thread is blocked at the gate.
-    fn wait_for_one(&self) {
-        let (state, changed) = &*self.0;
-        drop(changed.wait_while(state.lock().unwrap(), |(_, is_there)| !*is_there).unwrap());
-    }
-}
-
-/// Returns a mount whose background flattening passes the gate.
+/// Returns a mount whose background flattening passes the gate at the moment when the flat index
+/// gets its number.
 fn mount_with(store: &MemoryStore, gate: &Gate) -> LogFs {
     let (mut host, gate) = (host(5, 1), gate.clone());
     let random = host.random;
@@ -59,12 +35,6 @@ fn mount_with(store: &MemoryStore, gate: &Gate) -> LogFs {
     let choices = Choices { flatten_bytes: 1 << 20, flattens_later: true, ..Choices::default() };
     let root: Arc<dyn WritableDir> = store.root();
     LogFs::new(Stores::open(vec![root], host, 4).unwrap(), choices)
-}
-
-fn open_gate() -> Gate {
-    let gate = Gate::default();
-    gate.open();
-    gate
 }
 
 /// Creates a file that two processes have written and closed.
@@ -95,10 +65,10 @@ fn flats(store: &MemoryStore, name: &str) -> usize {
 
 #[test]
 fn a_flat_index_appears_and_no_close_waits_for_it() {
-    let (store, gate) = (MemoryStore::new(), Gate::default());
+    let (store, gate) = (MemoryStore::new(), Gate::closed());
     let fs = mount_with(&store, &gate);
     write(&fs, "f");
-    gate.wait_for_one();
+    gate.wait_for_thread();
     // Other operations continue meanwhile.
     write(&fs, "g");
     assert_eq!((flats(&store, "f"), content(from_ref(&store), "f").unwrap()), (0, written()));
@@ -112,7 +82,7 @@ fn a_flat_index_appears_and_no_close_waits_for_it() {
 
 #[test]
 fn a_file_with_open_writers_or_a_single_writer_is_not_flattened() {
-    let (store, gate) = (MemoryStore::new(), open_gate());
+    let (store, gate) = (MemoryStore::new(), Gate::opened());
     let (fs, elsewhere) = (mount_with(&store, &gate), mount(from_ref(&store), 7, 1));
     make(&fs, "alone", 1).write_at(b"alone", 0).unwrap();
     write(&fs, "f");
@@ -134,10 +104,10 @@ fn a_file_with_open_writers_or_a_single_writer_is_not_flattened() {
 
 #[test]
 fn a_file_that_is_written_again_before_its_turn_is_flattened_at_its_next_close() {
-    let (store, gate) = (MemoryStore::new(), Gate::default());
+    let (store, gate) = (MemoryStore::new(), Gate::closed());
     let fs = mount_with(&store, &gate);
     write(&fs, "first");
-    gate.wait_for_one();
+    gate.wait_for_thread();
     write(&fs, "f");
     let file = again(&fs, "f", 3);
     gate.open();
@@ -151,7 +121,7 @@ fn a_file_that_is_written_again_before_its_turn_is_flattened_at_its_next_close()
 #[test]
 fn a_failed_background_flattening_is_not_an_error() {
     for nth in 1..60 {
-        let (store, gate) = (MemoryStore::new(), open_gate());
+        let (store, gate) = (MemoryStore::new(), Gate::opened());
         let fs = mount_with(&store, &gate);
         let mut count = 0;
         store.fail(move |_| {
@@ -169,10 +139,10 @@ fn a_failed_background_flattening_is_not_an_error() {
 
 #[test]
 fn a_removed_file_is_deleted_and_not_flattened() {
-    let (store, gate) = (MemoryStore::new(), Gate::default());
+    let (store, gate) = (MemoryStore::new(), Gate::closed());
     let fs = mount_with(&store, &gate);
     write(&fs, "first");
-    gate.wait_for_one();
+    gate.wait_for_thread();
     write(&fs, "f");
     let trash = || {
         let own = store.root().open_dir(b".quell").unwrap();
@@ -192,10 +162,10 @@ fn a_removed_file_is_deleted_and_not_flattened() {
 
 #[test]
 fn the_end_of_a_mount_drops_what_waits_in_bounded_time() {
-    let (store, gate) = (MemoryStore::new(), Gate::default());
+    let (store, gate) = (MemoryStore::new(), Gate::closed());
     let fs = mount_with(&store, &gate);
     write(&fs, "first");
-    gate.wait_for_one();
+    gate.wait_for_thread();
     write(&fs, "f");
     let file = make(&fs, "open", 1);
     file.write_at(b"kept", 0).unwrap();

@@ -153,25 +153,43 @@ impl LogFile {
     }
 
     /// Returns the writer of `process`, and adds a handle, which `release` removes.
+    ///
+    /// # Errors
+    ///
+    /// The error of another writer of this node whose collected data could not be written. Then no
+    /// handle was added.
     pub fn writer(&self, process: u32) -> Result<Arc<Writer>> {
         // Data written after an open must be later than data published before it. In a file that
         // was just created there is none.
         self.sequencer().mark_opened();
-        let mut slots = self.slots();
-        if let Some(slot) = slots.get_mut(&process) {
-            slot.handles += 1;
-            return Ok(Arc::clone(&slot.writer));
+        let writer = self.add_handle(process);
+        // Data that others have collected without a record must be in frames before this handle
+        // writes, because an overlap would not be detected. Another handle may be opened at the same
+        // time: each one flushes for itself.
+        let unrecorded = self.sequencer().unrecorded(writer.id);
+        for other in unrecorded {
+            let flushed = other.lock().flush(self, other.id);
+            if let Err(error) = flushed {
+                // Nothing was written with the handle.
+                let _ = self.release(process);
+                return Err(error);
+            }
+            self.sequencer().mark_recorded(other.id);
         }
-        let id = self.container.stores().random_writer();
-        let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
-        let unrecorded = self.sequencer().add_writer(&writer);
-        if let Some(error) = unrecorded.iter().find_map(|other| other.lock().flush(self, other.id).err()) {
-            self.sequencer().withdraw_writer(id);
-            return Err(error);
-        }
-        self.sequencer().all_flushed();
-        slots.insert(process, WriterSlot { writer: Arc::clone(&writer), handles: 1 });
         Ok(writer)
+    }
+
+    /// Adds a handle to the writer of `process`, which is created if there is none.
+    fn add_handle(&self, process: u32) -> Arc<Writer> {
+        let mut slots = self.slots();
+        let slot = slots.entry(process).or_insert_with(|| {
+            let id = self.container.stores().random_writer();
+            let writer = Arc::new(Writer::new(id, self.choices.buffer_bytes));
+            self.sequencer().add_writer(&writer);
+            WriterSlot { writer, handles: 0 }
+        });
+        slot.handles += 1;
+        Arc::clone(&slot.writer)
     }
 
     /// Removes a handle of `process`. With the last one its writer ends. Returns true if no writer
@@ -285,6 +303,8 @@ impl LogFile {
                     if put.is_err() {
                         self.sequencer().withdraw_claim(writer.id, &claim, state.end());
                     }
+                    drop(state);
+                    self.reader.spill_if_large(self.read_context());
                     return put;
                 }
                 Err(rivals) => rivals,
@@ -449,9 +469,8 @@ impl LogFile {
         if known && unknown.iter().all(|id| writers.iter().any(|writer| writer.id == *id)) {
             return Ok((size.max(end.0), summary));
         }
-        self.reader.build_map(self.read_context())?;
-        self.refresh()?;
-        Ok((self.reader.size().unwrap_or(0).max(collected.0), summary))
+        let known = self.reader.refreshed_size(self.read_context())?;
+        Ok((known.max(collected.0), summary))
     }
 
     pub fn attributes(&self, node: NodeId) -> Result<Attributes> {

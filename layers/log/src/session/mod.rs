@@ -7,11 +7,11 @@
 //! | rank | lock | protects | I/O while it is held |
 //! |---|---|---|---|
 //! | `Sync` | `LogFile::synced_changes` | the sync of a file: one thread syncs | yes; threads that sync the same file wait for the result |
-//! | `Slots` | `LogFile::writers` | the writer of each process | at the second writer: collected data is flushed; other opens and closes of the file wait |
+//! | `Slots` | `LogFile::writers` | the writer of each process | never |
 //! | `Epoch` | `LogFile::epoch` | one thread takes an epoch | yes; only threads that need a later epoch wait |
-//! | `MapUpdate` | `Reader::update` | one thread reads index logs | yes; only threads that need the data wait |
+//! | `MapUpdate` | `Reader::update` | one thread reads index logs or writes a scratch file | yes; only threads that need the data of other nodes wait |
 //! | `Writer` | `Writer::state` | the collected frame and the logs of one writer | yes: its owner writes; threads that need its data in the log wait |
-//! | `Map` | `Reader::map` | the extent map | pages of a flat index and scratch files only |
+//! | `Map` | `Reader::map` | the extent map | never |
 //! | `Sequencer` | `LogFile::sequencer` | order of frames, collected ranges | never |
 //!
 //! Two locks of one rank are never held together. All other locks (caches, failures, the lists of
@@ -19,6 +19,8 @@
 //! meanwhile. Locks of the stores are taken below these and follow the same rule, except for
 //! `Stores::looking`: one thread reads a newer placement map, and threads that need it wait.
 
+#[cfg(test)]
+mod blocked_io_test;
 mod buffer;
 mod collected;
 mod extent_map;

@@ -1,8 +1,9 @@
 //! Reads an open file: keeps its extent map, follows the logs of other nodes, and reads the data.
 //!
-//! Index logs are read without the lock of the map, so writers of this node never wait for it: they
-//! add their frames to the map, or to a list if the map is being built. Only threads that need the
-//! result wait, at `update`.
+//! No I/O is done under the lock of the map. Index logs are read before, and scratch files are
+//! written from a copy, so writers of this node never wait: they add their frames to the map, or to
+//! a list if the map is being built or was copied. Only threads that need new data of other nodes
+//! wait, at `update`. Pages of a flat index are read by each thread for itself.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use lru::LruCache;
 use quell_vfs::{Error, ErrorKind, Result};
 
-use crate::container::{Block, Container, Descriptors, Edges, read_payload, torn_blocks};
+use crate::container::{Block, Container, Descriptors, Edges, HeldPages, read_payload, torn_blocks};
 use crate::format::{FILE_END_MAX, FileOffset, Order, PayloadOffset, PayloadRange, Run, Summary, data_name};
 use crate::locks::{Rank, RankedMutex, RankedRwLock};
 use crate::session::extent_map::{ExtentMap, LogPiece, Torn};
@@ -31,6 +32,19 @@ enum MapState {
     /// written since it began.
     Building(Vec<OwnFrame>),
     Ready(Box<ExtentMap>),
+    /// A thread writes a copy of the map to a scratch file, and replaces the map by it. The list
+    /// contains the frames that were added to the map since it was copied.
+    Copied(Box<ExtentMap>, Vec<OwnFrame>),
+}
+
+impl MapState {
+    /// Returns the map, if there is one.
+    fn map(&self) -> Option<&ExtentMap> {
+        match self {
+            MapState::Ready(map) | MapState::Copied(map, _) => Some(map),
+            MapState::Absent | MapState::Building(_) => None,
+        }
+    }
 }
 
 /// A frame that a writer of this node has written.
@@ -40,6 +54,13 @@ struct OwnFrame {
     order: Order,
     payload_start: PayloadOffset,
     runs: Vec<Run>,
+}
+
+impl OwnFrame {
+    fn new(writer: u64, written: &Written<'_>) -> OwnFrame {
+        let Written { order, head_bytes, payload_start, runs, .. } = *written;
+        OwnFrame { writer, head_bytes, order, payload_start, runs: runs.to_vec() }
+    }
 }
 
 /// The reason why a read failed, and the piece that could not be read; `None` if the index could
@@ -74,9 +95,11 @@ impl ReadContext<'_> {
 pub(crate) struct Reader {
     descriptors: Arc<Descriptors>,
     index_threads: usize,
-    /// Held while one thread reads index logs.
+    /// Held while one thread reads index logs or writes a scratch file.
     update: RankedMutex<()>,
     map: RankedRwLock<MapState>,
+    /// The map has more extents in memory than the limit.
+    is_large: AtomicBool,
     edges: Mutex<LruCache<(u64, PayloadOffset), Arc<Block>>>,
     /// False after a page of the flat index was found damaged.
     trusts_flat: AtomicBool,
@@ -91,6 +114,7 @@ impl Reader {
             index_threads,
             update: RankedMutex::new(Rank::MapUpdate, ()),
             map: RankedRwLock::new(Rank::Map, MapState::Absent),
+            is_large: AtomicBool::new(false),
             edges: Mutex::new(LruCache::new(EDGE_BLOCKS_MAX)),
             trusts_flat: AtomicBool::new(true),
             torn: Mutex::default(),
@@ -106,11 +130,17 @@ impl Reader {
         matches!(*self.map.read(), MapState::Absent)
     }
 
-    /// Returns the size of the file according to the extent map, if there is one.
-    pub fn size(&self) -> Option<u64> {
-        match &*self.map.read() {
-            MapState::Ready(map) => Some(map.size()),
-            _ => None,
+    /// Takes the data that others have published into the map, which is built if there is none, and
+    /// returns the size of the file.
+    pub fn refreshed_size(&self, file: ReadContext<'_>) -> Result<u64> {
+        loop {
+            self.build_map(file)?;
+            self.refresh(file)?;
+            // Another thread may have dropped the map, or `refresh` because a page of the flat index
+            // is damaged; it is then built again.
+            if let Some(map) = self.map.read().map() {
+                return Ok(map.size());
+            }
         }
     }
 
@@ -118,22 +148,35 @@ impl Reader {
     /// map.
     pub fn add(&self, file: ReadContext<'_>, writer: u64, written: &Written<'_>) {
         let Written { order, head_bytes, payload_start, data_bytes, runs } = *written;
-        let mut state = self.map.write();
-        // While the map is locked, so that a thread that builds the map either finds the frame in
-        // the log or in the list.
-        file.sequencer.lock().written(writer, data_bytes);
-        match &mut *state {
-            MapState::Absent => {}
-            MapState::Building(frames) => {
-                frames.push(OwnFrame { writer, head_bytes, order, payload_start, runs: runs.to_vec() });
+        let (mut pages, mut loaded) = (HeldPages::default(), Ok(()));
+        loop {
+            let mut state = self.map.write();
+            // While the map is locked, so that a thread that builds the map either finds the frame
+            // in the log or in the list.
+            file.sequencer.lock().written(writer, data_bytes);
+            let map = match &mut *state {
+                MapState::Absent => return,
+                MapState::Building(frames) => return frames.push(OwnFrame::new(writer, written)),
+                MapState::Ready(map) | MapState::Copied(map, _) => map,
+            };
+            if loaded.is_err() {
+                // The next reader builds the map again from the logs, and gets the error.
+                let dropped = std::mem::replace(&mut *state, MapState::Absent);
+                drop(state);
+                return drop(dropped); // without the lock, because a large map takes long
             }
-            MapState::Ready(map) => {
-                let added = map.add(writer, head_bytes, order, payload_start, runs);
-                if added.and_then(|()| map.shrink(file.container)).is_err() {
-                    // The next reader builds the map again from the logs, and gets the error.
-                    *state = MapState::Absent;
+            if map.add(writer, head_bytes, order, payload_start, runs, &mut pages) {
+                match &mut *state {
+                    MapState::Copied(_, frames) => frames.push(OwnFrame::new(writer, written)),
+                    MapState::Ready(map) if map.is_large(file.container) => {
+                        self.is_large.store(true, Ordering::Relaxed);
+                    }
+                    _ => {}
                 }
+                return;
             }
+            drop(state);
+            loaded = pages.load();
         }
     }
 
@@ -141,17 +184,57 @@ impl Reader {
     pub fn drop_map(&self) {
         let _one = self.update.lock();
         lock(&self.edges).clear();
+        self.set_absent();
+    }
+
+    fn set_absent(&self) {
         let dropped = std::mem::replace(&mut *self.map.write(), MapState::Absent);
         drop(dropped); // without the lock, because a large map takes long
     }
 
+    /// Writes the extents in memory to a scratch file if they have become more than the limit. Does
+    /// nothing if another thread reads index logs, because that thread does it afterwards. The
+    /// caller holds no lock of the file.
+    pub fn spill_if_large(&self, file: ReadContext<'_>) {
+        if !self.is_large.load(Ordering::Relaxed) {
+            return;
+        }
+        let Some(_one) = self.update.try_lock() else { return };
+        if self.spill(file).is_err() {
+            // The next reader builds the map again from the logs, and gets the error.
+            self.set_absent();
+        }
+    }
+
+    /// Replaces the map by a copy with its extents in a scratch file, if there are more in memory
+    /// than the limit. The caller holds `update`.
+    fn spill(&self, file: ReadContext<'_>) -> Result<()> {
+        let mut copy = {
+            let mut state = self.map.write();
+            self.is_large.store(false, Ordering::Relaxed);
+            match std::mem::replace(&mut *state, MapState::Absent) {
+                MapState::Ready(map) if map.is_large(file.container) => {
+                    let copy = (*map).clone();
+                    *state = MapState::Copied(map, Vec::new());
+                    copy
+                }
+                other => {
+                    *state = other;
+                    return Ok(());
+                }
+            }
+        };
+        copy.shrink(file.container)?;
+        self.end_build(file, copy)
+    }
+
     /// Builds the map if there is none.
     pub fn build_map(&self, file: ReadContext<'_>) -> Result<()> {
-        if let MapState::Ready(_) = *self.map.read() {
+        if self.map.read().map().is_some() {
             return Ok(());
         }
         let _one = self.update.lock();
-        if let MapState::Ready(_) = *self.map.read() {
+        if self.map.read().map().is_some() {
             return Ok(());
         }
         self.replace_map(file, || {
@@ -196,30 +279,43 @@ impl Reader {
         drop(before); // without the lock, because a large map takes long
         let replaced = build().and_then(|(map, summary)| self.install(file, map, &summary));
         if replaced.is_err() {
-            *self.map.write() = MapState::Absent;
+            self.set_absent();
         }
         replaced
     }
 
-    /// Ends a build with `map`, after it has taken in the frames that were written meanwhile.
-    fn install(&self, file: ReadContext<'_>, mut map: ExtentMap, summary: &Summary) -> Result<()> {
+    /// Installs a map that was built from `summary`.
+    fn install(&self, file: ReadContext<'_>, map: ExtentMap, summary: &Summary) -> Result<()> {
         if map.size() == 0 && file.container.is_gone()? {
             return Err(moved_elsewhere());
         }
         file.mark_seen(&map, summary);
+        self.end_build(file, map)
+    }
+
+    /// Makes `map` the map, after it has taken in the frames that were written since its build began
+    /// or since it was copied. The caller holds `update`.
+    fn end_build(&self, file: ReadContext<'_>, mut map: ExtentMap) -> Result<()> {
+        let mut pages = HeldPages::default();
         loop {
             let mut state = self.map.write();
             let frames = match &mut *state {
-                MapState::Building(frames) => std::mem::take(frames),
-                _ => unreachable!("only the holder of `update` ends a build"),
+                MapState::Building(frames) | MapState::Copied(_, frames) => std::mem::take(frames),
+                // A frame could not be added to the copied map. The next reader builds the map again.
+                MapState::Absent => return Ok(()),
+                MapState::Ready(_) => unreachable!("only the holder of `update` ends a build"),
             };
             if frames.is_empty() {
-                *state = MapState::Ready(Box::new(map));
+                let before = std::mem::replace(&mut *state, MapState::Ready(Box::new(map)));
+                drop(state);
+                drop(before); // without the lock, because a large map takes long
                 return Ok(());
             }
             drop(state);
             for OwnFrame { writer, head_bytes, order, payload_start, runs } in frames {
-                map.add(writer, head_bytes, order, payload_start, &runs)?;
+                while !map.add(writer, head_bytes, order, payload_start, &runs, &mut pages) {
+                    pages.load()?;
+                }
             }
             map.shrink(file.container)?;
         }
@@ -244,7 +340,7 @@ impl Reader {
             Ok(()) => Ok(()),
             Err(error) => {
                 // The map may have taken in a part of the data.
-                *self.map.write() = MapState::Absent;
+                self.set_absent();
                 // A page of the flat index is damaged. The logs contain the same data, and the next
                 // reader uses them.
                 match error.kind == ErrorKind::Damaged && self.stop_trusting_flat() {
@@ -259,9 +355,9 @@ impl Reader {
     fn read_new(&self, file: ReadContext<'_>, summary: &Summary) -> Result<()> {
         let own = |writer: u64| file.own_data_bytes(writer);
         loop {
-            let update = match &*self.map.read() {
-                MapState::Ready(map) => map.update_to(file.container, summary, &own),
-                _ => return Ok(()),
+            let update = match self.map.read().map() {
+                Some(map) => map.update_to(file.container, summary, &own),
+                None => return Ok(()),
             };
             let Some(update) = update else {
                 return self.replace_map(file, || {
@@ -274,8 +370,13 @@ impl Reader {
             let mut state = self.map.write();
             // Absent if a frame of this node could not be added meanwhile.
             let MapState::Ready(map) = &mut *state else { return Ok(()) };
-            if map.apply(file.container, update, summary)? {
+            let is_all = map.apply(update, summary);
+            if is_all {
                 file.mark_seen(map, summary);
+            }
+            drop(state);
+            self.spill(file)?;
+            if is_all {
                 return Ok(());
             }
         }
@@ -334,14 +435,18 @@ impl Reader {
         let whole = |error| Box::new(Unread { error, piece: None });
         // Collected data beyond the requested range makes the file longer, too.
         let collected_end = flush(offset, end).map_err(whole)?;
+        let mut pages = HeldPages::default();
         let (length, pieces) = loop {
             self.build_map(file).map_err(whole)?;
             // Another thread may have dropped the map; it is then built again.
-            if let MapState::Ready(map) = &*self.map.read() {
+            if let Some(map) = self.map.read().map() {
                 let file_end = FileOffset(map.size()).max(collected_end);
                 let length = end.min(file_end).bytes_after(offset) as usize;
-                break (length, map.pieces_for(&mut into[..length], offset).map_err(whole)?);
+                if let Some(pieces) = map.pieces_for(&mut into[..length], offset, &mut pages) {
+                    break (length, pieces);
+                }
             }
+            pages.load().map_err(whole)?;
         };
         for piece in pieces {
             let part = &mut into[piece.into..piece.into + piece.length];

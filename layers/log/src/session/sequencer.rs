@@ -49,13 +49,15 @@ pub(crate) struct Sequencer {
     last_truncation: Option<Order>,
     /// The last truncation by this node.
     own_truncation: Option<Order>,
-    /// The writers of this node, and whether there were ever several at the same time.
+    /// The writers of this node, and whether there were ever several at the same time. While there
+    /// is only one, the ranges that it collects are not recorded.
     writers: HashMap<u64, Arc<Writer>>,
     are_several: bool,
-    /// The collected ranges; not tracked while there is only one writer.
+    /// The collected ranges.
     collected: Collected,
-    /// `collected` is complete: data collected before there were several writers is in frames.
-    is_collected_complete: bool,
+    /// Writers that may have data that was collected before there were several writers, so that
+    /// `collected` lacks its ranges.
+    unrecorded: Vec<Arc<Writer>>,
     /// The writers of this node with logs, and the sizes of their data logs.
     own_data_bytes: HashMap<u64, u64>,
 }
@@ -76,7 +78,7 @@ impl Sequencer {
             writers: HashMap::new(),
             are_several: false,
             collected: Collected::default(),
-            is_collected_complete: false,
+            unrecorded: Vec::new(),
             own_data_bytes: HashMap::new(),
         }
     }
@@ -88,34 +90,37 @@ impl Sequencer {
         self.writers.values().cloned().collect()
     }
 
-    /// Adds a writer. Returns the writers whose collected data must be written before
-    /// [`all_flushed`](Self::all_flushed) is called, because it was not recorded.
-    pub fn add_writer(&mut self, writer: &Arc<Writer>) -> Vec<Arc<Writer>> {
-        let unrecorded = if self.are_several { Vec::new() } else { self.writers() };
+    /// Adds a writer. It must not write before the data of the [`unrecorded`](Self::unrecorded)
+    /// writers is in frames.
+    pub fn add_writer(&mut self, writer: &Arc<Writer>) {
+        // From now on all writers record the ranges that they collect.
+        if !self.are_several && !self.writers.is_empty() {
+            (self.are_several, self.unrecorded) = (true, self.writers());
+        }
         self.writers.insert(writer.id, Arc::clone(writer));
         self.own_data_bytes.entry(writer.id).or_default();
-        // From now on all writers record the ranges that they collect.
-        self.are_several |= self.writers.len() > 1;
-        unrecorded
     }
 
-    /// Records that all data that was collected without a record is in frames.
-    pub fn all_flushed(&mut self) {
-        self.is_collected_complete = self.are_several;
+    /// Returns the writers, other than `writer`, that may have collected data without a record.
+    pub fn unrecorded(&self, writer: u64) -> Vec<Arc<Writer>> {
+        self.unrecorded.iter().filter(|other| other.id != writer).cloned().collect()
     }
 
-    /// Removes a writer that was added and could not be used, because data of the others could not
-    /// be written.
-    pub fn withdraw_writer(&mut self, writer: u64) {
-        self.writers.remove(&writer);
-        self.are_several = false;
-        self.collected = Collected::default();
+    /// Records that all data that `writer` has collected without a record is in frames.
+    pub fn mark_recorded(&mut self, writer: u64) {
+        self.unrecorded.retain(|other| other.id != writer);
     }
 
     /// Removes a writer that has ended.
     pub fn remove_writer(&mut self, writer: u64) {
         self.writers.remove(&writer);
+        self.mark_recorded(writer);
         self.collected.forget(writer);
+    }
+
+    /// Returns true if `collected` has the ranges of all collected data.
+    fn is_collected_complete(&self) -> bool {
+        self.are_several && self.unrecorded.is_empty()
     }
 
     /// Returns the number of bytes that a writer of this node has written to its data log, or
@@ -278,7 +283,7 @@ impl Sequencer {
 
     /// Returns the writers that may have collected a part of `start..end`.
     pub fn writers_with(&self, start: FileOffset, end: FileOffset) -> Vec<Arc<Writer>> {
-        match self.is_collected_complete {
+        match self.is_collected_complete() {
             true => self.known_writers(&self.collected.rivals(NO_WRITER, start, end)),
             false => self.writers(),
         }
@@ -290,7 +295,7 @@ impl Sequencer {
 
     /// Returns the end of the collected data, or `None` if only the writers know it.
     pub fn collected_end(&self) -> Option<FileOffset> {
-        self.is_collected_complete.then(|| self.collected.end())
+        self.is_collected_complete().then(|| self.collected.end())
     }
 
     /// Returns true if the end of the file includes the writes of other nodes.

@@ -58,7 +58,9 @@ fn built(container: &Container, summary: &Summary) -> ExtentMap {
 fn follow(map: &mut ExtentMap, container: &Container, summary: &Summary) {
     while let Some(update) = map.update_to(container, summary, &|_| None) {
         let update = update.read(container).unwrap();
-        if map.apply(container, update, summary).unwrap() {
+        let is_all = map.apply(update, summary);
+        map.shrink(container).unwrap();
+        if is_all {
             return;
         }
     }
