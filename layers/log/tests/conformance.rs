@@ -100,7 +100,7 @@ fn promises_are_kept_on_a_real_file_system() {
 }
 
 #[test]
-fn random_histories_of_one_mount_are_those_of_the_model() {
+fn random_histories_of_one_mount_match_the_model() {
     for (buffer_bytes, flatten) in [(1 << 20, 0), (3000, 0), (3000, 1 << 20)] {
         in_memory(1, buffer_bytes, flatten, |implementation| {
             histories::check(implementation, Shape::ONE_MOUNT, 0..25)
@@ -112,7 +112,7 @@ fn random_histories_of_one_mount_are_those_of_the_model() {
 }
 
 #[test]
-fn random_histories_of_two_mounts_are_those_of_the_model() {
+fn random_histories_of_two_mounts_match_the_model() {
     for (stores, buffer_bytes, flatten) in [(1, 1 << 20, 0), (1, 500, 1 << 20), (3, 3000, 0)] {
         in_memory(stores, buffer_bytes, flatten, |implementation| {
             histories::check(implementation, Shape::TWO_MOUNTS, 0..25)
@@ -141,7 +141,7 @@ fn in_crash_world<T>(number: usize, run: impl FnOnce(&CrashImplementation<'_>) -
 }
 
 #[test]
-fn what_was_synced_survives_a_loss_of_power_and_what_was_published_a_kill() {
+fn synced_data_survives_a_power_failure_and_published_data_a_kill() {
     for number in 0..CRASH_WORLDS.len() {
         in_crash_world(number, |implementation| crash::check(implementation, 0..300));
     }
@@ -207,7 +207,7 @@ fn histories_of_no_inodes() {
 }
 
 #[test]
-fn appending_begins_where_another_mount_cut_the_file() {
+fn an_append_begins_at_the_size_to_which_another_mount_truncated() {
     let store = MemoryStore::new();
     let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000, 0));
     let trees = [0, 1].map(|at| mounts[at].writable().unwrap());

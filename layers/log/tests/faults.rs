@@ -51,7 +51,7 @@ fn read(file: &dyn WritableFile, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_size_of_a_quiet_file_is_the_same_for_all_threads_that_ask() {
+fn concurrent_stats_of_a_closed_file_return_its_size() {
     let temp = tempfile::tempdir().unwrap();
     let fs = on_disk(temp.path());
     let file = make(&fs, own());
@@ -67,7 +67,7 @@ fn the_size_of_a_quiet_file_is_the_same_for_all_threads_that_ask() {
 }
 
 #[test]
-fn of_nodes_that_opened_together_the_one_that_opens_again_and_writes_is_later() {
+fn a_write_after_a_second_open_is_later_than_data_that_the_node_has_read() {
     let temp = tempfile::tempdir().unwrap();
     let (a, b) = (on_disk(temp.path()), on_disk(temp.path()));
     drop(make(&on_disk(temp.path()), own()));
@@ -96,7 +96,7 @@ fn of_nodes_that_opened_together_the_one_that_opens_again_and_writes_is_later() 
 }
 
 #[test]
-fn files_that_are_cut_to_nothing_by_several_at_once_are_opened_by_all() {
+fn concurrent_opens_that_truncate_a_file_all_succeed() {
     let temp = tempfile::tempdir().unwrap();
     let (a, b) = (on_disk(temp.path()), on_disk(temp.path()));
     drop(make(&a, own()));
@@ -142,7 +142,7 @@ fn a_copied_container_is_another_file() {
 }
 
 #[test]
-fn a_store_that_was_full_for_a_moment_takes_what_was_collected() {
+fn collected_data_is_written_after_the_store_was_full() {
     for nth in 0..4 {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 1 << 16);
@@ -162,7 +162,7 @@ fn a_store_that_was_full_for_a_moment_takes_what_was_collected() {
 }
 
 #[test]
-fn a_large_write_that_failed_is_in_nobodys_way() {
+fn a_failed_large_write_does_not_hide_writes_of_other_processes() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 4096);
     let a = make(&fs, MEMORY);
@@ -179,7 +179,7 @@ fn a_large_write_that_failed_is_in_nobodys_way() {
 }
 
 #[test]
-fn the_logs_of_who_writes_are_left_to_it_until_somebody_reads() {
+fn the_logs_of_an_open_writer_are_not_opened_before_the_file_is_read() {
     let store = MemoryStore::new();
     let (a, b) = (in_memory(&store, 100), in_memory(&store, 100));
     let file = make(&a, MEMORY);
@@ -204,7 +204,7 @@ fn the_logs_of_who_writes_are_left_to_it_until_somebody_reads() {
 }
 
 #[test]
-fn what_could_not_be_followed_is_followed_later() {
+fn an_open_succeeds_after_an_index_log_could_not_be_read() {
     let store = MemoryStore::new();
     let (a, b) = (in_memory(&store, 1 << 16), in_memory(&store, 1 << 16));
     let file = make(&a, MEMORY);
@@ -223,7 +223,7 @@ fn what_could_not_be_followed_is_followed_later() {
 }
 
 #[test]
-fn an_append_that_failed_leaves_no_hole() {
+fn a_failed_append_leaves_no_hole() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 64);
     let file = make(&fs, MEMORY);
@@ -235,7 +235,7 @@ fn an_append_that_failed_leaves_no_hole() {
 }
 
 #[test]
-fn a_first_write_that_fails_leaves_neither_a_hole_nor_a_writer_that_is_not_found() {
+fn a_failed_first_write_leaves_no_hole_and_hides_no_later_data() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 64);
     let file = make(&fs, MEMORY);
@@ -257,7 +257,7 @@ fn a_first_write_that_fails_leaves_neither_a_hole_nor_a_writer_that_is_not_found
 }
 
 #[test]
-fn what_is_written_after_a_failed_write_and_a_truncation_by_another_mount_stays() {
+fn data_written_after_a_failed_write_and_a_truncation_by_another_mount_is_kept() {
     let store = MemoryStore::new();
     let (a, b) = (in_memory(&store, 64), in_memory(&store, 64));
     let of_a = make(&a, MEMORY);
@@ -275,7 +275,7 @@ fn what_is_written_after_a_failed_write_and_a_truncation_by_another_mount_stays(
 }
 
 #[test]
-fn a_file_that_was_removed_stays_so_after_a_sync_of_the_directory() {
+fn a_removed_file_does_not_reappear_after_a_sync_of_the_directory() {
     for seed in 0..40 {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 64);
@@ -297,7 +297,7 @@ fn a_file_that_was_removed_stays_so_after_a_sync_of_the_directory() {
 }
 
 #[test]
-fn who_syncs_a_file_syncs_what_others_wrote_and_closed() {
+fn a_sync_includes_data_of_closed_writers() {
     for how in [by(2), Open::READ] {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 1 << 16);
@@ -314,7 +314,7 @@ fn who_syncs_a_file_syncs_what_others_wrote_and_closed() {
 }
 
 #[test]
-fn an_open_that_failed_takes_nothing_from_who_writes() {
+fn a_failed_open_keeps_collected_data_of_other_processes() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let file = make(&fs, MEMORY);
@@ -329,7 +329,7 @@ fn an_open_that_failed_takes_nothing_from_who_writes() {
 }
 
 #[test]
-fn a_block_that_was_changed_is_an_error_and_one_that_was_never_whole_shows_what_was_before() {
+fn a_changed_block_is_an_error_and_a_torn_unsynced_block_reads_as_before() {
     let temp = tempfile::tempdir().unwrap();
     let fs = on_disk(temp.path());
     let file = make(&fs, own());
@@ -384,7 +384,7 @@ fn eio<T>(result: Result<T>) -> bool {
 }
 
 #[test]
-fn a_writeback_that_failed_is_an_error_of_every_sync_and_close_and_zeros_are_never_read() {
+fn a_failed_writeback_is_an_error_of_every_sync_and_close_and_never_reads_as_zeros() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let a = make(&fs, MEMORY);
@@ -424,7 +424,7 @@ fn a_writeback_that_failed_is_an_error_of_every_sync_and_close_and_zeros_are_nev
 }
 
 #[test]
-fn bytes_that_are_in_memory_alone_after_a_failed_writeback_are_written_again() {
+fn pages_kept_in_memory_after_a_failed_writeback_are_written_again() {
     for closes in [false, true] {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 1000);
@@ -450,7 +450,7 @@ fn bytes_that_are_in_memory_alone_after_a_failed_writeback_are_written_again() {
 }
 
 #[test]
-fn what_a_writer_left_that_closed_in_time_is_an_error_of_those_who_sync_and_no_hole() {
+fn a_writeback_that_fails_after_the_close_is_an_error_of_later_syncs_and_reads() {
     let store = MemoryStore::new();
     let (fs, other) = (in_memory(&store, 1 << 16), in_memory(&store, 1 << 16));
     let a = make(&fs, MEMORY);
@@ -468,7 +468,7 @@ fn what_a_writer_left_that_closed_in_time_is_an_error_of_those_who_sync_and_no_h
 }
 
 #[test]
-fn a_directory_that_could_not_be_synced_is_an_error_until_it_is() {
+fn a_failed_sync_of_a_directory_is_an_error_until_a_sync_succeeds() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let a = make(&fs, MEMORY);
@@ -486,7 +486,7 @@ fn a_directory_that_could_not_be_synced_is_an_error_until_it_is() {
 }
 
 #[test]
-fn what_a_failed_close_could_not_write_is_written_by_the_next() {
+fn data_of_a_failed_close_is_written_by_the_next_close() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let a = make(&fs, MEMORY);
@@ -502,7 +502,7 @@ fn what_a_failed_close_could_not_write_is_written_by_the_next() {
 }
 
 #[test]
-fn a_file_that_is_cut_to_nothing_keeps_its_logs_until_the_cut_survives_a_loss_of_power() {
+fn a_truncated_file_keeps_its_logs_until_the_truncation_survives_a_power_failure() {
     for seed in 0..60 {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 1 << 16);
@@ -518,7 +518,7 @@ fn a_file_that_is_cut_to_nothing_keeps_its_logs_until_the_cut_survives_a_loss_of
 }
 
 #[test]
-fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
+fn a_removed_and_closed_file_leaves_no_open_handles_and_no_used_space() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let round = |is_open: bool| {
@@ -547,7 +547,7 @@ fn nothing_of_a_file_that_was_removed_and_closed_stays_open() {
 }
 
 #[test]
-fn a_file_that_another_mount_removed_gives_its_room_back_when_it_is_not_read() {
+fn the_space_of_a_file_that_another_mount_removed_is_freed_after_the_close() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let other = in_memory(&store, 1 << 16);
@@ -573,7 +573,7 @@ fn a_file_that_another_mount_removed_gives_its_room_back_when_it_is_not_read() {
 }
 
 #[test]
-fn set_id_bits_go_and_those_of_a_group_that_may_not_execute_stay() {
+fn a_write_drops_set_id_bits_except_set_group_id_without_group_execute() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let file = make(&fs, MEMORY);

@@ -74,7 +74,7 @@ fn content(stores: &[MemoryStore]) -> Vec<u8> {
 // --- truncation ---------------------------------------------------------------------------------
 
 #[test]
-fn what_is_written_after_a_truncation_stays_whoever_else_truncates() {
+fn data_written_after_truncations_by_two_mounts_is_kept() {
     for with_open_truncate in [false, true] {
         let stores = stores(1);
         let (a, b) = (mount(&stores), mount(&stores));
@@ -94,7 +94,7 @@ fn what_is_written_after_a_truncation_stays_whoever_else_truncates() {
 }
 
 #[test]
-fn a_writer_that_has_begun_keeps_what_it_writes_after_another_mounts_truncation() {
+fn an_open_writer_keeps_data_written_after_a_truncation_by_another_mount() {
     let stores = stores(1);
     let mounts = [mount(&stores), mount(&stores), mount(&stores)];
     let files = [create(&mounts[0]), open(&mounts[1], by(2)), open(&mounts[2], by(3))];
@@ -125,7 +125,7 @@ fn a_writer_that_has_begun_keeps_what_it_writes_after_another_mounts_truncation(
 }
 
 #[test]
-fn a_second_process_of_a_mount_keeps_what_it_writes_after_another_mounts_truncation() {
+fn a_second_process_keeps_data_written_after_a_truncation_by_another_mount() {
     let stores = stores(1);
     let (a, b) = (mount(&stores), mount(&stores));
     let first = create(&a);
@@ -141,7 +141,7 @@ fn a_second_process_of_a_mount_keeps_what_it_writes_after_another_mounts_truncat
 }
 
 #[test]
-fn a_flat_index_that_was_made_between_shows_what_came_after_a_truncation() {
+fn a_flat_index_created_before_or_after_a_truncation_shows_later_data() {
     let stores = stores(1);
     let (a, b) = (mount(&stores), mount(&stores));
     let of_a = create(&a);
@@ -215,7 +215,7 @@ fn at_every_operation(mut run: impl FnMut(Arc<Between>) -> bool) {
 }
 
 #[test]
-fn a_write_during_a_truncation_and_one_after_it_are_told_apart() {
+fn a_write_during_a_truncation_is_kept_or_dropped_and_a_later_one_is_kept() {
     for had_begun in [false, true] {
         for size in [0, 100] {
             at_every_operation(|between| {
@@ -248,7 +248,7 @@ fn a_write_during_a_truncation_and_one_after_it_are_told_apart() {
 }
 
 #[test]
-fn a_truncation_during_a_write_drops_it_or_not_and_never_what_follows() {
+fn a_truncation_during_a_write_drops_no_later_write() {
     for had_begun in [false, true] {
         at_every_operation(|between| {
             let stores = stores(1);
@@ -277,7 +277,7 @@ fn a_truncation_during_a_write_drops_it_or_not_and_never_what_follows() {
 }
 
 #[test]
-fn two_truncations_at_once_keep_what_is_written_after_both() {
+fn data_written_after_two_concurrent_truncations_is_kept() {
     at_every_operation(|between| {
         let stores = stores(1);
         let passes = Arc::clone(&between);
@@ -298,7 +298,7 @@ fn two_truncations_at_once_keep_what_is_written_after_both() {
 }
 
 #[test]
-fn random_histories_of_mounts_that_truncate_what_others_write() {
+fn random_histories_with_truncations_by_several_mounts_match_the_model() {
     for (stores, buffer_bytes, flatten_bytes) in [(1, 1 << 16, 0), (1, 100, 1 << 20), (2, 100, 0)] {
         let make = |stores: &[MemoryStore], boots| -> Arc<dyn FileSystem> {
             Arc::new(mounted::mount_after(boots, roots(stores), MEMORY, choices(buffer_bytes, flatten_bytes)))
@@ -330,25 +330,25 @@ fn make_files(fs: &LogFs, dir: NodeId) -> Vec<(Vec<u8>, Result<()>)> {
 }
 
 #[test]
-fn of_two_mounts_that_make_a_directory_one_makes_it_and_it_stays() {
+fn of_two_concurrent_mkdir_calls_exactly_one_succeeds() {
     for count in [1, 2] {
         at_every_operation(|between| {
             let stores = stores(count);
             let passes = Arc::clone(&between);
             let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
-            let told = Arc::new(Mutex::new(None));
-            let (other, tells) = (Arc::clone(&b), Arc::clone(&told));
+            let results = Arc::new(Mutex::new(None));
+            let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
             between.arm(move || {
                 let made = other.make_dir(other.root(), b"dir", NEW);
                 let files = made.as_ref().ok().map(|dir| make_files(&other, dir.node));
-                *tells.lock().unwrap() = Some((made.map(drop), files));
+                *reported.lock().unwrap() = Some((made.map(drop), files));
             });
             let made = a.make_dir(a.root(), b"dir", NEW).map(drop);
             let was_done = between.disarm();
             let at = between.at;
             let fresh = mount(&stores);
             let dir = node(&fresh, b"dir");
-            if let Some((other, files)) = told.lock().unwrap().take() {
+            if let Some((other, files)) = results.lock().unwrap().take() {
                 assert_ne!(made.is_ok(), other.is_ok(), "{count} {at}: {made:?} {other:?}");
                 let lost = made.and(other).unwrap_err();
                 assert_eq!(lost.kind, ErrorKind::Exists, "{count} {at}");
@@ -381,17 +381,17 @@ fn a_directory_that_is_filled_while_it_is_removed_stays_in_every_store() {
                     drop(b.create(dir, b"x", NEW, by(1)).unwrap());
                     b.remove(dir, b"x").unwrap();
                 }
-                let told = Arc::new(Mutex::new(Vec::new()));
-                let (other, tells) = (Arc::clone(&b), Arc::clone(&told));
+                let results = Arc::new(Mutex::new(Vec::new()));
+                let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
                 between.arm(move || {
                     if let Ok(Some(dir)) = other.lookup(other.root(), b"dir") {
-                        *tells.lock().unwrap() = make_files(&other, dir.node);
+                        *reported.lock().unwrap() = make_files(&other, dir.node);
                     }
                 });
                 let removed = a.remove_dir(a.root(), b"dir");
                 let was_done = between.disarm();
                 let at = between.at;
-                let files = std::mem::take(&mut *told.lock().unwrap());
+                let files = std::mem::take(&mut *results.lock().unwrap());
                 let made: Vec<_> = files.iter().filter(|(_, made)| made.is_ok()).collect();
                 let fresh = mount(&stores);
                 let dir = fresh.lookup(fresh.root(), b"dir").unwrap();
@@ -423,7 +423,7 @@ fn a_directory_that_is_filled_while_it_is_removed_stays_in_every_store() {
 }
 
 #[test]
-fn what_fills_a_directory_while_another_is_renamed_over_it_stays() {
+fn files_created_in_a_directory_during_a_rename_over_it_are_kept() {
     for count in [1, 2] {
         at_every_operation(|between| {
             let stores = stores(count);
@@ -433,17 +433,17 @@ fn what_fills_a_directory_while_another_is_renamed_over_it_stays() {
                 a.make_dir(a.root(), name, NEW).unwrap();
             }
             drop(a.create(node(&a, b"old"), b"inside", NEW, by(1)).unwrap());
-            let told = Arc::new(Mutex::new(Vec::new()));
-            let (other, tells) = (Arc::clone(&b), Arc::clone(&told));
+            let results = Arc::new(Mutex::new(Vec::new()));
+            let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
             between.arm(move || {
                 if let Ok(Some(dir)) = other.lookup(other.root(), b"new") {
-                    *tells.lock().unwrap() = make_files(&other, dir.node);
+                    *reported.lock().unwrap() = make_files(&other, dir.node);
                 }
             });
             let renamed = a.rename(a.root(), b"old", a.root(), b"new", Rename::Replace);
             let was_done = between.disarm();
             let at = between.at;
-            let files = std::mem::take(&mut *told.lock().unwrap());
+            let files = std::mem::take(&mut *results.lock().unwrap());
             let fresh = mount(&stores);
             let new = node(&fresh, b"new");
             let old = fresh.lookup(fresh.root(), b"old").unwrap();
@@ -472,7 +472,7 @@ fn what_fills_a_directory_while_another_is_renamed_over_it_stays() {
 }
 
 #[test]
-fn of_a_file_made_and_one_renamed_to_its_name_none_is_an_error_of_a_directory() {
+fn a_rename_to_a_name_that_is_created_meanwhile_succeeds_or_returns_exists() {
     for how in [Rename::Replace, Rename::Keep] {
         at_every_operation(|between| {
             let stores = stores(1);
@@ -525,7 +525,7 @@ fn rename_both_to_one_name(
 
 /// Mount `a` renames a directory to `to` while another mount renames its own one to the same name.
 #[test]
-fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() {
+fn two_directories_renamed_to_one_name_by_two_mounts_keep_their_files() {
     // With these names, the files of both directories are in both stores.
     let names = [&b"0"[..], b"1", b"2", b"3"];
     for (mine, theirs) in names.iter().flat_map(|mine| names.iter().map(move |theirs| (*mine, *theirs))) {
@@ -571,7 +571,7 @@ fn of_two_directories_that_two_mounts_rename_to_one_name_each_keeps_its_files() 
 }
 
 #[test]
-fn two_mounts_that_rename_files_to_one_name_succeed_wherever_the_files_lie() {
+fn renames_of_two_files_to_one_name_by_two_mounts_both_succeed_in_any_stores() {
     let names = [&b"0"[..], b"1", b"2", b"3"];
     for (mine, theirs) in names.iter().flat_map(|mine| names.iter().map(move |theirs| (*mine, *theirs))) {
         for is_target_there in [false, true] {

@@ -111,7 +111,7 @@ pub fn read_payload(
         (some(&front[..]).into_iter()).chain(middle.chunks(block_bytes as usize)).chain(some(&back[..]));
     for ((block, sum), seed) in blocks.zip(&sums).zip((first.0..).step_by(block_bytes as usize)) {
         if xxh3_64_with_seed(block, seed) != u64::from_le_bytes(*sum) {
-            return Err(torn(log_offset + (seed - first.0), "a block is not what was written"));
+            return Err(torn(log_offset + (seed - first.0), "the checksum of a block does not match"));
         }
     }
     from_front.copy_from_slice(&front[lead.min(front.len())..][..from_front.len()]);
@@ -200,7 +200,7 @@ fn take(block: &Block, at: PayloadOffset, into: &mut [u8]) -> usize {
 }
 
 fn torn(log_offset: u64, reason: &'static str) -> Error {
-    Damage { what: "the data log", offset: log_offset, reason }.in_file("the data log")
+    Damage { object: "the data log", offset: log_offset, reason }.in_file("the data log")
 }
 
 /// Blocks of one log that were requested in part, kept for a later read of the remaining part.

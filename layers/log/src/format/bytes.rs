@@ -28,17 +28,17 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 pub(crate) struct Bytes<'a> {
     rest: &'a [u8],
     total: usize,
-    what: &'static str,
+    object: &'static str,
 }
 
 impl<'a> Bytes<'a> {
-    pub(crate) fn new(bytes: &'a [u8], what: &'static str) -> Bytes<'a> {
-        Bytes { rest: bytes, total: bytes.len(), what }
+    pub(crate) fn new(bytes: &'a [u8], object: &'static str) -> Bytes<'a> {
+        Bytes { rest: bytes, total: bytes.len(), object }
     }
 
     /// Returns an error for damage at the current position.
     pub(crate) fn damage(&self, reason: &'static str) -> Damage {
-        Damage { what: self.what, offset: (self.total - self.rest.len()) as u64, reason }
+        Damage { object: self.object, offset: (self.total - self.rest.len()) as u64, reason }
     }
 
     pub(crate) fn take(&mut self, length: usize) -> Result<&'a [u8], Damage> {

@@ -7,7 +7,7 @@ use quell_vfs::{Error, ErrorKind};
 /// The damaged object, the position of the damage, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
-    pub what: &'static str,
+    pub object: &'static str,
     /// The offset in bytes from where decoding began.
     pub offset: u64,
     pub reason: &'static str,
@@ -15,7 +15,7 @@ pub struct Damage {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at byte {}: {}", self.what, self.offset, self.reason)
+        write!(f, "{} at byte {}: {}", self.object, self.offset, self.reason)
     }
 }
 

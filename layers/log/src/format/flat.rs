@@ -207,7 +207,7 @@ fn decode_page(bytes: &[u8], page: &Page, logs: &[FlatLog]) -> Result<Vec<Extent
             && end.is_some_and(|end| FileOffset(end) <= page.end)
             && known.is_some_and(|log| payload_end.is_some_and(|end| end <= log.frames.payload_bytes()));
         let Some(start) = start.filter(|_| fits).map(FileOffset) else {
-            return Err(bytes.damage("a run cannot be like that"));
+            return Err(bytes.damage("a run has impossible values"));
         };
         for i in 0..count {
             let (start, payload) = (start + i * stride, PayloadOffset(payload + i * length));
@@ -244,9 +244,9 @@ impl Page {
     /// The reason why these are not the bytes of this page.
     pub fn decode(&self, bytes: &[u8], logs: &[FlatLog]) -> Result<Vec<Extent>, &'static str> {
         if bytes.len() < self.bytes as usize || xxh3_64(bytes) != self.sum {
-            return Err("a page is not as its checksum says");
+            return Err("the checksum of a page does not match");
         }
-        decode_page(bytes, self, logs).map_err(|_| "a page cannot be like that")
+        decode_page(bytes, self, logs).map_err(|_| "a page has impossible values")
     }
 }
 
@@ -274,7 +274,7 @@ impl FlatTail {
             return Err(damage(0, "it belongs to another file"));
         }
         if &tail[..8] != TAIL_MAGIC || u64_at(tail, 56) != xxh3_64(&tail[..56]) {
-            return Err(damage(tail_offset, "the checksum is another"));
+            return Err(damage(tail_offset, "the checksum does not match"));
         }
         let [tables_offset, logs_offset, pages, logs, size, sum] =
             [8, 16, 24, 32, 40, 48].map(|at| u64_at(tail, at));
@@ -291,7 +291,7 @@ impl FlatTail {
 }
 
 fn damage(offset: u64, reason: &'static str) -> Damage {
-    Damage { what: "a flat index", offset, reason }
+    Damage { object: "a flat index", offset, reason }
 }
 
 /// The tables of a flat index.
@@ -310,7 +310,7 @@ impl FlatTables {
     pub fn decode(tail: &FlatTail, bytes: &[u8], container: &Head) -> Result<FlatTables, Damage> {
         let page_bytes = (tail.logs_offset - tail.tables_offset) as usize;
         if bytes.len() < page_bytes || xxh3_64(bytes) != tail.sum {
-            return Err(damage(tail.tables_offset, "the checksum is another"));
+            return Err(damage(tail.tables_offset, "the checksum does not match"));
         }
         let (page_table, log_table) = bytes.split_at(page_bytes);
         let pages: Vec<Page> = page_table.chunks_exact(PAGE_ENTRY_BYTES).map(page_of).collect();
@@ -390,13 +390,13 @@ fn decode_logs(bytes: &mut Bytes<'_>, count: u64, block_bytes: u64) -> Result<Ve
             || log_offset > frames.log_end()
             || synced > frames.payload_bytes()
         {
-            return Err(bytes.damage("a log cannot be like that"));
+            return Err(bytes.damage("a log has impossible values"));
         }
         let indexed = LogPosition { log_offset, payload: PayloadOffset(payload) };
         logs.push(FlatLog { writer, index_offset, indexed, synced: PayloadOffset(synced), frames });
     }
     if !bytes.is_empty() {
-        return Err(bytes.damage("it goes on beyond the last log"));
+        return Err(bytes.damage("there are bytes after the last log"));
     }
     Ok(logs)
 }

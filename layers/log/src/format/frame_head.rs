@@ -74,7 +74,7 @@ fn head_sum(head_and_runs: &[u8]) -> u64 {
 /// Decodes the fixed part of a header. Its checksum also covers the runs and is verified by
 /// `decode_frame_runs`.
 pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<FrameHead, Damage> {
-    let damage = |offset, reason| Damage { what: "a frame", offset, reason };
+    let damage = |offset, reason| Damage { object: "a frame", offset, reason };
     if &bytes[..4] != MAGIC {
         return Err(damage(0, "the magic bytes are others"));
     }
@@ -94,9 +94,9 @@ pub fn decode_frame_head(bytes: &[u8; FRAME_HEAD_BYTES as usize]) -> Result<Fram
 
 /// Decodes the runs of a frame from its complete header and runs, after verifying the checksum.
 pub fn decode_frame_runs(head: &FrameHead, head_and_runs: &[u8]) -> Result<Vec<Run>, Damage> {
-    let damage = |offset, reason| Damage { what: "a frame", offset, reason };
+    let damage = |offset, reason| Damage { object: "a frame", offset, reason };
     if head_sum(head_and_runs) != u64_at(head_and_runs, SUM_AT) {
-        return Err(damage(SUM_AT as u64, "the checksum is another"));
+        return Err(damage(SUM_AT as u64, "the checksum does not match"));
     }
     let mut bytes = Bytes::new(&head_and_runs[FRAME_HEAD_BYTES as usize..], "the runs of a frame");
     // Each run takes at least two bytes.

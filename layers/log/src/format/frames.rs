@@ -252,7 +252,7 @@ impl Frames {
             };
             let last = || step.checked_mul(repeat - 1)?.checked_add(sequence);
             if !fits || end().is_none_or(|end| end > FILE_END_MAX) || last().is_none() {
-                return Err(bytes.damage("a frame cannot be like that"));
+                return Err(bytes.damage("a frame has impossible values"));
             }
             self.push_group(head, payload, repeat, epoch, sequence, step);
         }

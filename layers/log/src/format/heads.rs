@@ -73,7 +73,7 @@ impl Head {
     }
 
     pub fn decode(kind: HeadKind, bytes: &[u8]) -> Result<Head, Damage> {
-        let damage = |offset, reason| Damage { what: kind.name(), offset, reason };
+        let damage = |offset, reason| Damage { object: kind.name(), offset, reason };
         if bytes.len() < HEAD_BYTES {
             return Err(damage(bytes.len() as u64, "it ends too early"));
         }
@@ -81,7 +81,7 @@ impl Head {
             return Err(damage(0, "the magic bytes are others"));
         }
         if u64_at(bytes, SUM_AT) != xxh3_64(&bytes[..SUM_AT]) {
-            return Err(damage(SUM_AT as u64, "the checksum is another"));
+            return Err(damage(SUM_AT as u64, "the checksum does not match"));
         }
         if u32_at(bytes, 8) != VERSION {
             return Err(damage(8, "a version that this program does not know"));

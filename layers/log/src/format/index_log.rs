@@ -66,15 +66,15 @@ pub fn decode_batch(bytes: &[u8], block_bytes: u64, start: LogPosition) -> Resul
     let head = front.take(BATCH_HEAD_BYTES)?;
     let body_bytes = u64::from(u32_at(head, 4));
     if &head[..4] != MAGIC || body_bytes > BODY_BYTES_MAX || u32_at(head, 12) > 1 {
-        return Err(front.damage("no batch begins here"));
+        return Err(front.damage("there is no valid header of a batch"));
     }
     let body = front.take(body_bytes as usize)?;
     let whole = &bytes[..BATCH_HEAD_BYTES + body.len()];
     if sum_of(whole) != u64_at(head, SUM_AT) {
-        return Err(front.damage("the checksum is another"));
+        return Err(front.damage("the checksum does not match"));
     }
     if (u64_at(head, 24), u64_at(head, 40)) != (start.payload.0, start.log_offset) {
-        return Err(front.damage("it does not go on where the batch before ended"));
+        return Err(front.damage("a batch does not begin at the end of the previous one"));
     }
     let mut body = Bytes::new(body, "a batch");
     let mut frames = Frames::new(block_bytes, start.log_offset);

@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_writer_of_another_mount_wrote_after_a_cut_is_left_by_it_and_by_earlier_ones() {
+    fn a_truncation_keeps_later_data_of_writers_of_other_mounts() {
         let truncation = |epoch, writer, size| {
             MetaName::Truncation(Truncation { order: Order { epoch, sequence: 1, writer }, size, time: TIME })
         };

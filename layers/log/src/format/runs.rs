@@ -195,7 +195,7 @@ pub fn decode_run_list(bytes: &mut Bytes<'_>, count: u64, mut visit: impl FnMut(
             run.stride = bytes.zigzag()?.wrapping_add(length as i64);
             run.count = bytes.varint()?.saturating_add(2);
         }
-        check(&run).ok_or(bytes.damage("a run lies outside of every file"))?;
+        check(&run).ok_or(bytes.damage("a run is empty or not within the largest file"))?;
         expected = run.end_of_last();
         visit(run);
     }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn records_written_in_pieces_are_one_run_too() {
+    fn records_written_in_pieces_are_one_run() {
         let mut runs = Runs::default();
         for record in 0..100u64 {
             for piece in 0..10 {

@@ -66,20 +66,21 @@ impl StoreMap {
     }
 
     pub fn decode(version: u64, bytes: &[u8]) -> Result<StoreMap, Damage> {
-        let damage = |offset: usize, reason| Damage { what: "placement map", offset: offset as u64, reason };
+        let damage =
+            |offset: usize, reason| Damage { object: "the placement map", offset: offset as u64, reason };
         if bytes.len() > MAP_BYTES_MAX {
             return Err(damage(MAP_BYTES_MAX, "it is too long"));
         }
         let end = bytes.len().checked_sub(MAP_SUM_BYTES).ok_or_else(|| damage(0, "it is too short"))?;
         let (body, sum) = bytes.split_at(end);
         if format!("{:016x}\n", xxh3_64(body)).as_bytes() != sum {
-            return Err(damage(end, "its checksum is another"));
+            return Err(damage(end, "the checksum does not match"));
         }
         let mut rest = body.strip_prefix(TITLE).ok_or_else(|| damage(0, "it is of another version"))?;
         let mut members: Vec<Member> = Vec::new();
         while !rest.is_empty() {
             let offset = body.len() - rest.len();
-            let (member, next) = line(rest).ok_or_else(|| damage(offset, "a line is not as it should be"))?;
+            let (member, next) = line(rest).ok_or_else(|| damage(offset, "a line has the wrong format"))?;
             if members.iter().any(|other| other.number == member.number) {
                 return Err(damage(offset, "a store is named twice"));
             }

@@ -99,7 +99,7 @@ fn owners(uid: u32) -> Change {
 }
 
 #[test]
-fn objects_belong_to_the_served_user_who_needs_the_permission_to_create_them() {
+fn new_objects_belong_to_the_served_user_and_need_its_permissions() {
     let Some(scene) = Scene::new() else { return };
     let fs = scene.mount(|_| {});
     write_as_user(&fs, 0o640);
@@ -114,7 +114,7 @@ fn objects_belong_to_the_served_user_who_needs_the_permission_to_create_them() {
 }
 
 #[test]
-fn whatever_the_user_puts_in_the_place_of_access_no_foreign_file_is_changed() {
+fn a_file_that_a_user_puts_in_place_of_access_is_not_changed() {
     let Some(scene) = Scene::new() else { return };
     let (access, kept) = (scene.container().join("access"), scene.container().join("kept"));
     type Swap = fn(&Path, &Path);
@@ -224,7 +224,7 @@ fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
 }
 
 #[test]
-fn a_check_removes_nothing_of_a_directory_that_was_moved_to_what_a_store_keeps_for_itself() {
+fn a_check_removes_nothing_from_a_foreign_directory_in_new_or_trash() {
     let Some(scene) = Scene::new() else { return };
     drop(scene.mount(|_| {}));
     for area in ["new", "trash"] {

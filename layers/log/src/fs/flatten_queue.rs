@@ -128,17 +128,17 @@ mod tests {
 
     use super::*;
 
-    /// Returns a queue of numbers that sends each number when its turn has come, and then waits for
+    /// Returns a queue of numbers that sends each number when its task starts, and then waits for
     /// a message.
     fn waiting_queue() -> (Arc<FlattenQueue<u32>>, Receiver<u32>, Sender<()>) {
-        let (turns, told) = channel();
-        let (word, words) = channel();
-        let words = Mutex::new(words);
+        let (starts, started) = channel();
+        let (continues, continued) = channel();
+        let continued = Mutex::new(continued);
         let queue = FlattenQueue::new(move |number: &u32, _: &AtomicBool| {
-            turns.send(*number).unwrap();
-            let _ = words.lock().unwrap().recv();
+            starts.send(*number).unwrap();
+            let _ = continued.lock().unwrap().recv();
         });
-        (Arc::new(queue), told, word)
+        (Arc::new(queue), started, continues)
     }
 
     fn wait_until_idle(queue: &FlattenQueue<u32>) {
@@ -151,58 +151,58 @@ mod tests {
 
     #[test]
     fn adding_a_file_does_not_wait_and_each_file_is_queued_once() {
-        let (queue, told, word) = waiting_queue();
+        let (queue, started, continues) = waiting_queue();
         let [first, second] = [1, 2].map(Arc::new);
         queue.add(Arc::clone(&first));
-        assert_eq!(told.recv().unwrap(), 1);
+        assert_eq!(started.recv().unwrap(), 1);
         // The first is being flattened and is queued again, once; the second is queued once.
         for file in [&second, &first, &second, &first] {
             queue.add(Arc::clone(file));
         }
         assert!(!queue.is_idle());
-        (0..3).for_each(|_| word.send(()).unwrap());
-        assert_eq!(told.iter().take(2).collect::<Vec<_>>(), [2, 1]);
+        (0..3).for_each(|_| continues.send(()).unwrap());
+        assert_eq!(started.iter().take(2).collect::<Vec<_>>(), [2, 1]);
         wait_until_idle(&queue);
-        assert!(told.try_recv().is_err());
+        assert!(started.try_recv().is_err());
         assert_eq!((Arc::strong_count(&first), Arc::strong_count(&second)), (1, 1));
         // A later file starts a new thread.
         queue.add(second);
-        assert_eq!(told.recv().unwrap(), 2);
+        assert_eq!(started.recv().unwrap(), 2);
     }
 
     #[test]
     fn a_full_queue_skips_files_and_forgotten_files_are_dropped() {
-        let (queue, told, word) = waiting_queue();
+        let (queue, started, continues) = waiting_queue();
         let files: Vec<Arc<u32>> = (0..1000).map(Arc::new).collect();
         queue.add(Arc::clone(&files[0]));
-        assert_eq!(told.recv().unwrap(), 0);
+        assert_eq!(started.recv().unwrap(), 0);
         files[1..].iter().for_each(|file| queue.add(Arc::clone(file)));
         assert_eq!(queue.lock().waiting.len(), WAITING_MAX);
         queue.forget(&files[1]);
         assert_eq!(Arc::strong_count(&files[1]), 1);
-        drop(word);
+        drop(continues);
         wait_until_idle(&queue);
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), (2..=WAITING_MAX as u32).collect::<Vec<_>>());
+        assert_eq!(started.try_iter().collect::<Vec<_>>(), (2..=WAITING_MAX as u32).collect::<Vec<_>>());
     }
 
     #[test]
-    fn stopping_drops_what_waits_and_takes_a_bounded_time() {
-        let (queue, told, word) = waiting_queue();
+    fn stopping_drops_queued_files_and_takes_a_bounded_time() {
+        let (queue, started, continues) = waiting_queue();
         let files: Vec<Arc<u32>> = (0..9).map(Arc::new).collect();
         files.iter().for_each(|file| queue.add(Arc::clone(file)));
-        assert_eq!(told.recv().unwrap(), 0);
+        assert_eq!(started.recv().unwrap(), 0);
         let begun = Instant::now();
         queue.stop(Duration::from_millis(50));
         assert!(begun.elapsed() < Duration::from_secs(60));
         assert_eq!(Arc::strong_count(&files[1]), 1);
         queue.add(Arc::clone(&files[1]));
-        drop(word);
+        drop(continues);
         queue.stop(Duration::from_secs(60));
-        assert!(queue.is_idle() && told.try_recv().is_err());
+        assert!(queue.is_idle() && started.try_recv().is_err());
     }
 
     #[test]
-    fn stopping_waits_for_work_that_notices_it() {
+    fn stopping_waits_for_a_task_that_ends_early() {
         let queue = Arc::new(FlattenQueue::new(|_: &u32, is_given_up: &AtomicBool| {
             while !is_given_up.load(Ordering::Relaxed) {
                 std::thread::yield_now();

@@ -15,7 +15,7 @@ use crate::stores::{Stores, remove_tree};
 use crate::test_stores::{again, container, content, host, make, mount};
 
 #[test]
-fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
+fn a_sync_needs_no_write_permission_for_the_files_of_a_container() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);
     let fs = mount(stores, 1, 1);
@@ -39,7 +39,7 @@ fn who_may_not_write_to_what_a_file_is_made_of_syncs_it_all_the_same() {
 }
 
 #[test]
-fn names_in_meta_do_not_pile_up() {
+fn superseded_names_in_meta_are_removed() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);
     let fs = mount(stores, 1, 1);
@@ -86,7 +86,7 @@ fn an_object_whose_owner_cannot_be_set_is_removed() {
 }
 
 #[test]
-fn a_file_is_removed_though_its_rest_cannot_be_deleted() {
+fn unlink_succeeds_even_if_the_container_cannot_be_deleted() {
     let store = MemoryStore::new();
     let fs = mount(std::slice::from_ref(&store), 1, 1);
     drop(make(&fs, "f", 1));
@@ -210,7 +210,7 @@ fn permissions_are_removed_first_and_granted_last_at_the_outer_directories() {
 }
 
 #[test]
-fn what_root_makes_for_others_is_theirs() {
+fn log_directories_that_root_creates_belong_to_the_owner_of_the_file() {
     let stores = [MemoryStore::new(), MemoryStore::new()];
     let mut host = host(5, 1);
     (host.uid, host.gid) = (0, 0);
@@ -237,7 +237,7 @@ fn what_root_makes_for_others_is_theirs() {
 }
 
 #[test]
-fn directories_of_logs_are_open_in_bounded_number() {
+fn the_number_of_open_log_directories_is_bounded() {
     let store = MemoryStore::new();
     let stores = Stores::open(vec![store.root()], host(6, 1), 300).unwrap();
     let fs = LogFs::new(stores, Choices::default());
@@ -258,7 +258,7 @@ fn directories_of_logs_are_open_in_bounded_number() {
 }
 
 #[test]
-fn what_lies_deeper_than_in_a_container_is_left_to_a_check() {
+fn a_removal_stops_below_the_depth_of_a_container() {
     let store = MemoryStore::new();
     let root = store.root();
     let mut at = Arc::clone(&root);

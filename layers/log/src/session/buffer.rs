@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_kept_in_order_also_after_the_memory_was_returned() {
+    fn bytes_stay_in_order_after_the_memory_was_freed() {
         let mut buffer = Buffer::default();
         for _ in 0..3 {
             assert_eq!(buffer.bytes(), b"");

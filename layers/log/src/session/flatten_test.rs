@@ -161,7 +161,7 @@ fn a_removed_file_is_deleted_and_not_flattened() {
 }
 
 #[test]
-fn the_end_of_a_mount_drops_what_waits_in_bounded_time() {
+fn the_end_of_a_mount_drops_queued_files_in_bounded_time() {
     let (store, gate) = (MemoryStore::new(), Gate::closed());
     let fs = mount_with(&store, &gate);
     write(&fs, "first");

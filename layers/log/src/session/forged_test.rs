@@ -98,7 +98,7 @@ fn a_flat_index_of_another_user_than_the_owner_is_not_used() {
 }
 
 #[test]
-fn many_small_extents_are_read_where_their_bytes_are() {
+fn many_small_extents_are_read_if_the_data_log_has_their_bytes() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);
     let fs = mount(stores, 1, 1);

@@ -139,7 +139,7 @@ impl LogReader {
             return Err(Error {
                 source: Some(
                     format!(
-                        "it has lost what lies behind byte {} of {}",
+                        "its data after byte {} of {} is missing",
                         self.frames.log_end(),
                         self.bounds.required_bytes
                     )
@@ -283,7 +283,7 @@ impl LogReader {
         match is_there {
             true => Ok(()),
             false => Err(Error {
-                source: Some("it tells of more than the data log has".into()),
+                source: Some("it describes data that the data log does not have".into()),
                 ..Error::new(ErrorKind::Damaged, "read", index_name(self.writer))
             }),
         }

@@ -77,8 +77,8 @@ pub fn visit_batches_from(
         buffer.truncate(before + read);
         if at.index_offset == 0 {
             if container.check_head(&buffer, HeadKind::Index, writer).is_err() {
-                let reason = "it does not begin with its head";
-                return Ok((at, Some(Damage { what: "the index log", offset: 0, reason })));
+                let reason = "it does not begin with its header";
+                return Ok((at, Some(Damage { object: "the index log", offset: 0, reason })));
             }
             (used, at.index_offset) = (HEAD_BYTES, HEAD_BYTES as u64);
         }

@@ -200,7 +200,7 @@ fn an_extent_map_that_grows_beyond_memory_follows_the_logs() {
 }
 
 #[test]
-fn ranks_that_saw_other_names_or_less_of_them_read_the_same_file() {
+fn ranks_that_read_meta_at_different_times_get_the_same_file() {
     for seed in 0..20 {
         let store = MemoryStore::new();
         let stores = std::slice::from_ref(&store);
@@ -248,7 +248,7 @@ fn bytes_that_a_share_hides_are_not_holes_for_readers_without_the_writers_name()
 }
 
 #[test]
-fn a_file_that_is_opened_with_shares_reads_as_any_other_and_follows_its_writers() {
+fn a_file_opened_with_shares_has_the_same_content_and_follows_its_writers() {
     for seed in 100..130 {
         history(seed, |store, _| {
             let stores = [store.crash(seed)];
@@ -269,7 +269,7 @@ fn a_file_that_is_opened_with_shares_reads_as_any_other_and_follows_its_writers(
 }
 
 #[test]
-fn bytes_that_are_no_share_of_the_file_are_refused() {
+fn bytes_other_than_a_share_of_the_file_are_refused() {
     let store = MemoryStore::new();
     let stores = std::slice::from_ref(&store);
     let fs = mount(stores, 1, 1);

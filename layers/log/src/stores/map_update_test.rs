@@ -29,24 +29,24 @@ fn seed() -> u64 {
     SEED.fetch_add(1, Ordering::Relaxed)
 }
 
-fn root(stores: &[MemoryStore], place: usize) -> Root {
-    Root { dir: stores[place].root(), path: format!("/s{place}").into_bytes() }
+fn root(stores: &[MemoryStore], store: usize) -> Root {
+    Root { dir: stores[store].root(), path: format!("/s{store}").into_bytes() }
 }
 
 /// Opens every store by its path in maps, or fails while `is_away` is set.
 fn opener(stores: &[MemoryStore], is_away: &Arc<AtomicBool>) -> Opener {
     let (stores, is_away) = (stores.to_vec(), Arc::clone(is_away));
     Box::new(move |path| {
-        let place = std::str::from_utf8(path).unwrap().strip_prefix("/s").unwrap();
+        let store = std::str::from_utf8(path).unwrap().strip_prefix("/s").unwrap();
         match is_away.load(Ordering::Relaxed) {
             true => Err(Error::new(ErrorKind::NotFound, "open", path)),
-            false => Ok(stores[place.parse::<usize>().unwrap()].root() as Arc<dyn WritableDir>),
+            false => Ok(stores[store.parse::<usize>().unwrap()].root() as Arc<dyn WritableDir>),
         }
     })
 }
 
 fn opened(stores: &[MemoryStore], known: &[usize]) -> Stores {
-    let roots = known.iter().map(|place| root(stores, *place)).collect();
+    let roots = known.iter().map(|store| root(stores, *store)).collect();
     let opened = Stores::open_named(roots, host(seed(), 1), 4).unwrap();
     opened.with_opener(opener(stores, &Arc::default()))
 }
@@ -63,15 +63,15 @@ fn mount(stores: &[MemoryStore], known: &[usize]) -> LogFs {
 }
 
 fn changed(stores: &[MemoryStore], roles: &[(usize, Role)]) -> Stores {
-    let roots = roles.iter().map(|(place, role)| (root(stores, *place), *role)).collect();
+    let roots = roles.iter().map(|(store, role)| (root(stores, *store), *role)).collect();
     Stores::change(roots, host(seed(), 1), 4).unwrap()
 }
 
 #[track_caller]
 fn rebalanced(stores: &[MemoryStore], roles: &[(usize, Role)]) -> RebalanceResult {
-    let told = rebalance(&Arc::new(changed(stores, roles)), 1, &Progress::default()).unwrap();
-    assert!(told.is_complete, "{told:?}");
-    told
+    let result = rebalance(&Arc::new(changed(stores, roles)), 1, &Progress::default()).unwrap();
+    assert!(result.is_complete, "{result:?}");
+    result
 }
 
 fn name(file: u64) -> String {
@@ -99,7 +99,7 @@ fn fill(fs: &LogFs) -> NodeId {
     dir
 }
 
-fn place(fs: &LogFs, file: u64) -> NodeId {
+fn dir_of(fs: &LogFs, file: u64) -> NodeId {
     if file.is_multiple_of(2) { fs.root() } else { fs.lookup(fs.root(), b"deep").unwrap().unwrap().node }
 }
 
@@ -112,9 +112,9 @@ fn content(fs: &LogFs, dir: NodeId, name: &str) -> Result<Option<Vec<u8>>> {
 }
 
 #[track_caller]
-fn is_all_there(fs: &LogFs) {
+fn check_all_files(fs: &LogFs) {
     for file in 0..FILES {
-        let found = content(fs, place(fs, file), &name(file)).unwrap();
+        let found = content(fs, dir_of(fs, file), &name(file)).unwrap();
         assert!(found.as_deref() == Some(&pattern(5000, file)[..]), "{file}: {:?}", found.map(|f| f.len()));
     }
 }
@@ -150,23 +150,23 @@ fn a_running_mount_can_use_files_that_were_moved_to_an_added_store() {
         let all: Vec<_> = (0..=before).collect();
         let fs = mount(&stores, &known);
         let deep = fill(&fs);
-        is_all_there(&fs);
-        let mut roles: Vec<_> = known.iter().map(|place| (*place, KEEP)).collect();
+        check_all_files(&fs);
+        let mut roles: Vec<_> = known.iter().map(|store| (*store, KEEP)).collect();
         roles.push((before, Role::Add));
-        let told = rebalanced(&stores, &roles);
-        assert!(told.moved > 0 && told.moved_log_dirs > 0, "{told:?}");
+        let result = rebalanced(&stores, &roles);
+        assert!(result.moved > 0 && result.moved_log_dirs > 0, "{result:?}");
         assert_eq!(listed(&fs, deep).unwrap().len() as u64, FILES / 2 + 1);
         assert_eq!(listed(&fs, fs.root()).unwrap().len() as u64, FILES / 2 + 1);
-        is_all_there(&fs);
-        is_all_there(&mount(&stores, &all));
+        check_all_files(&fs);
+        check_all_files(&mount(&stores, &all));
         for file in 0..FILES {
-            let (dir, name, how) = (place(&fs, file), name(file), Open::READ_WRITE);
+            let (dir, name, how) = (dir_of(&fs, file), name(file), Open::READ_WRITE);
             let made = fs.create(dir, name.as_bytes(), NEW, how);
             assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
             let other = format!("new-{file}");
             drop(fs.create(dir, other.as_bytes(), NEW, how).unwrap());
             let fresh = mount(&stores, &all);
-            assert!(fresh.lookup(place(&fresh, file), other.as_bytes()).unwrap().is_some());
+            assert!(fresh.lookup(dir_of(&fresh, file), other.as_bytes()).unwrap().is_some());
             fs.rename(dir, other.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
             assert_eq!(content(&fs, dir, &name).unwrap().unwrap(), b"");
             fs.remove(dir, name.as_bytes()).unwrap();
@@ -187,9 +187,9 @@ fn a_running_mount_can_use_files_that_were_moved_to_an_added_store() {
 }
 
 #[test]
-fn whatever_is_asked_first_finds_what_was_moved() {
-    type Asking = fn(&LogFs, NodeId);
-    let asked: [Asking; 7] = [
+fn the_first_request_after_a_move_finds_the_moved_files() {
+    type Request = fn(&LogFs, NodeId);
+    let requests: [Request; 7] = [
         |fs, deep| (1..FILES).step_by(2).for_each(|file| fs.remove(deep, name(file).as_bytes()).unwrap()),
         |fs, deep| assert_eq!(listed(fs, deep).unwrap().len() as u64, FILES / 2 + 1),
         |fs, deep| {
@@ -219,22 +219,22 @@ fn whatever_is_asked_first_finds_what_was_moved() {
             assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
         },
     ];
-    for ask in asked {
+    for request in requests {
         let stores = memory(2);
         let fs = mount(&stores, &[0]);
         let deep = fill(&fs);
         rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
-        ask(&fs, deep);
+        request(&fs, deep);
         assert!(containers(&stores).values().all(|count| *count == 1));
     }
 }
 
 #[test]
-fn nodes_that_are_known_lead_to_what_was_moved() {
+fn nodes_known_before_a_move_lead_to_the_moved_files() {
     let stores = memory(2);
     let fs = mount(&stores, &[0]);
     fill(&fs);
-    let node = |file| fs.lookup(place(&fs, file), name(file).as_bytes()).unwrap().unwrap().node;
+    let node = |file| fs.lookup(dir_of(&fs, file), name(file).as_bytes()).unwrap().unwrap().node;
     let nodes: Vec<_> = (0..FILES).map(node).collect();
     rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
     for (file, node) in (0..).zip(nodes) {
@@ -247,13 +247,13 @@ fn nodes_that_are_known_lead_to_what_was_moved() {
     }
     let fresh = mount(&stores, &[0, 1]);
     for file in 0..FILES {
-        let bytes = content(&fresh, place(&fresh, file), &name(file)).unwrap().unwrap();
+        let bytes = content(&fresh, dir_of(&fresh, file), &name(file)).unwrap().unwrap();
         assert_eq!(&bytes[5000..], b"more");
     }
 }
 
 #[test]
-fn while_files_are_moved_none_is_told_to_be_missing_and_none_is_made_twice() {
+fn no_file_is_reported_missing_or_created_twice_during_a_move() {
     for _ in 0..4 {
         let stores = memory(3);
         let fs = mount(&stores, &[0]);
@@ -264,7 +264,7 @@ fn while_files_are_moved_none_is_told_to_be_missing_and_none_is_made_twice() {
                 let mut rounds = 0;
                 while !is_over.load(Ordering::Relaxed) || rounds < 2 {
                     for file in 0..FILES {
-                        let (dir, name) = (place(&fs, file), name(file));
+                        let (dir, name) = (dir_of(&fs, file), name(file));
                         let found = fs.lookup(dir, name.as_bytes()).unwrap().expect("it is there");
                         assert_eq!(found.size_bytes, 5000, "{name}");
                         fs.forget(found.node, 1);
@@ -281,8 +281,8 @@ fn while_files_are_moved_none_is_told_to_be_missing_and_none_is_made_twice() {
             is_over.store(true, Ordering::Relaxed);
             looking.join().unwrap();
         });
-        is_all_there(&fs);
-        is_all_there(&mount(&stores, &[0, 2]));
+        check_all_files(&fs);
+        check_all_files(&mount(&stores, &[0, 2]));
     }
 }
 
@@ -294,18 +294,18 @@ fn a_mount_follows_several_maps_at_once() {
     rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
     rebalanced(&stores, &[(0, KEEP), (1, KEEP), (2, Role::Add)]);
     rebalanced(&stores, &[(0, KEEP), (1, Role::Drain), (2, KEEP)]);
-    is_all_there(&fs);
+    check_all_files(&fs);
     // At this point no store that the second mount knows is in use.
     rebalanced(&stores, &[(0, KEEP), (2, KEEP), (3, Role::Add)]);
     rebalanced(&stores, &[(0, Role::Drain), (2, KEEP), (3, KEEP)]);
     for fs in [&second, &fs] {
-        is_all_there(fs);
+        check_all_files(fs);
         for file in 0..10 {
             drop(fs.create(fs.root(), format!("later-{file}").as_bytes(), NEW, Open::READ_WRITE).unwrap());
             fs.remove(fs.root(), format!("later-{file}").as_bytes()).unwrap();
         }
     }
-    is_all_there(&mount(&stores, &[2, 3]));
+    check_all_files(&mount(&stores, &[2, 3]));
     assert!(containers(&stores[..2]).is_empty());
 }
 
@@ -315,20 +315,20 @@ fn an_unusable_added_store_is_an_error_and_no_name_is_reported_missing() {
     let is_away = Arc::new(AtomicBool::new(true));
     let known = Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap();
     let fs = mount_of(known.with_opener(opener(&stores, &is_away)));
-    let deaf = mount_of(Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap());
+    let without_opener = mount_of(Stores::open_named(vec![root(&stores, 0)], host(seed(), 1), 4).unwrap());
     let deep = fill(&fs);
-    let _ = place(&deaf, 1);
+    let _ = dir_of(&without_opener, 1);
     rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
     #[track_caller]
-    fn refused<T>(asked: Result<T>) {
-        let Err(error) = asked else { panic!("it was answered") };
+    fn refused<T>(result: Result<T>) {
+        let Err(error) = result else { panic!("the request succeeded") };
         let text = error.to_string();
         assert!(error.errno() == errno::ENXIO && text.contains("/s1") && text.contains("name all"), "{text}");
     }
-    for (fs, deep) in [(&fs, deep), (&deaf, place(&deaf, 1))] {
+    for (fs, deep) in [(&fs, deep), (&without_opener, dir_of(&without_opener, 1))] {
         let mut found = 0;
         for file in 0..FILES {
-            match content(fs, place(fs, file), &name(file)) {
+            match content(fs, dir_of(fs, file), &name(file)) {
                 Ok(bytes) => {
                     assert_eq!(bytes.unwrap(), pattern(5000, file));
                     found += 1;
@@ -345,7 +345,7 @@ fn an_unusable_added_store_is_an_error_and_no_name_is_reported_missing() {
     }
     assert!(containers(&stores).values().all(|count| *count == 1));
     is_away.store(false, Ordering::Relaxed);
-    is_all_there(&fs);
+    check_all_files(&fs);
     assert!(fs.lookup(fs.root(), b"nothing").unwrap().is_none());
 }
 
@@ -365,9 +365,9 @@ fn a_map_is_used_when_every_added_store_has_it() {
 
 #[test]
 fn an_added_store_is_accepted_only_from_an_owner_of_the_known_stores() {
-    let given = |stores: &[MemoryStore], place: usize, name: &[u8], uid| {
+    let given = |stores: &[MemoryStore], store: usize, name: &[u8], uid| {
         let owner = Change { uid: Some(uid), ..Change::default() };
-        stores[place].root().change(name, &owner).unwrap();
+        stores[store].root().change(name, &owner).unwrap();
     };
     // The owners of `.quell` in the known store, of `.quell` in the added store, and of the added
     // directory. The mount belongs to user 1000.

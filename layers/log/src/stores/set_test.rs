@@ -54,7 +54,7 @@ fn stores_that_were_mounted_together_are_the_same_in_any_order() {
 }
 
 #[test]
-fn stores_that_do_not_belong_together_are_refused_with_what_to_do() {
+fn stores_that_do_not_belong_together_are_refused_with_instructions() {
     let stores = memory(4);
     open(&stores, &[0, 1]).unwrap();
     refused_with(open(&stores, &[0]), "/s1 belongs to these");
