@@ -280,6 +280,11 @@ impl Inner {
     /// Finds `name` in the directory `dir`. If the name is in none of the known stores, newer maps
     /// are read before the name is reported as missing or is created, because it may be in a store
     /// that was added.
+    ///
+    /// A missing name costs three requests even in a single store, and none of them can be left out.
+    /// A file and another object of the same name have different names in the store, and either may
+    /// have been created by another node. A file may have been moved to an added store at any time,
+    /// and a map that was read before the search does not exclude it.
     fn look_up(&self, dir: NodeId, name: &[u8]) -> Result<LookedUp> {
         loop {
             let store_list = self.stores.list();
@@ -365,13 +370,29 @@ impl Inner {
                 container => break (container?, dirs, found),
             }
         };
-        let file = LogFile::new(
-            container,
-            Some(Arc::clone(&dirs[found.store])),
-            self.choices,
-            Arc::clone(&self.descriptors),
-        );
-        Ok(self.files.add(node, file))
+        Ok(self.add_file(node, container, &dirs[found.store]))
+    }
+
+    /// Makes a container in `dir` the file of a node, unless the node has one.
+    fn add_file(&self, node: NodeId, container: Container, dir: &Arc<dyn WritableDir>) -> Arc<SharedFile> {
+        let descriptors = Arc::clone(&self.descriptors);
+        self.files.add(node, LogFile::new(container, Some(Arc::clone(dir)), self.choices, descriptors))
+    }
+
+    /// Opens the file of a node that was just found, so that `file` does not look it up again. Does
+    /// nothing if the file is open, or is no longer where it was found.
+    fn open_found(&self, node: NodeId, found: &Found) -> Result<()> {
+        if self.files.get(node).is_some() {
+            return Ok(());
+        }
+        let Node { parent, name, .. } = self.node(node)?;
+        let dirs = self.dirs(parent)?;
+        let Some(dir) = dirs.get(found.store) else { return Ok(()) };
+        let opened = Container::open(&self.stores, found.store, &**dir, &container_name(&name)?);
+        if let Some(container) = none_if_not_found(opened)? {
+            self.add_file(node, container, dir);
+        }
+        Ok(())
     }
 
     /// Calls `act` with the file of a node. If another process has moved the file to another store,
@@ -393,7 +414,10 @@ impl Inner {
 
     fn attributes_of(&self, node: NodeId, found: &Found) -> Result<Attributes> {
         match found.kind {
-            Kind::File => self.with_file(node, |shared| shared.file.attributes(node)),
+            Kind::File => {
+                self.open_found(node, found)?;
+                self.with_file(node, |shared| shared.file.attributes(node))
+            }
             kind => Ok(attributes_from(node, kind, &found.stat)),
         }
     }

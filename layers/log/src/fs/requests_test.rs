@@ -17,16 +17,22 @@ const NEW: New = New { permissions: 0o750, uid: 1000, gid: 100 };
 fn counted() -> (LogFs, CountingDir<dyn WritableDir>) {
     let store: Arc<dyn WritableDir> = MemoryStore::new().root();
     let counting = CountingDir::new(store);
-    let root: Arc<dyn WritableDir> = Arc::new(counting.clone());
-    let stores = Stores::open(vec![root], host(2, 1), 4).unwrap();
-    (LogFs::new(stores, Choices::default()), counting)
+    (mount(&counting), counting)
 }
 
-/// Returns the operations that `act` causes.
-fn operations(counting: &CountingDir<dyn WritableDir>, act: impl FnOnce()) -> Vec<&'static str> {
+/// Returns a new mount of the store.
+fn mount(counting: &CountingDir<dyn WritableDir>) -> LogFs {
+    let root: Arc<dyn WritableDir> = Arc::new(counting.clone());
+    LogFs::new(Stores::open(vec![root], host(2, 1), 4).unwrap(), Choices::default())
+}
+
+/// Returns the requests that `act` causes, each with its path.
+fn requests(counting: &CountingDir<dyn WritableDir>, act: impl FnOnce()) -> Vec<String> {
     let before = counting.operations().len();
     act();
-    counting.operations()[before..].iter().map(|operation| operation.verb).collect()
+    let path = |path: &[u8]| if path.is_empty() { "/".into() } else { path.escape_ascii().to_string() };
+    let requests = &counting.operations()[before..];
+    requests.iter().map(|request| format!("{} {}", request.verb, path(&request.path))).collect()
 }
 
 #[test]
@@ -34,7 +40,7 @@ fn a_listing_sends_no_request_for_each_entry() {
     let (fs, counting) = counted();
     let dir = fs.make_dir(fs.root(), b"dir", NEW).unwrap().node;
     let list = |count: usize| {
-        operations(&counting, || {
+        requests(&counting, || {
             let mut names = 0;
             fs.list(dir, Cursor::START, &mut |_| {
                 names += 1;
@@ -51,13 +57,35 @@ fn a_listing_sends_no_request_for_each_entry() {
         fs.make_symlink(dir, format!("link{i}").as_bytes(), b"target", NEW).unwrap();
     }
     assert_eq!(list(100), empty);
-    assert_eq!(empty, ["list", "stat"], "the directory, and the newest map");
+    assert_eq!(empty, ["list dir", "stat .quell/map-1"]);
 }
 
 #[test]
-fn a_missing_name_takes_a_request_for_each_name_that_it_may_have_and_one_for_the_map() {
+fn a_lookup_of_a_missing_name_sends_one_request_for_each_stored_name_and_one_for_the_map() {
     let (fs, counting) = counted();
     drop(make(&fs, "f", 1));
-    let missing = || assert!(fs.lookup(fs.root(), b"missing").unwrap().is_none());
-    assert_eq!(operations(&counting, missing), ["stat", "stat", "stat"]);
+    let look_up = || assert!(fs.lookup(fs.root(), b"missing").unwrap().is_none());
+    let expected = ["stat missing.container", "stat missing", "stat .quell/map-1"];
+    assert_eq!(requests(&counting, look_up), expected);
+}
+
+#[test]
+fn a_lookup_of_a_file_searches_for_its_name_once() {
+    let (fs, counting) = counted();
+    make(&fs, "f", 1).write_at(b"data", 0).unwrap();
+    let fs = mount(&counting);
+    let look_up = || assert_eq!(fs.lookup(fs.root(), b"f").unwrap().unwrap().size_bytes, 4);
+    let first = [
+        "stat f.container",
+        "open directory f.container",
+        "open f.container/container",
+        "stat f.container", // of the open directory: another mount may have replaced the container
+        "stat f.container/access",
+        "open directory f.container/meta",
+        "list f.container/meta",
+    ];
+    assert_eq!(requests(&counting, look_up), first);
+    // The file is known.
+    let next = ["stat f.container", "stat f.container/access", "list f.container/meta"];
+    assert_eq!(requests(&counting, look_up), next);
 }
