@@ -4,12 +4,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use quell_vfs::File;
+use quell_vfs::ReadAt;
 use quell_qcow2::{Cluster, Header, Layer, Named, Source, expand, hot_blocks, named, visit};
 
 struct Bytes<'a>(&'a [u8]);
 
-impl File for Bytes<'_> {
+impl ReadAt for Bytes<'_> {
     fn read_at(&self, into: &mut [u8], offset: u64) -> quell_vfs::Result<usize> {
         let rest = usize::try_from(offset).ok().and_then(|from| self.0.get(from..)).unwrap_or_default();
         let length = rest.len().min(into.len());

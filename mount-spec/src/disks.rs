@@ -9,7 +9,7 @@ use std::sync::Arc;
 use quell_boot::{DISK_FILES_MAX, DiskFile, Disks};
 use quell_posix::{Dir, OpenFile, PosixDir, Stat};
 use quell_qcow2::{HEADER_BYTES_MAX, Header, Named, is_qcow2, named};
-use quell_vfs::{Attributes, Error, ErrorKind, File, Kind, NodeId, Result};
+use quell_vfs::{Attributes, Error, ErrorKind, Kind, NodeId, ReadAt, Result};
 
 /// The format of a file in a backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -295,7 +295,7 @@ fn attributes(stat: &Stat, owner: Option<(u32, u32)>) -> Attributes {
 
 struct Source(Arc<dyn OpenFile>);
 
-impl File for Source {
+impl ReadAt for Source {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.0.read_at(into, offset)
     }

@@ -1,7 +1,18 @@
 //! Reads complete listings and compares attributes, for the checks and the comparisons of this
 //! crate.
 
-use quell_vfs::{Attributes, Cursor, DirEntry, FileSystem, Kind, NodeId, Result};
+use quell_vfs::{Attributes, Context, Cursor, DirEntry, FileSystem, Kind, NodeId, Result};
+
+/// An entry of a listing, without its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listed {
+    /// The number of the node.
+    pub node: NodeId,
+    /// The kind of the node.
+    pub kind: Kind,
+    /// All attributes, if the listing has them.
+    pub attributes: Option<Attributes>,
+}
 
 /// Describes the attributes that differ. Node numbers are not compared, because each implementation
 /// chooses its own.
@@ -23,13 +34,14 @@ pub fn differences(expected: &Attributes, found: &Attributes, exact: bool) -> Ve
 }
 
 /// Lists a directory, reading `step` entries at a time.
-pub fn listing(fs: &dyn FileSystem, dir: NodeId, step: usize) -> Result<Vec<(Vec<u8>, Attributes)>> {
+pub fn listing(fs: &dyn FileSystem, dir: NodeId, step: usize) -> Result<Vec<(Vec<u8>, Listed)>> {
     let mut all = Vec::new();
     let mut cursor = Cursor::START;
     loop {
         let before = all.len();
-        fs.list(dir, cursor, &mut |entry: DirEntry<'_>| {
-            all.push((entry.name.to_vec(), entry.attributes));
+        fs.list(&Context::OWN, dir, cursor, &mut |entry: DirEntry<'_>| {
+            let DirEntry { node, kind, attributes, .. } = entry;
+            all.push((entry.name.to_vec(), Listed { node, kind, attributes }));
             cursor = entry.next;
             all.len() - before < step
         })?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
 use quell_threads::lock;
-use quell_vfs::{Change, Error, ErrorKind, File, Kind, Rename, Result, Space};
+use quell_vfs::{Change, Error, ErrorKind, Kind, ReadAt, Rename, Result, Space};
 
 /// An operation and its path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -240,7 +240,7 @@ impl CountingFile {
     }
 }
 
-impl File for CountingFile {
+impl ReadAt for CountingFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.record("read");
         self.inner.read_at(into, offset)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_threads::lock;
-use quell_vfs::{Error, ErrorKind, File, Result, errno};
+use quell_vfs::{Error, ErrorKind, ReadAt, Result, errno};
 
 use crate::Random;
 
@@ -210,7 +210,7 @@ struct FaultyFile {
     faults: Arc<Faults>,
 }
 
-impl File for FaultyFile {
+impl ReadAt for FaultyFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.faults.check("read", &self.path)?;
         let count = self.inner.read_at(into, offset)?;

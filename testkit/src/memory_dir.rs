@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quell_posix::{Dir, OpenFile, Stat};
-use quell_vfs::{Error, ErrorKind, File, Kind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Kind, ReadAt, Result, errno};
 
 use crate::tree::{NodeNumber, Tree};
 
@@ -80,7 +80,7 @@ impl Dir for MemoryDir {
         let node = self.tree.node(self.child(name, "read link")?);
         match node.kind {
             Kind::Symlink => Ok(node.target.clone()),
-            _ => Err(Error::new(ErrorKind::Os(errno::EINVAL), "read link", name)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "read link", name)),
         }
     }
 
@@ -119,7 +119,7 @@ struct MemoryFile {
     number: NodeNumber,
 }
 
-impl File for MemoryFile {
+impl ReadAt for MemoryFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         Ok(self.tree.node(self.number).read_at(into, offset))
     }

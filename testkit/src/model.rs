@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
-    NodeId, Result,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NAME_BYTES_MAX, NodeId, NodeRef, ReadAt, Result,
 };
 
 use crate::tree::{Node, NodeNumber, Tree};
@@ -87,6 +87,7 @@ impl FileSystem for Model {
             immutable: true,
             xattrs: self.some_node(|node| !node.xattrs.is_empty()),
             acls: self.some_node(|node| node.xattrs.keys().any(is_acl)),
+            deadlines: false,
         }
     }
 
@@ -94,15 +95,15 @@ impl FileSystem for Model {
         NodeId(Tree::ROOT as u64)
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         let dir = self.dir(dir)?;
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
         }
-        Ok(dir.children.get(name).map(|number| self.attributes_of(*number)))
+        Ok(dir.children.get(name).map(|number| NodeRef::permanent(self.attributes_of(*number))))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         Ok(self.attributes_of(self.number(node)?))
     }
 
@@ -114,47 +115,70 @@ impl FileSystem for Model {
         Ok(self.paths[self.number(node)?].clone().expect("a node with a number has a path"))
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let skip = usize::try_from(after.0).unwrap_or(usize::MAX);
         for (i, (name, number)) in self.dir(dir)?.children.iter().enumerate().skip(skip) {
             let attributes = self.attributes_of(*number);
-            if !visit(DirEntry { name, next: Cursor(i as u64 + 1), attributes }) {
+            let (next, node, kind) = (Cursor(i as u64 + 1), attributes.node, attributes.kind);
+            if !visit(DirEntry { name, next, node, kind, attributes: Some(attributes) }) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         match self.node(node)? {
             link if link.kind == Kind::Symlink => Ok(link.target.clone()),
             _ => Err(Error::new(ErrorKind::InvalidInput, "read link", self.path(node)?)),
         }
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(self.node(node)?.xattrs.get(name).cloned())
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         Ok(self.node(node)?.xattrs.keys().cloned().collect())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         let kind = match self.node(node)?.kind {
-            Kind::File => return Ok(Box::new(ModelFile(self.tree.clone(), self.number(node)?))),
+            Kind::File => {
+                let (tree, number) = (self.tree.clone(), self.number(node)?);
+                return Ok(Box::new(ModelFile { tree, number, attributes: self.attributes_of(number) }));
+            }
             Kind::Dir => ErrorKind::IsADirectory,
             _ => ErrorKind::InvalidInput,
         };
         Err(Error::new(kind, "open", self.path(node)?))
     }
+
+    /// Node numbers are permanent.
+    fn forget(&self, _: NodeId, _: u64) {}
 }
 
 #[derive(Debug)]
-struct ModelFile(Arc<Tree>, NodeNumber);
+struct ModelFile {
+    tree: Arc<Tree>,
+    number: NodeNumber,
+    attributes: Attributes,
+}
+
+impl ReadAt for ModelFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        Ok(self.tree.node(self.number).read_at(into, offset))
+    }
+}
 
 impl File for ModelFile {
-    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        Ok(self.0.node(self.1).read_at(into, offset))
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(self.attributes)
     }
 }

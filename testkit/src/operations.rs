@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use quell_vfs::{Attributes, FileSystem, Kind, NodeId, Result, Time};
+use quell_vfs::{Attributes, Context, FileSystem, Kind, NodeId, Result, Time};
 
-use crate::compare::{differences, listing};
+use crate::compare::{Listed, differences, listing};
 use crate::random::Random;
 use crate::tree::{Node, NodeNumber, Tree};
 
@@ -235,7 +235,10 @@ impl<'a> Comparison<'a> {
     pub fn new(model: &'a dyn FileSystem, other: &'a dyn FileSystem, exact: bool) -> Comparison<'a> {
         let mut comparison =
             Comparison { model, other, exact, known: Vec::new(), pairs: HashMap::new(), names: Vec::new() };
-        let (a, b) = (model.attributes(model.root()).unwrap(), other.attributes(other.root()).unwrap());
+        let (a, b) = (
+            model.attributes(&Context::OWN, model.root()).unwrap(),
+            other.attributes(&Context::OWN, other.root()).unwrap(),
+        );
         comparison.same(&a, &b, "the root");
         comparison.names.push(b"no such name".to_vec());
         comparison
@@ -264,7 +267,8 @@ impl<'a> Comparison<'a> {
             0..3 => {
                 let name = random.pick(&self.names).clone();
                 let question = format!("{} in {}", name.escape_ascii(), place());
-                match (self.model.lookup(a, &name), self.other.lookup(b, &name)) {
+                match (self.model.lookup(&Context::OWN, a, &name), self.other.lookup(&Context::OWN, b, &name))
+                {
                     (Ok(Some(a)), Ok(Some(b))) => self.same(&a, &b, &question),
                     (Ok(None), Ok(None)) => {}
                     (Err(a), Err(b)) => assert_eq!(a.errno(), b.errno(), "{question}"),
@@ -274,26 +278,53 @@ impl<'a> Comparison<'a> {
             3 | 4 => self.compare_listing(a, b, random),
             5 => {
                 let question = format!("attributes of {}", place());
-                let (a, b) = (self.model.attributes(a).unwrap(), self.other.attributes(b).unwrap());
+                let (a, b) = (
+                    self.model.attributes(&Context::OWN, a).unwrap(),
+                    self.other.attributes(&Context::OWN, b).unwrap(),
+                );
                 self.same(&a, &b, &question);
             }
-            6 => agree(self.model.read_link(a), self.other.read_link(b), &place()),
+            6 => agree(
+                self.model.read_link(&Context::OWN, a),
+                self.other.read_link(&Context::OWN, b),
+                &place(),
+            ),
             7 => {
-                agree(self.model.xattr_names(a), self.other.xattr_names(b), &place());
-                for name in self.model.xattr_names(a).unwrap() {
-                    agree(self.model.xattr(a, &name), self.other.xattr(b, &name), &place());
+                agree(
+                    self.model.xattr_names(&Context::OWN, a),
+                    self.other.xattr_names(&Context::OWN, b),
+                    &place(),
+                );
+                for name in self.model.xattr_names(&Context::OWN, a).unwrap() {
+                    agree(
+                        self.model.xattr(&Context::OWN, a, &name),
+                        self.other.xattr(&Context::OWN, b, &name),
+                        &place(),
+                    );
                 }
-                agree(self.model.xattr(a, b"user.none"), self.other.xattr(b, b"user.none"), &place());
+                agree(
+                    self.model.xattr(&Context::OWN, a, b"user.none"),
+                    self.other.xattr(&Context::OWN, b, b"user.none"),
+                    &place(),
+                );
             }
             _ => {
                 // For a file with several names, `path` may return any of them.
                 let path = self.other.path(b).unwrap();
-                assert_eq!(quell_vfs::resolve(self.model, &path).unwrap().node, a, "{}", path.escape_ascii());
+                assert_eq!(
+                    quell_vfs::resolve(self.model, &Context::OWN, &path).unwrap().node,
+                    a,
+                    "{}",
+                    path.escape_ascii()
+                );
                 if kind == Kind::Dir {
                     agree(self.model.path(a), self.other.path(b), &place());
                     let up = (self.model.parent(a).unwrap(), self.other.parent(b).unwrap());
                     let question = format!("the directory of {}", place());
-                    let (a, b) = (self.model.attributes(up.0).unwrap(), self.other.attributes(up.1).unwrap());
+                    let (a, b) = (
+                        self.model.attributes(&Context::OWN, up.0).unwrap(),
+                        self.other.attributes(&Context::OWN, up.1).unwrap(),
+                    );
                     self.same(&a, &b, &question);
                 }
             }
@@ -308,10 +339,14 @@ impl<'a> Comparison<'a> {
             (Ok(left), Ok(right)) => (left, right),
             (left, right) => return agree(left.map(drop), right.map(drop), "listing"),
         };
-        let names = |list: &[(Vec<u8>, Attributes)]| list.iter().map(|e| e.0.clone()).collect::<Vec<_>>();
+        let names = |list: &[(Vec<u8>, Listed)]| list.iter().map(|e| e.0.clone()).collect::<Vec<_>>();
         assert_eq!(names(&left), names(&right), "listing in steps of {step}");
         for ((name, a), (_, b)) in left.iter().zip(&right) {
-            self.same(a, b, &name.escape_ascii().to_string());
+            let question = name.escape_ascii().to_string();
+            match (&a.attributes, &b.attributes) {
+                (Some(a), Some(b)) => self.same(a, b, &question),
+                (a, b) => panic!("{question}: a read-only tree lists attributes: {a:?} and {b:?}"),
+            }
         }
         self.names.extend(left.into_iter().map(|e| e.0));
     }

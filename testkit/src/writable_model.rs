@@ -2,18 +2,24 @@
 //! by reading.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use quell_threads::lock;
 use quell_vfs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
-    NAME_BYTES_MAX, New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NAME_BYTES_MAX, NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Time, Writable,
+    WritableFile, check_name,
 };
 
 use crate::sparse::SparseBytes;
 
 const ROOT: NodeId = NodeId(0);
+const SET_USER_ID: u32 = 0o4000;
 const SET_GROUP_ID: u32 = 0o2000;
+const SET_ID: u32 = SET_USER_ID | SET_GROUP_ID;
+const GROUP_EXECUTE: u32 = 0o010;
 const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 const SPACE_BYTES: u64 = 1 << 50;
 
@@ -68,7 +74,7 @@ impl WritableModel {
     pub fn new() -> WritableModel {
         let mut table =
             Table { nodes: BTreeMap::new(), next_node: 0, next_cursor: 1, seconds: 1_800_000_000 };
-        table.add(Kind::Dir, New { permissions: 0o755, uid: 0, gid: 0 }, Some((ROOT, Vec::new())));
+        table.add(Kind::Dir, NewEntry { permissions: 0o755, uid: 0, gid: 0 }, Some((ROOT, Vec::new())));
         WritableModel { table: Arc::new(Mutex::new(table)) }
     }
 
@@ -76,9 +82,17 @@ impl WritableModel {
         lock(&self.table)
     }
 
-    fn opened(&self, table: &mut Table, node: NodeId, how: Open) -> ModelFile {
+    /// Locks the table, unless the deadline has passed.
+    fn lock_in_time(&self, context: &Context<'_>) -> Result<MutexGuard<'_, Table>> {
+        match context.deadline {
+            Some(deadline) if deadline <= Instant::now() => refused(ErrorKind::TimedOut, "wait", b""),
+            _ => Ok(self.lock()),
+        }
+    }
+
+    fn opened(&self, table: &mut Table, node: NodeId, mode: OpenMode) -> ModelFile {
         table.nodes.get_mut(&node).expect("it was just found").open += 1;
-        ModelFile { model: self.clone(), node, how }
+        ModelFile { model: self.clone(), node, mode, is_closed: AtomicBool::new(false) }
     }
 }
 
@@ -139,7 +153,7 @@ impl Table {
         Ok(Attributes { size_bytes, blocks, nlink, ..entry.attributes })
     }
 
-    fn add(&mut self, kind: Kind, new: New, place: Option<(NodeId, Vec<u8>)>) -> NodeId {
+    fn add(&mut self, kind: Kind, new: NewEntry, place: Option<(NodeId, Vec<u8>)>) -> NodeId {
         let node = NodeId(self.next_node);
         self.next_node += 1;
         let now = self.now();
@@ -163,7 +177,7 @@ impl Table {
     }
 
     /// Creates an entry with one reference.
-    fn make(&mut self, kind: Kind, dir: NodeId, name: &[u8], mut new: New) -> Result<NodeId> {
+    fn make(&mut self, kind: Kind, dir: NodeId, name: &[u8], mut new: NewEntry) -> Result<NodeId> {
         check_name(name)?;
         let above = self.dir(dir)?;
         if above.place.is_none() {
@@ -244,26 +258,26 @@ impl Table {
 
 impl FileSystem for WritableModel {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { immutable: false, xattrs: false, acls: false }
+        Capabilities { deadlines: true, ..Capabilities::default() }
     }
 
     fn root(&self) -> NodeId {
         ROOT
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        let mut table = self.lock();
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let mut table = self.lock_in_time(context)?;
         let found = table.child(dir, name)?;
         if name.len() > NAME_BYTES_MAX {
             return refused(ErrorKind::NameTooLong, "look up", name);
         }
         let Some(node) = found else { return Ok(None) };
         table.entry_mut(node)?.references += 1;
-        table.attributes(node).map(Some)
+        Ok(Some(NodeRef::counted(self, table.attributes(node)?)))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.lock().attributes(node)
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.lock_in_time(context)?.attributes(node)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -286,9 +300,15 @@ impl FileSystem for WritableModel {
         Ok(parts.join(&b'/'))
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let mut entries = Vec::new();
-        let table = self.lock();
+        let table = self.lock_in_time(context)?;
         for (name, (cursor, node)) in table.dir(dir)?.children.iter().filter(|(_, (c, _))| *c > after) {
             entries.push((*cursor, name.clone(), table.attributes(*node)?));
         }
@@ -296,32 +316,41 @@ impl FileSystem for WritableModel {
         drop(table);
         entries.sort_by_key(|(cursor, ..)| *cursor);
         for (next, name, attributes) in entries {
-            if !visit(DirEntry { name: &name, next, attributes }) {
+            let Attributes { node, kind, .. } = attributes;
+            if !visit(DirEntry { name: &name, next, node, kind, attributes: None }) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        match self.lock().entry(node)? {
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        match self.lock_in_time(context)?.entry(node)? {
             entry if entry.attributes.kind == Kind::Symlink => Ok(entry.target.clone()),
             _ => refused(ErrorKind::InvalidInput, "read link", b""),
         }
     }
 
-    fn xattr(&self, node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.lock().entry(node).map(|_| None)
+    fn xattr(&self, context: &Context<'_>, node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.lock_in_time(context)?.entry(node).map(|_| None)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.lock().entry(node).map(|_| Vec::new())
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.lock_in_time(context)?.entry(node).map(|_| Vec::new())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        let mut table = self.lock();
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        let mut table = self.lock_in_time(context)?;
         table.file(node)?;
-        Ok(Box::new(self.opened(&mut table, node, Open::READ)))
+        Ok(Box::new(self.opened(&mut table, node, OpenMode::READ)))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        let mut table = self.lock();
+        if let Some(entry) = table.nodes.get_mut(&node).filter(|_| node != ROOT) {
+            entry.references = entry.references.saturating_sub(references);
+            table.drop_if_unused(node);
+        }
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -332,31 +361,46 @@ impl FileSystem for WritableModel {
 impl Writable for WritableModel {
     fn create(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
-        let mut table = self.lock();
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
+        let mut table = self.lock_in_time(context)?;
         let node = table.make(Kind::File, dir, name, new)?;
-        Ok((table.attributes(node)?, Box::new(self.opened(&mut table, node, how))))
+        let file = self.opened(&mut table, node, mode);
+        Ok((NodeRef::counted(self, table.attributes(node)?), Box::new(file)))
     }
 
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
-        let mut table = self.lock();
+    fn make_dir(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let mut table = self.lock_in_time(context)?;
         let node = table.make(Kind::Dir, dir, name, new)?;
-        table.attributes(node)
+        Ok(NodeRef::counted(self, table.attributes(node)?))
     }
 
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
-        let mut table = self.lock();
-        let node = table.make(Kind::Symlink, dir, name, New { permissions: 0o777, ..new })?;
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let mut table = self.lock_in_time(context)?;
+        let node = table.make(Kind::Symlink, dir, name, NewEntry { permissions: 0o777, ..new })?;
         table.entry_mut(node)?.target = target.to_vec();
-        table.attributes(node)
+        Ok(NodeRef::counted(self, table.attributes(node)?))
     }
 
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        let mut table = self.lock();
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        let mut table = self.lock_in_time(context)?;
         let Some(node) = table.child(dir, name)? else {
             return refused(ErrorKind::NotFound, "remove", name);
         };
@@ -368,8 +412,8 @@ impl Writable for WritableModel {
         Ok(())
     }
 
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        let mut table = self.lock();
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        let mut table = self.lock_in_time(context)?;
         let Some(node) = table.child(dir, name)? else {
             return refused(ErrorKind::NotFound, "remove directory", name);
         };
@@ -384,8 +428,16 @@ impl Writable for WritableModel {
         Ok(())
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
-        let mut table = self.lock();
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        how: Rename,
+    ) -> Result<()> {
+        let mut table = self.lock_in_time(context)?;
         let table = &mut *table;
         let (found, old) = (table.child(from_dir, from)?, table.child(to_dir, to)?);
         let Some(node) = found else {
@@ -430,8 +482,8 @@ impl Writable for WritableModel {
         Ok(())
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
-        let mut table = self.lock();
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
+        let mut table = self.lock_in_time(context)?;
         if let Some(size_bytes) = change.size_bytes {
             table.set_size(node, size_bytes)?;
         }
@@ -445,21 +497,18 @@ impl Writable for WritableModel {
         table.attributes(node)
     }
 
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        let mut table = self.lock();
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        let mut table = self.lock_in_time(context)?;
         table.file(node)?;
-        if how.truncate {
+        if mode.truncate {
             table.set_size(node, 0)?;
         }
-        Ok(Box::new(self.opened(&mut table, node, how)))
+        Ok(Box::new(self.opened(&mut table, node, mode)))
     }
 
-    fn forget(&self, node: NodeId, references: u64) {
-        let mut table = self.lock();
-        if let Some(entry) = table.nodes.get_mut(&node).filter(|_| node != ROOT) {
-            entry.references = entry.references.saturating_sub(references);
-            table.drop_if_unused(node);
-        }
+    /// Every name survives at once.
+    fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
+        self.lock_in_time(context)?.dir(dir).map(drop)
     }
 
     fn space(&self) -> Result<Space> {
@@ -475,12 +524,13 @@ impl Writable for WritableModel {
 struct ModelFile {
     model: WritableModel,
     node: NodeId,
-    how: Open,
+    mode: OpenMode,
+    is_closed: AtomicBool,
 }
 
 impl ModelFile {
     fn may(&self, allowed: bool, operation: &'static str) -> Result<MutexGuard<'_, Table>> {
-        if !allowed {
+        if !allowed || self.is_closed.load(Ordering::Relaxed) {
             return refused(ErrorKind::Os(quell_vfs::errno::EBADF), operation, b"");
         }
         Ok(self.model.lock())
@@ -489,6 +539,15 @@ impl ModelFile {
 
 impl Drop for ModelFile {
     fn drop(&mut self) {
+        let _ = self.close(); // never fails
+    }
+}
+
+impl ModelFile {
+    fn close_once(&self) {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let mut table = self.model.lock();
         if let Some(entry) = table.nodes.get_mut(&self.node) {
             entry.open -= 1;
@@ -498,18 +557,37 @@ impl Drop for ModelFile {
 }
 
 impl File for ModelFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.may(true, "read the attributes of")?.attributes(self.node)
+    }
+}
+
+impl ReadAt for ModelFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        Ok(self.may(self.how.read, "read")?.entry(self.node)?.bytes.read_at(into, offset))
+        Ok(self.may(self.mode.read, "read")?.entry(self.node)?.bytes.read_at(into, offset))
     }
 }
 
 impl WritableFile for ModelFile {
+    fn close(&self) -> Result<()> {
+        self.close_once();
+        Ok(())
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        let mut table = self.may(true, "change")?;
+        let permissions = &mut table.entry_mut(self.node)?.attributes.permissions;
+        let dropped = if *permissions & GROUP_EXECUTE != 0 { SET_ID } else { SET_USER_ID };
+        *permissions &= !dropped;
+        Ok(())
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
-        self.may(self.how.write, "write")?.write(self.node, from, offset)
+        self.may(self.mode.write, "write")?.write(self.node, from, offset)
     }
 
     fn append(&self, from: &[u8]) -> Result<u64> {
-        let mut table = self.may(self.how.write, "append")?;
+        let mut table = self.may(self.mode.write, "append")?;
         let end = table.entry(self.node)?.bytes.size_bytes();
         table.write(self.node, from, end)?;
         Ok(end)

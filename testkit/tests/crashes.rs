@@ -8,8 +8,8 @@ use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
 use quell_testkit::histories::crash::{self, CrashImplementation, Failure};
 use quell_vfs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
-    NodeId, Open, Rename, Result, Space, Writable, WritableFile,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Writable, WritableFile,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,14 +82,14 @@ impl FileSystem for Plain {
         NodeId(0)
     }
 
-    fn lookup(&self, _dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, _dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         match self.found(name) {
             Err(e) if e.kind == ErrorKind::NotFound => Ok(None),
-            found => found.map(Some),
+            found => Ok(Some(NodeRef::permanent(found?))),
         }
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         self.found(&self.name(node))
     }
 
@@ -101,26 +101,34 @@ impl FileSystem for Plain {
         never()
     }
 
-    fn list(&self, _: NodeId, _: Cursor, _: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        _: NodeId,
+        _: Cursor,
+        _: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         never()
     }
 
-    fn read_link(&self, _node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, _node: NodeId) -> Result<Vec<u8>> {
         never()
     }
 
-    fn xattr(&self, _node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, _node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
         never()
     }
 
-    fn xattr_names(&self, _node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, _node: NodeId) -> Result<Vec<Vec<u8>>> {
         never()
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        let file = self.open_as(node, Open::READ)?;
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        let file = self.open_as(context, node, OpenMode::READ)?;
         Ok(file)
     }
+
+    fn forget(&self, _node: NodeId, _references: u64) {}
 
     fn writable(&self) -> Option<&dyn Writable> {
         Some(self)
@@ -130,47 +138,57 @@ impl FileSystem for Plain {
 impl Writable for Plain {
     fn create(
         &self,
+        _: &Context<'_>,
         _dir: NodeId,
         name: &[u8],
-        new: New,
-        _how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        new: NewEntry,
+        _mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
         let file = self.dir.create_file(name, new.permissions)?;
-        Ok((self.found(name)?, self.file(file)))
+        Ok((NodeRef::permanent(self.found(name)?), self.file(file)))
     }
 
-    fn make_dir(&self, _dir: NodeId, _name: &[u8], _new: New) -> Result<Attributes> {
+    fn make_dir(&self, _: &Context<'_>, _dir: NodeId, _name: &[u8], _new: NewEntry) -> Result<NodeRef<'_>> {
         never()
     }
 
-    fn make_symlink(&self, _dir: NodeId, _name: &[u8], _target: &[u8], _new: New) -> Result<Attributes> {
+    fn make_symlink(
+        &self,
+        _: &Context<'_>,
+        _dir: NodeId,
+        _name: &[u8],
+        _target: &[u8],
+        _new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
         never()
     }
 
-    fn remove(&self, _dir: NodeId, _name: &[u8]) -> Result<()> {
+    fn remove(&self, _: &Context<'_>, _dir: NodeId, _name: &[u8]) -> Result<()> {
         never()
     }
 
-    fn remove_dir(&self, _dir: NodeId, _name: &[u8]) -> Result<()> {
+    fn remove_dir(&self, _: &Context<'_>, _dir: NodeId, _name: &[u8]) -> Result<()> {
         never()
     }
 
-    fn rename(&self, _: NodeId, _: &[u8], _: NodeId, _: &[u8], _: Rename) -> Result<()> {
+    fn rename(&self, _: &Context<'_>, _: NodeId, _: &[u8], _: NodeId, _: &[u8], _: Rename) -> Result<()> {
         never()
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         if let Some(size_bytes) = change.size_bytes {
             self.dir.open_writable_file(&self.name(node))?.set_size(size_bytes)?;
         }
-        self.attributes(node)
+        self.attributes(context, node)
     }
 
-    fn open_as(&self, node: NodeId, _how: Open) -> Result<Box<dyn WritableFile>> {
+    fn open_as(&self, _: &Context<'_>, node: NodeId, _mode: OpenMode) -> Result<Box<dyn WritableFile>> {
         Ok(self.file(self.dir.open_writable_file(&self.name(node))?))
     }
 
-    fn forget(&self, _node: NodeId, _references: u64) {}
+    fn sync_dir(&self, _: &Context<'_>, _dir: NodeId) -> Result<()> {
+        never()
+    }
 
     fn space(&self) -> Result<Space> {
         self.dir.space()
@@ -192,12 +210,26 @@ impl PlainFile {
 }
 
 impl File for PlainFile {
+    fn attributes(&self) -> Result<Attributes> {
+        never()
+    }
+}
+
+impl ReadAt for PlainFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.inner.read_at(into, offset)
     }
 }
 
 impl WritableFile for PlainFile {
+    fn close(&self) -> Result<()> {
+        self.publish()
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        never()
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         if self.fault == Fault::PublishedLate {
             self.late.lock().unwrap().push((offset, from.to_vec()));

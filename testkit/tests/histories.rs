@@ -9,8 +9,8 @@ use quell_testkit::WritableModel;
 use quell_testkit::conformance::writing::{Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
 use quell_vfs::{
-    Attributes, Capabilities, Change, File, FileSystem, New, NodeId, Open, Rename, Result, Space, Writable,
-    WritableFile,
+    Attributes, Capabilities, Change, Context, File, FileSystem, NewEntry, NodeId, NodeRef, OpenMode, ReadAt,
+    Rename, Result, Space, Writable, WritableFile,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,12 +100,13 @@ impl FileSystem for Wrong {
         self.inner.root()
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        Ok(self.inner.lookup(dir, name)?.map(|attributes| self.shown(attributes)))
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let found = self.inner.lookup(context, dir, name)?;
+        Ok(found.map(|found| NodeRef::counted(self, self.shown(found.into_attributes()))))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        Ok(self.shown(self.inner.attributes(node)?))
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        Ok(self.shown(self.inner.attributes(context, node)?))
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -118,27 +119,35 @@ impl FileSystem for Wrong {
 
     fn list(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         after: quell_vfs::Cursor,
         visit: &mut dyn FnMut(quell_vfs::DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        self.inner.list(dir, after, visit)
+        self.inner.list(context, dir, after, visit)
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        self.inner.read_link(node)
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(context, node)
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.inner.xattr(node, name)
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.xattr(context, node, name)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.inner.xattr_names(node)
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.inner.xattr_names(context, node)
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        self.inner.open(node)
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        self.inner.open(context, node)
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        self.inner.forget(node, references);
+        if let Some(forgotten) = self.known.lock().unwrap().forgotten.remove(&node) {
+            forgotten.store(true, Ordering::SeqCst);
+        }
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -149,68 +158,89 @@ impl FileSystem for Wrong {
 impl Writable for Wrong {
     fn create(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
-        let (attributes, file) = self.inner.create(dir, name, new, how)?;
-        Ok((attributes, self.file(attributes.node, file)))
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
+        let (created, file) = self.inner.create(context, dir, name, new, mode)?;
+        let attributes = created.into_attributes();
+        Ok((NodeRef::counted(self, attributes), self.file(attributes.node, file)))
     }
 
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
-        self.inner.make_dir(dir, name, new)
+    fn make_dir(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let made = self.inner.make_dir(context, dir, name, new)?;
+        Ok(NodeRef::counted(self, made.into_attributes()))
     }
 
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
-        self.inner.make_symlink(dir, name, target, new)
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let made = self.inner.make_symlink(context, dir, name, target, new)?;
+        Ok(NodeRef::counted(self, made.into_attributes()))
     }
 
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         if self.fault == Fault::RemovedIsEmpty
-            && let Some(found) = self.inner.lookup(dir, name)?
+            && let Some(found) = self.inner.lookup(context, dir, name)?
         {
             let empty = Change { size_bytes: Some(0), ..Change::default() };
             // Refused if it is a directory.
-            let _ = self.inner.change(found.node, &empty);
-            self.inner.forget(found.node, 1);
+            let _ = self.inner.change(context, found.node(), &empty);
         }
-        self.inner.remove(dir, name)
+        self.inner.remove(context, dir, name)
     }
 
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        self.inner.remove_dir(dir, name)
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.inner.remove_dir(context, dir, name)
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        how: Rename,
+    ) -> Result<()> {
         let how =
             if self.fault == Fault::NothingIsKept && how == Rename::Keep { Rename::Replace } else { how };
-        self.inner.rename(from_dir, from, to_dir, to, how)
+        self.inner.rename(context, from_dir, from, to_dir, to, how)
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
-        let before = self.inner.attributes(node)?;
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
+        let before = self.inner.attributes(context, node)?;
         self.changed(node);
-        let after = self.inner.change(node, change)?;
+        let after = self.inner.change(context, node, change)?;
         if self.fault == Fault::OldBytesComeBack && after.size_bytes > before.size_bytes {
-            let file = self.inner.open_as(node, Open::WRITE)?;
+            let file = self.inner.open_as(context, node, OpenMode::WRITE)?;
             file.write_at(b"old", before.size_bytes.min(after.size_bytes - 3))?;
         }
         Ok(after)
     }
 
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        if how.truncate {
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        if mode.truncate {
             self.changed(node);
         }
-        Ok(self.file(node, self.inner.open_as(node, how)?))
+        Ok(self.file(node, self.inner.open_as(context, node, mode)?))
     }
 
-    fn forget(&self, node: NodeId, references: u64) {
-        self.inner.forget(node, references);
-        if let Some(forgotten) = self.known.lock().unwrap().forgotten.remove(&node) {
-            forgotten.store(true, Ordering::SeqCst);
-        }
+    fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
+        self.inner.sync_dir(context, dir)
     }
 
     fn space(&self) -> Result<Space> {
@@ -226,6 +256,12 @@ struct WrongFile {
 }
 
 impl File for WrongFile {
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(self.of.shown(self.inner.attributes()?))
+    }
+}
+
+impl ReadAt for WrongFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.inner.read_at(into, offset)?;
         if self.of.fault == Fault::OldBytes && offset == 0 {
@@ -239,6 +275,14 @@ impl File for WrongFile {
 }
 
 impl WritableFile for WrongFile {
+    fn close(&self) -> Result<()> {
+        self.inner.close()
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        self.inner.drop_set_id()
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         self.of.changed(self.node);
         let lost = self.of.fault == Fault::TornWrites && from.len() > 5000;
@@ -262,7 +306,7 @@ impl WritableFile for WrongFile {
             self.inner.write_at(b"", 0)?;
             let modified = Some(quell_vfs::Time { seconds: 1, nanoseconds: 1 });
             // The node may have no reference other than this open file.
-            let _ = self.of.inner.change(self.node, &Change { modified, ..Change::default() });
+            let _ = self.of.inner.change(&Context::OWN, self.node, &Change { modified, ..Change::default() });
         }
         self.inner.publish()
     }

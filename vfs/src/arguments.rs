@@ -1,46 +1,31 @@
-//! The arguments of operations that open and change files: the caller, the options of an open, the changes.
+//! The arguments of operations that open and change files.
 
 use crate::attributes::Time;
 
-/// The user for whom an operation is done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
-    /// The effective user id.
-    pub uid: u32,
-    /// The effective group id.
-    pub gid: u32,
-    /// The supplementary groups.
-    pub groups: Vec<u32>,
-}
-
 /// How to open a regular file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Open {
+pub struct OpenMode {
     /// Whether the file can be read.
     pub read: bool,
     /// Whether the file can be written to.
     pub write: bool,
     /// Truncate the file to 0 bytes. Only with `write`.
     pub truncate: bool,
-    /// The process that opens the file, as numbered on its node; 0 if it is not known. An
-    /// implementation may keep the writes of different processes apart; it uses the number for
-    /// nothing else.
-    pub process: u32,
 }
 
-impl Open {
+impl OpenMode {
     /// Read only.
-    pub const READ: Open = Open { read: true, write: false, truncate: false, process: 0 };
-    /// Write only, by an unknown process.
-    pub const WRITE: Open = Open { read: false, write: true, truncate: false, process: 0 };
-    /// Read and write, by an unknown process.
-    pub const READ_WRITE: Open = Open { read: true, write: true, truncate: false, process: 0 };
+    pub const READ: OpenMode = OpenMode { read: true, write: false, truncate: false };
+    /// Write only.
+    pub const WRITE: OpenMode = OpenMode { read: false, write: true, truncate: false };
+    /// Read and write.
+    pub const READ_WRITE: OpenMode = OpenMode { read: true, write: true, truncate: false };
 }
 
 /// The attributes of a new entry. In a directory with the set-group-id bit the entry gets the group
 /// of the directory, and a new directory also gets the bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct New {
+pub struct NewEntry {
     /// The lower twelve bits of `st_mode`, after the caller's umask was applied.
     pub permissions: u32,
     /// The owner.

@@ -1,6 +1,8 @@
 //! The attributes of a node, as `stat` returns them: kind, permissions, owners, sizes, times.
 
-/// Identifies one node of a mounted file system for as long as it is mounted.
+/// Identifies one node of a mounted file system, for as long as the node is referenced. The root is
+/// node 0. The value is at most 2^64 - 2, so that a frontend can add 1 for inode numbers, which are
+/// never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 

@@ -11,4 +11,7 @@ pub struct Capabilities {
     pub xattrs: bool,
     /// At least one node has a POSIX access control list, kept as `system.posix_acl_*` attributes.
     pub acls: bool,
+    /// An operation whose [`Context::deadline`](crate::Context::deadline) has passed returns
+    /// `TimedOut` and changes nothing. If false, deadlines have no effect.
+    pub deadlines: bool,
 }

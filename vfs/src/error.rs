@@ -31,8 +31,21 @@ pub enum ErrorKind {
     Exists,
     /// The directory still has entries.
     NotEmpty,
-    /// The file system has no space left, or none for this user.
+    /// The file system has no space left: remove files, or wait until others do.
     NoSpace,
+    /// The caller's own limit of space or files is reached: its administrator can raise it.
+    Quota,
+    /// The server cannot be reached: try again later, or use another one. Whether the operation was
+    /// done is not known.
+    Unavailable,
+    /// The deadline passed before the server answered. Whether the operation was done is not known.
+    TimedOut,
+    /// A signal or the end of the mount interrupted the operation; it can be repeated.
+    Interrupted,
+    /// The object is in use in a way that excludes the operation: try again when it is not.
+    Busy,
+    /// Another transaction changed the data that this one used: repeat the whole transaction.
+    Conflict,
     /// The file behind an immutable view differs from the indexed one.
     Stale,
     /// Data does not have the format that it should have.
@@ -56,6 +69,7 @@ pub mod errno {
     pub const EAGAIN: i32 = 11;
     pub const ENOMEM: i32 = 12;
     pub const EACCES: i32 = 13;
+    pub const EBUSY: i32 = 16;
     pub const EEXIST: i32 = 17;
     pub const EXDEV: i32 = 18;
     pub const ENOTDIR: i32 = 20;
@@ -71,7 +85,11 @@ pub mod errno {
     pub const ELOOP: i32 = 40;
     pub const EOPNOTSUPP: i32 = 95;
     pub const ECONNRESET: i32 = 104;
+    pub const ENOTCONN: i32 = 107;
+    pub const ETIMEDOUT: i32 = 110;
     pub const ESTALE: i32 = 116;
+    pub const EDQUOT: i32 = 122;
+    pub const ECANCELED: i32 = 125;
 }
 
 impl ErrorKind {
@@ -88,6 +106,14 @@ impl ErrorKind {
             ErrorKind::Exists => errno::EEXIST,
             ErrorKind::NotEmpty => errno::ENOTEMPTY,
             ErrorKind::NoSpace => errno::ENOSPC,
+            ErrorKind::Quota => errno::EDQUOT,
+            // As a FUSE mount whose process has ended.
+            ErrorKind::Unavailable => errno::ENOTCONN,
+            ErrorKind::TimedOut => errno::ETIMEDOUT,
+            ErrorKind::Interrupted => errno::EINTR,
+            ErrorKind::Busy => errno::EBUSY,
+            // Not EAGAIN: programs repeat a single call after it, not a transaction.
+            ErrorKind::Conflict => errno::ECANCELED,
             // As in NFS: the handle was valid, but the file behind it has changed.
             ErrorKind::Stale => errno::ESTALE,
             ErrorKind::Damaged => errno::EIO,
@@ -107,10 +133,15 @@ impl ErrorKind {
             errno::EROFS => ErrorKind::ReadOnly,
             errno::EEXIST => ErrorKind::Exists,
             errno::ENOTEMPTY => ErrorKind::NotEmpty,
-            // EDQUOT stays `Os`: a user's own limit is raised by an administrator, unlike a full
-            // disk.
             errno::ENOSPC => ErrorKind::NoSpace,
+            errno::EDQUOT => ErrorKind::Quota,
             errno::ENAMETOOLONG => ErrorKind::NameTooLong,
+            errno::EINVAL => ErrorKind::InvalidInput,
+            errno::ENOTCONN => ErrorKind::Unavailable,
+            errno::ETIMEDOUT => ErrorKind::TimedOut,
+            errno::EINTR => ErrorKind::Interrupted,
+            errno::EBUSY => ErrorKind::Busy,
+            errno::ECANCELED => ErrorKind::Conflict,
             errno::ESTALE => ErrorKind::Stale,
             other => ErrorKind::Os(other),
         }
@@ -153,7 +184,6 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}: ", self.operation, crate::printable(&self.subject))?;
         let what = match self.kind {
-            ErrorKind::InvalidInput => "invalid input".to_owned(),
             ErrorKind::Stale => "changed since it was indexed".to_owned(),
             ErrorKind::Damaged => "damaged".to_owned(),
             ErrorKind::Unsupported => "not supported".to_owned(),

@@ -1,21 +1,39 @@
 //! The contract for an open file: reads and writes at offsets.
 
+use crate::attributes::Attributes;
 use crate::error::Result;
 
-/// An open file. Any number of threads may read at the same time.
-pub trait File: Send + Sync {
+/// Bytes that can be read at any offset: an open file, or a part of one. Any number of threads may
+/// read at the same time.
+pub trait ReadAt: Send + Sync {
     /// Reads into `into` from `offset` (bytes) and returns the number of bytes read. It is less
     /// than the length of `into` only if the file ends there, and 0 at and beyond the end of the
     /// file.
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize>;
 }
 
+/// An open file of a tree.
+pub trait File: ReadAt {
+    /// Returns the attributes of the file, as fstat(2) does: also after it was renamed or removed.
+    fn attributes(&self) -> Result<Attributes>;
+
+    /// Reads several ranges, each from its own offset, and returns the number of bytes read for
+    /// each (see [`ReadAt::read_at`]).
+    fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
+        pieces.iter_mut().map(|(offset, into)| self.read_at(into, *offset)).collect()
+    }
+}
+
 /// An open file that may be written to. docs/semantics.md states when written data becomes visible
 /// to other processes and nodes.
-///
-/// Dropping the file closes it. A drop cannot report errors, so callers must call
-/// [`publish`](Self::publish) first.
 pub trait WritableFile: File {
+    /// Closes the file: publishes what was written through it, and ends what was kept for it. Later
+    /// calls of this method have no effect; reads and writes return `Os(EBADF)`.
+    ///
+    /// A file that is dropped without it is closed as well, but errors are lost, so a frontend
+    /// calls it.
+    fn close(&self) -> Result<()>;
+
     /// Writes all of `from` at `offset` (bytes). After an error, any part of it may have been
     /// written. Errors: `InvalidInput` if the file would end beyond 2^63 - 1.
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()>;
@@ -32,16 +50,8 @@ pub trait WritableFile: File {
 
     /// Removes the set-user-ID bit, and the set-group-ID bit if the group may execute the file. A
     /// write or truncation by a process without `CAP_FSETID` has this effect. An implementation
-    /// whose files never have these bits needs no action.
-    fn drop_set_id(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Reads several ranges, each from its own offset, and returns the number of bytes read for
-    /// each (see [`File::read_at`]).
-    fn read_pieces(&self, pieces: &mut [(u64, &mut [u8])]) -> Result<Vec<usize>> {
-        pieces.iter_mut().map(|(offset, into)| self.read_at(into, *offset)).collect()
-    }
+    /// whose files never have these bits has nothing to do.
+    fn drop_set_id(&self) -> Result<()>;
 
     /// Writes several ranges in order, each at its own offset. Where two overlap, the later one
     /// remains.

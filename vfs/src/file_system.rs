@@ -2,23 +2,29 @@
 //! read-only implementation does not have the operations of [`Writable`], so it does not have to
 //! refuse them.
 
-use std::any::Any;
-
-use crate::arguments::{Caller, Change, New, Open, Rename, Space};
+use crate::arguments::{Change, NewEntry, OpenMode, Rename, Space};
 use crate::attributes::{Attributes, Kind, NodeId};
 use crate::capability::Capabilities;
-use crate::error::{Error, ErrorKind, Result};
+use crate::context::Context;
+use crate::error::{ErrorKind, Result};
 use crate::file::{File, WritableFile};
+use crate::node_ref::NodeRef;
+use crate::walk::resolve;
 
 /// A position in the listing of one directory. `Cursor::START` is before the first entry; the
 /// cursor of a `DirEntry` continues after that entry. Cursors of an immutable file system never
 /// expire.
+///
+/// The value is at most [`Cursor::MAX`], so that a frontend can add the entries `.` and `..` in a
+/// positive `off_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cursor(pub u64);
 
 impl Cursor {
     /// Before the first entry.
     pub const START: Cursor = Cursor(0);
+    /// The largest cursor: 2^63 - 3.
+    pub const MAX: Cursor = Cursor(i64::MAX as u64 - 2);
 }
 
 /// One entry of a listing, borrowed for one call of the visitor. A listing has no `.` and `..`; the
@@ -29,12 +35,24 @@ pub struct DirEntry<'a> {
     pub name: &'a [u8],
     /// The cursor that continues after this entry.
     pub next: Cursor,
-    /// In a writable tree only `node` and `kind` are valid. Reading the other attributes may cost
-    /// one request per entry; use `lookup` for them.
-    pub attributes: Attributes,
+    /// The number of the entry's node. A listing makes no reference to it.
+    pub node: NodeId,
+    /// The kind of the entry.
+    pub kind: Kind,
+    /// All attributes. A writable tree may leave them out, because reading them would cost a request
+    /// for each entry; `lookup` returns them.
+    pub attributes: Option<Attributes>,
 }
 
 /// A readable tree of files. Every method may be called from any number of threads.
+///
+/// **References to nodes.** `lookup`, `create`, `make_dir` and `make_symlink` return a [`NodeRef`],
+/// which is one reference to the node. A node with references keeps its number and its data, even if
+/// it is renamed or removed. In an immutable tree every number is valid for ever.
+///
+/// **Paths.** The whole-path operations have a default, which looks each component up. An
+/// implementation that can answer for a whole path with one request replaces it. The rules of
+/// [`resolve`] hold for both.
 pub trait FileSystem: Send + Sync {
     /// Returns the capabilities, which never change while mounted.
     fn capabilities(&self) -> Capabilities;
@@ -45,10 +63,10 @@ pub trait FileSystem: Send + Sync {
     /// Returns the attributes of the entry `name` of the directory `dir`, or `Ok(None)` if there is
     /// no such entry. Errors: not a directory, permission denied (the content of the directory is
     /// not known), name too long.
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>>;
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>>;
 
     /// Returns the attributes of a node. Errors: `Stale` or `NotFound` if it no longer exists.
-    fn attributes(&self, node: NodeId) -> Result<Attributes>;
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes>;
 
     /// Returns the directory that contains `node`. For a hard-linked file it is one of several; the
     /// root is its own parent.
@@ -60,19 +78,44 @@ pub trait FileSystem: Send + Sync {
 
     /// Visits the entries of `dir` after `after`, in an order that never changes, until `visit`
     /// returns `false` or the directory ends.
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()>;
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()>;
 
     /// Returns the target of a symbolic link, unchanged.
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>>;
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>>;
 
     /// Returns the value of an extended attribute, or `Ok(None)` if it is not set.
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>>;
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>>;
 
     /// Returns the names of all extended attributes, in an order that never changes.
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>>;
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>>;
 
     /// Opens a regular file for reading.
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>>;
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>>;
+
+    /// Returns references to a node that were taken with [`NodeRef::into_attributes`]. An
+    /// implementation whose numbers are permanent has nothing to do.
+    fn forget(&self, node: NodeId, references: u64);
+
+    /// Returns the attributes of the entry at `path`, or `Ok(None)` if there is none. Errors: as
+    /// [`resolve`], except `NotFound`.
+    fn attributes_of_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Option<Attributes>> {
+        match resolve(self, context, path) {
+            Ok(found) => Ok(Some(*found)),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens the regular file at `path` for reading. Errors: as [`resolve`] and `open`.
+    fn open_path(&self, context: &Context<'_>, path: &[u8]) -> Result<Box<dyn File>> {
+        self.open(context, resolve(self, context, path)?.node())
+    }
 
     /// Returns the same tree with the operations that change it, or `None` if it is read-only.
     fn writable(&self) -> Option<&dyn Writable> {
@@ -84,82 +127,70 @@ pub trait FileSystem: Send + Sync {
 ///
 /// Access is checked by the frontend (or by its kernel). The methods return only the errors of the
 /// file system below.
-///
-/// **References to nodes.** Each `Attributes` that `lookup`, `create`, `make_dir` or `make_symlink`
-/// returns is one reference to the node, and [`forget`](Self::forget) returns references. A node
-/// with references keeps its number and its data, even if it is renamed or removed. A listing
-/// creates no references.
 pub trait Writable: FileSystem {
-    /// Creates an empty regular file and opens it. The attributes are one reference. Errors:
-    /// `Exists`.
+    /// Creates an empty regular file and opens it. Errors: `Exists`.
     fn create(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)>;
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)>;
 
     /// Creates a directory. Errors: `Exists`.
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes>;
+    fn make_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8], new: NewEntry)
+    -> Result<NodeRef<'_>>;
 
     /// Creates a symbolic link. Errors: `Exists`.
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes>;
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>>;
 
     /// Removes an entry that is not a directory. Errors: `NotFound`, `IsADirectory`.
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()>;
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()>;
 
     /// Removes an empty directory. Errors: `NotFound`, `NotADirectory`, `NotEmpty`.
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()>;
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()>;
 
     /// Renames an entry. Errors: `NotFound`; `Exists` as described in [`Rename`]; `NotEmpty`;
     /// `IsADirectory` or `NotADirectory` if only one of the two entries is a directory;
     /// `InvalidInput` if a directory would be moved below itself.
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()>;
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        mode: Rename,
+    ) -> Result<()>;
 
     /// Changes attributes and returns the new ones. Errors: `InvalidInput` if a size is set and the
     /// node is not a regular file.
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes>;
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes>;
 
-    /// Opens a regular file as described by `how`.
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>>;
+    /// Opens a regular file as described by `mode`.
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>>;
 
-    /// Makes the names created, removed and renamed in a directory survive a power failure. An
-    /// implementation whose names always survive needs no action.
-    fn sync_dir(&self, _dir: NodeId) -> Result<()> {
-        Ok(())
+    /// Opens the regular file at `path` as described by `mode`. Errors: as [`resolve`] and `open_as`.
+    fn open_path_as(
+        &self,
+        context: &Context<'_>,
+        path: &[u8],
+        mode: OpenMode,
+    ) -> Result<Box<dyn WritableFile>> {
+        self.open_as(context, resolve(self, context, path)?.node(), mode)
     }
 
-    /// Performs all further calls of this thread with the permissions of `caller`, until the result
-    /// is dropped; files that are opened keep these permissions. For a process that serves several
-    /// users. An implementation without permissions of its own, such as one that keeps its files in
-    /// memory, needs no action.
-    fn act_for(&self, _caller: Caller) -> Result<Box<dyn Any>> {
-        Ok(Box::new(()))
-    }
-
-    /// Returns `references` references to a node.
-    fn forget(&self, node: NodeId, references: u64);
+    /// Makes the names created, removed and renamed in a directory survive a power failure.
+    fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()>;
 
     /// Returns the space for new files.
     fn space(&self) -> Result<Space>;
-}
-
-/// Resolves `path` from the root without following symbolic links. Components are separated by `/`;
-/// empty components and `.` are skipped, and `..` is the parent directory.
-pub fn resolve(fs: &dyn FileSystem, path: &[u8]) -> Result<Attributes> {
-    let mut at = fs.attributes(fs.root())?;
-    for component in path.split(|b| *b == b'/') {
-        at = match component {
-            b"" | b"." => at,
-            b".." => fs.attributes(fs.parent(at.node)?)?,
-            name => {
-                if at.kind != Kind::Dir {
-                    return Err(Error::new(ErrorKind::NotADirectory, "resolve", path));
-                }
-                fs.lookup(at.node, name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "resolve", path))?
-            }
-        };
-    }
-    Ok(at)
 }

@@ -5,13 +5,14 @@
 //! offsets:
 //!
 //! ```
-//! use quell_vfs::{FileSystem, Result};
+//! use quell_vfs::{Context, FileSystem, Result};
 //!
 //! fn first_bytes(fs: &dyn FileSystem, name: &[u8]) -> Result<Option<Vec<u8>>> {
-//!     let Some(attributes) = fs.lookup(fs.root(), name)? else {
+//!     let context = Context::OWN; // this process's permissions, no deadline
+//!     let Some(found) = fs.lookup(&context, fs.root(), name)? else {
 //!         return Ok(None); // a negative answer is an answer, not an error
 //!     };
-//!     let file = fs.open(attributes.node)?;
+//!     let file = fs.open(&context, found.node())?;
 //!     let mut buffer = vec![0; 16];
 //!     let n = file.read_at(&mut buffer, 0)?;
 //!     buffer.truncate(n);
@@ -28,17 +29,23 @@
 mod arguments;
 mod attributes;
 mod capability;
+mod context;
 mod error;
 mod file;
 mod file_system;
 mod name;
+mod node_ref;
 mod printable;
+mod walk;
 
-pub use arguments::{Caller, Change, New, Open, Rename, Space};
+pub use arguments::{Change, NewEntry, OpenMode, Rename, Space};
 pub use attributes::{Attributes, Kind, NodeId, Time};
 pub use capability::Capabilities;
+pub use context::{Caller, Context};
 pub use error::{Error, ErrorKind, Result, errno};
-pub use file::{File, WritableFile};
-pub use file_system::{Cursor, DirEntry, FileSystem, Writable, resolve};
+pub use file::{File, ReadAt, WritableFile};
+pub use file_system::{Cursor, DirEntry, FileSystem, Writable};
 pub use name::{NAME_BYTES_MAX, check_name};
+pub use node_ref::NodeRef;
 pub use printable::{is_unprintable, printable};
+pub use walk::{ParentAndName, resolve, resolve_parent};

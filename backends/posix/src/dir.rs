@@ -5,7 +5,7 @@ use std::any::Any;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use quell_vfs::{Change, File, Kind, Rename, Result, Space, Time};
+use quell_vfs::{Change, Kind, ReadAt, Rename, Result, Space, Time};
 
 /// The metadata of one name, without following symbolic links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub trait Dir: Send + Sync {
 }
 
 /// An open file.
-pub trait OpenFile: File {
+pub trait OpenFile: ReadAt {
     /// Returns the current metadata.
     fn stat(&self) -> Result<Stat>;
 

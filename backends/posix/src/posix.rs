@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use quell_threads::lock;
-use quell_vfs::{Error, File, Kind, Result, Time};
+use quell_vfs::{Error, Kind, ReadAt, Result, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Statx, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
@@ -256,7 +256,7 @@ struct PosixFile {
     may_change: bool,
 }
 
-impl File for PosixFile {
+impl ReadAt for PosixFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let _span = file_span("read", offset, into.len());
         let mut done = 0;

@@ -13,7 +13,7 @@ use quell_boot::{
 use quell_index::{OnChange, Rules};
 use quell_mount_spec::{Trusted, TrustedUse};
 use quell_supervisor::{check_trust, processors, waiting_for_recording};
-use quell_vfs::{Attributes, FileSystem, resolve};
+use quell_vfs::{Attributes, Context, FileSystem, resolve};
 use serde_json::json;
 
 use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs, BootVerifyArgs};
@@ -120,8 +120,8 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let mut differences = 0u64;
     for number in 0..image.files() {
         let name = shown_bytes(image.file(number).name);
-        let found = resolve(&*covered.fs, image.file(number).name);
-        match found.and_then(|now| same(&image, &contents, number, &*covered.fs, now)) {
+        let found = resolve(&*covered.fs, &Context::OWN, image.file(number).name);
+        match found.and_then(|now| same(&image, &contents, number, &*covered.fs, *now)) {
             Ok(true) => {}
             Ok(false) => {
                 differences += 1;
@@ -191,7 +191,7 @@ fn same(
     if now.size_bytes != file.size_bytes || now.modified != file.modified {
         return Ok(false);
     }
-    let open = fs.open(now.node)?;
+    let open = fs.open(&Context::OWN, now.node)?;
     let mut there = [0; BLOCK_BYTES];
     for run in image.runs_of(&file) {
         for block in run.first_block..run.first_block + run.blocks {

@@ -12,7 +12,7 @@ use quell_boot::{BootImage, Contents, Kind, ZEROS, parse_disk_name};
 use quell_mount_spec::{ChainFile, DiskFormat, Output, Ownership, QCOW2, Trusted, TrustedUse, disk_chain};
 use quell_qcow2::{BLOCK_BYTES, Block, Layer, Source, expand, hot_blocks};
 use quell_supervisor::check_trust;
-use quell_vfs::File;
+use quell_vfs::ReadAt;
 
 use crate::arguments::BootQcow2Args;
 use crate::boot_images::load_whole_from;
@@ -90,7 +90,7 @@ fn misfit(image: &BootImage, chain: &[ChainFile]) -> Option<String> {
 /// A file of the backing chain, as input for the qcow2 table reader.
 struct Tables<'a>(&'a ChainFile);
 
-impl File for Tables<'_> {
+impl ReadAt for Tables<'_> {
     fn read_at(&self, into: &mut [u8], offset: u64) -> quell_vfs::Result<usize> {
         self.0.file.read_at(into, offset)
     }

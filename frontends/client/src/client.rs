@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Change, Cursor, Error, ErrorKind, Kind, New, NodeId, Open, Rename, Result, Writable,
-    WritableFile, errno,
+    Attributes, Change, Context, Cursor, Error, ErrorKind, Kind, NewEntry, NodeRef, OpenMode, ParentAndName,
+    Rename, Result, Writable, WritableFile, errno, resolve, resolve_parent,
 };
 
 use crate::file::ClientFile;
 use crate::open_options::{Create, OpenOptions};
 use crate::owned::Owned;
-use crate::walk::{NodeGuard, ParentAndName, parent_and_name, resolve};
 
 /// How often an open with `Create::IfMissing` starts again, because another process removed the
 /// file after `create` found it and before `lookup` did. The result is then `EAGAIN`. No other
@@ -52,8 +51,13 @@ impl<F: Writable> Client<F> {
         self.fs.get()
     }
 
-    fn new_entry(&self, permissions: u32) -> New {
-        New {
+    /// Returns the context of all operations: this process's permissions and its number.
+    fn context(&self) -> Context<'static> {
+        Context::for_process(self.fs.process())
+    }
+
+    fn new_entry(&self, permissions: u32) -> NewEntry {
+        NewEntry {
             permissions: permissions & 0o7777 & !self.umask,
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -69,35 +73,28 @@ impl<F: Writable> Client<F> {
             return refused(ErrorKind::InvalidInput);
         }
         let fs = self.fs()?;
-        let Some(ParentAndName { parent, name }) = parent_and_name(fs, path)? else {
+        let context = self.context();
+        let Some(ParentAndName { parent, name }) = resolve_parent(fs, &context, path)? else {
             return refused(ErrorKind::IsADirectory);
         };
-        let open = Open {
-            read: options.read,
-            write: options.write,
-            truncate: options.truncate,
-            process: self.fs.process(),
-        };
+        let mode = OpenMode { read: options.read, write: options.write, truncate: options.truncate };
         for _ in 0..OPEN_RACES_MAX {
             if options.create != Create::New
-                && let Some(attributes) = fs.lookup(parent.node(), &name)?
+                && let Some(found) = fs.lookup(&context, parent.node(), name)?
             {
-                let found = NodeGuard::new(fs, attributes);
-                match attributes.kind {
+                match found.kind {
                     Kind::File => {}
                     Kind::Symlink => return refused(ErrorKind::Os(errno::ELOOP)),
                     _ => return refused(ErrorKind::IsADirectory),
                 }
-                let file = fs.open_as(found.node(), open)?;
-                return Ok(self.opened(found.into_attributes().node, file, options));
+                let file = fs.open_as(&context, found.node(), mode)?;
+                return Ok(self.opened(found, file, options));
             }
             if options.create == Create::Never {
                 return refused(ErrorKind::NotFound);
             }
-            match fs.create(parent.node(), &name, self.new_entry(options.permissions), open) {
-                Ok((attributes, file)) => {
-                    return Ok(self.opened(attributes.node, file, options));
-                }
+            match fs.create(&context, parent.node(), name, self.new_entry(options.permissions), mode) {
+                Ok((created, file)) => return Ok(self.opened(created, file, options)),
                 // Another process has created it meanwhile.
                 Err(error) if error.kind == ErrorKind::Exists && options.create == Create::IfMissing => {}
                 Err(error) => return Err(error),
@@ -106,39 +103,44 @@ impl<F: Writable> Client<F> {
         refused(ErrorKind::Os(errno::EAGAIN))
     }
 
-    fn opened(&self, node: NodeId, file: Box<dyn WritableFile>, options: OpenOptions) -> ClientFile<F> {
-        ClientFile::new(Arc::clone(&self.fs), node, file, options)
+    /// Returns the open file, which takes over the reference to its node.
+    fn opened(&self, found: NodeRef<'_>, file: Box<dyn WritableFile>, options: OpenOptions) -> ClientFile<F> {
+        ClientFile::new(Arc::clone(&self.fs), found.into_attributes().node, file, options)
     }
 
     /// Returns the attributes of the entry at `path`.
     pub fn stat(&self, path: &[u8]) -> Result<Attributes> {
-        Ok(resolve(self.fs()?, path)?.attributes)
+        let found = self.fs()?.attributes_of_path(&self.context(), path)?;
+        found.ok_or_else(|| Error::new(ErrorKind::NotFound, "stat", path))
     }
 
     /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
     /// with zeros.
     pub fn truncate(&self, path: &[u8], size_bytes: u64) -> Result<()> {
         let fs = self.fs()?;
-        let node = resolve(fs, path)?;
-        fs.change(node.node(), &Change { size_bytes: Some(size_bytes), ..Change::default() }).map(drop)
+        let context = self.context();
+        let found = resolve(fs, &context, path)?;
+        let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
+        fs.change(&context, found.node(), &change).map(drop)
     }
 
     /// Creates a directory. Errors: `Exists`.
     pub fn make_dir(&self, path: &[u8], permissions: u32) -> Result<()> {
         let fs = self.fs()?;
-        let Some(ParentAndName { parent, name }) = parent_and_name(fs, path)? else {
+        let context = self.context();
+        let Some(ParentAndName { parent, name }) = resolve_parent(fs, &context, path)? else {
             return Err(Error::new(ErrorKind::Exists, "make directory", path));
         };
-        NodeGuard::new(fs, fs.make_dir(parent.node(), &name, self.new_entry(permissions))?);
-        Ok(())
+        fs.make_dir(&context, parent.node(), name, self.new_entry(permissions)).map(drop)
     }
 
     /// Removes a file or symbolic link. Open files keep their data until they are closed. Errors:
     /// `IsADirectory`.
     pub fn remove(&self, path: &[u8]) -> Result<()> {
         let fs = self.fs()?;
-        match parent_and_name(fs, path)? {
-            Some(ParentAndName { parent, name }) => fs.remove(parent.node(), &name),
+        let context = self.context();
+        match resolve_parent(fs, &context, path)? {
+            Some(ParentAndName { parent, name }) => fs.remove(&context, parent.node(), name),
             None => Err(Error::new(ErrorKind::IsADirectory, "remove", path)),
         }
     }
@@ -146,8 +148,9 @@ impl<F: Writable> Client<F> {
     /// Removes an empty directory. Errors: `NotEmpty`, `NotADirectory`.
     pub fn remove_dir(&self, path: &[u8]) -> Result<()> {
         let fs = self.fs()?;
-        match parent_and_name(fs, path)? {
-            Some(ParentAndName { parent, name }) => fs.remove_dir(parent.node(), &name),
+        let context = self.context();
+        match resolve_parent(fs, &context, path)? {
+            Some(ParentAndName { parent, name }) => fs.remove_dir(&context, parent.node(), name),
             None => Err(Error::new(ErrorKind::InvalidInput, "remove directory", path)),
         }
     }
@@ -155,9 +158,11 @@ impl<F: Writable> Client<F> {
     /// Renames `from` to `to`, and replaces an existing entry of that name.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<()> {
         let fs = self.fs()?;
-        match (parent_and_name(fs, from)?, parent_and_name(fs, to)?) {
+        let context = self.context();
+        match (resolve_parent(fs, &context, from)?, resolve_parent(fs, &context, to)?) {
             (Some(old), Some(new)) => {
-                fs.rename(old.parent.node(), &old.name, new.parent.node(), &new.name, Rename::Replace)
+                let (from_dir, to_dir) = (old.parent.node(), new.parent.node());
+                fs.rename(&context, from_dir, old.name, to_dir, new.name, Rename::Replace)
             }
             _ => Err(Error::new(ErrorKind::InvalidInput, "rename", from)),
         }
@@ -166,10 +171,11 @@ impl<F: Writable> Client<F> {
     /// Returns the entries of a directory, without `.` and `..`, in no particular order.
     pub fn list(&self, path: &[u8]) -> Result<Vec<Entry>> {
         let fs = self.fs()?;
-        let dir = resolve(fs, path)?;
+        let context = self.context();
+        let dir = resolve(fs, &context, path)?;
         let mut entries = Vec::new();
-        fs.list(dir.node(), Cursor::START, &mut |entry| {
-            entries.push(Entry { name: entry.name.to_vec(), kind: entry.attributes.kind });
+        fs.list(&context, dir.node(), Cursor::START, &mut |entry| {
+            entries.push(Entry { name: entry.name.to_vec(), kind: entry.kind });
             true
         })?;
         Ok(entries)

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use quell_vfs::{Attributes, Change, Error, ErrorKind, NodeId, Result, Writable, WritableFile, errno};
+use quell_vfs::{
+    Attributes, Change, Context, Error, ErrorKind, NodeId, Result, Writable, WritableFile, errno,
+};
 
 use crate::open_options::OpenOptions;
 use crate::owned::Owned;
@@ -88,7 +90,7 @@ impl<F: Writable> ClientFile<F> {
 
     /// Returns the attributes of the file.
     pub fn stat(&self) -> Result<Attributes> {
-        self.fs.get()?.attributes(self.node)
+        self.file.get()?.attributes()
     }
 
     /// Sets the size of the file. Data beyond it is removed; a file that becomes longer is filled
@@ -96,13 +98,17 @@ impl<F: Writable> ClientFile<F> {
     pub fn truncate(&self, size_bytes: u64) -> Result<()> {
         self.writer()?;
         let change = Change { size_bytes: Some(size_bytes), ..Change::default() };
-        self.fs.get()?.change(self.node, &change).map(drop)
+        self.fs.get()?.change(&Context::OWN, self.node, &change).map(drop)
     }
 
-    /// Publishes the file and closes it. In a process that did not open the file, nothing is
+    /// Publishes the file and closes it. The errors of earlier writes and syncs that were not
+    /// repaired since are returned, also for a file that was opened for reading alone. In a process that did not open the file, nothing is
     /// written and no error occurs.
     pub fn close(self) -> Result<()> {
-        if self.writes && self.file.is_ours() { self.publish() } else { Ok(()) }
+        match self.file.get() {
+            Ok(file) => file.close(),
+            Err(_) => Ok(()),
+        }
     }
 }
 

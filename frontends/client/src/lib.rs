@@ -38,7 +38,6 @@ mod file;
 mod log_store;
 mod open_options;
 mod owned;
-mod walk;
 
 pub use client::{Client, Entry};
 pub use file::ClientFile;

@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use quell_log::{Choices, Flattened, LogFs};
-use quell_vfs::Result;
+use quell_vfs::{Context, Result, resolve};
 
 use crate::client::Client;
 use crate::file::ClientFile;
-use crate::walk::resolve;
 
 /// Stores opened as one directory tree.
 pub type Store = Client<LogFs>;
@@ -31,6 +30,6 @@ impl Client<LogFs> {
     /// file with many writers much faster. Data written afterwards is found through its own index.
     pub fn flatten(&self, path: &[u8]) -> Result<Flattened> {
         let fs = self.fs()?;
-        fs.flatten(resolve(fs, path)?.node())
+        fs.flatten(resolve(fs, &Context::OWN, path)?.node())
     }
 }

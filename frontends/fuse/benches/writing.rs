@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use quell_fuse::{Options, Snapshot};
 use quell_vfs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, FileSystem, Kind, New, NodeId,
-    Open, Rename, Result, Space, Time, Writable, WritableFile,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, FileSystem, Kind,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Time, Writable, WritableFile,
 };
 
 const ROOT: NodeId = NodeId(0);
@@ -75,11 +75,14 @@ impl FileSystem for Discard {
         ROOT
     }
 
-    fn lookup(&self, _: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        if name == NAME.as_bytes() { self.attributes(FILE).map(Some) } else { Ok(None) }
+    fn lookup(&self, context: &Context<'_>, _: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        if name != NAME.as_bytes() {
+            return Ok(None);
+        }
+        Ok(Some(NodeRef::permanent(self.attributes(context, FILE)?)))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         Ok(attributes_of(node, if node == FILE { self.size.load(Relaxed) } else { 0 }))
     }
 
@@ -91,25 +94,33 @@ impl FileSystem for Discard {
         refused()
     }
 
-    fn list(&self, _: NodeId, _: Cursor, _: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        _: NodeId,
+        _: Cursor,
+        _: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         Ok(())
     }
 
-    fn read_link(&self, _: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, _: NodeId) -> Result<Vec<u8>> {
         refused()
     }
 
-    fn xattr(&self, _: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, _: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn xattr_names(&self, _: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, _: NodeId) -> Result<Vec<Vec<u8>>> {
         Ok(Vec::new())
     }
 
-    fn open(&self, _: NodeId) -> Result<Box<dyn quell_vfs::File>> {
+    fn open(&self, _: &Context<'_>, _: NodeId) -> Result<Box<dyn quell_vfs::File>> {
         Ok(self.opened())
     }
+
+    fn forget(&self, _: NodeId, _: u64) {}
 
     fn writable(&self) -> Option<&dyn Writable> {
         Some(self)
@@ -117,45 +128,61 @@ impl FileSystem for Discard {
 }
 
 impl Writable for Discard {
-    fn create(&self, _: NodeId, _: &[u8], _: New, _: Open) -> Result<(Attributes, Box<dyn WritableFile>)> {
+    fn create(
+        &self,
+        _: &Context<'_>,
+        _: NodeId,
+        _: &[u8],
+        _: NewEntry,
+        _: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
         refused()
     }
 
-    fn make_dir(&self, _: NodeId, _: &[u8], _: New) -> Result<Attributes> {
+    fn make_dir(&self, _: &Context<'_>, _: NodeId, _: &[u8], _: NewEntry) -> Result<NodeRef<'_>> {
         refused()
     }
 
-    fn make_symlink(&self, _: NodeId, _: &[u8], _: &[u8], _: New) -> Result<Attributes> {
+    fn make_symlink(
+        &self,
+        _: &Context<'_>,
+        _: NodeId,
+        _: &[u8],
+        _: &[u8],
+        _: NewEntry,
+    ) -> Result<NodeRef<'_>> {
         refused()
     }
 
-    fn remove(&self, _: NodeId, _: &[u8]) -> Result<()> {
+    fn remove(&self, _: &Context<'_>, _: NodeId, _: &[u8]) -> Result<()> {
         refused()
     }
 
-    fn remove_dir(&self, _: NodeId, _: &[u8]) -> Result<()> {
+    fn remove_dir(&self, _: &Context<'_>, _: NodeId, _: &[u8]) -> Result<()> {
         refused()
     }
 
-    fn rename(&self, _: NodeId, _: &[u8], _: NodeId, _: &[u8], _: Rename) -> Result<()> {
+    fn rename(&self, _: &Context<'_>, _: NodeId, _: &[u8], _: NodeId, _: &[u8], _: Rename) -> Result<()> {
         refused()
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         if let Some(size) = change.size_bytes {
             self.size.store(size, Relaxed);
         }
-        self.attributes(node)
+        self.attributes(context, node)
     }
 
-    fn open_as(&self, _: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        if how.truncate {
+    fn open_as(&self, _: &Context<'_>, _: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        if mode.truncate {
             self.size.store(0, Relaxed);
         }
         Ok(self.opened())
     }
 
-    fn forget(&self, _: NodeId, _: u64) {}
+    fn sync_dir(&self, _: &Context<'_>, _: NodeId) -> Result<()> {
+        Ok(())
+    }
 
     fn space(&self) -> Result<Space> {
         Ok(Space::default())
@@ -163,6 +190,12 @@ impl Writable for Discard {
 }
 
 impl quell_vfs::File for Nothing {
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(attributes_of(FILE, self.size.load(Relaxed)))
+    }
+}
+
+impl ReadAt for Nothing {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let left = self.size.load(Relaxed).saturating_sub(offset);
         let n = into.len().min(left as usize);
@@ -172,6 +205,14 @@ impl quell_vfs::File for Nothing {
 }
 
 impl WritableFile for Nothing {
+    fn close(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         self.size.fetch_max(offset + from.len() as u64, Relaxed);
         Ok(())

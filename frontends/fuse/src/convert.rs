@@ -4,7 +4,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{OpenAccMode, OpenFlags, RenameFlags, Request, TimeOrNow, WriteFlags};
-use quell_vfs::{New, Open, Rename, Time};
+use quell_vfs::{NewEntry, OpenMode, Rename, Time};
 use rustix::fs::OFlags;
 
 use crate::callers::process_of;
@@ -13,18 +13,22 @@ use crate::callers::process_of;
 pub(crate) const PERMISSIONS: u32 = 0o7777;
 
 /// Returns the attributes of a new entry. The kernel has already applied the caller's umask.
-pub(crate) fn new_entry(request: &Request, mode: u32) -> New {
-    New { permissions: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
+pub(crate) fn new_entry(request: &Request, mode: u32) -> NewEntry {
+    NewEntry { permissions: mode & PERMISSIONS, uid: request.uid(), gid: request.gid() }
 }
 
-pub(crate) fn open_options(request: &Request, flags: OpenFlags) -> Open {
+pub(crate) fn open_mode(flags: OpenFlags) -> OpenMode {
     let truncate = has(flags, OFlags::TRUNC);
     let access = flags.acc_mode();
     // Linux also truncates a file that is opened for reading, if the caller may write to it.
     let write = access != OpenAccMode::O_RDONLY || truncate;
-    // Only writers are kept apart by process, so an open for reading saves the lookup.
-    let process = if write { process_of(request.pid()) } else { 0 };
-    Open { read: access != OpenAccMode::O_WRONLY, write, truncate, process }
+    OpenMode { read: access != OpenAccMode::O_WRONLY, write, truncate }
+}
+
+/// Returns the process of a request that opens a file. Only writers are kept apart by process, so an
+/// open for reading saves the search.
+pub(crate) fn process_for(request: &Request, mode: OpenMode) -> u32 {
+    if mode.write { process_of(request.pid()) } else { 0 }
 }
 
 /// Returns whether an open that creates a file must fail if it exists.

@@ -1,7 +1,6 @@
 //! The parts that all requests share: the served file system, the open files, the counters, and the
 //! translation of results and errors for the kernel.
 
-use std::any::Any;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
@@ -10,16 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use fuser::{Errno, FileHandle, FopenFlags, INodeNo, ReplyXattr, Request};
+use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyEntry, ReplyXattr, Request};
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, Error, ErrorKind, File, FileSystem, NodeId, Result, Writable,
-    WritableFile,
+    Caller, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, NodeId, NodeRef,
+    Result, Writable, WritableFile,
 };
 
 use crate::callers::caller_of;
 use crate::counters::{Counters, add, count};
 use crate::handles::{Handles, OpenFile, RecentFiles};
-use crate::nodes::node;
+use crate::nodes::{file_attr, node};
 use crate::options::Options;
 use crate::session_state::{RequestGuard, SessionState};
 
@@ -33,6 +32,10 @@ const RECENT_FILES_MAX: NonZeroUsize = NonZeroUsize::new(512).expect("not zero")
 /// The kernel rejects a reply with an error number from here on, and its program would wait
 /// forever.
 const ERRNO_END: i32 = 512;
+
+/// An inode number is not reused for another node while the kernel knows it, so one generation is
+/// enough.
+pub(crate) const GENERATION: Generation = Generation(0);
 
 pub(crate) type WritableHandles = Handles<dyn WritableFile>;
 
@@ -117,15 +120,10 @@ impl Frontend {
         operation: &'static str,
         inode: INodeNo,
         request: &Request,
-    ) -> Result<(RequestGuard<'_>, Option<Box<dyn Any>>), Errno> {
-        let worker = self.enter(operation, inode);
-        let acting = match self.fs.writable() {
-            Some(tree) if self.is_root && request.uid() != 0 => {
-                Some(tree.act_for(caller_of(request)).map_err(|error| self.refuse(&error))?)
-            }
-            _ => None,
-        };
-        Ok((worker, acting))
+    ) -> CallersRequest<'_> {
+        let guard = self.enter(operation, inode);
+        let serves_another = self.is_root && request.uid() != 0 && self.fs.writable().is_some();
+        CallersRequest { _guard: guard, caller: serves_another.then(|| caller_of(request)) }
     }
 
     pub(crate) fn refuse(&self, error: &Error) -> Errno {
@@ -152,36 +150,45 @@ impl Frontend {
         self.fs.writable().ok_or_else(|| Error::new(ErrorKind::ReadOnly, "change", ""))
     }
 
-    pub(crate) fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<Attributes>> {
+    pub(crate) fn entry(&self, dir: INodeNo, name: &OsStr) -> Result<Option<NodeRef<'_>>> {
         count(&self.counters.lookups);
-        let found = self.fs.lookup(node(dir), name.as_bytes())?;
+        let found = self.fs.lookup(&Context::OWN, node(dir), name.as_bytes())?;
         if found.is_none() {
             count(&self.counters.negative_lookups);
         }
         Ok(found)
     }
 
-    /// Passes the entries after `offset` to `push` until it returns that its buffer is full. Offset
-    /// 1 is after `.` and offset 2 after `..`; the offset of a cursor of the contract is its value
-    /// plus 2.
+    /// Replies with an entry. The kernel takes over the reference and returns it with FORGET.
+    pub(crate) fn reply_entry(&self, found: NodeRef<'_>, reply: ReplyEntry) {
+        reply.entry(&self.cache_ttl, &file_attr(&found.into_attributes()), GENERATION);
+    }
+
+    /// Passes the entries after `offset`, `.` and `..` included, to `push` until it returns that its
+    /// buffer is full. `offset_of` converts the cursors of these entries.
     pub(crate) fn list(
         &self,
         dir: NodeId,
         offset: u64,
-        mut push: impl FnMut(&[u8], u64, &Attributes) -> bool,
+        mut push: impl FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
+        let mut push_dir = |name: &[u8], next, node| {
+            let attributes = self.fs.attributes(&Context::OWN, node)?;
+            let (node, kind) = (attributes.node, attributes.kind);
+            Ok(push(DirEntry { name, next, node, kind, attributes: Some(attributes) }))
+        };
         if offset == 0 {
             count(&self.counters.listings);
-            if push(b".", 1, &self.fs.attributes(dir)?) {
+            if push_dir(b".", AFTER_DOT, dir)? {
                 return Ok(());
             }
         }
-        if offset <= 1 && push(b"..", 2, &self.fs.attributes(self.fs.parent(dir)?)?) {
+        if offset <= 1 && push_dir(b"..", Cursor::START, self.fs.parent(dir)?)? {
             return Ok(());
         }
         let mut listed = 0;
-        let end = self.fs.list(dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
-            let full = push(entry.name, offset_of(entry.next), &entry.attributes);
+        let end = self.fs.list(&Context::OWN, dir, Cursor(offset.saturating_sub(2)), &mut |entry| {
+            let full = push(entry);
             listed += usize::from(!full);
             !full
         });
@@ -211,7 +218,7 @@ impl Frontend {
 
     pub(crate) fn file(&self, node: NodeId, handle: FileHandle) -> Result<OpenFile, Errno> {
         if self.no_open {
-            let open = || self.opened(self.fs.open(node));
+            let open = || self.opened(self.fs.open(&Context::OWN, node));
             return self.recent.get(node, open).map_err(|error| self.refuse(&error));
         }
         let file = match self.fs.writable() {
@@ -242,9 +249,30 @@ fn errno(error: &Error) -> Errno {
     }
 }
 
-fn offset_of(cursor: Cursor) -> u64 {
-    assert!(cursor.0 <= i64::MAX as u64 - 2, "a cursor must fit the positive half of off_t: {cursor:?}");
+/// Stands for the position after `.`, which no cursor of the contract has.
+const AFTER_DOT: Cursor = Cursor(u64::MAX);
+
+/// Returns the offset of a cursor in a directory stream: 1 is after `.`, 2 is after `..`, and a cursor
+/// of the contract is its value plus 2.
+pub(crate) fn offset_of(cursor: Cursor) -> u64 {
+    if cursor == AFTER_DOT {
+        return 1;
+    }
+    assert!(cursor <= Cursor::MAX, "a cursor must fit the positive half of off_t: {cursor:?}");
     cursor.0 + 2
+}
+
+/// A request that is done with the permissions of its caller.
+pub(crate) struct CallersRequest<'a> {
+    _guard: RequestGuard<'a>,
+    /// `None`: the permissions of this process.
+    caller: Option<Caller>,
+}
+
+impl CallersRequest<'_> {
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context { caller: self.caller.as_ref(), ..Context::OWN }
+    }
 }
 
 /// Returns ESTALE for ENOENT, and other numbers unchanged. If another mount has removed a file that

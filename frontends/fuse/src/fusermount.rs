@@ -93,7 +93,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 fn refused(output: &Output, operation: &'static str, path: &Path) -> Error {
     let said = String::from_utf8_lossy(&output.stderr);
     let said = said.trim();
-    let kind = if said.contains("busy") { ErrorKind::Os(EBUSY) } else { ErrorKind::PermissionDenied };
+    let kind = if said.contains("busy") { ErrorKind::Busy } else { ErrorKind::PermissionDenied };
     let reason = if said.contains("user_allow_other") {
         "an ordinary user may let others in (allow_other) only where an administrator has put the line \
          user_allow_other into /etc/fuse.conf"
@@ -104,6 +104,3 @@ fn refused(output: &Output, operation: &'static str, path: &Path) -> Error {
     let subject: &OsStr = path.as_os_str();
     Error { source: Some(reason.into()), ..Error::new(kind, operation, subject.as_bytes()) }
 }
-
-/// The error number of Linux for "device or resource busy".
-const EBUSY: i32 = 16;

@@ -114,11 +114,19 @@ impl fmt::Debug for RecentFiles {
 
 #[cfg(test)]
 mod tests {
+    use quell_vfs::{Attributes, Error, ErrorKind, ReadAt};
+
     use super::*;
 
     struct Empty;
 
     impl File for Empty {
+        fn attributes(&self) -> Result<Attributes> {
+            Err(Error::new(ErrorKind::Unsupported, "read attributes", "a file of the test"))
+        }
+    }
+
+    impl ReadAt for Empty {
         fn read_at(&self, _: &mut [u8], _: u64) -> Result<usize> {
             Ok(0)
         }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use quell_vfs::{Error, FileSystem, Result};
+use quell_vfs::{Context, Error, FileSystem, Result};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
 use rustix::mount::{
@@ -89,7 +89,7 @@ fn start_detached(
         .open("/dev/fuse")
         .map_err(|cause| Error::from_io(cause, "open", "/dev/fuse"))?
         .into();
-    let root_mode = fs.attributes(fs.root())?.mode();
+    let root_mode = fs.attributes(&Context::OWN, fs.root())?.mode();
     let mount = configure(context, &device, root_mode, Access::for_file_system(&*fs), options)
         .map_err(|errno| failed(errno, "mount", options.source.as_bytes()))?;
     let number = number_of(&mount);

@@ -10,24 +10,20 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags, KernelConfig,
+    LockOwner, OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use quell_vfs::{Change, Kind, NAME_BYTES_MAX, Open};
+use quell_vfs::{Change, Context, Kind, NAME_BYTES_MAX, OpenMode};
 
 use crate::convert::{
-    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_options, rename_rule, syncs, time,
+    PERMISSIONS, appends, drops_set_id, excludes, new_entry, open_mode, process_for, rename_rule, syncs, time,
 };
 use crate::counters::{add, count};
-use crate::frontend::{Frontend, publish_all, stale_if_removed};
+use crate::frontend::{Frontend, GENERATION, offset_of, publish_all, stale_if_removed};
 use crate::nodes::{file_attr, file_type, ino, no_entry, node};
 use crate::options::REQUEST_BYTES_MAX;
-
-/// An inode number is not reused for another node while the kernel knows it, so one generation is
-/// enough.
-const GENERATION: Generation = Generation(0);
 
 /// The number of read-aheads in flight from which the kernel makes readers wait.
 const READ_AHEADS_MAX: u16 = 64;
@@ -88,7 +84,7 @@ impl Filesystem for Frontend {
     fn lookup(&self, _: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let _worker = self.enter("lookup", dir);
         match self.entry(dir, name) {
-            Ok(Some(attributes)) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
+            Ok(Some(found)) => self.reply_entry(found, reply),
             Ok(None) if self.capabilities.immutable => reply.entry(&self.cache_ttl, &no_entry(), GENERATION),
             Ok(None) => reply.error(Errno::ENOENT),
             Err(error) => reply.error(self.refuse(&error)),
@@ -106,7 +102,7 @@ impl Filesystem for Frontend {
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         let _worker = self.enter("getattr", ino);
         count(&self.counters.attributes);
-        match self.fs.attributes(node(ino)) {
+        match self.fs.attributes(&Context::OWN, node(ino)) {
             Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
             Err(error) => reply.error(self.refuse_known(&error)),
         }
@@ -115,7 +111,7 @@ impl Filesystem for Frontend {
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
         let _worker = self.enter("readlink", ino);
         count(&self.counters.links_read);
-        match self.fs.read_link(node(ino)) {
+        match self.fs.read_link(&Context::OWN, node(ino)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(self.refuse(&error)),
         }
@@ -139,16 +135,13 @@ impl Filesystem for Frontend {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let (_worker, _acting) = match self.enter_for("setattr", ino, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("setattr", ino, request);
         let permissions = mode.map(|mode| mode & PERMISSIONS);
         let change = Change { permissions, uid, gid, size_bytes, modified: modified.map(time) };
         let changed = if change == Change::default() {
-            self.fs.attributes(node(ino)) // only the access time is set; it is not kept
+            self.fs.attributes(&entered.context(), node(ino)) // only the access time is set; it is not kept
         } else {
-            self.tree().and_then(|tree| tree.change(node(ino), &change))
+            self.tree().and_then(|tree| tree.change(&entered.context(), node(ino), &change))
         };
         match self.counted(&self.counters.changes, changed) {
             Ok(attributes) => reply.attr(&self.cache_ttl, &file_attr(&attributes)),
@@ -166,43 +159,41 @@ impl Filesystem for Frontend {
         _: u32,
         reply: ReplyEntry,
     ) {
-        let (_worker, _acting) = match self.enter_for("mknod", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("mknod", dir, request);
         if !matches!(Kind::from_mode(mode), Some(Kind::File)) {
             return reply.error(Errno::EPERM); // the contract has no fifos, sockets and devices
         }
         let new = new_entry(request, mode);
-        let created = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, Open::READ));
+        let (context, name) = (entered.context(), name.as_bytes());
+        let created = self.tree().and_then(|tree| {
+            let (found, file) = tree.create(&context, node(dir), name, new, OpenMode::READ)?;
+            file.close()?;
+            Ok(found)
+        });
         match self.counted(&self.counters.made, created) {
-            Ok((attributes, _closed)) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
+            Ok(found) => self.reply_entry(found, reply),
             Err(number) => reply.error(number),
         }
     }
 
     fn mkdir(&self, request: &Request, dir: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let (_worker, _acting) = match self.enter_for("mkdir", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("mkdir", dir, request);
         let new = new_entry(request, mode);
-        let created = self.tree().and_then(|tree| tree.make_dir(node(dir), name.as_bytes(), new));
+        let context = entered.context();
+        let created = self.tree().and_then(|tree| tree.make_dir(&context, node(dir), name.as_bytes(), new));
         match self.counted(&self.counters.made, created) {
-            Ok(attributes) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
+            Ok(found) => self.reply_entry(found, reply),
             Err(number) => reply.error(number),
         }
     }
 
     fn symlink(&self, request: &Request, dir: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (_worker, _acting) = match self.enter_for("symlink", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("symlink", dir, request);
         let (new, target) = (new_entry(request, 0o777), target.as_os_str().as_bytes());
-        let created = self.tree().and_then(|tree| tree.make_symlink(node(dir), name.as_bytes(), target, new));
+        let (context, name) = (entered.context(), name.as_bytes());
+        let created = self.tree().and_then(|tree| tree.make_symlink(&context, node(dir), name, target, new));
         match self.counted(&self.counters.made, created) {
-            Ok(attributes) => reply.entry(&self.cache_ttl, &file_attr(&attributes), GENERATION),
+            Ok(found) => self.reply_entry(found, reply),
             Err(number) => reply.error(number),
         }
     }
@@ -214,20 +205,16 @@ impl Filesystem for Frontend {
     }
 
     fn unlink(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (_worker, _acting) = match self.enter_for("unlink", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
-        let removed = self.tree().and_then(|tree| tree.remove(node(dir), name.as_bytes()));
+        let entered = self.enter_for("unlink", dir, request);
+        let removed =
+            self.tree().and_then(|tree| tree.remove(&entered.context(), node(dir), name.as_bytes()));
         send(self.counted(&self.counters.removed, removed), reply);
     }
 
     fn rmdir(&self, request: &Request, dir: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (_worker, _acting) = match self.enter_for("rmdir", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
-        let removed = self.tree().and_then(|tree| tree.remove_dir(node(dir), name.as_bytes()));
+        let entered = self.enter_for("rmdir", dir, request);
+        let removed =
+            self.tree().and_then(|tree| tree.remove_dir(&entered.context(), node(dir), name.as_bytes()));
         send(self.counted(&self.counters.removed, removed), reply);
     }
 
@@ -241,14 +228,11 @@ impl Filesystem for Frontend {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let (_worker, _acting) = match self.enter_for("rename", from_dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("rename", from_dir, request);
         let Some(rule) = rename_rule(flags) else { return reply.error(Errno::EINVAL) };
         let (from_dir, to_dir) = (node(from_dir), node(to_dir));
-        let renamed =
-            self.tree().and_then(|tree| tree.rename(from_dir, from.as_bytes(), to_dir, to.as_bytes(), rule));
+        let (context, from, to) = (entered.context(), from.as_bytes(), to.as_bytes());
+        let renamed = self.tree().and_then(|tree| tree.rename(&context, from_dir, from, to_dir, to, rule));
         send(self.counted(&self.counters.renamed, renamed), reply);
     }
 
@@ -262,18 +246,18 @@ impl Filesystem for Frontend {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (_worker, _acting) = match self.enter_for("create", dir, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
-        let (new, options) = (new_entry(request, mode), open_options(request, OpenFlags(flags)));
-        let created = self.tree().and_then(|tree| tree.create(node(dir), name.as_bytes(), new, options));
+        let entered = self.enter_for("create", dir, request);
+        let (new, open_mode) = (new_entry(request, mode), open_mode(OpenFlags(flags)));
+        let context = Context { process: process_for(request, open_mode), ..entered.context() };
+        let name = name.as_bytes();
+        let created = self.tree().and_then(|tree| tree.create(&context, node(dir), name, new, open_mode));
         match self.counted(&self.counters.made, created) {
-            Ok((attributes, file)) => {
+            Ok((found, file)) => {
                 count(&self.counters.opens);
                 let (handle, open_flags) =
-                    (self.writable_files.insert(file.into()), self.open_flags(options.write));
-                reply.created(&self.cache_ttl, &file_attr(&attributes), GENERATION, handle, open_flags);
+                    (self.writable_files.insert(file.into()), self.open_flags(open_mode.write));
+                let attr = file_attr(&found.into_attributes());
+                reply.created(&self.cache_ttl, &attr, GENERATION, handle, open_flags);
             }
             // Another node created the file after the kernel's lookup, and the kernel has not
             // checked access to it. ESTALE makes the kernel repeat the lookup and the check.
@@ -286,23 +270,21 @@ impl Filesystem for Frontend {
     }
 
     fn open(&self, request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (_worker, _acting) = match self.enter_for("open", ino, request) {
-            Ok(entered) => entered,
-            Err(number) => return reply.error(number),
-        };
+        let entered = self.enter_for("open", ino, request);
         if let Some(tree) = self.fs.writable() {
-            let options = open_options(request, flags);
-            let opened = tree.open_as(node(ino), options).and_then(|file| {
+            let mode = open_mode(flags);
+            let context = Context { process: process_for(request, mode), ..entered.context() };
+            let opened = tree.open_as(&context, node(ino), mode).and_then(|file| {
                 // For an open that truncates, the kernel does not report whether the caller has
                 // CAP_FSETID. Root is assumed to have it.
-                if options.truncate && request.uid() != 0 {
+                if mode.truncate && request.uid() != 0 {
                     file.drop_set_id()?;
                 }
                 Ok(file)
             });
             return match self.opened(opened) {
                 Ok(file) => {
-                    reply.opened(self.writable_files.insert(file.into()), self.open_flags(options.write))
+                    reply.opened(self.writable_files.insert(file.into()), self.open_flags(mode.write))
                 }
                 Err(error) => reply.error(self.refuse_known(&error)),
             };
@@ -313,7 +295,7 @@ impl Filesystem for Frontend {
         if self.no_open {
             return reply.error(Errno::ENOSYS); // the kernel then opens files by itself
         }
-        match self.opened(self.fs.open(node(ino))) {
+        match self.opened(self.fs.open(&entered.context(), node(ino))) {
             Ok(file) => reply.opened(self.handles.insert(file.into()), self.open_flags(false)),
             Err(error) => reply.error(self.refuse(&error)),
         }
@@ -405,7 +387,7 @@ impl Filesystem for Frontend {
     fn fsyncdir(&self, _: &Request, dir: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let _worker = self.enter("fsyncdir", dir);
         let Some(tree) = self.fs.writable() else { return reply.error(Errno::ENOSYS) };
-        send(self.counted(&self.counters.synced, tree.sync_dir(node(dir))), reply);
+        send(self.counted(&self.counters.synced, tree.sync_dir(&Context::OWN, node(dir))), reply);
     }
 
     /// Guarantees only that the file is long enough; space cannot be reserved. The file is extended
@@ -427,7 +409,7 @@ impl Filesystem for Frontend {
         }
         let Some(end) = offset.checked_add(length) else { return reply.error(Errno::EFBIG) };
         let Some(file) = self.writable_files.get(handle) else { return reply.error(Errno::EBADF) };
-        let changed = self.fs.attributes(node(ino)).and_then(|now| match end.checked_sub(1) {
+        let changed = file.attributes().and_then(|now| match end.checked_sub(1) {
             Some(last) if now.size_bytes < end => file.write_at(&[0], last),
             _ => Ok(()),
         });
@@ -447,12 +429,13 @@ impl Filesystem for Frontend {
         let _worker = self.enter("release", ino);
         if self.fs.writable().is_none() {
             drop(self.handles.remove(handle));
-        } else if let Some(file) = self.writable_files.remove(handle)
-            && flags.acc_mode() != OpenAccMode::O_RDONLY
-        {
+        } else if let Some(file) = self.writable_files.remove(handle) {
             // Data written through a mapping after the last close(2) has not been published yet. An
             // error can no longer be returned to a program.
-            let _ = self.counted(&self.counters.published, file.publish());
+            let closed = file.close();
+            if flags.acc_mode() != OpenAccMode::O_RDONLY || closed.is_err() {
+                let _ = self.counted(&self.counters.published, closed);
+            }
         }
         reply.ok();
     }
@@ -468,8 +451,9 @@ impl Filesystem for Frontend {
 
     fn readdir(&self, _: &Request, dir: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let _worker = self.enter("readdir", dir);
-        let listed = self.list(node(dir), offset, |name, next, attributes| {
-            reply.add(ino(attributes.node), next, file_type(attributes.kind), OsStr::from_bytes(name))
+        let listed = self.list(node(dir), offset, |entry| {
+            let name = OsStr::from_bytes(entry.name);
+            reply.add(ino(entry.node), offset_of(entry.next), file_type(entry.kind), name)
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -486,9 +470,11 @@ impl Filesystem for Frontend {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _worker = self.enter("readdirplus", dir);
-        let listed = self.list(node(dir), offset, |name, next, attributes| {
-            let attr = file_attr(attributes);
-            reply.add(attr.ino, next, OsStr::from_bytes(name), &self.cache_ttl, &attr, GENERATION)
+        let listed = self.list(node(dir), offset, |entry| {
+            // The kernel sends this request only for a tree that is not writable.
+            let attr = file_attr(&entry.attributes.expect("a read-only tree lists all attributes"));
+            let (name, next) = (OsStr::from_bytes(entry.name), offset_of(entry.next));
+            reply.add(attr.ino, next, name, &self.cache_ttl, &attr, GENERATION)
         });
         match listed {
             Ok(()) => reply.ok(),
@@ -502,7 +488,7 @@ impl Filesystem for Frontend {
         if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS); // the kernel then returns EOPNOTSUPP by itself
         }
-        match self.fs.xattr(node(ino), name.as_bytes()) {
+        match self.fs.xattr(&Context::OWN, node(ino), name.as_bytes()) {
             Ok(Some(value)) => self.reply_bytes(&value, capacity, reply),
             Ok(None) => reply.error(Errno::ENODATA),
             Err(error) => reply.error(self.refuse(&error)),
@@ -515,7 +501,7 @@ impl Filesystem for Frontend {
         if !self.capabilities.xattrs {
             return reply.error(Errno::ENOSYS);
         }
-        match self.fs.xattr_names(node(ino)) {
+        match self.fs.xattr_names(&Context::OWN, node(ino)) {
             Ok(names) => {
                 let mut list = Vec::with_capacity(names.iter().map(|name| name.len() + 1).sum());
                 for name in names {

@@ -126,7 +126,7 @@ impl Session {
     }
 
     /// Unmounts the mount that [`mount_at`](crate::mount_at) made; returns `Ok` if it is no longer there.
-    /// Errors: `Os(EBUSY)` while a program has a file open or its working directory in the mount;
+    /// Errors: `Busy` while a program has a file open or its working directory in the mount;
     /// `Unsupported` for a detached mount, whose location is not known here.
     pub fn unmount(&self) -> Result<()> {
         self.location.unmount(false)

@@ -10,7 +10,7 @@ use quell_fuse::{Options, Session};
 use quell_testkit::WritableModel;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{Change, FileSystem, NodeId, Writable};
+use quell_vfs::{Change, Context, FileSystem, NodeId, Writable};
 use through::Through;
 
 /// A mount, unmounted and removed when dropped.
@@ -30,7 +30,7 @@ fn mounts(count: usize) -> Mounts {
     let model = WritableModel::new();
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let mine = Change { uid: Some(uid), gid: Some(gid), ..Change::default() };
-    model.change(NodeId(0), &mine).unwrap();
+    model.change(&Context::OWN, NodeId(0), &mine).unwrap();
     let keep: Vec<Mounted> = (0..count).map(|_| mount(&model).unwrap()).collect();
     let mounts = keep.iter().map(|mounted| Arc::new(Through::new(mounted.dir.path())) as Arc<dyn FileSystem>);
     Mounts { mounts: mounts.collect(), keep: Some(Box::new(keep)) }

@@ -9,7 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use quell_vfs::{Attributes, Cursor, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Time, errno};
+use quell_vfs::{
+    Attributes, Context, Cursor, Error, ErrorKind, FileSystem, Kind, NodeId, Result, Time, errno,
+};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
 
@@ -157,8 +159,8 @@ impl Metadata {
         let xattrs = fs.capabilities().xattrs;
         let fill = Fill { fs, layer: self.layer.as_fd(), squash: None, xattrs, whole };
         for node in whole {
-            let (a, path) = (fs.attributes(*node)?, fs.path(*node)?);
-            if xattrs && !fs.xattr_names(*node)?.is_empty() {
+            let (a, path) = (fs.attributes(&Context::OWN, *node)?, fs.path(*node)?);
+            if xattrs && !fs.xattr_names(&Context::OWN, *node)?.is_empty() {
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(&self.layer, os(&path), flags, Mode::empty())
                     .map_err(|e| failed(e, "open", &path))?;
@@ -223,7 +225,11 @@ impl Fill<'_> {
     /// Creates all directories, parents first. They are still empty and have the current time.
     fn make_directories(&self) -> Result<Vec<Directory>> {
         let root = self.fs.root();
-        let mut all = vec![Directory { node: root, attributes: self.fs.attributes(root)?, path: Vec::new() }];
+        let mut all = vec![Directory {
+            node: root,
+            attributes: self.fs.attributes(&Context::OWN, root)?,
+            path: Vec::new(),
+        }];
         let mut next = 0;
         while next < all.len() {
             let (node, path) = (all[next].node, all[next].path.clone());
@@ -254,8 +260,9 @@ impl Fill<'_> {
     /// Lists a directory. One whose content is not known stays empty and inaccessible: see
     /// `finish_directory`.
     fn list(&self, node: NodeId, path: &[u8], visit: &mut dyn FnMut(&[u8], Attributes)) -> Result<()> {
-        let listed = self.fs.list(node, Cursor::START, &mut |entry| {
-            visit(entry.name, entry.attributes);
+        let listed = self.fs.list(&Context::OWN, node, Cursor::START, &mut |entry| {
+            let attributes = entry.attributes.expect("a read-only tree lists all attributes");
+            visit(entry.name, attributes);
             true
         });
         match listed {
@@ -292,7 +299,7 @@ impl Fill<'_> {
         match a.kind {
             Kind::File => self.make_file(at, name, a, path),
             Kind::Symlink => {
-                let target = self.fs.read_link(a.node)?;
+                let target = self.fs.read_link(&Context::OWN, a.node)?;
                 rustix::fs::symlinkat(os(&target), at, os(name)).map_err(|e| failed(e, "make link", path))?;
                 self.own(at, name, a, path)?;
                 self.set_times(at, name, a, path)
@@ -380,8 +387,8 @@ impl Fill<'_> {
         path: &[u8],
         set: impl Fn(&[u8], &[u8]) -> rustix::io::Result<()>,
     ) -> Result<()> {
-        for name in self.fs.xattr_names(node)? {
-            let Some(value) = self.fs.xattr(node, &name)? else { continue };
+        for name in self.fs.xattr_names(&Context::OWN, node)? {
+            let Some(value) = self.fs.xattr(&Context::OWN, node, &name)? else { continue };
             set(&escaped(&name), &value).map_err(|e| match e {
                 // An access control list or a capability refers to an id that this namespace does
                 // not map, or the kernel has no such attributes on a tmpfs.
@@ -417,7 +424,7 @@ impl Fill<'_> {
                 }
                 None => {
                     let at = open_dir(self.layer, directory)?;
-                    let attributes = self.fs.attributes(name.node)?;
+                    let attributes = self.fs.attributes(&Context::OWN, name.node)?;
                     self.make(at.as_fd(), last, &attributes, &name.path)?;
                     let missing = name.nlink.saturating_sub(counts[&name.node]).min(OUTSIDE_LINKS_MAX);
                     for i in 0..missing {
@@ -436,7 +443,7 @@ impl Fill<'_> {
     fn finish_directory(&self, directory: &Directory) -> Result<()> {
         let (a, path) = (&directory.attributes, directory.path.as_slice());
         let name: &[u8] = if path.is_empty() { b"." } else { path };
-        let known = self.fs.list(directory.node, Cursor::START, &mut |_| false).is_ok();
+        let known = self.fs.list(&Context::OWN, directory.node, Cursor::START, &mut |_| false).is_ok();
         // A directory with unknown content is inaccessible, even to its owner, but never shown
         // empty.
         let mode = if known { self.mode(a) } else { self.mode(a) & !0o555 };
@@ -446,7 +453,7 @@ impl Fill<'_> {
     /// Sets the mode after the attributes, because an access control list would restore permissions
     /// that the mode removes, and the times last.
     fn finish(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, mode: u32, path: &[u8]) -> Result<()> {
-        if self.xattrs && !self.fs.xattr_names(a.node)?.is_empty() {
+        if self.xattrs && !self.fs.xattr_names(&Context::OWN, a.node)?.is_empty() {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let opened = rustix::fs::openat(at, os(name), flags, Mode::empty())
                 .map_err(|e| failed(e, "open", path))?;
@@ -463,7 +470,7 @@ impl Fill<'_> {
     /// With an upper directory, the root of the view has the attributes of the upper directory.
     /// They must not give access to users whom the original denies it.
     fn finish_upper(&self, at: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
-        let root = self.fs.attributes(self.fs.root())?;
+        let root = self.fs.attributes(&Context::OWN, self.fs.root())?;
         self.finish(at, name, &root, self.mode(&root), b"the upper directory")
     }
 }

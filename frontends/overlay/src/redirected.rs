@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
-    errno,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId,
+    NodeRef, Result, errno,
 };
 
 pub(crate) const METACOPY: &[u8] = b"user.overlay.metacopy";
@@ -60,12 +60,12 @@ impl FileSystem for Redirected {
         self.inner.root()
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        self.inner.lookup(dir, name)
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        self.inner.lookup(context, dir, name)
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.inner.attributes(node)
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(context, node)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -76,17 +76,23 @@ impl FileSystem for Redirected {
         self.inner.path(node)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.inner.list(dir, after, visit)
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.inner.list(context, dir, after, visit)
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        self.inner.read_link(node)
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(context, node)
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         if self.redirects && (name == METACOPY || name == REDIRECT) {
-            if self.inner.attributes(node)?.kind != Kind::File {
+            if self.inner.attributes(context, node)?.kind != Kind::File {
                 return Ok(None);
             }
             return Ok(Some(match name {
@@ -96,24 +102,28 @@ impl FileSystem for Redirected {
         }
         match name.strip_prefix(OVERLAY_PREFIX) {
             Some(rest) => match rest.strip_prefix(b"overlay.") {
-                Some(own) => self.inner.xattr(node, &[OVERLAY_PREFIX, own].concat()),
+                Some(own) => self.inner.xattr(context, node, &[OVERLAY_PREFIX, own].concat()),
                 None => Ok(None),
             },
-            None => self.inner.xattr(node, name),
+            None => self.inner.xattr(context, node, name),
         }
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        Ok(self.inner.xattr_names(node)?.iter().map(|name| escaped(name)).collect())
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        Ok(self.inner.xattr_names(context, node)?.iter().map(|name| escaped(name)).collect())
     }
 
     /// Opens a file. Before it copies a file up, overlayfs asks for inode flags (`lsattr`), for
     /// which FUSE opens the file. overlayfs treats ENOTTY as "no flags"; any other error makes the
     /// copy fail.
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         if !self.redirects {
-            return self.inner.open(node);
+            return self.inner.open(context, node);
         }
         Err(Error::new(ErrorKind::Os(errno::ENOTTY), "open in the metadata layer", self.inner.path(node)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        self.inner.forget(node, references);
     }
 }

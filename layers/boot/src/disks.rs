@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
-    Time,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId,
+    NodeRef, ReadAt, Result, Time,
 };
 
 use crate::disk_name::{DISK_FILES_MAX, parse_disk_name};
@@ -26,7 +26,7 @@ pub struct DiskFile {
     /// Attributes; the node number is assigned here.
     pub attributes: Attributes,
     /// The open file.
-    pub source: Arc<dyn File>,
+    pub source: Arc<dyn ReadAt>,
 }
 
 impl fmt::Debug for DiskFile {
@@ -77,7 +77,7 @@ pub struct Disks {
     /// All nodes except the root, which is node 0.
     nodes: Vec<Node>,
     root: Attributes,
-    sources: Vec<Arc<dyn File>>,
+    sources: Vec<Arc<dyn ReadAt>>,
     hot: Option<LoadedImage>,
     /// Whether each file has changed while it was served. No more of its blocks are then served
     /// from memory.
@@ -249,6 +249,12 @@ struct DiskHandle {
 }
 
 impl File for DiskHandle {
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(self.disks.nodes[self.position].attributes)
+    }
+}
+
+impl ReadAt for DiskHandle {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.disks.read(self.position, into, offset)
     }
@@ -260,31 +266,32 @@ pub struct DisksFs(pub Arc<Disks>);
 
 impl FileSystem for DisksFs {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { immutable: true, xattrs: false, acls: false }
+        Capabilities { immutable: true, ..Capabilities::default() }
     }
 
     fn root(&self) -> NodeId {
         ROOT
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        if self.attributes(dir)?.kind != Kind::Dir {
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        if self.attributes(context, dir)?.kind != Kind::Dir {
             return Err(Error::new(ErrorKind::NotADirectory, "look up", name));
         }
-        match name {
-            b"." => self.attributes(dir).map(Some),
-            b".." => self.attributes(self.parent(dir)?).map(Some),
+        let found = match name {
+            b"." => Some(self.attributes(context, dir)?),
+            b".." => Some(self.attributes(context, self.parent(dir)?)?),
             name if name.len() > quell_vfs::NAME_BYTES_MAX => {
-                Err(Error::new(ErrorKind::NameTooLong, "look up", name))
+                return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
             }
             name => {
                 let mut nodes = self.0.nodes.iter();
-                Ok(nodes.find(|node| node.parent == dir && node.name == name).map(|node| node.attributes))
+                nodes.find(|node| node.parent == dir && node.name == name).map(|node| node.attributes)
             }
-        }
+        };
+        Ok(found.map(NodeRef::permanent))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         if node == ROOT { Ok(self.0.root) } else { Ok(self.0.node(node)?.attributes) }
     }
 
@@ -303,13 +310,21 @@ impl FileSystem for DisksFs {
         Ok(path)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        if self.attributes(dir)?.kind != Kind::Dir {
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        if self.attributes(context, dir)?.kind != Kind::Dir {
             return Err(Error::new(ErrorKind::NotADirectory, "list", b""));
         }
         for node in self.0.nodes.iter().filter(|node| node.parent == dir) {
             let next = Cursor(node.attributes.node.0);
-            let entry = DirEntry { name: &node.name, next, attributes: node.attributes };
+            let attributes = node.attributes;
+            let Attributes { node: number, kind, .. } = attributes;
+            let entry = DirEntry { name: &node.name, next, node: number, kind, attributes: Some(attributes) };
             if next > after && !visit(entry) {
                 break;
             }
@@ -317,19 +332,19 @@ impl FileSystem for DisksFs {
         Ok(())
     }
 
-    fn read_link(&self, _: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, _: NodeId) -> Result<Vec<u8>> {
         Err(Error::new(ErrorKind::InvalidInput, "read link", b""))
     }
 
-    fn xattr(&self, _: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, _: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn xattr_names(&self, _: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, _: NodeId) -> Result<Vec<Vec<u8>>> {
         Ok(Vec::new())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         match node.0.checked_sub(1).map(|position| position as usize) {
             Some(position) if position < self.0.sources.len() => {
                 Ok(Box::new(DiskHandle { disks: self.0.clone(), position }))
@@ -340,6 +355,9 @@ impl FileSystem for DisksFs {
             _ => Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
         }
     }
+
+    /// Node numbers are permanent.
+    fn forget(&self, _: NodeId, _: u64) {}
 }
 
 #[cfg(test)]
@@ -350,7 +368,7 @@ mod tests {
 
     struct Bytes(Vec<u8>);
 
-    impl File for Bytes {
+    impl ReadAt for Bytes {
         fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
             let rest = self.0.get(offset as usize..).unwrap_or_default();
             let length = rest.len().min(into.len());
@@ -384,7 +402,7 @@ mod tests {
         let recorder = Recorder::new();
         let fs = RecorderFs::new(Arc::new(DisksFs(disks.clone())), recorder.clone());
         for (node, length, offset) in reads {
-            fs.open(NodeId(*node)).unwrap().read_at(&mut vec![0; *length], *offset).unwrap();
+            fs.open(&Context::OWN, NodeId(*node)).unwrap().read_at(&mut vec![0; *length], *offset).unwrap();
         }
         let subject = Subject::Disk(vec![b"/srv/top.qcow2".to_vec(), b"/srv/sub/base.raw".to_vec()]);
         BootImage::parse(recorder.pack(&DisksFs(disks), &subject, &Choice::ALL, 1).unwrap().0).unwrap()
@@ -393,11 +411,11 @@ mod tests {
     #[test]
     fn files_are_at_the_paths_of_their_names() {
         let fs = DisksFs(disks(1));
-        let found = quell_vfs::resolve(&fs, b"sub/base.raw").unwrap();
+        let found = quell_vfs::resolve(&fs, &Context::OWN, b"sub/base.raw").unwrap();
         assert_eq!((found.node, found.size_bytes), (NodeId(2), 20 * 4096));
         assert_eq!(fs.path(NodeId(2)).unwrap(), b"sub/base.raw");
         let mut names = Vec::new();
-        fs.list(ROOT, Cursor::START, &mut |entry| {
+        fs.list(&Context::OWN, ROOT, Cursor::START, &mut |entry| {
             names.push(entry.name.to_vec());
             true
         })
@@ -418,7 +436,7 @@ mod tests {
         // A reader that is too early waits.
         let early = std::thread::spawn({
             let fs = fs.clone();
-            move || fs.open(NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()
+            move || fs.open(&Context::OWN, NodeId(1)).unwrap().read_at(&mut [0; 10], 5000).unwrap()
         });
         contents
             .load(&image, 2, &|offset, into| {
@@ -428,14 +446,17 @@ mod tests {
             .unwrap();
         assert_eq!(early.join().unwrap(), 10);
         let mut into = vec![0; 5 * 4096];
-        assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into[..2 * 4096], 6000).unwrap(), 2 * 4096);
+        assert_eq!(
+            fs.open(&Context::OWN, NodeId(2)).unwrap().read_at(&mut into[..2 * 4096], 6000).unwrap(),
+            2 * 4096
+        );
         assert_eq!(into[..2 * 4096], noise(20)[6000..6000 + 2 * 4096]);
         assert_eq!(disks.served().from_source, 0);
-        assert_eq!(fs.open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap(), 5 * 4096);
+        assert_eq!(fs.open(&Context::OWN, NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap(), 5 * 4096);
         assert_eq!(into, noise(20)[4096..6 * 4096]);
         assert_eq!(disks.served().from_source, 2);
         disks.mark_changed(1);
-        fs.open(NodeId(2)).unwrap().read_at(&mut into[..4096], 4096).unwrap();
+        fs.open(&Context::OWN, NodeId(2)).unwrap().read_at(&mut into[..4096], 4096).unwrap();
         assert_eq!(disks.served().from_source, 3);
     }
 
@@ -451,7 +472,7 @@ mod tests {
             });
             assert!(loaded.is_err());
             let mut into = vec![0; 3 * 4096];
-            DisksFs(disks.clone()).open(NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap();
+            DisksFs(disks.clone()).open(&Context::OWN, NodeId(2)).unwrap().read_at(&mut into, 4096).unwrap();
             assert_eq!(into, noise(20)[4096..4 * 4096]);
             assert_eq!(disks.served(), Served { from_memory: 0, from_source: 3 });
         }
@@ -475,7 +496,7 @@ mod tests {
         let mut short = file(b"disk", noise(2), 1);
         short.attributes.size_bytes = 4 * 4096;
         let fs = DisksFs(Arc::new(Disks::new(vec![short], 0, 0).unwrap()));
-        let open = fs.open(NodeId(1)).unwrap();
+        let open = fs.open(&Context::OWN, NodeId(1)).unwrap();
         assert_eq!(open.read_at(&mut [0; 4096], 4096).unwrap(), 4096);
         assert_eq!(open.read_at(&mut [0; 8192], 4096).unwrap_err().kind, ErrorKind::Stale);
         assert_eq!(open.read_at(&mut [0; 4096], 4 * 4096).unwrap(), 0);

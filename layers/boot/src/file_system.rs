@@ -4,7 +4,10 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, Kind, NodeId, Result};
+use quell_vfs::{
+    Attributes, Capabilities, Context, Cursor, DirEntry, File, FileSystem, Kind, NodeId, NodeRef, ReadAt,
+    Result,
+};
 
 use crate::hot::Hot;
 use crate::open_override::{OpenOverride, Opener};
@@ -13,9 +16,14 @@ use crate::open_override::{OpenOverride, Opener};
 pub type BootFs = OpenOverride<Arc<Hot>>;
 
 impl Opener for Arc<Hot> {
-    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(
+        &self,
+        context: &Context<'_>,
+        inner: &Arc<dyn FileSystem>,
+        node: NodeId,
+    ) -> Result<Box<dyn File>> {
         if !self.has(node) {
-            return inner.open(node);
+            return inner.open(context, node);
         }
         let inner = inner.clone();
         Ok(Box::new(HotFile { hot: self.clone(), node, inner, source: OnceLock::new() }))
@@ -33,14 +41,21 @@ struct HotFile {
 impl HotFile {
     fn source(&self) -> Result<&dyn File> {
         if self.source.get().is_none() {
-            // Two readers may both open the file; one of the two is closed again.
-            let _ = self.source.set(self.inner.open(self.node)?);
+            // Two readers may both open the file; one of the two is closed again. The trees below
+            // are opened with the permissions of this process: a kernel has checked access.
+            let _ = self.source.set(self.inner.open(&Context::OWN, self.node)?);
         }
         Ok(&**self.source.get().expect("just set"))
     }
 }
 
 impl File for HotFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.inner.attributes(&Context::OWN, self.node)
+    }
+}
+
+impl ReadAt for HotFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let file = self.hot.file(self.node).expect("it was opened as hot");
         let done = self.hot.read(&file, into, offset);
@@ -69,8 +84,8 @@ impl HotFiles {
         HotFiles { inner: BootFs::new(tree, hot.clone()), hot }
     }
 
-    fn shows(&self, attributes: &Attributes) -> bool {
-        attributes.kind == Kind::Dir || self.hot.has(attributes.node)
+    fn shows(&self, kind: Kind, node: NodeId) -> bool {
+        kind == Kind::Dir || self.hot.has(node)
     }
 }
 
@@ -88,12 +103,17 @@ impl FileSystem for HotFiles {
         self.inner.root()
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        Ok(self.inner.lookup(dir, name)?.filter(|found| self.shows(found)).map(open_to_all))
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let found =
+            self.inner.lookup(context, dir, name)?.filter(|found| self.shows(found.kind, found.node()));
+        Ok(found.map(|found| {
+            let attributes = open_to_all(*found);
+            found.with_attributes(attributes)
+        }))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.inner.attributes(node).map(open_to_all)
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(context, node).map(open_to_all)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -104,26 +124,36 @@ impl FileSystem for HotFiles {
         self.inner.path(node)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.inner.list(dir, after, &mut |entry| {
-            let attributes = open_to_all(entry.attributes);
-            !self.shows(&attributes) || visit(DirEntry { attributes, ..entry })
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.inner.list(context, dir, after, &mut |entry| {
+            let attributes = entry.attributes.map(open_to_all);
+            !self.shows(entry.kind, entry.node) || visit(DirEntry { attributes, ..entry })
         })
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        self.inner.read_link(node)
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(context, node)
     }
 
-    fn xattr(&self, _node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, _node: NodeId, _name: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn xattr_names(&self, _node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, _node: NodeId) -> Result<Vec<Vec<u8>>> {
         Ok(Vec::new())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        self.inner.open(node)
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        self.inner.open(context, node)
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        self.inner.forget(node, references);
     }
 }

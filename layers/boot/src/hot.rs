@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_vfs::{Attributes, Error, ErrorKind, FileSystem, Kind, NodeId, Result, resolve};
+use quell_vfs::{Attributes, Context, Error, ErrorKind, FileSystem, Kind, NodeId, Result};
 
 use crate::format::{BLOCK_BYTES, ContentId, FRAME_BLOCKS, ZEROS};
 use crate::image::{BootFile, BootImage, Contents, Damage};
@@ -47,7 +47,7 @@ impl HotSet {
         let mut stale = Vec::new();
         for number in 0..image.files() {
             let file = image.file(number);
-            let now = resolve(tree, file.name).ok();
+            let now = tree.attributes_of_path(&Context::OWN, file.name).ok().flatten();
             let same = |now: &Attributes| {
                 now.kind == Kind::File && now.size_bytes == file.size_bytes && now.modified == file.modified
             };

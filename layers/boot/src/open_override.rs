@@ -3,12 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use quell_vfs::{Attributes, Capabilities, Cursor, DirEntry, File, FileSystem, NodeId, Result};
+use quell_vfs::{
+    Attributes, Capabilities, Context, Cursor, DirEntry, File, FileSystem, NodeId, NodeRef, Result,
+};
 
 /// Opens files instead of `inner`.
 pub trait Opener: Send + Sync {
     /// Opens a file of `inner` for reading.
-    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>>;
+    fn open(&self, context: &Context<'_>, inner: &Arc<dyn FileSystem>, node: NodeId)
+    -> Result<Box<dyn File>>;
 }
 
 /// A file system that opens files with an [`Opener`]; all else is that of `inner`.
@@ -39,12 +42,12 @@ impl<O: Opener> FileSystem for OpenOverride<O> {
         self.inner.root()
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        self.inner.lookup(dir, name)
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        self.inner.lookup(context, dir, name)
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.inner.attributes(node)
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.inner.attributes(context, node)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -55,23 +58,33 @@ impl<O: Opener> FileSystem for OpenOverride<O> {
         self.inner.path(node)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.inner.list(dir, after, visit)
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.inner.list(context, dir, after, visit)
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        self.inner.read_link(node)
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.inner.read_link(context, node)
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.inner.xattr(node, name)
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.inner.xattr(context, node, name)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.inner.xattr_names(node)
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.inner.xattr_names(context, node)
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        self.opener.open(&self.inner, node)
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        self.opener.open(context, &self.inner, node)
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        self.inner.forget(node, references);
     }
 }

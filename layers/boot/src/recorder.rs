@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use quell_threads::lock;
-use quell_vfs::{ErrorKind, File, FileSystem, NodeId, Result};
+use quell_vfs::{Attributes, Context, ErrorKind, File, FileSystem, NodeId, ReadAt, Result};
 
 use crate::format::BLOCK_BYTES;
 use crate::image::{BootImage, blocks_of};
@@ -114,7 +114,7 @@ impl Recorder {
         let mut recording = state.recording.clone();
         let mut nodes = state.nodes.clone();
         for (number, node) in (0..).zip(&state.nodes) {
-            let attributes = fs.attributes(*node)?;
+            let attributes = fs.attributes(&Context::OWN, *node)?;
             packer.add(&subject.name(fs, *node)?, attributes.size_bytes, attributes.modified);
             // Adds the first block of a file that was opened and not read: with it in the image,
             // the open needs no other source.
@@ -142,7 +142,7 @@ impl Recorder {
         let mut recording = recording.chosen(choice.min_recordings, choice.blocks_max);
         if let Subject::Tree(_) = subject {
             for (number, node) in (0..).zip(&nodes) {
-                let blocks = blocks_of(fs.attributes(*node)?.size_bytes);
+                let blocks = blocks_of(fs.attributes(&Context::OWN, *node)?.size_bytes);
                 if blocks <= SMALL_BLOCKS {
                     recording.complete(number, blocks, choice.blocks_max);
                 }
@@ -155,8 +155,13 @@ impl Recorder {
 }
 
 impl Opener for Arc<Recorder> {
-    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
-        let file = inner.open(node)?;
+    fn open(
+        &self,
+        context: &Context<'_>,
+        inner: &Arc<dyn FileSystem>,
+        node: NodeId,
+    ) -> Result<Box<dyn File>> {
+        let file = inner.open(context, node)?;
         Ok(Box::new(RecordedFile { file, number: self.opened(node), recorder: self.clone() }))
     }
 }
@@ -168,6 +173,12 @@ struct RecordedFile {
 }
 
 impl File for RecordedFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.file.attributes()
+    }
+}
+
+impl ReadAt for RecordedFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let length = self.file.read_at(into, offset)?;
         let block = BLOCK_BYTES as u64;
@@ -207,7 +218,7 @@ impl Source<'_> {
     fn try_read(&mut self, number: u32, block: u32, into: &mut [u8; BLOCK_BYTES]) -> Result<()> {
         let file = match &mut self.open {
             Some((open, file)) if *open == number => file,
-            other => &mut other.insert((number, self.fs.open(self.nodes[number as usize])?)).1,
+            other => &mut other.insert((number, self.fs.open(&Context::OWN, self.nodes[number as usize])?)).1,
         };
         let length = file.read_at(into, u64::from(block) * BLOCK_BYTES as u64)?;
         into[length..].fill(0);

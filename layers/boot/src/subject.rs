@@ -1,7 +1,7 @@
 //! The subject of a recording: a tree or a disk. Its files have names in the image: paths below the
 //! root of a tree, or positions in the backing chain of a disk image.
 
-use quell_vfs::{Attributes, FileSystem, NodeId, Result, resolve};
+use quell_vfs::{Attributes, Context, FileSystem, NodeId, Result};
 
 use crate::disk_name::{disk_name, parse_disk_name};
 use crate::image::{BootImage, Kind};
@@ -50,12 +50,12 @@ impl Subject {
     /// Returns the file with this name in an image of the same subject.
     pub fn find(&self, fs: &dyn FileSystem, name: &[u8]) -> Option<Attributes> {
         match self {
-            Subject::Tree(_) => resolve(fs, name).ok(),
+            Subject::Tree(_) => fs.attributes_of_path(&Context::OWN, name).ok().flatten(),
             Subject::Disk(paths) => {
                 let position = parse_disk_name(name)
                     .map(|(position, _)| position)
                     .filter(|position| *position < paths.len())?;
-                fs.attributes(NodeId(position as u64 + 1)).ok()
+                fs.attributes(&Context::OWN, NodeId(position as u64 + 1)).ok()
             }
         }
     }

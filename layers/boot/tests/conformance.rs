@@ -11,13 +11,15 @@ use quell_boot::{
 use quell_testkit::conformance::{Implementation, Instance, run};
 use quell_testkit::operations::{Comparison, Shape, random_tree};
 use quell_testkit::{Model, Random, Tree};
-use quell_vfs::{Error, ErrorKind, File, FileSystem, Kind, NodeId, Result, errno};
+use quell_vfs::{
+    Attributes, Context, Error, ErrorKind, File, FileSystem, Kind, NodeId, ReadAt, Result, errno,
+};
 
 const GENERATION: u128 = 42;
 
 fn files(model: &Model) -> Vec<(NodeId, u64)> {
     let paths = model.tree().paths();
-    let attributes = paths.iter().filter_map(|(path, _)| quell_vfs::resolve(model, path).ok());
+    let attributes = paths.iter().filter_map(|(path, _)| quell_vfs::resolve(model, &Context::OWN, path).ok());
     attributes.filter(|a| a.kind == Kind::File).map(|a| (a.node, a.size_bytes)).collect()
 }
 
@@ -27,7 +29,7 @@ fn start(fs: &dyn FileSystem, files: &[(NodeId, u64)], random: &mut Random) {
         if random.one_in(3) {
             continue;
         }
-        let Ok(file) = fs.open(*node) else { continue };
+        let Ok(file) = fs.open(&Context::OWN, *node) else { continue };
         for _ in 0..random.below(4) {
             let offset = random.below(*size as usize + 10) as u64;
             let mut into = vec![0; random.below(20_000)];
@@ -93,18 +95,23 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
         let whole = set.whole();
         let out: HashMap<NodeId, Mutex<Vec<u8>>> = whole
             .iter()
-            .map(|node| (*node, Mutex::new(vec![0; model.attributes(*node).unwrap().size_bytes as usize])))
+            .map(|node| {
+                (
+                    *node,
+                    Mutex::new(vec![0; model.attributes(&Context::OWN, *node).unwrap().size_bytes as usize]),
+                )
+            })
             .collect();
         let write = |file: &BootFile, offset: u64, bytes: &[u8]| {
-            let node = quell_vfs::resolve(&*model, file.name)?.node;
+            let node = quell_vfs::resolve(&*model, &Context::OWN, file.name)?.node;
             out[&node].lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
             Ok(())
         };
         let rest = set.decode_and_write(&whole, 3, &write).unwrap();
         let all = set.decode(1).unwrap();
         for (node, written) in out {
-            let mut expected = vec![0; model.attributes(node).unwrap().size_bytes as usize];
-            model.open(node).unwrap().read_at(&mut expected, 0).unwrap();
+            let mut expected = vec![0; model.attributes(&Context::OWN, node).unwrap().size_bytes as usize];
+            model.open(&Context::OWN, node).unwrap().read_at(&mut expected, 0).unwrap();
             assert_eq!(written.into_inner().unwrap(), expected, "seed {seed}");
             assert!(!rest.has(node) && all.has(node), "seed {seed}");
             written_files += 1;
@@ -127,13 +134,16 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
         let layer = HotFiles::new(model.clone(), rest.clone());
         for (node, size) in files(&model) {
             let path = model.path(node).unwrap();
-            let shown = quell_vfs::resolve(&layer, &path).ok();
+            let shown = quell_vfs::resolve(&layer, &Context::OWN, &path).ok();
             assert_eq!(shown.is_some(), rest.has(node), "seed {seed}");
-            assert!(shown.is_none_or(|file| file.permissions & 0o444 == 0o444), "every user may read it");
+            assert!(
+                shown.as_ref().is_none_or(|file| file.permissions & 0o444 == 0o444),
+                "every user may read it"
+            );
             if shown.is_some() {
                 let (mut mine, mut theirs) = (vec![0; size as usize], vec![0; size as usize]);
-                layer.open(node).unwrap().read_at(&mut mine, 0).unwrap();
-                model.open(node).unwrap().read_at(&mut theirs, 0).unwrap();
+                layer.open(&Context::OWN, node).unwrap().read_at(&mut mine, 0).unwrap();
+                model.open(&Context::OWN, node).unwrap().read_at(&mut theirs, 0).unwrap();
                 assert_eq!(mine, theirs, "seed {seed}");
             }
         }
@@ -145,7 +155,7 @@ fn whole_files_are_written_and_other_blocks_served_from_memory() {
 struct Gone;
 
 impl Opener for Gone {
-    fn open(&self, _inner: &Arc<dyn FileSystem>, _node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, _: &Context<'_>, _: &Arc<dyn FileSystem>, _: NodeId) -> Result<Box<dyn File>> {
         Err(Error::new(ErrorKind::Os(errno::EIO), "open", "the source"))
     }
 }
@@ -161,9 +171,9 @@ fn a_recorded_start_reads_nothing_from_the_source() {
         // A read of an unrecorded block returns the source's error, and never other bytes.
         for (node, size) in &files {
             let mut into = vec![0; *size as usize];
-            let read = fs.open(*node).and_then(|file| file.read_at(&mut into, 0));
+            let read = fs.open(&Context::OWN, *node).and_then(|file| file.read_at(&mut into, 0));
             let mut expected = vec![0; *size as usize];
-            model.open(*node).unwrap().read_at(&mut expected, 0).unwrap();
+            model.open(&Context::OWN, *node).unwrap().read_at(&mut expected, 0).unwrap();
             match read {
                 Ok(length) => assert_eq!((length, &into), (expected.len(), &expected), "seed {seed}"),
                 Err(e) => assert_eq!(e.kind, ErrorKind::Os(errno::EIO), "seed {seed}"),
@@ -181,16 +191,27 @@ struct Torn {
 struct TornFile(Box<dyn File>);
 
 impl Opener for Torn {
-    fn open(&self, inner: &Arc<dyn FileSystem>, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(
+        &self,
+        context: &Context<'_>,
+        inner: &Arc<dyn FileSystem>,
+        node: NodeId,
+    ) -> Result<Box<dyn File>> {
         if node == self.other {
             return Err(Error::new(ErrorKind::PermissionDenied, "open", "the other"));
         }
-        let file = inner.open(node)?;
+        let file = inner.open(context, node)?;
         Ok(if node == self.file { Box::new(TornFile(file)) } else { file })
     }
 }
 
 impl File for TornFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.0.attributes()
+    }
+}
+
+impl ReadAt for TornFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         match offset {
             0 => Err(Error::new(ErrorKind::Os(errno::EIO), "read", "the first block")),
@@ -209,7 +230,7 @@ fn an_unreadable_block_is_left_out_alone() {
     let recorder = Recorder::new();
     let fs = RecorderFs::new(model.clone(), recorder.clone());
     for (node, size) in &all {
-        fs.open(*node).unwrap().read_at(&mut vec![0; *size as usize], 0).unwrap();
+        fs.open(&Context::OWN, *node).unwrap().read_at(&mut vec![0; *size as usize], 0).unwrap();
     }
     let pack = |fs: &dyn FileSystem| {
         let (bytes, lost) = recorder.pack(fs, &Subject::Tree(GENERATION), &Choice::ALL, 1).unwrap();

@@ -9,7 +9,7 @@ use quell_index::{BuildOptions, Image, IndexFs, OnChange, Progress, build, encod
 use quell_posix::Dir;
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{MemoryDir, Node, Random, Tree};
-use quell_vfs::{Cursor, FileSystem, NodeId, resolve};
+use quell_vfs::{Context, Cursor, FileSystem, NodeId, resolve};
 
 mod synthetic;
 
@@ -20,7 +20,7 @@ fn nothing() -> Arc<dyn Dir> {
 fn answers(c: &mut Criterion) {
     let image = Arc::new(synthetic::image(100_000));
     let fs = IndexFs::new(image.clone(), nothing(), OnChange::Refuse);
-    let dir = resolve(&fs, &b"package_01/".repeat(7)).expect("it is there").node;
+    let dir = resolve(&fs, &Context::OWN, &b"package_01/".repeat(7)).expect("it is there").node;
     let mut random = Random::new(1);
     let nodes: Vec<NodeId> = (0..4096).map(|_| NodeId(random.number() % 100_000)).collect();
     let mut at = 0;
@@ -29,10 +29,12 @@ fn answers(c: &mut Criterion) {
         nodes[at]
     };
     c.bench_function("lookup, found", |b| {
-        b.iter(|| fs.lookup(dir, black_box(b"module_007.cpython-313.pyc")))
+        b.iter(|| fs.lookup(&Context::OWN, dir, black_box(b"module_007.cpython-313.pyc")))
     });
-    c.bench_function("lookup, not found", |b| b.iter(|| fs.lookup(dir, black_box(b"libm.so.6"))));
-    c.bench_function("attributes of any entry", |b| b.iter(|| fs.attributes(next())));
+    c.bench_function("lookup, not found", |b| {
+        b.iter(|| fs.lookup(&Context::OWN, dir, black_box(b"libm.so.6")))
+    });
+    c.bench_function("attributes of any entry", |b| b.iter(|| fs.attributes(&Context::OWN, next())));
     c.bench_function("path of an entry 8 deep", |b| b.iter(|| fs.path(black_box(NodeId(99_999)))));
 }
 
@@ -49,7 +51,7 @@ fn listing(c: &mut Criterion) {
     group.throughput(Throughput::Elements(1000));
     group.bench_function("1,000 entries with attributes", |b| {
         b.iter(|| {
-            fs.list(fs.root(), Cursor::START, &mut |entry| {
+            fs.list(&Context::OWN, fs.root(), Cursor::START, &mut |entry| {
                 black_box(entry);
                 true
             })

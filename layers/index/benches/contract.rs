@@ -14,7 +14,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use quell_index::{Image, IndexFs, OnChange};
 use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Random, Tree};
-use quell_vfs::{FileSystem, NodeId, resolve};
+use quell_vfs::{Context, FileSystem, NodeId, resolve};
 
 mod synthetic;
 
@@ -101,21 +101,21 @@ fn contract(c: &mut Criterion) {
     c.bench_function("stat by node: lookup(directory, name)", |b| {
         b.iter(|| {
             let (dir, name) = next();
-            black_box(fs.lookup(NodeId(*dir), name))
+            black_box(fs.lookup(&Context::OWN, NodeId(*dir), name))
         })
     });
     c.bench_function("stat by path: table of paths, then 8 lookups", |b| {
         b.iter(|| {
             let (dir, name) = next();
             let path = [&inodes.paths[dir], b"/".as_slice(), name].concat();
-            black_box(resolve(&fs, &path))
+            black_box(resolve(&fs, &Context::OWN, &path))
         })
     });
     c.bench_function("stat by path: table of parents, then 8 lookups", |b| {
         b.iter(|| {
             let (dir, name) = next();
             let path = [parents.path(*dir).as_slice(), b"/", name].concat();
-            black_box(resolve(&fs, &path))
+            black_box(resolve(&fs, &Context::OWN, &path))
         })
     });
     // The best case of a layer for paths: one hash of the whole path, and a second table.

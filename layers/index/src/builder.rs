@@ -323,9 +323,9 @@ impl Walker<'_> {
     fn run_job(&self, job: Job, jobs: &Tasks<Job>) {
         let stop = self.progress.stop.load(Ordering::Relaxed);
         if stop {
-            lock(&self.found).failure.get_or_insert_with(|| {
-                Error::from_io(std::io::Error::from_raw_os_error(errno::EINTR), "index", b"interrupted")
-            });
+            lock(&self.found)
+                .failure
+                .get_or_insert_with(|| Error::new(ErrorKind::Interrupted, "index", b"the tree"));
         }
         // When the result is not needed any more, the remaining jobs are dropped.
         if stop || self.attributes_found.load(Ordering::Relaxed) {

@@ -9,8 +9,8 @@ use lru::LruCache;
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_threads::lock;
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NAME_BYTES_MAX,
-    NodeId, Result, errno, printable,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NAME_BYTES_MAX, NodeId, NodeRef, ReadAt, Result, errno, printable,
 };
 
 use crate::builder::{CAPABILITY, is_kept};
@@ -325,6 +325,7 @@ impl FileSystem for IndexFs {
             immutable: true,
             xattrs: self.image.has_flag(format::FLAG_XATTRS),
             acls: self.image.has_flag(format::FLAG_ACLS),
+            deadlines: false,
         }
     }
 
@@ -332,15 +333,15 @@ impl FileSystem for IndexFs {
         NodeId(ROOT.into())
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         let dir = self.known_dir(dir, "look up in")?;
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "look up", name));
         }
-        Ok(self.image.lookup(dir, name).map(|entry| self.shown(entry)))
+        Ok(self.image.lookup(dir, name).map(|entry| NodeRef::permanent(self.shown(entry))))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         let shown = self.shown(self.entry(node)?);
         // A node that was looked up before the file changed keeps its number.
         let same = shown.node.0 as u32 == node.0 as u32;
@@ -355,7 +356,13 @@ impl FileSystem for IndexFs {
         Ok(self.image.path(self.entry(node)?))
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let dir = self.known_dir(dir, "list")?;
         let children = self.image.children(dir).unwrap_or(0..0);
         // A cursor is the number of children before it.
@@ -363,14 +370,16 @@ impl FileSystem for IndexFs {
         for entry in children.start.saturating_add(skip)..children.end {
             let next = Cursor(u64::from(entry - children.start) + 1);
             let attributes = self.shown(entry);
-            if !visit(DirEntry { name: self.image.name(entry), next, attributes }) {
+            let Attributes { node, kind, .. } = attributes;
+            let name = self.image.name(entry);
+            if !visit(DirEntry { name, next, node, kind, attributes: Some(attributes) }) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         let entry = self.entry(node)?;
         match self.image.link_target(entry) {
             Some(target) => Ok(target.to_vec()),
@@ -378,7 +387,7 @@ impl FileSystem for IndexFs {
         }
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let entry = self.entry(node)?;
         if !self.shows_xattr(name) {
             return Ok(None);
@@ -387,12 +396,12 @@ impl FileSystem for IndexFs {
         Ok(set.find(|(n, _)| *n == name).map(|(_, value)| value.to_vec()))
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         let names = self.image.xattrs(self.entry(node)?).map(|(name, _)| name);
         Ok(names.filter(|name| self.shows_xattr(name)).map(<[u8]>::to_vec).collect())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         let entry = self.entry(node)?;
         match self.image.kind(entry) {
             Kind::File => {}
@@ -412,6 +421,27 @@ impl FileSystem for IndexFs {
             Err(e) => return Err(e),
         };
         self.check(node, entry, &*file)?;
-        Ok(file)
+        Ok(Box::new(IndexedFile { file, attributes: self.attributes(context, node)? }))
+    }
+
+    /// Node numbers are permanent.
+    fn forget(&self, _: NodeId, _: u64) {}
+}
+
+/// An open file of the tree, with its attributes in the index.
+struct IndexedFile {
+    file: Box<dyn OpenFile>,
+    attributes: Attributes,
+}
+
+impl ReadAt for IndexedFile {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.file.read_at(into, offset)
+    }
+}
+
+impl File for IndexedFile {
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(self.attributes)
     }
 }

@@ -10,7 +10,7 @@ use quell_posix::{Dir, OpenFile, Stat};
 use quell_testkit::operations::{Shape, random_tree};
 use quell_testkit::{Fault, Faults, FaultyDir};
 use quell_testkit::{MemoryDir, Model, Node, Tree};
-use quell_vfs::{Error, ErrorKind, FileSystem, Time, errno, resolve};
+use quell_vfs::{Context, Error, ErrorKind, FileSystem, Time, errno, resolve};
 
 const SHAPE: Shape = Shape { entries: 80, extremes: false, xattrs: true };
 const HANG: Duration = Duration::from_secs(60);
@@ -56,13 +56,13 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
             assert!(is_reported, "{shown_path} is missing and no problem says so");
             continue;
         };
-        let expected = resolve(&model, &path).unwrap();
+        let expected = resolve(&model, &Context::OWN, &path).unwrap();
         let mut found = quell_vfs::Attributes { node: expected.node, ..image.attributes(entry) };
         // The faulty directory changes this time to show that a listing has changed.
         if expected.kind == quell_vfs::Kind::Dir {
             found.changed = expected.changed;
         }
-        assert_eq!(found, expected, "{shown_path}");
+        assert_eq!(found, *expected, "{shown_path}");
         let node = tree.node(number);
         assert_eq!(image.link_target(entry).unwrap_or_default(), node.target, "{shown_path}");
         let pairs = node.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
@@ -76,7 +76,11 @@ fn is_honest(seed: u64, tree: &Arc<Tree>, image: &Image, faults: &Faults) {
     }
     for entry in 0..image.entries() {
         let path = image.path(entry);
-        assert!(resolve(&model, &path).is_ok(), "seed {seed}: {} is made up", path.escape_ascii());
+        assert!(
+            resolve(&model, &Context::OWN, &path).is_ok(),
+            "seed {seed}: {} is made up",
+            path.escape_ascii()
+        );
     }
     let affected = faults.affected_paths();
     for problem in &problems {
@@ -240,7 +244,7 @@ fn the_contract_passes_torn_reads_of_the_backend_on() {
     let healthy = Arc::new(MemoryDir::new(tree));
     let source = Arc::new(FaultyDir::new(healthy, Faults::new(0, 1, &[Fault::Torn])));
     let fs = quell_index::IndexFs::new(Arc::new(image), source, Default::default());
-    let file = fs.open(resolve(&fs, b"file").unwrap().node).unwrap();
+    let file = fs.open(&Context::OWN, resolve(&fs, &Context::OWN, b"file").unwrap().node).unwrap();
     let mut buffer = [0; 10];
     assert_eq!(file.read_at(&mut buffer, 0).unwrap(), 5);
     assert_eq!(&buffer[..5], b"01234");

@@ -11,7 +11,7 @@ use quell_index::{
     compare, encode,
 };
 use quell_posix::{Dir, PosixDir};
-use quell_vfs::{Cursor, FileSystem, Kind, NodeId, resolve};
+use quell_vfs::{Context, Cursor, FileSystem, Kind, NodeId, resolve};
 
 fn tree_of(path: &Path, options: &BuildOptions, threads: usize) -> Tree {
     let root: Arc<dyn Dir> = Arc::new(PosixDir::open(path).unwrap());
@@ -201,17 +201,17 @@ fn a_covered_tree_reads_as_the_tree_and_refuses_changed_files() {
     let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let fs = IndexFs::new(image.clone(), source.clone(), OnChange::Refuse);
-    let a = resolve(&fs, b"lib/deep/../a").unwrap();
+    let a = resolve(&fs, &Context::OWN, b"lib/deep/../a").unwrap();
     let mut buffer = vec![0; 100_000];
-    assert_eq!(fs.open(a.node).unwrap().read_at(&mut buffer, 10).unwrap(), 69_990);
+    assert_eq!(fs.open(&Context::OWN, a.node).unwrap().read_at(&mut buffer, 10).unwrap(), 69_990);
     assert!(buffer[..69_990].iter().all(|b| *b == 7));
 
     let mut names = Vec::new();
     let mut cursor = Cursor::START;
     loop {
         let before = names.len();
-        let dir = resolve(&fs, b"lib/deep").unwrap().node;
-        fs.list(dir, cursor, &mut |entry| {
+        let dir = resolve(&fs, &Context::OWN, b"lib/deep").unwrap().node;
+        fs.list(&Context::OWN, dir, cursor, &mut |entry| {
             names.push(entry.name.to_vec());
             cursor = entry.next;
             names.len() - before < 100
@@ -224,15 +224,15 @@ fn a_covered_tree_reads_as_the_tree_and_refuses_changed_files() {
     assert_eq!(names.len(), 601);
     assert!(names.is_sorted());
 
-    let tool = resolve(&fs, b"bin/tool").unwrap();
+    let tool = resolve(&fs, &Context::OWN, b"bin/tool").unwrap();
     std::fs::write(temp.path().join("bin/tool"), b"another one").unwrap();
-    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
+    assert_eq!(fs.open(&Context::OWN, tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::remove_file(temp.path().join("bin/tool")).unwrap();
-    assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
+    assert_eq!(fs.open(&Context::OWN, tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::write(temp.path().join("bin/tool"), b"another one").unwrap();
     let serving = IndexFs::new(image, source, OnChange::Serve);
-    assert!(serving.open(tool.node).is_ok());
-    assert_eq!(fs.attributes(NodeId(1 << 40)).unwrap_err().errno(), quell_vfs::errno::ESTALE);
+    assert!(serving.open(&Context::OWN, tool.node).is_ok());
+    assert_eq!(fs.attributes(&Context::OWN, NodeId(1 << 40)).unwrap_err().errno(), quell_vfs::errno::ESTALE);
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn a_tree_that_cannot_be_read_is_listed() {
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let fs = IndexFs::new(Arc::new(image), source, OnChange::Refuse);
     // Unknown content is not the same as missing content.
-    assert_eq!(resolve(&fs, b"lib/closed/x").unwrap_err().errno(), quell_vfs::errno::EACCES);
+    assert_eq!(resolve(&fs, &Context::OWN, b"lib/closed/x").unwrap_err().errno(), quell_vfs::errno::EACCES);
 }
 
 #[test]
@@ -293,9 +293,10 @@ fn a_file_replaced_by_another_kind_is_stale() {
     let image = Arc::new(image_of(temp.path(), &BuildOptions::default()));
     let source: Arc<dyn Dir> = Arc::new(PosixDir::open(temp.path()).unwrap());
     let fs = IndexFs::new(image, source, OnChange::Serve);
-    let tool = resolve(&fs, b"bin/tool").unwrap();
+    let tool = resolve(&fs, &Context::OWN, b"bin/tool").unwrap();
     let path = temp.path().join("bin/tool");
-    let is_stale = || assert_eq!(fs.open(tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
+    let is_stale =
+        || assert_eq!(fs.open(&Context::OWN, tool.node).err().unwrap().errno(), quell_vfs::errno::ESTALE);
     std::fs::remove_file(&path).unwrap();
     is_stale();
     symlink("z-link", &path).unwrap();

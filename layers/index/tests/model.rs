@@ -9,7 +9,7 @@ use quell_index::{
 use quell_posix::Dir;
 use quell_testkit::operations::{Comparison, Shape, random_tree, replace_by_renaming};
 use quell_testkit::{CountingDir, MemoryDir, Model, Node, Random, Tree};
-use quell_vfs::{FileSystem, Time, errno, resolve};
+use quell_vfs::{Context, FileSystem, Time, errno, resolve};
 
 const FAR_FUTURE: Time = Time { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 };
 
@@ -54,9 +54,9 @@ fn an_image_survives_encoding_and_parsing() {
         assert_eq!(image.entries() as usize, paths.len());
         for entry in 0..image.entries() {
             let path = image.path(entry);
-            let expected = resolve(&model, &path).unwrap();
+            let expected = resolve(&model, &Context::OWN, &path).unwrap();
             let found = quell_vfs::Attributes { node: expected.node, ..image.attributes(entry) };
-            assert_eq!(found, expected, "seed {seed}, {}", path.escape_ascii());
+            assert_eq!(found, *expected, "seed {seed}, {}", path.escape_ascii());
             let node = tree.node(expected.node.0 as usize);
             assert_eq!(image.link_target(entry).unwrap_or_default(), node.target);
             let pairs = node.xattrs.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
@@ -136,11 +136,11 @@ fn a_very_deep_tree_is_indexed_and_read_without_recursion() {
     let last = u64::from(image.entries() - 1);
     let read = std::thread::Builder::new().stack_size(64 << 10).spawn(move || {
         let mut buffer = [0; 8];
-        let count = fs.open(quell_vfs::NodeId(last)).unwrap().read_at(&mut buffer, 0).unwrap();
+        let count = fs.open(&Context::OWN, quell_vfs::NodeId(last)).unwrap().read_at(&mut buffer, 0).unwrap();
         assert_eq!(&buffer[..count], b"deep");
     });
     read.unwrap().join().unwrap();
     assert_eq!(image.parent(ROOT), ROOT);
     let gone = IndexFs::new(image, memory(&Arc::new(Tree::new())), OnChange::Refuse);
-    assert_eq!(gone.open(quell_vfs::NodeId(last)).err().unwrap().errno(), errno::ESTALE);
+    assert_eq!(gone.open(&Context::OWN, quell_vfs::NodeId(last)).err().unwrap().errno(), errno::ESTALE);
 }

@@ -8,7 +8,7 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use quell_log::{Choices, Holder, Host, LogFs, Scratch, Stores};
 use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::Random;
-use quell_vfs::{FileSystem, New, Open, Writable};
+use quell_vfs::{Context, FileSystem, NewEntry, OpenMode, Writable};
 
 fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
     static SEED: AtomicU64 = AtomicU64::new(1);
@@ -25,9 +25,9 @@ fn mount(dir: &std::path::Path, choices: Choices) -> LogFs {
     LogFs::new(Stores::open(vec![root], host, 32).unwrap(), choices)
 }
 
-fn new() -> New {
+fn new() -> NewEntry {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    New { permissions: 0o644, uid, gid }
+    NewEntry { permissions: 0o644, uid, gid }
 }
 
 /// Creates a file written by `writers` processes, each with `records` records of 100 bytes at
@@ -36,12 +36,12 @@ fn random_file(dir: &std::path::Path, writers: u32, records: u32) {
     let fs = mount(dir, Choices { buffer_bytes: 1 << 20, ..Choices::default() });
     let mut random = Random::new(1);
     let (node, first) = {
-        let (attributes, file) = fs.create(fs.root(), b"file", new(), Open::WRITE).unwrap();
-        (attributes.node, file)
+        let (created, file) = fs.create(&Context::OWN, fs.root(), b"file", new(), OpenMode::WRITE).unwrap();
+        (created.into_attributes().node, file)
     };
     drop(first);
     for process in 0..writers {
-        let file = fs.open_as(node, Open { process, ..Open::WRITE }).unwrap();
+        let file = fs.open_as(&Context::for_process(process), node, OpenMode::WRITE).unwrap();
         for _ in 0..records {
             file.write_at(&[process as u8; 100], random.number() % 10_000_000_000).unwrap();
         }
@@ -58,7 +58,8 @@ fn opening(criterion: &mut Criterion) {
         for flat in [false, true] {
             let fs = mount(temp.path(), Choices::default());
             if flat {
-                let node = fs.lookup(fs.root(), b"file").unwrap().unwrap().node;
+                let node =
+                    fs.lookup(&Context::OWN, fs.root(), b"file").unwrap().unwrap().into_attributes().node;
                 println!("{:?}", fs.flatten(node).unwrap());
             }
             let name =
@@ -67,8 +68,13 @@ fn opening(criterion: &mut Criterion) {
                 bencher.iter_batched(
                     || mount(temp.path(), Choices::default()),
                     |fs| {
-                        let node = fs.lookup(fs.root(), b"file").unwrap().unwrap().node;
-                        let file = fs.open(node).unwrap();
+                        let node = fs
+                            .lookup(&Context::OWN, fs.root(), b"file")
+                            .unwrap()
+                            .unwrap()
+                            .into_attributes()
+                            .node;
+                        let file = fs.open(&Context::OWN, node).unwrap();
                         file.read_at(&mut [0; 100], 5_000_000_000).unwrap();
                         fs
                     },
@@ -96,8 +102,11 @@ fn checkpoint(criterion: &mut Criterion) {
         let mut write = |fs: &LogFs| {
             number += 1;
             let name = format!("f{number}").into_bytes();
-            let (attributes, first) = fs.create(fs.root(), &name, new(), Open::WRITE).unwrap();
-            let open = |process| fs.open_as(attributes.node, Open { process, ..Open::WRITE }).unwrap();
+            let (created, first) =
+                fs.create(&Context::OWN, fs.root(), &name, new(), OpenMode::WRITE).unwrap();
+            let open = |process| {
+                fs.open_as(&Context::for_process(process), created.node(), OpenMode::WRITE).unwrap()
+            };
             let files: Vec<_> = (1..5).map(open).collect();
             for i in 0..RECORDS {
                 files[i % 4].write_at(&record, (i * RECORD) as u64).unwrap();
@@ -109,13 +118,13 @@ fn checkpoint(criterion: &mut Criterion) {
         group.bench_function(format!("write, buffers of {} KiB", buffer_bytes >> 10), |bencher| {
             bencher.iter(|| {
                 let name = write(&fs);
-                fs.remove(fs.root(), &name).unwrap();
+                fs.remove(&Context::OWN, fs.root(), &name).unwrap();
             });
         });
         let name = write(&fs);
-        let node = fs.lookup(fs.root(), &name).unwrap().unwrap().node;
+        let node = fs.lookup(&Context::OWN, fs.root(), &name).unwrap().unwrap().into_attributes().node;
         group.bench_function(format!("read, buffers of {} KiB", buffer_bytes >> 10), |bencher| {
-            let file = fs.open(node).unwrap();
+            let file = fs.open(&Context::OWN, node).unwrap();
             let mut into = vec![0; RECORD];
             bencher.iter(|| {
                 for rank in 0..4 {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use quell_posix::WritableDir;
 use quell_testkit::{MemoryStore, Random};
-use quell_vfs::{FileSystem, Kind, New, Open, Writable, WritableFile};
+use quell_vfs::{Context, FileSystem, Kind, NewEntry, OpenMode, Writable, WritableFile};
 
 use crate::container::Container;
 use crate::format::Holder;
@@ -63,15 +63,15 @@ pub fn mount(stores: &[MemoryStore], seed: u64, pid: u32) -> LogFs {
 }
 
 pub fn make(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
-    let how = Open { process, ..Open::READ_WRITE };
-    let new = New { permissions: 0o640, uid: 1000, gid: 100 };
-    fs.create(fs.root(), name.as_bytes(), new, how).unwrap().1
+    let new = NewEntry { permissions: 0o640, uid: 1000, gid: 100 };
+    let context = Context::for_process(process);
+    fs.create(&context, fs.root(), name.as_bytes(), new, OpenMode::READ_WRITE).unwrap().1
 }
 
 /// Opens a file in the root again, for another process.
 pub fn again(fs: &LogFs, name: &str, process: u32) -> Box<dyn WritableFile> {
-    let node = fs.lookup(fs.root(), name.as_bytes()).unwrap().unwrap().node;
-    fs.open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
+    let node = fs.lookup(&Context::OWN, fs.root(), name.as_bytes()).unwrap().unwrap().into_attributes().node;
+    fs.open_as(&Context::for_process(process), node, OpenMode::READ_WRITE).unwrap()
 }
 
 pub fn container(stores: &[MemoryStore], name: &str) -> Container {
@@ -162,9 +162,9 @@ pub fn mount_later(stores: &[MemoryStore], seed: u64) -> LogFs {
 /// Returns the content of a file as a new mount reads it.
 pub fn content(stores: &[MemoryStore], name: &str) -> quell_vfs::Result<Vec<u8>> {
     let fs = mount_later(stores, 77);
-    let attributes = fs.lookup(fs.root(), name.as_bytes())?.unwrap();
+    let attributes = fs.lookup(&Context::OWN, fs.root(), name.as_bytes())?.unwrap();
     let mut bytes = vec![0; attributes.size_bytes as usize];
-    let n = fs.open(attributes.node)?.read_at(&mut bytes, 0)?;
+    let n = fs.open(&Context::OWN, attributes.node)?.read_at(&mut bytes, 0)?;
     assert_eq!(n, bytes.len());
     Ok(bytes)
 }

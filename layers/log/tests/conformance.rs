@@ -11,7 +11,7 @@ use quell_testkit::MemoryStore;
 use quell_testkit::conformance::writing::{self, Mounts, WritableImplementation};
 use quell_testkit::histories::crash::{self, CrashImplementation, Failure};
 use quell_testkit::histories::{self, Shape};
-use quell_vfs::{FileSystem, New, Open};
+use quell_vfs::{Context, FileSystem, NewEntry, OpenMode};
 
 fn mount(
     roots: Vec<Arc<dyn WritableDir>>,
@@ -211,14 +211,17 @@ fn an_append_begins_at_the_size_to_which_another_mount_truncated() {
     let store = MemoryStore::new();
     let mounts = [(); 2].map(|()| mount(vec![store.root()], MEMORY, 1000, 0));
     let trees = [0, 1].map(|at| mounts[at].writable().unwrap());
-    let new = New { permissions: 0o644, uid: MEMORY.0, gid: MEMORY.1 };
-    let (attributes, file) = trees[0].create(mounts[0].root(), b"file", new, Open::WRITE).unwrap();
+    let new = NewEntry { permissions: 0o644, uid: MEMORY.0, gid: MEMORY.1 };
+    let (attributes, file) =
+        trees[0].create(&Context::OWN, mounts[0].root(), b"file", new, OpenMode::WRITE).unwrap();
     file.write_at(&[1; 5000], 0).unwrap();
     drop(file);
-    let there = mounts[1].lookup(mounts[1].root(), b"file").unwrap().unwrap();
-    drop(trees[1].open_as(there.node, Open { truncate: true, ..Open::WRITE }).unwrap());
-    let file = trees[0].open_as(attributes.node, Open::WRITE).unwrap();
+    let there = mounts[1].lookup(&Context::OWN, mounts[1].root(), b"file").unwrap().unwrap();
+    drop(
+        trees[1].open_as(&Context::OWN, there.node, OpenMode { truncate: true, ..OpenMode::WRITE }).unwrap(),
+    );
+    let file = trees[0].open_as(&Context::OWN, attributes.node, OpenMode::WRITE).unwrap();
     assert_eq!(file.append(b"first").unwrap(), 0);
     drop(file);
-    assert_eq!(mounts[1].attributes(there.node).unwrap().size_bytes, 5);
+    assert_eq!(mounts[1].attributes(&Context::OWN, there.node).unwrap().size_bytes, 5);
 }

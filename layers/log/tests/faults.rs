@@ -11,7 +11,9 @@ use mounted::{MEMORY, own};
 use quell_log::{Choices, LogFs};
 use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::{MemoryStore, Writeback};
-use quell_vfs::{Change, ErrorKind, FileSystem, New, Open, Result, Writable, WritableFile, errno};
+use quell_vfs::{
+    Change, Context, ErrorKind, FileSystem, NewEntry, OpenMode, Result, Writable, WritableFile, errno,
+};
 
 fn mount(root: Arc<dyn WritableDir>, owner: (u32, u32), buffer_bytes: usize) -> LogFs {
     mounted::mount(
@@ -30,17 +32,26 @@ fn in_memory(store: &MemoryStore, buffer_bytes: usize) -> LogFs {
 }
 
 fn make(fs: &LogFs, (uid, gid): (u32, u32)) -> Box<dyn WritableFile> {
-    let new = New { permissions: 0o640, uid, gid };
-    fs.create(fs.root(), b"f", new, Open { process: 1, ..Open::READ_WRITE }).unwrap().1
+    let new = NewEntry { permissions: 0o640, uid, gid };
+    fs.create(&Context::for_process(1), fs.root(), b"f", new, OpenMode::READ_WRITE).unwrap().1
 }
 
-fn open(fs: &LogFs, how: Open) -> Result<Box<dyn WritableFile>> {
-    let node = fs.lookup(fs.root(), b"f")?.expect("it is there").node;
-    fs.open_as(node, how)
+fn open(fs: &LogFs, (context, mode): Opening) -> Result<Box<dyn WritableFile>> {
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f")?.expect("it is there").into_attributes().node;
+    fs.open_as(&context, node, mode)
 }
 
-fn by(process: u32) -> Open {
-    Open { process, ..Open::READ_WRITE }
+/// The context and the mode of an open.
+type Opening = (Context<'static>, OpenMode);
+
+const READ: Opening = (Context::OWN, OpenMode::READ);
+
+fn by(process: u32) -> Opening {
+    (Context::for_process(process), OpenMode::READ_WRITE)
+}
+
+fn truncating((context, mode): Opening) -> Opening {
+    (context, OpenMode { truncate: true, ..mode })
 }
 
 fn read(file: &dyn WritableFile, count: usize) -> Vec<u8> {
@@ -58,10 +69,13 @@ fn concurrent_stats_of_a_closed_file_return_its_size() {
     file.write_at(&[7; 5000], 0).unwrap();
     file.publish().unwrap();
     drop(file);
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..1000).for_each(|_| assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000)));
+            scope.spawn(|| {
+                (0..1000)
+                    .for_each(|_| assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 5000))
+            });
         }
     });
 }
@@ -111,9 +125,17 @@ fn concurrent_opens_that_truncate_a_file_all_succeed() {
             for fs in [&a, &b] {
                 let barrier = &barrier;
                 scope.spawn(move || {
-                    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                    let node =
+                        fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
                     barrier.wait();
-                    drop(fs.open_as(node, Open { truncate: true, ..by(100 + round) }).unwrap());
+                    drop(
+                        fs.open_as(
+                            &Context::for_process(100 + round),
+                            node,
+                            OpenMode { truncate: true, ..OpenMode::READ_WRITE },
+                        )
+                        .unwrap(),
+                    );
                 });
             }
         });
@@ -132,8 +154,8 @@ fn a_copied_container_is_another_file() {
     let [from, to] = ["f.container", "copy.container"].map(|name| temp.path().join(name));
     assert!(std::process::Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
     let file = open(&fs, by(1)).unwrap();
-    let node = fs.lookup(fs.root(), b"copy").unwrap().unwrap().node;
-    let copy = fs.open_as(node, by(2)).unwrap();
+    let node = fs.lookup(&Context::OWN, fs.root(), b"copy").unwrap().unwrap().into_attributes().node;
+    let copy = fs.open_as(&Context::for_process(2), node, OpenMode::READ_WRITE).unwrap();
     copy.write_at(b"CHANGED!", 0).unwrap();
     copy.publish().unwrap();
     assert_eq!((read(&*file, 8), read(&*copy, 8)), (b"original".to_vec(), b"CHANGED!".to_vec()));
@@ -192,15 +214,15 @@ fn the_logs_of_an_open_writer_are_not_opened_before_the_file_is_read() {
         let is_log = [b".data".as_slice(), b".index"].iter().any(|end| operation.path.ends_with(end));
         is_log.then_some(errno::EIO)
     });
-    let found = b.lookup(b.root(), b"f").unwrap().unwrap();
+    let found = b.lookup(&Context::OWN, b.root(), b"f").unwrap().unwrap();
     assert_eq!(found.size_bytes, 2000);
-    drop(b.open_as(found.node, Open { process: 2, ..Open::WRITE }).unwrap());
+    drop(b.open_as(&Context::for_process(2), found.node(), OpenMode::WRITE).unwrap());
     store.fail_nothing();
     // The published data is read, as stat reports it.
-    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 5000), [b'1'; 2000]);
+    assert_eq!(read(&*open(&b, READ).unwrap(), 5000), [b'1'; 2000]);
     file.publish().unwrap();
-    assert_eq!(b.attributes(found.node).unwrap().size_bytes, 3000);
-    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 5000)[1000..], [b'2'; 2000]);
+    assert_eq!(b.attributes(&Context::OWN, found.node).unwrap().size_bytes, 3000);
+    assert_eq!(read(&*open(&b, READ).unwrap(), 5000)[1000..], [b'2'; 2000]);
 }
 
 #[test]
@@ -210,16 +232,16 @@ fn an_open_succeeds_after_an_index_log_could_not_be_read() {
     let file = make(&a, MEMORY);
     file.write_at(&[b'1'; 20], 0).unwrap();
     file.publish().unwrap();
-    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 20), [b'1'; 20]);
+    assert_eq!(read(&*open(&b, READ).unwrap(), 20), [b'1'; 20]);
     file.write_at(&[b'2'; 20], 0).unwrap();
     file.publish().unwrap();
     store.fail(|operation| {
         let is_index = operation.path.ends_with(b".index");
         (operation.verb.starts_with("open") && is_index).then_some(errno::EIO)
     });
-    assert_eq!(open(&b, Open::READ).err().unwrap().errno(), errno::EIO);
+    assert_eq!(open(&b, READ).err().unwrap().errno(), errno::EIO);
     store.fail_nothing();
-    assert_eq!(read(&*open(&b, Open::READ).unwrap(), 20), [b'2'; 20]);
+    assert_eq!(read(&*open(&b, READ).unwrap(), 20), [b'2'; 20]);
 }
 
 #[test]
@@ -267,7 +289,7 @@ fn data_written_after_a_failed_write_and_a_truncation_by_another_mount_is_kept()
     store.set_free_bytes(Some(8192));
     assert_eq!(of_a.write_at(&[b'b'; 50_000], 0).unwrap_err().kind, ErrorKind::NoSpace);
     store.set_free_bytes(None);
-    drop(open(&b, Open { truncate: true, ..by(2) }).unwrap());
+    drop(open(&b, truncating(by(2))).unwrap());
     of_a.write_at(b"after the truncation", 0).unwrap();
     of_a.publish().unwrap();
     assert_eq!(read(&*open(&b, by(2)).unwrap(), 100), b"after the truncation");
@@ -283,12 +305,12 @@ fn a_removed_file_does_not_reappear_after_a_sync_of_the_directory() {
         file.write_at(b"removed", 0).unwrap();
         file.sync().unwrap();
         drop(file);
-        fs.remove(fs.root(), b"f").unwrap();
-        fs.sync_dir(fs.root()).unwrap();
+        fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
+        fs.sync_dir(&Context::OWN, fs.root()).unwrap();
         // Another file with this name, which was not synced.
         drop(make(&fs, MEMORY));
         let after = in_memory(&store.crash(seed), 64);
-        match after.lookup(after.root(), b"f") {
+        match after.lookup(&Context::OWN, after.root(), b"f") {
             Ok(found) => assert_eq!(found.map_or(0, |found| found.size_bytes), 0, "seed {seed}"),
             // Its record may be lost, because it was not synced.
             Err(error) => assert_eq!(error.kind, ErrorKind::Damaged, "seed {seed}"),
@@ -298,7 +320,7 @@ fn a_removed_file_does_not_reappear_after_a_sync_of_the_directory() {
 
 #[test]
 fn a_sync_includes_data_of_closed_writers() {
-    for how in [by(2), Open::READ] {
+    for how in [by(2), READ] {
         let store = MemoryStore::new();
         let fs = in_memory(&store, 1 << 16);
         let file = make(&fs, MEMORY);
@@ -308,7 +330,7 @@ fn a_sync_includes_data_of_closed_writers() {
         open(&fs, how).unwrap().sync().unwrap();
         for seed in 0..20 {
             let after = in_memory(&store.crash(seed), 1 << 16);
-            assert_eq!(read(&*open(&after, Open::READ).unwrap(), 9), b"payload", "seed {seed}, {how:?}");
+            assert_eq!(read(&*open(&after, READ).unwrap(), 9), b"payload", "seed {seed}, {how:?}");
         }
     }
 }
@@ -355,7 +377,7 @@ fn a_changed_block_is_an_error_and_a_torn_unsynced_block_reads_as_before() {
         let root = vec![Arc::new(PosixDir::open(temp.path()).unwrap()) as Arc<dyn WritableDir>];
         let fs = mounted::mount_after(boots, root, own(), Choices::default());
         let mut bytes = vec![0; 20_000];
-        open(&fs, Open::READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
+        open(&fs, READ).unwrap().read_at(&mut bytes, 0).map(|_| bytes[0])
     };
     assert_eq!((seen(0).unwrap(), seen(1).unwrap()), (b'2', b'2'));
     // A power failure before the end of the block was written.
@@ -388,7 +410,7 @@ fn a_failed_writeback_is_an_error_of_every_sync_and_close_and_never_reads_as_zer
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let a = make(&fs, MEMORY);
-    let (b, reader) = (open(&fs, by(2)).unwrap(), open(&fs, Open::READ).unwrap());
+    let (b, reader) = (open(&fs, by(2)).unwrap(), open(&fs, READ).unwrap());
     b.write_at(b"of b", 100_000).unwrap();
     b.sync().unwrap();
     a.write_at(&[b'a'; 50_000], 0).unwrap();
@@ -403,7 +425,7 @@ fn a_failed_writeback_is_an_error_of_every_sync_and_close_and_never_reads_as_zer
     let other = in_memory(&store, 1 << 16);
     for fs in [&fs, &other] {
         let mut bytes = [1; 4];
-        let file = open(fs, Open::READ).unwrap();
+        let file = open(fs, READ).unwrap();
         assert!(eio(file.read_at(&mut bytes, 0)));
         assert_eq!((file.read_at(&mut bytes, 100_000).unwrap(), &bytes), (4, b"of b"));
     }
@@ -416,7 +438,7 @@ fn a_failed_writeback_is_an_error_of_every_sync_and_close_and_never_reads_as_zer
         assert!(eio(file.sync()) && eio(file.publish()));
     }
     // The file is truncated to 0.
-    let file = open(&other, Open { truncate: true, ..by(8) }).unwrap();
+    let file = open(&other, truncating(by(8))).unwrap();
     file.write_at(b"new", 0).unwrap();
     file.sync().unwrap();
     file.publish().unwrap();
@@ -444,7 +466,7 @@ fn pages_kept_in_memory_after_a_failed_writeback_are_written_again() {
         assert_eq!(read(&*b, 50_000), expected);
         for seed in 0..8 {
             let after = mounted::mount_after(1, vec![store.crash(seed).root()], MEMORY, Choices::default());
-            assert_eq!(read(&*open(&after, Open::READ).unwrap(), 50_000), expected, "seed {seed}");
+            assert_eq!(read(&*open(&after, READ).unwrap(), 50_000), expected, "seed {seed}");
         }
     }
 }
@@ -459,7 +481,7 @@ fn a_writeback_that_fails_after_the_close_is_an_error_of_later_syncs_and_reads()
     drop(a);
     store.fail_writeback(0, Writeback::Dropped, is_data);
     // No process has synced yet.
-    let reader = open(&other, Open::READ).unwrap();
+    let reader = open(&other, READ).unwrap();
     assert!(eio(reader.read_at(&mut [0; 4], 0)));
     for _ in 0..3 {
         assert!(eio(reader.sync()) && eio(reader.publish()));
@@ -481,7 +503,7 @@ fn a_failed_sync_of_a_directory_is_an_error_until_a_sync_succeeds() {
     a.publish().unwrap();
     for seed in 0..8 {
         let after = in_memory(&store.crash(seed), 1 << 16);
-        assert_eq!(read(&*open(&after, Open::READ).unwrap(), 9), b"payload", "seed {seed}");
+        assert_eq!(read(&*open(&after, READ).unwrap(), 9), b"payload", "seed {seed}");
     }
 }
 
@@ -498,7 +520,7 @@ fn data_of_a_failed_close_is_written_by_the_next_close() {
     assert_eq!(b.publish().unwrap_err().kind, ErrorKind::NoSpace);
     store.fail_nothing();
     b.publish().unwrap();
-    assert_eq!(read(&*open(&in_memory(&store, 1 << 16), Open::READ).unwrap(), 20), b"collected");
+    assert_eq!(read(&*open(&in_memory(&store, 1 << 16), READ).unwrap(), 20), b"collected");
 }
 
 #[test]
@@ -510,9 +532,9 @@ fn a_truncated_file_keeps_its_logs_until_the_truncation_survives_a_power_failure
         file.write_at(&[b'1'; 50_000], 0).unwrap();
         file.sync().unwrap();
         drop(file);
-        drop(open(&fs, Open { truncate: true, ..by(2) }).unwrap());
+        drop(open(&fs, truncating(by(2))).unwrap());
         let after = mounted::mount_after(1, vec![store.crash(seed).root()], MEMORY, Choices::default());
-        let found = read(&*open(&after, Open::READ).unwrap(), 60_000);
+        let found = read(&*open(&after, READ).unwrap(), 60_000);
         assert!(found.is_empty() || found == [b'1'; 50_000], "seed {seed}: {} bytes", found.len());
     }
 }
@@ -522,19 +544,18 @@ fn a_removed_and_closed_file_leaves_no_open_handles_and_no_used_space() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let round = |is_open: bool| {
-        let how = Open { process: 1, ..Open::READ_WRITE };
-        let new = New { permissions: 0o640, uid: MEMORY.0, gid: MEMORY.1 };
-        let (made, file) = fs.create(fs.root(), b"f", new, how).unwrap();
+        let mode = OpenMode::READ_WRITE;
+        let new = NewEntry { permissions: 0o640, uid: MEMORY.0, gid: MEMORY.1 };
+        let (made, file) = fs.create(&Context::for_process(1), fs.root(), b"f", new, mode).unwrap();
         for process in 2..20 {
-            let other = fs.open_as(made.node, by(process)).unwrap();
+            let other = fs.open_as(&Context::for_process(process), made.node, OpenMode::READ_WRITE).unwrap();
             other.write_at(&[7; 30_000], u64::from(process) * 30_000).unwrap();
             other.publish().unwrap();
         }
         assert_eq!(file.read_at(&mut vec![0; 600_000], 0).unwrap(), 600_000);
         let file = Some(file).filter(|_| is_open);
-        fs.remove(fs.root(), b"f").unwrap();
-        drop(file);
-        fs.forget(made.node, 1);
+        fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
+        drop((file, made));
     };
     round(false);
     let (before, room) = (store.open_handles(), 10 * 4096);
@@ -557,10 +578,10 @@ fn the_space_of_a_file_that_another_mount_removed_is_freed_after_the_close() {
         file.write_at(&[7; 500_000], 0).unwrap();
         file.publish().unwrap();
         drop(file);
-        let read_there = open(&other, Open::READ).unwrap();
+        let read_there = open(&other, READ).unwrap();
         assert_eq!(read(&*read_there, 600_000), [7; 500_000], "round {round}");
-        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
-        fs.remove(fs.root(), b"f").unwrap();
+        let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+        fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
         fs.forget(node, 2);
         // The other mount can read the file while it is open there.
         other.close_idle();
@@ -577,10 +598,10 @@ fn a_write_drops_set_id_bits_except_set_group_id_without_group_execute() {
     let store = MemoryStore::new();
     let fs = in_memory(&store, 1 << 16);
     let file = make(&fs, MEMORY);
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     for (before, after) in [(0o6755, 0o755), (0o4700, 0o700), (0o2745, 0o2745), (0o640, 0o640)] {
-        fs.change(node, &Change { permissions: Some(before), ..Change::default() }).unwrap();
+        fs.change(&Context::OWN, node, &Change { permissions: Some(before), ..Change::default() }).unwrap();
         file.drop_set_id().unwrap();
-        assert_eq!(fs.attributes(node).unwrap().permissions, after, "{before:o}");
+        assert_eq!(fs.attributes(&Context::OWN, node).unwrap().permissions, after, "{before:o}");
     }
 }

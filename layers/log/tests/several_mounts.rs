@@ -15,9 +15,12 @@ use quell_posix::WritableDir;
 use quell_testkit::histories::crash::CrashImplementation;
 use quell_testkit::histories::truncation;
 use quell_testkit::{CountingDir, MemoryStore};
-use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, Rename, Result, Writable, WritableFile};
+use quell_vfs::{
+    Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, Rename, Result, Writable,
+    WritableFile,
+};
 
-const NEW: New = New { permissions: 0o755, uid: MEMORY.0, gid: MEMORY.1 };
+const NEW: NewEntry = NewEntry { permissions: 0o755, uid: MEMORY.0, gid: MEMORY.1 };
 
 fn choices(buffer_bytes: usize, flatten_bytes: u64) -> Choices {
     Choices { buffer_bytes, index_threads: 2, flatten_bytes, flattens_later: false }
@@ -35,24 +38,34 @@ fn stores(count: usize) -> Vec<MemoryStore> {
     (0..count).map(|_| MemoryStore::new()).collect()
 }
 
-fn by(process: u32) -> Open {
-    Open { process, ..Open::READ_WRITE }
+/// The context and the mode of an open.
+type Opening = (Context<'static>, OpenMode);
+
+const READ: Opening = (Context::OWN, OpenMode::READ);
+
+fn by(process: u32) -> Opening {
+    (Context::for_process(process), OpenMode::READ_WRITE)
+}
+
+fn truncating((context, mode): Opening) -> Opening {
+    (context, OpenMode { truncate: true, ..mode })
 }
 
 fn node(fs: &LogFs, name: &[u8]) -> NodeId {
-    fs.lookup(fs.root(), name).unwrap().expect("it is there").node
+    fs.lookup(&Context::OWN, fs.root(), name).unwrap().expect("it is there").into_attributes().node
 }
 
-fn open(fs: &LogFs, how: Open) -> Box<dyn WritableFile> {
-    fs.open_as(node(fs, b"f"), how).unwrap()
+fn open(fs: &LogFs, (context, mode): Opening) -> Box<dyn WritableFile> {
+    fs.open_as(&context, node(fs, b"f"), mode).unwrap()
 }
 
 fn create(fs: &LogFs) -> Box<dyn WritableFile> {
-    fs.create(fs.root(), b"f", NEW, by(1)).unwrap().1
+    fs.create(&Context::for_process(1), fs.root(), b"f", NEW, OpenMode::READ_WRITE).unwrap().1
 }
 
 fn truncate(fs: &LogFs, size: u64) {
-    fs.change(node(fs, b"f"), &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+    fs.change(&Context::OWN, node(fs, b"f"), &Change { size_bytes: Some(size), ..Change::default() })
+        .unwrap();
 }
 
 fn put(file: &dyn WritableFile, bytes: &[u8], offset: u64) {
@@ -63,11 +76,11 @@ fn put(file: &dyn WritableFile, bytes: &[u8], offset: u64) {
 /// Returns the content of `f` as a new mount reads it.
 fn content(stores: &[MemoryStore]) -> Vec<u8> {
     let fs = mount(stores);
-    let file = open(&fs, Open::READ);
+    let file = open(&fs, READ);
     let mut bytes = vec![0xAA; 1 << 20];
     let n = file.read_at(&mut bytes, 0).unwrap();
     bytes.truncate(n);
-    assert_eq!(fs.attributes(node(&fs, b"f")).unwrap().size_bytes, n as u64);
+    assert_eq!(fs.attributes(&Context::OWN, node(&fs, b"f")).unwrap().size_bytes, n as u64);
     bytes
 }
 
@@ -79,7 +92,10 @@ fn data_written_after_truncations_by_two_mounts_is_kept() {
         let stores = stores(1);
         let (a, b) = (mount(&stores), mount(&stores));
         drop(create(&a));
-        let how = |process| Open { truncate: with_open_truncate, ..by(process) };
+        let how = |process| match with_open_truncate {
+            true => truncating(by(process)),
+            false => by(process),
+        };
         let (of_a, of_b) = (open(&a, how(1)), open(&b, how(2)));
         if !with_open_truncate {
             truncate(&b, 0);
@@ -323,7 +339,7 @@ fn is_everywhere(stores: &[MemoryStore], name: &[u8]) -> bool {
 fn make_files(fs: &LogFs, dir: NodeId) -> Vec<(Vec<u8>, Result<()>)> {
     let one = |number: usize| {
         let name = format!("file{number}").into_bytes();
-        let made = fs.create(dir, &name, NEW, by(9)).map(drop);
+        let made = fs.create(&Context::for_process(9), dir, &name, NEW, OpenMode::READ_WRITE).map(drop);
         (name, made)
     };
     (0..6).map(one).collect()
@@ -339,11 +355,11 @@ fn of_two_concurrent_mkdir_calls_exactly_one_succeeds() {
             let results = Arc::new(Mutex::new(None));
             let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
             between.arm(move || {
-                let made = other.make_dir(other.root(), b"dir", NEW);
+                let made = other.make_dir(&Context::OWN, other.root(), b"dir", NEW);
                 let files = made.as_ref().ok().map(|dir| make_files(&other, dir.node));
                 *reported.lock().unwrap() = Some((made.map(drop), files));
             });
-            let made = a.make_dir(a.root(), b"dir", NEW).map(drop);
+            let made = a.make_dir(&Context::OWN, a.root(), b"dir", NEW).map(drop);
             let was_done = between.disarm();
             let at = between.at;
             let fresh = mount(&stores);
@@ -354,7 +370,7 @@ fn of_two_concurrent_mkdir_calls_exactly_one_succeeds() {
                 assert_eq!(lost.kind, ErrorKind::Exists, "{count} {at}");
                 for (name, made) in files.unwrap_or_default() {
                     made.unwrap();
-                    assert!(fresh.lookup(dir, &name).unwrap().is_some(), "{count} {at}");
+                    assert!(fresh.lookup(&Context::OWN, dir, &name).unwrap().is_some(), "{count} {at}");
                 }
             }
             assert!(make_files(&fresh, dir).iter().all(|(_, made)| {
@@ -375,26 +391,26 @@ fn a_directory_that_is_filled_while_it_is_removed_stays_in_every_store() {
                 let stores = stores(count);
                 let passes = Arc::clone(&between);
                 let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
-                a.make_dir(a.root(), b"dir", NEW).unwrap();
+                a.make_dir(&Context::OWN, a.root(), b"dir", NEW).unwrap();
                 if knows_it {
                     let dir = node(&b, b"dir");
-                    drop(b.create(dir, b"x", NEW, by(1)).unwrap());
-                    b.remove(dir, b"x").unwrap();
+                    drop(b.create(&Context::for_process(1), dir, b"x", NEW, OpenMode::READ_WRITE).unwrap());
+                    b.remove(&Context::OWN, dir, b"x").unwrap();
                 }
                 let results = Arc::new(Mutex::new(Vec::new()));
                 let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
                 between.arm(move || {
-                    if let Ok(Some(dir)) = other.lookup(other.root(), b"dir") {
+                    if let Ok(Some(dir)) = other.lookup(&Context::OWN, other.root(), b"dir") {
                         *reported.lock().unwrap() = make_files(&other, dir.node);
                     }
                 });
-                let removed = a.remove_dir(a.root(), b"dir");
+                let removed = a.remove_dir(&Context::OWN, a.root(), b"dir");
                 let was_done = between.disarm();
                 let at = between.at;
                 let files = std::mem::take(&mut *results.lock().unwrap());
                 let made: Vec<_> = files.iter().filter(|(_, made)| made.is_ok()).collect();
                 let fresh = mount(&stores);
-                let dir = fresh.lookup(fresh.root(), b"dir").unwrap();
+                let dir = fresh.lookup(&Context::OWN, fresh.root(), b"dir").unwrap();
                 assert_eq!(removed.is_ok(), dir.is_none(), "{count} {knows_it} {at}");
                 assert_eq!(
                     removed.is_ok(),
@@ -408,12 +424,18 @@ fn a_directory_that_is_filled_while_it_is_removed_stays_in_every_store() {
                     let again = node(&b, b"dir");
                     for (name, _) in made {
                         for (fs, dir) in [(&fresh, dir.node), (&*b, again)] {
-                            assert!(fs.lookup(dir, name).unwrap().is_some(), "{count} {knows_it} {at}");
+                            assert!(
+                                fs.lookup(&Context::OWN, dir, name).unwrap().is_some(),
+                                "{count} {knows_it} {at}"
+                            );
                         }
                     }
                     make_files(&b, again);
                     for (name, _) in make_files(&fresh, dir.node) {
-                        assert!(b.lookup(again, &name).unwrap().is_some(), "{count} {knows_it} {at}");
+                        assert!(
+                            b.lookup(&Context::OWN, again, &name).unwrap().is_some(),
+                            "{count} {knows_it} {at}"
+                        );
                     }
                 }
                 was_done
@@ -430,39 +452,47 @@ fn files_created_in_a_directory_during_a_rename_over_it_are_kept() {
             let passes = Arc::clone(&between);
             let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
             for name in [b"old", b"new"] {
-                a.make_dir(a.root(), name, NEW).unwrap();
+                a.make_dir(&Context::OWN, a.root(), name, NEW).unwrap();
             }
-            drop(a.create(node(&a, b"old"), b"inside", NEW, by(1)).unwrap());
+            drop(
+                a.create(&Context::for_process(1), node(&a, b"old"), b"inside", NEW, OpenMode::READ_WRITE)
+                    .unwrap(),
+            );
             let results = Arc::new(Mutex::new(Vec::new()));
             let (other, reported) = (Arc::clone(&b), Arc::clone(&results));
             between.arm(move || {
-                if let Ok(Some(dir)) = other.lookup(other.root(), b"new") {
+                if let Ok(Some(dir)) = other.lookup(&Context::OWN, other.root(), b"new") {
                     *reported.lock().unwrap() = make_files(&other, dir.node);
                 }
             });
-            let renamed = a.rename(a.root(), b"old", a.root(), b"new", Rename::Replace);
+            let renamed = a.rename(&Context::OWN, a.root(), b"old", a.root(), b"new", Rename::Replace);
             let was_done = between.disarm();
             let at = between.at;
             let files = std::mem::take(&mut *results.lock().unwrap());
             let fresh = mount(&stores);
             let new = node(&fresh, b"new");
-            let old = fresh.lookup(fresh.root(), b"old").unwrap();
+            let old = fresh.lookup(&Context::OWN, fresh.root(), b"old").unwrap();
             for (name, _) in files.iter().filter(|(_, made)| made.is_ok()) {
                 // With several stores, both names may temporarily lead to both directories.
-                let is_in_old =
-                    count > 1 && old.is_some_and(|old| fresh.lookup(old.node, name).unwrap().is_some());
-                let is_there = is_in_old || fresh.lookup(new, name).unwrap().is_some();
+                let is_in_old = count > 1
+                    && old
+                        .as_ref()
+                        .is_some_and(|old| fresh.lookup(&Context::OWN, old.node(), name).unwrap().is_some());
+                let is_there = is_in_old || fresh.lookup(&Context::OWN, new, name).unwrap().is_some();
                 assert!(is_there, "{count} {at}: {renamed:?}");
             }
             match renamed {
                 Ok(()) => {
-                    assert!(fresh.lookup(new, b"inside").unwrap().is_some(), "{count} {at}");
-                    assert!(fresh.lookup(fresh.root(), b"old").unwrap().is_none(), "{count} {at}");
+                    assert!(fresh.lookup(&Context::OWN, new, b"inside").unwrap().is_some(), "{count} {at}");
+                    assert!(
+                        fresh.lookup(&Context::OWN, fresh.root(), b"old").unwrap().is_none(),
+                        "{count} {at}"
+                    );
                 }
                 Err(error) => {
                     assert_eq!(error.kind, ErrorKind::NotEmpty, "{count} {at}");
                     let old = node(&fresh, b"old");
-                    assert!(fresh.lookup(old, b"inside").unwrap().is_some(), "{count} {at}");
+                    assert!(fresh.lookup(&Context::OWN, old, b"inside").unwrap().is_some(), "{count} {at}");
                     assert!(is_everywhere(&stores, b"old") && is_everywhere(&stores, b"new"), "{count} {at}");
                 }
             }
@@ -478,16 +508,20 @@ fn a_rename_to_a_name_that_is_created_meanwhile_succeeds_or_returns_exists() {
             let stores = stores(1);
             let passes = Arc::clone(&between);
             let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
-            drop(a.create(a.root(), b"from", NEW, by(1)).unwrap());
+            drop(a.create(&Context::for_process(1), a.root(), b"from", NEW, OpenMode::READ_WRITE).unwrap());
             let other = Arc::clone(&b);
-            between.arm(move || drop(other.create(other.root(), b"to", NEW, by(2))));
-            let renamed = a.rename(a.root(), b"from", a.root(), b"to", how);
+            between.arm(move || {
+                drop(other.create(&Context::for_process(2), other.root(), b"to", NEW, OpenMode::READ_WRITE))
+            });
+            let renamed = a.rename(&Context::OWN, a.root(), b"from", a.root(), b"to", how);
             let was_done = between.disarm();
             let at = between.at;
             let fresh = mount(&stores);
-            assert!(fresh.lookup(fresh.root(), b"to").unwrap().is_some(), "{at}");
+            assert!(fresh.lookup(&Context::OWN, fresh.root(), b"to").unwrap().is_some(), "{at}");
             match renamed {
-                Ok(()) => assert!(fresh.lookup(fresh.root(), b"from").unwrap().is_none(), "{at}"),
+                Ok(()) => {
+                    assert!(fresh.lookup(&Context::OWN, fresh.root(), b"from").unwrap().is_none(), "{at}")
+                }
                 Err(error) => assert_eq!((error.kind, how), (ErrorKind::Exists, Rename::Keep), "{at}"),
             }
             was_done
@@ -515,9 +549,9 @@ fn rename_both_to_one_name(
     let (other, reports, from) = (Arc::clone(b), Arc::clone(&result), second.to_vec());
     between.arm(move || {
         *reports.lock().unwrap() =
-            Some(other.rename(other.root(), &from, other.root(), b"to", Rename::Replace));
+            Some(other.rename(&Context::OWN, other.root(), &from, other.root(), b"to", Rename::Replace));
     });
-    let renamed = a.rename(a.root(), first, a.root(), b"to", Rename::Replace);
+    let renamed = a.rename(&Context::OWN, a.root(), first, a.root(), b"to", Rename::Replace);
     let was_done = between.disarm();
     let other_renamed = result.lock().unwrap().take();
     Renamed { renamed, other_renamed, was_done }
@@ -535,18 +569,21 @@ fn two_directories_renamed_to_one_name_by_two_mounts_keep_their_files() {
                 let passes = Arc::clone(&between);
                 let (a, b) = (hooked(&stores, move || passes.pass()), Arc::new(mount(&stores)));
                 for (dir, file) in [(b"a", [b"a-", mine].concat()), (b"b", [b"b-", theirs].concat())] {
-                    a.make_dir(a.root(), dir, NEW).unwrap();
-                    drop(a.create(node(&a, dir), &file, NEW, by(1)).unwrap());
+                    a.make_dir(&Context::OWN, a.root(), dir, NEW).unwrap();
+                    drop(
+                        a.create(&Context::for_process(1), node(&a, dir), &file, NEW, OpenMode::READ_WRITE)
+                            .unwrap(),
+                    );
                 }
                 if is_target_there {
-                    a.make_dir(a.root(), b"to", NEW).unwrap();
+                    a.make_dir(&Context::OWN, a.root(), b"to", NEW).unwrap();
                 }
                 let Renamed { renamed, other_renamed, was_done } =
                     rename_both_to_one_name(&between, &a, b"a", &b, b"b");
                 let fresh = mount(&stores);
                 let is_in = |dir: &[u8], file: &[u8]| {
-                    let dir = fresh.lookup(fresh.root(), dir).unwrap();
-                    dir.is_some_and(|dir| fresh.lookup(dir.node, file).unwrap().is_some())
+                    let dir = fresh.lookup(&Context::OWN, fresh.root(), dir).unwrap();
+                    dir.is_some_and(|dir| fresh.lookup(&Context::OWN, dir.node, file).unwrap().is_some())
                 };
                 let results = [
                     (&b"a"[..], [b"a-", mine].concat(), Some(&renamed)),
@@ -582,7 +619,10 @@ fn renames_of_two_files_to_one_name_by_two_mounts_both_succeed_in_any_stores() {
                 let (first, second) = ([b"a-", mine].concat(), [b"b-", theirs].concat());
                 let made = [&first[..], &second, b"to"];
                 for name in &made[..2 + usize::from(is_target_there)] {
-                    let file = a.create(a.root(), name, NEW, by(1)).unwrap().1;
+                    let file = a
+                        .create(&Context::for_process(1), a.root(), name, NEW, OpenMode::READ_WRITE)
+                        .unwrap()
+                        .1;
                     put(&*file, name, 0);
                 }
                 let Renamed { renamed, other_renamed, was_done } =
@@ -591,10 +631,11 @@ fn renames_of_two_files_to_one_name_by_two_mounts_both_succeed_in_any_stores() {
                 assert!(renamed.is_ok(), "{at}: {renamed:?}");
                 assert!(other_renamed.as_ref().is_none_or(Result::is_ok), "{at}: {other_renamed:?}");
                 let fresh = mount(&stores);
-                let is_there = |name: &[u8]| fresh.lookup(fresh.root(), name).unwrap().is_some();
+                let is_there =
+                    |name: &[u8]| fresh.lookup(&Context::OWN, fresh.root(), name).unwrap().is_some();
                 assert!(!is_there(&first) && is_there(&second) == other_renamed.is_none(), "{at}");
                 let mut bytes = [0; 4];
-                let file = fresh.open_as(node(&fresh, b"to"), Open::READ).unwrap();
+                let file = fresh.open_as(&Context::OWN, node(&fresh, b"to"), OpenMode::READ).unwrap();
                 let length = file.read_at(&mut bytes, 0).unwrap();
                 let now = &bytes[..length];
                 assert!(now == first || other_renamed.is_some() && now == second, "{at}: {now:?}");
@@ -614,7 +655,9 @@ fn a_file_that_another_mount_closes_or_syncs_while_it_is_removed_leaves_nothing_
                 let a = hooked(&stores, move || passes.pass());
                 let roots = roots(&stores);
                 let b = Arc::new(mounted::mount(roots, MEMORY, choices(100, flatten_bytes)));
-                let (attributes, file) = b.create(b.root(), b"f", NEW, by(1)).unwrap();
+                let (created, file) =
+                    b.create(&Context::for_process(1), b.root(), b"f", NEW, OpenMode::READ_WRITE).unwrap();
+                let node = created.into_attributes().node;
                 put(&*file, b"synced", 0);
                 file.sync().unwrap();
                 file.write_at(b"more", 6).unwrap();
@@ -623,9 +666,9 @@ fn a_file_that_another_mount_closes_or_syncs_while_it_is_removed_leaves_nothing_
                     let _ = if closes { file.publish() } else { file.sync() };
                     drop(file);
                 });
-                a.remove(a.root(), b"f").unwrap();
+                a.remove(&Context::OWN, a.root(), b"f").unwrap();
                 let was_done = between.disarm();
-                b.forget(attributes.node, 1);
+                b.forget(node, 1);
                 drop(b);
                 for store in &stores {
                     let own = store.root().open_dir(b".quell").unwrap();

@@ -43,7 +43,7 @@ pub struct ViewDirectory {
 ///
 /// `working_directory`: the directory that the caller will use in the namespace.
 ///
-/// Errors: `Os(ETIMEDOUT)` if a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names
+/// Errors: `TimedOut` if a holder does not answer within [`ANSWER_TIMEOUT`]; the subject names
 /// the process.
 pub fn join(
     directory: &Path,

@@ -1,6 +1,6 @@
 //! Promise: attributes are as described, and the same however the node is reached.
 
-use quell_vfs::resolve;
+use quell_vfs::{Context, resolve};
 
 use super::implementation::{Implementation, varied_tree};
 use crate::Model;
@@ -13,7 +13,7 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&tree);
     assert_eq!(instance.fs.root(), quell_vfs::NodeId(0));
     for (path, number) in tree.paths() {
-        let Ok(found) = resolve(&*instance.fs, &path) else {
+        let Ok(found) = resolve(&*instance.fs, &Context::OWN, &path) else {
             assert!(
                 !implementation.devices && tree.node(number).rdev != 0,
                 "{} is missing",
@@ -21,14 +21,16 @@ pub(super) fn check(implementation: &Implementation<'_>) {
             );
             continue;
         };
-        let expected = resolve(&model, &path).unwrap();
+        let expected = resolve(&model, &Context::OWN, &path).unwrap();
         let wrong = differences(&expected, &found, implementation.exact);
         assert!(wrong.is_empty(), "{}: {wrong:?}", path.escape_ascii());
-        assert_eq!(instance.fs.attributes(found.node).unwrap(), found);
+        assert_eq!(instance.fs.attributes(&Context::OWN, found.node).unwrap(), *found);
         if found.kind == quell_vfs::Kind::Dir {
             for (name, listed) in listing(&*instance.fs, found.node, 100).unwrap() {
-                let looked_up = instance.fs.lookup(found.node, &name).unwrap();
-                assert_eq!(looked_up, Some(listed), "{}", name.escape_ascii());
+                let looked_up = instance.fs.lookup(&Context::OWN, found.node, &name).unwrap().unwrap();
+                let attributes = listed.attributes.expect("a read-only tree lists all attributes");
+                assert_eq!(attributes, *looked_up, "{}", name.escape_ascii());
+                assert_eq!((listed.node, listed.kind), (attributes.node, attributes.kind));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Promise: a capability is claimed if and only if it holds.
 
-use quell_vfs::{Capabilities, FileSystem};
+use quell_vfs::{Capabilities, Context, FileSystem};
 
 use super::implementation::Implementation;
 use crate::tree::{Node, Tree};
@@ -35,7 +35,9 @@ pub(super) fn check(implementation: &Implementation<'_>) {
 fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
     let (mut xattrs, mut acls) = (false, false);
     for (path, _) in tree.paths() {
-        for name in fs.xattr_names(quell_vfs::resolve(fs, &path).unwrap().node).unwrap() {
+        for name in
+            fs.xattr_names(&Context::OWN, quell_vfs::resolve(fs, &Context::OWN, &path).unwrap().node).unwrap()
+        {
             xattrs = true;
             acls |= name.starts_with(b"system.posix_acl_");
         }
@@ -47,8 +49,8 @@ fn what_is_there(fs: &dyn FileSystem, tree: &Tree) -> (bool, bool) {
 fn is_immutable(fs: &dyn FileSystem, tree: &Tree, can: Capabilities) {
     assert_eq!(fs.capabilities(), can);
     for (path, _) in tree.paths() {
-        let first = quell_vfs::resolve(fs, &path).unwrap();
-        assert_eq!(quell_vfs::resolve(fs, &path).unwrap(), first);
-        assert_eq!(fs.attributes(first.node).unwrap(), first);
+        let first = quell_vfs::resolve(fs, &Context::OWN, &path).unwrap();
+        assert_eq!(quell_vfs::resolve(fs, &Context::OWN, &path).unwrap(), first);
+        assert_eq!(fs.attributes(&Context::OWN, first.node).unwrap(), *first);
     }
 }

@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use quell_vfs::{FileSystem, Kind, NodeId};
+use quell_vfs::{Context, FileSystem, Kind, NodeId};
 
 use crate::tree::{Node, Tree};
 
@@ -94,7 +94,8 @@ pub(super) fn varied_tree() -> Tree {
 
 /// Returns the node at a path that must exist.
 pub(super) fn node_at(fs: &dyn FileSystem, path: &str) -> NodeId {
-    quell_vfs::resolve(fs, path.as_bytes()).unwrap_or_else(|e| panic!("{path}: {e}")).node
+    let found = quell_vfs::resolve(fs, &Context::OWN, path.as_bytes());
+    found.unwrap_or_else(|e| panic!("{path}: {e}")).node()
 }
 
 #[track_caller]

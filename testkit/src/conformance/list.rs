@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use quell_vfs::errno::ENOTDIR;
-use quell_vfs::{Cursor, FileSystem, NodeId};
+use quell_vfs::{Context, Cursor, FileSystem, NodeId};
 
 use super::implementation::{Implementation, node_at, refused, varied_tree};
 use crate::compare::listing;
@@ -27,23 +27,23 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     let odd = listing(fs, node_at(fs, "lib/names"), 10).unwrap();
     assert!(odd.iter().any(|(name, _)| name == &[b'n'; 255]) && odd.len() == 6);
     // Beyond the end there are no entries and no error.
-    fs.list(many, Cursor(u64::MAX), &mut |_| panic!("nothing is there")).unwrap();
-    fs.list(many, Cursor(u64::from(u32::MAX)), &mut |_| panic!("nothing is there")).unwrap();
-    refused(fs.list(node_at(fs, "bin/tool"), Cursor::START, &mut |_| true), ENOTDIR);
-    refused(fs.list(node_at(fs, "bin/link"), Cursor::START, &mut |_| true), ENOTDIR);
+    fs.list(&Context::OWN, many, Cursor(u64::MAX), &mut |_| panic!("nothing is there")).unwrap();
+    fs.list(&Context::OWN, many, Cursor(u64::from(u32::MAX)), &mut |_| panic!("nothing is there")).unwrap();
+    refused(fs.list(&Context::OWN, node_at(fs, "bin/tool"), Cursor::START, &mut |_| true), ENOTDIR);
+    refused(fs.list(&Context::OWN, node_at(fs, "bin/link"), Cursor::START, &mut |_| true), ENOTDIR);
 }
 
 /// A cursor continues after its entry, even if it is used later.
 fn from_every_cursor(fs: &dyn FileSystem, dir: NodeId, all: &[Vec<u8>]) {
     let mut cursors = Vec::new();
-    fs.list(dir, Cursor::START, &mut |entry| {
+    fs.list(&Context::OWN, dir, Cursor::START, &mut |entry| {
         cursors.push(entry.next);
         true
     })
     .unwrap();
     for (i, cursor) in cursors.into_iter().enumerate().step_by(37) {
         let mut next = None;
-        fs.list(dir, cursor, &mut |entry| {
+        fs.list(&Context::OWN, dir, cursor, &mut |entry| {
             next = Some(entry.name.to_vec());
             false
         })

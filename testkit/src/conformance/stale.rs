@@ -2,7 +2,7 @@
 //! `Stale`, and never the result of another node.
 
 use quell_vfs::errno::ESTALE;
-use quell_vfs::{Cursor, NodeId};
+use quell_vfs::{Context, Cursor, NodeId};
 
 use super::implementation::{Implementation, refused};
 use crate::tree::{Node, Tree};
@@ -13,14 +13,14 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&tree);
     let fs = &*instance.fs;
     for node in [2, 1000, u64::from(u32::MAX), 1 << 32, u64::MAX].map(NodeId) {
-        refused(fs.attributes(node), ESTALE);
-        refused(fs.lookup(node, b"file"), ESTALE);
+        refused(fs.attributes(&Context::OWN, node), ESTALE);
+        refused(fs.lookup(&Context::OWN, node, b"file"), ESTALE);
         refused(fs.parent(node), ESTALE);
         refused(fs.path(node), ESTALE);
-        refused(fs.list(node, Cursor::START, &mut |_| true), ESTALE);
-        refused(fs.read_link(node), ESTALE);
-        refused(fs.xattr(node, b"user.note"), ESTALE);
-        refused(fs.xattr_names(node), ESTALE);
-        refused(fs.open(node), ESTALE);
+        refused(fs.list(&Context::OWN, node, Cursor::START, &mut |_| true), ESTALE);
+        refused(fs.read_link(&Context::OWN, node), ESTALE);
+        refused(fs.xattr(&Context::OWN, node, b"user.note"), ESTALE);
+        refused(fs.xattr_names(&Context::OWN, node), ESTALE);
+        refused(fs.open(&Context::OWN, node), ESTALE);
     }
 }

@@ -6,6 +6,7 @@ mod append;
 mod attributes;
 mod bytes;
 mod create;
+mod deadlines;
 mod directories;
 mod handles;
 mod holes;
@@ -27,7 +28,7 @@ pub use mount::{Mounts, WritableImplementation};
 
 type Promise = fn(&WritableImplementation<'_>);
 
-const PROMISES: [(&str, Promise); 19] = [
+const PROMISES: [(&str, Promise); 20] = [
     ("create", create::check),
     ("bytes", bytes::check),
     ("holes", holes::check),
@@ -47,6 +48,7 @@ const PROMISES: [(&str, Promise); 19] = [
     ("mounts", mounts::check),
     ("threads", threads::check),
     ("space", space::check),
+    ("deadlines", deadlines::check),
 ];
 
 /// Checks all promises.

@@ -3,6 +3,7 @@
 
 use super::implementation::Implementation;
 use crate::tree::{Node, Tree};
+use quell_vfs::Context;
 
 pub(super) fn check(implementation: &Implementation<'_>) {
     let mut tree = Tree::new();
@@ -18,19 +19,19 @@ pub(super) fn check(implementation: &Implementation<'_>) {
     let instance = implementation.create(&tree);
     let fs = &*instance.fs;
     for (path, number) in tree.paths() {
-        let node = quell_vfs::resolve(fs, &path).unwrap().node;
+        let node = quell_vfs::resolve(fs, &Context::OWN, &path).unwrap().node;
         let expected =
             if implementation.xattrs { tree.node(number).xattrs.clone() } else { Default::default() };
-        let names = fs.xattr_names(node).unwrap();
-        assert_eq!(fs.xattr_names(node).unwrap(), names);
+        let names = fs.xattr_names(&Context::OWN, node).unwrap();
+        assert_eq!(fs.xattr_names(&Context::OWN, node).unwrap(), names);
         let mut sorted = names.clone();
         sorted.sort();
         assert!(sorted.iter().eq(expected.keys()), "{}: {names:?}", path.escape_ascii());
         for name in names {
-            assert_eq!(fs.xattr(node, &name).unwrap().as_ref(), expected.get(&name));
+            assert_eq!(fs.xattr(&Context::OWN, node, &name).unwrap().as_ref(), expected.get(&name));
         }
         for absent in [&b"user.none"[..], b"user.", b"", b"security.capability"] {
-            assert_eq!(fs.xattr(node, absent).unwrap(), None);
+            assert_eq!(fs.xattr(&Context::OWN, node, absent).unwrap(), None);
         }
     }
 }

@@ -14,7 +14,7 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
+use quell_vfs::{Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, WritableFile, errno};
 
 use super::operation::bytes_of;
 use crate::{MemoryStore, Random, Writeback};
@@ -104,7 +104,7 @@ pub fn run(implementation: &CrashImplementation<'_>, failure: Failure, seed: u64
         failure,
         restarts: 0,
         random: Random::new(seed),
-        new: New { permissions: 0o644, uid: implementation.uid, gid: implementation.gid },
+        new: NewEntry { permissions: 0o644, uid: implementation.uid, gid: implementation.gid },
         files: BTreeMap::new(),
         number: 0,
         log: String::new(),
@@ -290,7 +290,7 @@ struct History {
     failure: Failure,
     restarts: u64,
     random: Random,
-    new: New,
+    new: NewEntry,
     files: BTreeMap<usize, ExpectedFile>,
     number: usize,
     log: String,
@@ -359,10 +359,10 @@ impl History {
                         self.check_file(&*fs, name, &expected, safe)?;
                     }
                     let verbs = fs.writable().expect("it may be changed");
-                    let removed = verbs.remove(fs.root(), file_name(name).as_bytes());
+                    let removed = verbs.remove(&Context::OWN, fs.root(), file_name(name).as_bytes());
                     // Otherwise a later power failure may restore it in place of a file that is
                     // created now.
-                    let removed = removed.and_then(|()| verbs.sync_dir(fs.root()));
+                    let removed = removed.and_then(|()| verbs.sync_dir(&Context::OWN, fs.root()));
                     removed.map_err(|e| format!("{wrong}, and it cannot be removed: {e}"))?;
                 }
                 Err(Mismatch::Refused(wrong) | Mismatch::Bytes(wrong)) => return Err(wrong),
@@ -434,12 +434,12 @@ impl History {
                 Err(format!("{text}: {e}"))
             }
         };
-        let found = match fs.lookup(fs.root(), text.as_bytes()) {
+        let found = match fs.lookup(&Context::OWN, fs.root(), text.as_bytes()) {
             Ok(Some(found)) => found,
             Ok(None) => return Err(format!("{text} is gone")),
             Err(e) => return all_lost(e),
         };
-        let file = match fs.open(found.node) {
+        let file = match fs.open(&Context::OWN, found.node) {
             Ok(file) => file,
             Err(e) => return all_lost(e),
         };
@@ -488,9 +488,6 @@ impl History {
                 Err(e) => return Err(format!("{text} at {range:?}: {e}")),
             }
         }
-        if let Some(verbs) = fs.writable() {
-            verbs.forget(found.node, 1);
-        }
         Ok(())
     }
 
@@ -510,7 +507,7 @@ impl History {
                 let most = if self.random.one_in(3) { 5000 } else { 300 };
                 let count = 1 + self.random.below(most);
                 let bytes = bytes_of(self.number, count);
-                let end = if what < 3 { fs.attributes(slot.node)?.size_bytes as usize } else { FILE_BYTES };
+                let end = if what < 3 { slot.file.attributes()?.size_bytes as usize } else { FILE_BYTES };
                 let appended = end < FILE_BYTES;
                 let written = if appended {
                     slot.file.append(&bytes).map(|at| at as usize)
@@ -558,7 +555,7 @@ impl History {
                 // Often 0, because logs of writers that have ended are then removed.
                 let size = if self.random.one_in(2) { 0 } else { self.random.below(FILE_BYTES) };
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
-                let changed = verbs.change(slot.node, &change);
+                let changed = verbs.change(&Context::OWN, slot.node, &change);
                 let (effect, done) = (Effect::Size(size), changed.is_ok());
                 expected.done.push(Performed {
                     effect,
@@ -572,7 +569,7 @@ impl History {
             }
             _ => {
                 let Slot { handle, node, file, .. } = slots[number].take().expect("it is open");
-                let published = file.publish();
+                let published = file.close();
                 for done in expected.done.iter_mut().filter(|d| d.handle == Some(handle)) {
                     // Data that could not be published may be lost, and this close has reported
                     // that.
@@ -581,7 +578,7 @@ impl History {
                 }
                 drop(file);
                 verbs.forget(node, 1);
-                self.log(format_args!("slot {number}: publish {name}, close"));
+                self.log(format_args!("slot {number}: close {name}"));
                 published?;
             }
         }
@@ -591,25 +588,27 @@ impl History {
     /// Opens a file, and creates it if it does not exist.
     fn open(&mut self, fs: &dyn FileSystem, slot: usize) -> quell_vfs::Result<Slot> {
         let name = self.random.below(NAMES);
-        let how = Open { process: self.random.below(3) as u32, ..Open::READ_WRITE };
+        let context = Context::for_process(self.random.below(3) as u32);
         let verbs = fs.writable().expect("it may be changed");
         let text = file_name(name);
-        let found = fs.lookup(fs.root(), text.as_bytes());
+        let found = fs.lookup(&context, fs.root(), text.as_bytes());
         let is_damaged = found.as_ref().is_err_and(|error| error.kind == ErrorKind::Damaged);
         if !self.files.contains_key(&name) && (is_damaged || matches!(found, Ok(Some(_)))) {
             // A file that was removed because it was damaged has been restored by another power
             // failure.
-            verbs.remove(fs.root(), text.as_bytes())?;
+            verbs.remove(&context, fs.root(), text.as_bytes())?;
         }
-        let (node, file) = match fs.lookup(fs.root(), text.as_bytes())? {
-            Some(found) => (found.node, verbs.open_as(found.node, how)?),
-            None => {
-                let (made, file) = verbs.create(fs.root(), text.as_bytes(), self.new, how)?;
-                (made.node, file)
+        drop(found);
+        let (found, file) = match fs.lookup(&context, fs.root(), text.as_bytes())? {
+            Some(found) => {
+                let file = verbs.open_as(&context, found.node(), OpenMode::READ_WRITE)?;
+                (found, file)
             }
+            None => verbs.create(&context, fs.root(), text.as_bytes(), self.new, OpenMode::READ_WRITE)?,
         };
+        let node = found.into_attributes().node;
         self.files.entry(name).or_default();
-        self.log(format_args!("slot {slot}: open {text} by process {}", how.process));
+        self.log(format_args!("slot {slot}: open {text} by process {}", context.process));
         Ok(Slot { name, handle: self.number, node, file })
     }
 }
@@ -630,11 +629,13 @@ fn found_again(
 ) -> Result<Option<Vec<u8>>, Mismatch> {
     let text = file_name(name);
     let failed = |what: &str, e: quell_vfs::Error| Mismatch::Refused(format!("{what} {text}: {e}"));
-    let Some(found) = fs.lookup(fs.root(), text.as_bytes()).map_err(|e| failed("look up", e))? else {
+    let Some(found) =
+        fs.lookup(&Context::OWN, fs.root(), text.as_bytes()).map_err(|e| failed("look up", e))?
+    else {
         let needed = killed || expected.name_synced;
         return if needed { Err(Mismatch::Bytes(format!("{text} is gone"))) } else { Ok(None) };
     };
-    let file = fs.open(found.node).map_err(|e| failed("open", e))?;
+    let file = fs.open(&Context::OWN, found.node).map_err(|e| failed("open", e))?;
     let mut bytes = vec![0xAA; FILE_BYTES * 2];
     let count = file.read_at(&mut bytes, 0).map_err(|e| failed("read", e))?;
     bytes.truncate(count);
@@ -644,8 +645,5 @@ fn found_again(
     }
     let safe = if killed { Guarantee::Published } else { Guarantee::Synced };
     expected.check(&bytes, safe).map_err(|wrong| Mismatch::Bytes(format!("{text} {wrong}")))?;
-    if let Some(verbs) = fs.writable() {
-        verbs.forget(found.node, 1);
-    }
     Ok(Some(bytes))
 }

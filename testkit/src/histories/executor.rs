@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use quell_vfs::errno::ENOENT;
 use quell_vfs::{
-    Attributes, Change, Error, ErrorKind, FileSystem, Kind, New, NodeId, Open, Result, Time, Writable,
-    WritableFile,
+    Attributes, Change, Context, Error, ErrorKind, FileSystem, Kind, NewEntry, NodeId, OpenMode, Result,
+    Time, Writable, WritableFile,
 };
 
 use super::operation::{DIRECTORIES, FAR, Operation, Path, SLOTS, bytes_of, file_name};
@@ -34,7 +34,7 @@ pub(super) struct Executor {
     /// The mount whose turn it is.
     mount: usize,
     mounts_in_turn: usize,
-    new: New,
+    new: NewEntry,
 }
 
 /// The result of an operation.
@@ -134,7 +134,7 @@ impl Executor {
         mounts_in_turn: usize,
         implementation: &WritableImplementation<'_>,
     ) -> Executor {
-        let new = New { permissions: 0o644, uid: implementation.uid, gid: implementation.gid };
+        let new = NewEntry { permissions: 0o644, uid: implementation.uid, gid: implementation.gid };
         let slots = mounts.iter().map(|_| (0..SLOTS).map(|_| None).collect()).collect();
         Executor { slots, mounts_in_turn, mounts, mount: 0, new }
     }
@@ -165,7 +165,8 @@ impl Executor {
 
     /// Returns, on the model, whether the operation is applicable and its result is determined.
     pub(super) fn is_possible(&self, operation: &Operation) -> bool {
-        let size = |node| self.fs().attributes(node).map_or(0, |attributes| attributes.size_bytes);
+        let size =
+            |node| self.fs().attributes(&Context::OWN, node).map_or(0, |attributes| attributes.size_bytes);
         match operation {
             Operation::Open { .. } | Operation::Create { .. } => true,
             Operation::Forget { slot } => self.slot(*slot).is_some_and(|slot| slot.held),
@@ -177,9 +178,7 @@ impl Executor {
                 self.with_file(*path, |node| Ok(size(node) != *new)).unwrap_or(true)
             }
             // A node without references may be stale although the file is open.
-            Operation::StatOpen { slot }
-            | Operation::ReadOpen { slot }
-            | Operation::TimeOpen { slot, .. } => self.slot(*slot).is_some_and(|slot| slot.held),
+            Operation::TimeOpen { slot, .. } => self.slot(*slot).is_some_and(|slot| slot.held),
             other => other.slot().is_none_or(|slot| self.slot(slot).is_some()),
         }
     }
@@ -198,36 +197,29 @@ impl Executor {
         if dir == 0 {
             return call(root);
         }
-        match self.fs().lookup(root, DIRECTORIES[dir].as_bytes())? {
+        match self.fs().lookup(&Context::OWN, root, DIRECTORIES[dir].as_bytes())? {
             None => not_found(),
-            Some(found) => {
-                let answer = call(found.node);
-                self.verbs().forget(found.node, 1);
-                answer
-            }
+            Some(found) => call(found.node()),
         }
     }
 
     fn with_file<T>(&self, path: Path, call: impl FnOnce(NodeId) -> Result<T>) -> Result<T> {
-        self.with_dir(path.dir, |dir| match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
+        let name = file_name(path.name);
+        self.with_dir(path.dir, |dir| match self.fs().lookup(&Context::OWN, dir, name.as_bytes())? {
             None => not_found(),
-            Some(found) => {
-                let answer = call(found.node);
-                self.verbs().forget(found.node, 1);
-                answer
-            }
+            Some(found) => call(found.node()),
         })
     }
 
-    fn close(&mut self, mount: usize, slot: usize, publish: bool) -> Result<()> {
+    fn close(&mut self, mount: usize, slot: usize, is_published: bool) -> Result<()> {
         let Some(open) = self.slots[mount][slot].take() else { return Ok(()) };
-        let published = if publish { open.file.publish() } else { Ok(()) };
+        let closed = open.file.close();
         drop(open.file);
         if open.held {
             let verbs = self.mounts[mount].writable().expect("it may be changed");
             verbs.forget(open.node, 1);
         }
-        published
+        if is_published { Ok(()) } else { closed }
     }
 
     pub(super) fn close_all(&mut self) -> Outcome {
@@ -235,7 +227,7 @@ impl Executor {
         for mount in 0..self.mounts.len() {
             for slot in 0..SLOTS {
                 let idle = self.slots[mount][slot].as_ref().is_some_and(|slot| slot.idle);
-                if let Err(e) = self.close(mount, slot, !idle) {
+                if let Err(e) = self.close(mount, slot, idle) {
                     answer = Outcome::Error(e.errno());
                 }
             }
@@ -247,7 +239,7 @@ impl Executor {
         let mut outcome = Ok(());
         for slot in 0..SLOTS {
             if closing >> slot & 1 == 1 {
-                outcome = outcome.and(self.close(self.mount, slot, true));
+                outcome = outcome.and(self.close(self.mount, slot, false));
             } else if let Some(open) = &mut self.slots[self.mount][slot] {
                 open.idle = true;
                 outcome = outcome.and(open.file.publish());
@@ -256,7 +248,7 @@ impl Executor {
         self.mount = (self.mount + 1) % self.mounts_in_turn;
         for slot in 0..SLOTS {
             if self.slots[self.mount][slot].as_ref().is_some_and(|slot| slot.idle) {
-                outcome = outcome.and(self.close(self.mount, slot, false));
+                outcome = outcome.and(self.close(self.mount, slot, true));
             }
         }
         outcome
@@ -269,29 +261,28 @@ impl Executor {
     fn answer(&mut self, number: usize, operation: &Operation) -> Result<Outcome> {
         match operation {
             Operation::Open { slot, path, process, truncate } => {
-                self.open(*slot, *path, Open { process: *process, truncate: *truncate, ..Open::READ_WRITE })?;
+                let mode = OpenMode { truncate: *truncate, ..OpenMode::READ_WRITE };
+                self.open(*slot, *path, *process, mode)?;
             }
             Operation::Create { slot, path, process } => {
-                self.close(self.mount, *slot, true)?;
-                let how = Open { process: *process, ..Open::READ_WRITE };
-                self.create(*slot, *path, how)?;
+                self.close(self.mount, *slot, false)?;
+                self.create(*slot, *path, *process, OpenMode::READ_WRITE)?;
             }
-            Operation::Close { slot } => self.close(self.mount, *slot, true)?,
+            Operation::Close { slot } => self.close(self.mount, *slot, false)?,
             Operation::ReadAll { path } => {
                 return self.with_file(*path, |node| {
-                    let file = self.verbs().open_as(node, Open::READ)?;
-                    all(&*file, self.fs().attributes(node)?.size_bytes)
+                    let file = self.verbs().open_as(&Context::OWN, node, OpenMode::READ)?;
+                    all(&*file, self.fs().attributes(&Context::OWN, node)?.size_bytes)
                 });
             }
             Operation::Stat { path } => {
                 return self.with_dir(path.dir, |dir| {
-                    match self.fs().lookup(dir, file_name(path.name).as_bytes())? {
+                    match self.fs().lookup(&Context::OWN, dir, file_name(path.name).as_bytes())? {
                         None => not_found(),
                         Some(found) => {
-                            let again = self.fs().attributes(found.node);
-                            self.verbs().forget(found.node, 1);
+                            let again = self.fs().attributes(&Context::OWN, found.node())?;
                             let (again, found) =
-                                (Outcome::from_attributes(again?), Outcome::from_attributes(found));
+                                (Outcome::from_attributes(again), Outcome::from_attributes(*found));
                             if again != found {
                                 return Ok(Outcome::Contradiction(format!(
                                     "looked up {found:?}, looked up again {again:?}"
@@ -305,36 +296,38 @@ impl Executor {
             Operation::Size { path, size } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
                 return self.with_file(*path, |node| {
-                    Ok(Outcome::from_attributes(self.verbs().change(node, &change)?))
+                    Ok(Outcome::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
                 });
             }
             Operation::Mode { path, permissions } => {
                 let change = Change { permissions: Some(*permissions), ..Change::default() };
                 return self.with_file(*path, |node| {
-                    Ok(Outcome::from_attributes(self.verbs().change(node, &change)?))
+                    Ok(Outcome::from_attributes(self.verbs().change(&Context::OWN, node, &change)?))
                 });
             }
             Operation::Rename { from, to, how } => {
                 let (old, new) = (file_name(from.name), file_name(to.name));
                 self.with_dir(from.dir, |a| {
-                    self.with_dir(to.dir, |b| self.verbs().rename(a, old.as_bytes(), b, new.as_bytes(), *how))
+                    self.with_dir(to.dir, |b| {
+                        self.verbs().rename(&Context::OWN, a, old.as_bytes(), b, new.as_bytes(), *how)
+                    })
                 })?;
             }
             Operation::Remove { path } => {
                 let name = file_name(path.name);
-                self.with_dir(path.dir, |dir| self.verbs().remove(dir, name.as_bytes()))?;
+                self.with_dir(path.dir, |dir| self.verbs().remove(&Context::OWN, dir, name.as_bytes()))?;
             }
             Operation::MakeDir { dir } => {
-                let new = New { permissions: 0o755, ..self.new };
-                let made = self.verbs().make_dir(self.fs().root(), DIRECTORIES[*dir].as_bytes(), new)?;
-                self.verbs().forget(made.node, 1);
+                let new = NewEntry { permissions: 0o755, ..self.new };
+                let name = DIRECTORIES[*dir].as_bytes();
+                drop(self.verbs().make_dir(&Context::OWN, self.fs().root(), name, new)?);
             }
             Operation::RemoveDir { dir } => {
-                self.verbs().remove_dir(self.fs().root(), DIRECTORIES[*dir].as_bytes())?;
+                self.verbs().remove_dir(&Context::OWN, self.fs().root(), DIRECTORIES[*dir].as_bytes())?;
             }
             Operation::RenameDir { from, to, how } => {
                 let (root, from, to) = (self.fs().root(), DIRECTORIES[*from], DIRECTORIES[*to]);
-                self.verbs().rename(root, from.as_bytes(), root, to.as_bytes(), *how)?;
+                self.verbs().rename(&Context::OWN, root, from.as_bytes(), root, to.as_bytes(), *how)?;
             }
             Operation::List { dir } => {
                 let entries = self.with_dir(*dir, |dir| listing(self.fs(), dir, 1 + number % 5))?;
@@ -385,21 +378,21 @@ impl Executor {
                 return Ok(Outcome::Pieces(buffers));
             }
             Operation::ReadOpen { .. } => {
-                return all(&*open.file, self.fs().attributes(open.node)?.size_bytes);
+                return all(&*open.file, open.file.attributes()?.size_bytes);
             }
             Operation::StatOpen { .. } => {
-                return self.fs().attributes(open.node).map(Outcome::from_attributes);
+                return open.file.attributes().map(Outcome::from_attributes);
             }
             Operation::Publish { .. } => open.file.publish()?,
             Operation::Sync { .. } => open.file.sync()?,
             Operation::SizeOpen { size, .. } => {
                 let change = Change { size_bytes: Some(*size), ..Change::default() };
-                return self.verbs().change(open.node, &change).map(Outcome::from_attributes);
+                return self.verbs().change(&Context::OWN, open.node, &change).map(Outcome::from_attributes);
             }
             Operation::TimeOpen { seconds, .. } => {
                 let modified = Time { seconds: *seconds, nanoseconds: SET_NANOSECONDS };
                 let change = Change { modified: Some(modified), ..Change::default() };
-                return self.verbs().change(open.node, &change).map(Outcome::from_attributes);
+                return self.verbs().change(&Context::OWN, open.node, &change).map(Outcome::from_attributes);
             }
             Operation::Forget { .. } => {
                 self.verbs().forget(open.node, 1);
@@ -410,31 +403,30 @@ impl Executor {
         Ok(Outcome::Done)
     }
 
-    fn create(&mut self, slot: usize, path: Path, how: Open) -> Result<()> {
+    fn create(&mut self, slot: usize, path: Path, process: u32, mode: OpenMode) -> Result<()> {
         let (name, new) = (file_name(path.name), self.new);
+        let context = Context::for_process(process);
         let (made, file) =
-            self.with_dir(path.dir, |dir| self.verbs().create(dir, name.as_bytes(), new, how))?;
-        self.slots[self.mount][slot] = Some(Slot { node: made.node, file, held: true, idle: false });
+            self.with_dir(path.dir, |dir| self.verbs().create(&context, dir, name.as_bytes(), new, mode))?;
+        let node = made.into_attributes().node;
+        self.slots[self.mount][slot] = Some(Slot { node, file, held: true, idle: false });
         Ok(())
     }
 
-    fn open(&mut self, slot: usize, path: Path, mut how: Open) -> Result<()> {
-        self.close(self.mount, slot, true)?;
+    fn open(&mut self, slot: usize, path: Path, process: u32, mut mode: OpenMode) -> Result<()> {
+        self.close(self.mount, slot, false)?;
         let name = file_name(path.name);
-        let found = self.with_dir(path.dir, |dir| self.fs().lookup(dir, name.as_bytes()))?;
+        let context = Context::for_process(process);
+        let fs = Arc::clone(&self.mounts[self.mount]);
+        let found = self.with_dir(path.dir, |dir| fs.lookup(&context, dir, name.as_bytes()))?;
         let Some(found) = found else {
-            return self.create(slot, path, Open { truncate: false, ..how });
+            return self.create(slot, path, process, OpenMode { truncate: false, ..mode });
         };
         // The contract does not state whether truncating an empty file changes it.
-        how.truncate &= found.size_bytes > 0;
-        let file = match self.verbs().open_as(found.node, how) {
-            Ok(file) => file,
-            Err(e) => {
-                self.verbs().forget(found.node, 1);
-                return Err(e);
-            }
-        };
-        self.slots[self.mount][slot] = Some(Slot { node: found.node, file, held: true, idle: false });
+        mode.truncate &= found.size_bytes > 0;
+        let file = self.verbs().open_as(&context, found.node(), mode)?;
+        let node = found.into_attributes().node;
+        self.slots[self.mount][slot] = Some(Slot { node, file, held: true, idle: false });
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use quell_vfs::{Change, ErrorKind, FileSystem, New, NodeId, Open, WritableFile, errno};
+use quell_vfs::{Change, Context, ErrorKind, FileSystem, NewEntry, NodeId, OpenMode, WritableFile, errno};
 
 use super::crash::CrashImplementation;
 use super::operation::bytes_of;
@@ -82,10 +82,16 @@ impl History<'_> {
         let CrashImplementation { uid, gid, .. } = *self.implementation;
         let fs = Arc::clone(&self.mounts[0].fs);
         let verbs = fs.writable().expect("it may be changed");
-        let made = verbs.create(fs.root(), NAME, New { permissions: 0o644, uid, gid }, Open::READ_WRITE);
+        let made = verbs.create(
+            &Context::OWN,
+            fs.root(),
+            NAME,
+            NewEntry { permissions: 0o644, uid, gid },
+            OpenMode::READ_WRITE,
+        );
         let (_, file) = succeeded("create", made)?;
         succeeded("sync", file.sync())?;
-        succeeded("sync the directory", verbs.sync_dir(fs.root()))?;
+        succeeded("sync the directory", verbs.sync_dir(&Context::OWN, fs.root()))?;
         self.mounts[0].file = Some(file);
         for _ in 0..OPERATIONS {
             self.number += 1;
@@ -135,15 +141,16 @@ impl History<'_> {
         let process = self.random.below(2) as u32;
         let fs = Arc::clone(&self.mounts[mount].fs);
         if self.mounts[mount].file.is_none() {
-            let how = Open { process, truncate: what == 0, ..Open::READ_WRITE };
-            self.log(format_args!("mount {mount}: open, truncate: {}", how.truncate));
+            let mode = OpenMode { truncate: what == 0, ..OpenMode::READ_WRITE };
+            self.log(format_args!("mount {mount}: open, truncate: {}", mode.truncate));
             let node = succeeded("find", node(&*fs))?;
-            let file = succeeded("open", fs.writable().expect("it may be changed").open_as(node, how))?;
-            if how.truncate {
+            let verbs = fs.writable().expect("it may be changed");
+            let file = succeeded("open", verbs.open_as(&Context::for_process(process), node, mode))?;
+            if mode.truncate {
                 succeeded("sync", file.sync())?;
             }
             self.mounts[mount].file = Some(file);
-            return Ok(if how.truncate { Effect::Truncate(0) } else { Effect::Nothing });
+            return Ok(if mode.truncate { Effect::Truncate(0) } else { Effect::Nothing });
         }
         let file = self.mounts[mount].file.as_ref().expect("it is open");
         match what {
@@ -157,7 +164,9 @@ impl History<'_> {
             10..15 => {
                 let change = Change { size_bytes: Some(size as u64), ..Change::default() };
                 let verbs = fs.writable().expect("it may be changed");
-                let cut = node(&*fs).and_then(|node| verbs.change(node, &change)).and_then(|_| file.sync());
+                let cut = node(&*fs)
+                    .and_then(|node| verbs.change(&Context::OWN, node, &change))
+                    .and_then(|_| file.sync());
                 self.log(format_args!("mount {mount}: truncate to {size} and sync"));
                 succeeded("truncate and sync", cut)?;
                 Ok(Effect::Truncate(size))
@@ -235,8 +244,10 @@ impl History<'_> {
         // power failure.
         let fs = Arc::clone(&self.mounts[0].fs);
         let node = succeeded("find", node(&*fs))?;
-        let file =
-            succeeded("open", fs.writable().expect("it may be changed").open_as(node, Open::READ_WRITE))?;
+        let file = succeeded(
+            "open",
+            fs.writable().expect("it may be changed").open_as(&Context::OWN, node, OpenMode::READ_WRITE),
+        )?;
         succeeded("sync", file.sync())?;
         Ok(true)
     }
@@ -262,15 +273,17 @@ fn applied(before: &[u8], effect: &Effect) -> Vec<u8> {
 }
 
 fn node(fs: &dyn FileSystem) -> quell_vfs::Result<NodeId> {
-    let found = fs.lookup(fs.root(), NAME)?;
-    found.map(|found| found.node).ok_or_else(|| quell_vfs::Error::new(ErrorKind::NotFound, "find", NAME))
+    let found = fs.lookup(&Context::OWN, fs.root(), NAME)?;
+    found
+        .map(|found| found.into_attributes().node)
+        .ok_or_else(|| quell_vfs::Error::new(ErrorKind::NotFound, "find", NAME))
 }
 
 fn content(fs: &dyn FileSystem) -> quell_vfs::Result<Vec<u8>> {
     let node = node(fs)?;
-    let file = fs.writable().expect("it may be changed").open_as(node, Open::READ)?;
+    let file = fs.writable().expect("it may be changed").open_as(&Context::OWN, node, OpenMode::READ)?;
     let found = read(&*file)?;
-    let size = fs.attributes(node)?.size_bytes;
+    let size = fs.attributes(&Context::OWN, node)?.size_bytes;
     assert_eq!(found.len() as u64, size, "bytes that can be read, and the size");
     Ok(found)
 }

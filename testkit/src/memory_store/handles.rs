@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use quell_posix::{Dir, OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, File, Kind, Rename, Result, Space, errno};
+use quell_vfs::{Change, Error, ErrorKind, Kind, ReadAt, Rename, Result, Space, errno};
 
 use super::inode::{Content, Number};
 use super::state::{SharedState, State};
@@ -101,7 +101,7 @@ impl Dir for StoreDir {
         let state = self.handle.begin("read link", name, false)?;
         match &state.inode(state.child(self.handle.number, name, "read link")?).content {
             Content::Symlink(target) => Ok(target.clone()),
-            _ => Err(Error::new(ErrorKind::Os(errno::EINVAL), "read link", name)),
+            _ => Err(Error::new(ErrorKind::InvalidInput, "read link", name)),
         }
     }
 
@@ -220,7 +220,7 @@ impl StoreFile {
     }
 }
 
-impl File for StoreFile {
+impl ReadAt for StoreFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let state = self.handle.begin("read", b"", false)?;
         Ok(state.file_bytes(self.handle.number).read_at(into, offset))

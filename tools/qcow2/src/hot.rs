@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use quell_vfs::File;
+use quell_vfs::ReadAt;
 
 use crate::cluster::Cluster;
 use crate::damage::{Damage, unsupported};
@@ -22,7 +22,7 @@ pub struct Layer<'a> {
     /// `None` for a raw file, whose bytes are the disk's bytes.
     pub header: Option<&'a Header>,
     /// The open file.
-    pub file: &'a dyn File,
+    pub file: &'a dyn ReadAt,
     /// The size of the file.
     pub file_bytes: u64,
     /// The numbers of its recorded blocks, sorted.
@@ -149,7 +149,7 @@ mod tests {
 
     struct Bytes(Vec<u8>);
 
-    impl File for Bytes {
+    impl ReadAt for Bytes {
         fn read_at(&self, into: &mut [u8], offset: u64) -> quell_vfs::Result<usize> {
             let rest = self.0.get(offset as usize..).unwrap_or_default();
             let length = rest.len().min(into.len());

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 
-use quell_vfs::File;
+use quell_vfs::ReadAt;
 
 use crate::cluster::{Cluster, OFFSET};
 use crate::damage::{Damage, unsupported, wrong};
@@ -16,7 +16,7 @@ pub const TABLE_BYTES_MAX: u64 = 1 << 30;
 /// Calls `visit` with each cluster that is allocated in the image, and its number on the disk.
 pub fn visit(
     header: &Header,
-    file: &dyn File,
+    file: &dyn ReadAt,
     visit: &mut dyn FnMut(u64, Cluster) -> Result<(), Damage>,
 ) -> Result<(), Damage> {
     if header.encrypted {
@@ -74,7 +74,7 @@ fn entries(table: &[u8]) -> impl Iterator<Item = u64> {
     table.chunks_exact(8).map(|entry| u64::from_be_bytes(entry.try_into().expect("eight bytes")))
 }
 
-fn read_whole(file: &dyn File, into: &mut [u8], offset: u64, what: &str) -> Result<(), Damage> {
+fn read_whole(file: &dyn ReadAt, into: &mut [u8], offset: u64, what: &str) -> Result<(), Damage> {
     match file.read_at(into, offset)? {
         length if length == into.len() => Ok(()),
         _ => wrong(format!("the file ends in {what}")),

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use quell_vfs::{
-    Attributes, Capabilities, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId, Result,
-    Time,
+    Attributes, Capabilities, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, NodeId,
+    NodeRef, ReadAt, Result, Time,
 };
 
 pub const ROOT: NodeId = NodeId(0);
@@ -43,7 +43,7 @@ pub struct Memory {
 
 impl Memory {
     pub fn new() -> Memory {
-        let can = Capabilities { immutable: true, xattrs: false, acls: false };
+        let can = Capabilities { immutable: true, ..Capabilities::default() };
         let mut memory = Memory { nodes: Vec::new(), can };
         memory.push(ROOT, b"", Kind::Dir, 0o755);
         memory
@@ -150,14 +150,14 @@ impl FileSystem for Memory {
         ROOT
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         if name.len() > quell_vfs::NAME_BYTES_MAX {
             return Err(Error::new(ErrorKind::NameTooLong, "lookup", name));
         }
-        Ok(self.node(dir).by_name.get(name).map(|node| self.node(*node).attributes))
+        Ok(self.node(dir).by_name.get(name).map(|node| NodeRef::permanent(self.node(*node).attributes)))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         Ok(self.node(node).attributes)
     }
 
@@ -177,47 +177,63 @@ impl FileSystem for Memory {
         Ok(path)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let from = after.0 as usize;
         for (index, (name, node)) in self.node(dir).entries.iter().enumerate().skip(from) {
             let attributes = self.node(*node).attributes;
-            if !visit(DirEntry { name, next: Cursor(index as u64 + 1), attributes }) {
+            let (next, node, kind) = (Cursor(index as u64 + 1), *node, attributes.kind);
+            if !visit(DirEntry { name, next, node, kind, attributes: Some(attributes) }) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         Ok(self.node(node).target.clone())
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
         let xattrs = &self.node(node).xattrs;
         Ok(xattrs.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()))
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         Ok(self.node(node).xattrs.iter().map(|(name, _)| name.clone()).collect())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
         let Node { attributes, content, .. } = self.node(node);
         match content {
             Content::Refused(kind) => Err(Error::new(*kind, "open", self.path(node)?)),
-            content => Ok(Box::new(OpenFile { content: content.clone(), size_bytes: attributes.size_bytes })),
+            content => Ok(Box::new(OpenFile { content: content.clone(), attributes: *attributes })),
         }
     }
+
+    /// Node numbers are permanent.
+    fn forget(&self, _: NodeId, _: u64) {}
 }
 
 struct OpenFile {
     content: Content,
-    size_bytes: u64,
+    attributes: Attributes,
 }
 
 impl File for OpenFile {
+    fn attributes(&self) -> Result<Attributes> {
+        Ok(self.attributes)
+    }
+}
+
+impl ReadAt for OpenFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        let left = self.size_bytes.saturating_sub(offset);
+        let left = self.attributes.size_bytes.saturating_sub(offset);
         let n = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         match &self.content {
             Content::Bytes(bytes) if n > 0 => into[..n].copy_from_slice(&bytes[offset as usize..][..n]),

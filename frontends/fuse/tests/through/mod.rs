@@ -9,11 +9,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quell_vfs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind, New,
-    NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Time, Writable, WritableFile,
+    check_name, errno,
 };
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
@@ -90,15 +92,15 @@ impl Through {
         found.ok_or_else(|| Error::new(ErrorKind::Stale, "use", "a node without references"))
     }
 
-    fn refer(&self, fd: OwnedFd, dir: NodeId, name: &[u8]) -> Result<Attributes> {
+    fn refer(&self, fd: OwnedFd, dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
         let found = attributes_of(fd.as_fd())?;
         let mut known = self.known.lock().unwrap();
         let new = || Known { fd: Arc::new(fd), references: 0, place: (dir, name.to_vec()) };
         known.entry(found.node).or_insert_with(new).references += 1;
-        Ok(found)
+        Ok(NodeRef::counted(self, found))
     }
 
-    fn created_entry(&self, dir: NodeId, name: &[u8]) -> Result<Attributes> {
+    fn created_entry(&self, dir: NodeId, name: &[u8]) -> Result<NodeRef<'_>> {
         let fd = point_at(&*self.fd(dir)?, name, OFlags::NOFOLLOW).map_err(failed("look up", name))?;
         self.refer(fd, dir, name)
     }
@@ -128,20 +130,20 @@ impl FileSystem for Through {
         NodeId(0)
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         match check_name(name) {
             // The kernel sends no request for these names.
             Err(error) if error.kind == ErrorKind::InvalidInput => return Ok(None),
             _ => {}
         }
         match point_at(&*self.fd(dir)?, name, OFlags::NOFOLLOW) {
-            Ok(fd) => self.refer(fd, dir, name).map(Some),
+            Ok(fd) => Ok(Some(self.refer(fd, dir, name)?)),
             Err(rustix::io::Errno::NOENT) => Ok(None),
             Err(errno) => Err(failed("look up", name)(errno)),
         }
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         attributes_of(self.fd(node)?.as_fd())
     }
 
@@ -160,7 +162,13 @@ impl FileSystem for Through {
         self.path_of(node).map(|path| path.into_os_string().into_vec())
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&*self.fd(dir)?, ".", flags, Mode::empty());
         let fail = failed("list", b"");
@@ -176,28 +184,16 @@ impl FileSystem for Through {
                 FileType::Symlink => Kind::Symlink,
                 _ => Kind::File,
             };
-            let none = Time::default();
-            let attributes = Attributes {
-                node: NodeId(entry.ino() - 1),
-                kind,
-                permissions: 0,
-                uid: 0,
-                gid: 0,
-                nlink: 1,
-                rdev: 0,
-                size_bytes: 0,
-                blocks: 0,
-                modified: none,
-                changed: none,
-            };
-            if name != b"." && name != b".." && !visit(DirEntry { name, next, attributes }) {
+            let node = NodeId(entry.ino() - 1);
+            if name != b"." && name != b".." && !visit(DirEntry { name, next, node, kind, attributes: None })
+            {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         let target = rustix::fs::readlinkat(&*self.fd(node)?, "", Vec::new());
         // For a descriptor that is not a symbolic link's, the kernel returns ENOENT.
         let fail = |errno| match errno {
@@ -207,16 +203,26 @@ impl FileSystem for Through {
         Ok(target.map_err(fail)?.into_bytes())
     }
 
-    fn xattr(&self, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
         self.fd(node).map(|_| None)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         self.fd(node).map(|_| Vec::new())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        Ok(Box::new(self.file(node, Open::READ)?))
+    fn open(&self, _: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        Ok(Box::new(self.file(node, OpenMode::READ)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        let mut known = self.known.lock().unwrap();
+        if let Some(Known { references: held, .. }) = known.get_mut(&node) {
+            *held = held.saturating_sub(references);
+            if *held == 0 {
+                known.remove(&node);
+            }
+        }
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -224,72 +230,88 @@ impl FileSystem for Through {
     }
 }
 
-fn flags_of(how: Open) -> OFlags {
-    let access = match (how.read, how.write) {
+fn flags_of(open_mode: OpenMode) -> OFlags {
+    let access = match (open_mode.read, open_mode.write) {
         (_, false) => OFlags::RDONLY,
         (false, true) => OFlags::WRONLY,
         (true, true) => OFlags::RDWR,
     };
-    access | OFlags::CLOEXEC | if how.truncate { OFlags::TRUNC } else { OFlags::empty() }
+    access | OFlags::CLOEXEC | if open_mode.truncate { OFlags::TRUNC } else { OFlags::empty() }
 }
 
 impl Through {
-    fn file(&self, node: NodeId, how: Open) -> Result<ThroughFile> {
+    fn file(&self, node: NodeId, open_mode: OpenMode) -> Result<ThroughFile> {
         let fd = self.fd(node)?;
         match attributes_of(fd.as_fd())?.kind {
             Kind::File => {}
             Kind::Dir => return Err(Error::new(ErrorKind::IsADirectory, "open", b"")),
             _ => return Err(Error::new(ErrorKind::InvalidInput, "open", b"")),
         }
-        let file =
-            rustix::fs::open(fd_path(&*fd), flags_of(how), Mode::empty()).map_err(failed("open", b""))?;
-        Ok(ThroughFile { file: file.into(), appending: Mutex::new(None) })
+        let file = rustix::fs::open(fd_path(&*fd), flags_of(open_mode), Mode::empty())
+            .map_err(failed("open", b""))?;
+        Ok(ThroughFile::new(file))
     }
 }
 
 impl Writable for Through {
     fn create(
         &self,
+        _: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        new: NewEntry,
+        open_mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
         check_name(name)?;
-        let flags = flags_of(how) | OFlags::CREATE | OFlags::EXCL;
+        let flags = flags_of(open_mode) | OFlags::CREATE | OFlags::EXCL;
         let mode = Mode::from_raw_mode(new.permissions);
         let file = rustix::fs::openat(&*self.fd(dir)?, OsStr::from_bytes(name), flags, mode)
             .map_err(failed("create", name))?;
         let fd = point_at(CWD, fd_path(&file).as_os_str().as_bytes(), OFlags::empty());
-        let attributes = self.refer(fd.map_err(failed("create", name))?, dir, name)?;
-        Ok((attributes, Box::new(ThroughFile { file: file.into(), appending: Mutex::new(None) })))
+        let found = self.refer(fd.map_err(failed("create", name))?, dir, name)?;
+        Ok((found, Box::new(ThroughFile::new(file))))
     }
 
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+    fn make_dir(&self, _: &Context<'_>, dir: NodeId, name: &[u8], new: NewEntry) -> Result<NodeRef<'_>> {
         check_name(name)?;
         let mode = Mode::from_raw_mode(new.permissions);
         rustix::fs::mkdirat(&*self.fd(dir)?, OsStr::from_bytes(name), mode).map_err(failed("make", name))?;
         self.created_entry(dir, name)
     }
 
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], _: New) -> Result<Attributes> {
+    fn make_symlink(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        _: NewEntry,
+    ) -> Result<NodeRef<'_>> {
         check_name(name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), &*self.fd(dir)?, OsStr::from_bytes(name))
             .map_err(failed("make", name))?;
         self.created_entry(dir, name)
     }
 
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn remove(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         rustix::fs::unlinkat(&*self.fd(dir)?, OsStr::from_bytes(name), AtFlags::empty())
             .map_err(failed("remove", name))
     }
 
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn remove_dir(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
         rustix::fs::unlinkat(&*self.fd(dir)?, OsStr::from_bytes(name), AtFlags::REMOVEDIR)
             .map_err(failed("remove", name))
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
+    fn rename(
+        &self,
+        _: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        how: Rename,
+    ) -> Result<()> {
         check_name(to)?;
         let flags = match how {
             Rename::Replace => RenameFlags::empty(),
@@ -301,7 +323,7 @@ impl Writable for Through {
         rustix::fs::renameat_with(&*from_dir, old, &*to_dir, new, flags).map_err(failed("rename", from))
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+    fn change(&self, _: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
         let fd = self.fd(node)?;
         let path = fd_path(&*fd);
         if let Some(size) = change.size_bytes {
@@ -328,18 +350,14 @@ impl Writable for Through {
         attributes_of(fd.as_fd())
     }
 
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        Ok(Box::new(self.file(node, how)?))
+    fn open_as(&self, _: &Context<'_>, node: NodeId, open_mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        Ok(Box::new(self.file(node, open_mode)?))
     }
 
-    fn forget(&self, node: NodeId, references: u64) {
-        let mut known = self.known.lock().unwrap();
-        if let Some(Known { references: held, .. }) = known.get_mut(&node) {
-            *held = held.saturating_sub(references);
-            if *held == 0 {
-                known.remove(&node);
-            }
-        }
+    fn sync_dir(&self, _: &Context<'_>, dir: NodeId) -> Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&*self.fd(dir)?, ".", flags, Mode::empty());
+        rustix::fs::fsync(opened.map_err(failed("sync", b""))?).map_err(failed("sync", b""))
     }
 
     fn space(&self) -> Result<Space> {
@@ -358,6 +376,21 @@ struct ThroughFile {
     file: Opened,
     /// The same file opened to append, once an append was made.
     appending: Mutex<Option<Opened>>,
+    is_closed: AtomicBool,
+}
+
+impl ThroughFile {
+    fn new(file: OwnedFd) -> ThroughFile {
+        ThroughFile { file: file.into(), appending: Mutex::new(None), is_closed: AtomicBool::new(false) }
+    }
+
+    /// Fails after `close`, although the descriptor is open until this object is dropped.
+    fn check_open(&self) -> Result<()> {
+        match self.is_closed.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Os(errno::EBADF), "use", "a closed file")),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Returns the result of close(2) on another descriptor of the same open file.
@@ -377,7 +410,15 @@ fn close_another(file: &Opened) -> Result<()> {
 }
 
 impl File for ThroughFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.check_open()?;
+        attributes_of(self.file.as_fd())
+    }
+}
+
+impl ReadAt for ThroughFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        self.check_open()?;
         // The kernel rejects these offsets; no file extends there.
         let Some(bytes_left) = (i64::MAX as u64).checked_sub(offset) else { return Ok(0) };
         let length = into.len().min(usize::try_from(bytes_left).unwrap_or(usize::MAX));
@@ -395,7 +436,25 @@ impl File for ThroughFile {
 }
 
 impl WritableFile for ThroughFile {
+    fn close(&self) -> Result<()> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let published = self.publish();
+        self.is_closed.store(true, Ordering::Relaxed);
+        published
+    }
+
+    /// Removes the bits as the kernel does; root's own writes leave them.
+    fn drop_set_id(&self) -> Result<()> {
+        let before = self.attributes()?.permissions;
+        let dropped = if before & 0o010 != 0 { 0o6000 } else { 0o4000 };
+        let mode = Mode::from_raw_mode(before & !dropped);
+        rustix::fs::fchmod(&self.file, mode).map_err(failed("set mode", b""))
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        self.check_open()?;
         if from.is_empty() {
             return Ok(());
         }
@@ -403,6 +462,7 @@ impl WritableFile for ThroughFile {
     }
 
     fn append(&self, from: &[u8]) -> Result<u64> {
+        self.check_open()?;
         let mut appending = self.appending.lock().unwrap();
         if appending.is_none() {
             let opened = OpenOptions::new().append(true).open(fd_path(&self.file));

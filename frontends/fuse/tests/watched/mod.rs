@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use quell_testkit::WritableModel;
 use quell_vfs::{
-    Attributes, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, New, NodeId,
-    Open, Rename, Result, Space, Writable, WritableFile,
+    Attributes, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem,
+    NewEntry, NodeId, NodeRef, OpenMode, ReadAt, Rename, Result, Space, Writable, WritableFile,
 };
 
 pub const ROOT: NodeId = NodeId(0);
@@ -26,16 +26,12 @@ pub struct Watch {
     pub look_ups_too_early: AtomicU64,
     pub syncs: AtomicU64,
     pub publishes: AtomicU64,
-    opens: Mutex<Vec<Open>>,
+    pub closes: AtomicU64,
+    opens: Mutex<Vec<(OpenMode, u32)>>,
     references: Mutex<BTreeMap<NodeId, i64>>,
 }
 
 impl Watch {
-    fn refers(&self, found: Attributes) -> Attributes {
-        *self.references.lock().unwrap().entry(found.node).or_default() += 1;
-        found
-    }
-
     /// Returns the number of references not yet returned, and checks that no node got back too
     /// many.
     pub fn references(&self) -> i64 {
@@ -44,8 +40,8 @@ impl Watch {
         references.values().sum()
     }
 
-    /// Returns the opens since the last call.
-    pub fn opens(&self) -> Vec<Open> {
+    /// Returns the mode and the process of each open since the last call.
+    pub fn opens(&self) -> Vec<(OpenMode, u32)> {
         std::mem::take(&mut self.opens.lock().unwrap())
     }
 }
@@ -60,12 +56,24 @@ impl Watched {
     /// An empty tree that all users may change.
     pub fn new() -> (Arc<Watched>, Arc<Watch>) {
         let (model, watch) = (WritableModel::new(), Arc::new(Watch::default()));
-        model.change(ROOT, &Change { permissions: Some(0o777), ..Change::default() }).unwrap();
+        model.change(&Context::OWN, ROOT, &Change { permissions: Some(0o777), ..Change::default() }).unwrap();
         (Arc::new(Watched { model, watch: Arc::clone(&watch) }), watch)
     }
 
-    fn watched(&self, file: Box<dyn WritableFile>, how: Open) -> Box<dyn WritableFile> {
-        self.watch.opens.lock().unwrap().push(how);
+    /// Counts a reference that the model has counted.
+    fn counted(&self, found: NodeRef<'_>) -> NodeRef<'_> {
+        let attributes = found.into_attributes();
+        *self.watch.references.lock().unwrap().entry(attributes.node).or_default() += 1;
+        NodeRef::counted(self, attributes)
+    }
+
+    fn watched(
+        &self,
+        context: &Context<'_>,
+        file: Box<dyn WritableFile>,
+        mode: OpenMode,
+    ) -> Box<dyn WritableFile> {
+        self.watch.opens.lock().unwrap().push((mode, context.process));
         Box::new(WatchedFile { file, watch: Arc::clone(&self.watch) })
     }
 }
@@ -83,20 +91,17 @@ impl FileSystem for Watched {
         self.model.root()
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
-        let found = self.model.lookup(dir, name)?;
+    fn lookup(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
+        let found = self.model.lookup(context, dir, name)?;
         let early = &self.watch.look_ups_too_early;
-        if let Some(found) = found
-            && early.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
-        {
-            self.model.forget(found.node, 1);
+        if found.is_some() && early.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
             return Ok(None);
         }
-        Ok(found.map(|found| self.watch.refers(found)))
+        Ok(found.map(|found| self.counted(found)))
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
-        self.model.attributes(node)
+    fn attributes(&self, context: &Context<'_>, node: NodeId) -> Result<Attributes> {
+        self.model.attributes(context, node)
     }
 
     fn parent(&self, node: NodeId) -> Result<NodeId> {
@@ -107,24 +112,35 @@ impl FileSystem for Watched {
         self.model.path(node)
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        self.model.list(dir, after, visit)
+    fn list(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.model.list(context, dir, after, visit)
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
-        self.model.read_link(node)
+    fn read_link(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
+        self.model.read_link(context, node)
     }
 
-    fn xattr(&self, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.model.xattr(node, name)
+    fn xattr(&self, context: &Context<'_>, node: NodeId, name: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.model.xattr(context, node, name)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
-        self.model.xattr_names(node)
+    fn xattr_names(&self, context: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
+        self.model.xattr_names(context, node)
     }
 
-    fn open(&self, _: NodeId) -> Result<Box<dyn File>> {
+    fn open(&self, _: &Context<'_>, _: NodeId) -> Result<Box<dyn File>> {
         panic!("files of a tree that may be changed are opened as somebody wants")
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        *self.watch.references.lock().unwrap().entry(node).or_default() -= references as i64;
+        self.model.forget(node, references);
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -135,51 +151,70 @@ impl FileSystem for Watched {
 impl Writable for Watched {
     fn create(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        how: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
-        let (created, file) = self.model.create(dir, name, new, how)?;
-        Ok((self.watch.refers(created), self.watched(file, how)))
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
+        let (created, file) = self.model.create(context, dir, name, new, mode)?;
+        Ok((self.counted(created), self.watched(context, file, mode)))
     }
 
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
-        self.model.make_dir(dir, name, new).map(|created| self.watch.refers(created))
+    fn make_dir(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        self.model.make_dir(context, dir, name, new).map(|created| self.counted(created))
     }
 
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
-        self.model.make_symlink(dir, name, target, new).map(|created| self.watch.refers(created))
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        self.model.make_symlink(context, dir, name, target, new).map(|created| self.counted(created))
     }
 
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        self.model.remove(dir, name)
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.model.remove(context, dir, name)
     }
 
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
-        self.model.remove_dir(dir, name)
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        self.model.remove_dir(context, dir, name)
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], how: Rename) -> Result<()> {
-        self.model.rename(from_dir, from, to_dir, to, how)
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        how: Rename,
+    ) -> Result<()> {
+        self.model.rename(context, from_dir, from, to_dir, to, how)
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
-        self.model.change(node, change)
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
+        self.model.change(context, node, change)
     }
 
-    fn open_as(&self, node: NodeId, how: Open) -> Result<Box<dyn WritableFile>> {
-        Ok(self.watched(self.model.open_as(node, how)?, how))
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        Ok(self.watched(context, self.model.open_as(context, node, mode)?, mode))
     }
 
-    fn sync_dir(&self, dir: NodeId) -> Result<()> {
+    fn sync_dir(&self, context: &Context<'_>, dir: NodeId) -> Result<()> {
         self.watch.syncs.fetch_add(1, SeqCst);
-        fail_if(&self.watch.cannot_sync, ErrorKind::Os(quell_vfs::errno::EIO), || self.model.sync_dir(dir))
-    }
-
-    fn forget(&self, node: NodeId, references: u64) {
-        *self.watch.references.lock().unwrap().entry(node).or_default() -= references as i64;
-        self.model.forget(node, references);
+        fail_if(&self.watch.cannot_sync, ErrorKind::Os(quell_vfs::errno::EIO), || {
+            self.model.sync_dir(context, dir)
+        })
     }
 
     fn space(&self) -> Result<Space> {
@@ -193,12 +228,27 @@ struct WatchedFile {
 }
 
 impl File for WatchedFile {
+    fn attributes(&self) -> Result<Attributes> {
+        self.file.attributes()
+    }
+}
+
+impl ReadAt for WatchedFile {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         self.file.read_at(into, offset)
     }
 }
 
 impl WritableFile for WatchedFile {
+    fn close(&self) -> Result<()> {
+        self.watch.closes.fetch_add(1, SeqCst);
+        fail_if(&self.watch.no_space_to_publish, ErrorKind::NoSpace, || self.file.close())
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        self.file.drop_set_id()
+    }
+
     fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
         let write = || self.file.write_at(from, offset);
         fail_if(&self.watch.no_space_to_write, ErrorKind::NoSpace, write)

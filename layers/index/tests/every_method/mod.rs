@@ -9,7 +9,7 @@ use quell_index::{
 };
 use quell_posix::Dir;
 use quell_testkit::{MemoryDir, Tree};
-use quell_vfs::{Cursor, FileSystem, Kind, NodeId};
+use quell_vfs::{Context, Cursor, FileSystem, Kind, NodeId};
 
 /// Paths are as long as trees are deep, so with more entries the methods for paths are called for
 /// some entries only.
@@ -71,9 +71,20 @@ pub fn call_every_method(image: Image) {
 fn ask_the_file_system(fs: &IndexFs, entries: u32) {
     let _ = (fs.capabilities(), fs.root());
     for node in (0..u64::from(entries.min(PATHS_MAX)) + 1).map(NodeId) {
-        let _ = (fs.attributes(node), fs.parent(node), fs.path(node), fs.open(node).is_ok());
-        let _ = (fs.read_link(node), fs.xattr(node, b"user.x"), fs.xattr_names(node));
-        let _ = fs.list(node, Cursor::START, &mut |entry| fs.lookup(node, entry.name).is_ok());
-        let _ = fs.list(node, Cursor(u64::MAX), &mut |_| true);
+        let _ = (
+            fs.attributes(&Context::OWN, node),
+            fs.parent(node),
+            fs.path(node),
+            fs.open(&Context::OWN, node).is_ok(),
+        );
+        let _ = (
+            fs.read_link(&Context::OWN, node),
+            fs.xattr(&Context::OWN, node, b"user.x"),
+            fs.xattr_names(&Context::OWN, node),
+        );
+        let _ = fs.list(&Context::OWN, node, Cursor::START, &mut |entry| {
+            fs.lookup(&Context::OWN, node, entry.name).is_ok()
+        });
+        let _ = fs.list(&Context::OWN, node, Cursor(u64::MAX), &mut |_| true);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, Kind, New, Rename, Result, errno, printable};
+use quell_vfs::{Change, Error, ErrorKind, Kind, NewEntry, Rename, Result, errno, printable};
 
 use crate::container::data_log::{rewrite, verify_frames};
 use crate::container::flat_index::Flat;
@@ -72,7 +72,7 @@ impl Container {
         home: StoreNumber,
         parent: &dyn WritableDir,
         name: &[u8],
-        new: New,
+        new: NewEntry,
     ) -> Result<Container> {
         let number = stores.random_number();
         let head = Head {
@@ -111,7 +111,7 @@ impl Container {
         temporaries: &dyn WritableDir,
         temporary: &[u8],
         head: Head,
-        new: New,
+        new: NewEntry,
     ) -> Result<Container> {
         let dir = temporaries.open_writable_dir(temporary)?;
         dir.create_file(CONTAINER_RECORD, LOG_PERMISSIONS)?.write_at(&head.encode(), 0)?;

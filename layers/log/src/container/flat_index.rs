@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use lru::LruCache;
 use quell_threads::lock;
-use quell_vfs::{File, Result};
+use quell_vfs::{ReadAt, Result};
 
 use crate::format::{
     Damage, Extent, FileOffset, FlatLog, FlatTables, FlatTail, Frame, HEAD_BYTES, Head, Order, Orders,
@@ -19,7 +19,7 @@ const PAGES_KEPT: NonZeroUsize = NonZeroUsize::new(64).expect("not zero");
 
 /// An open flat index.
 pub struct Flat {
-    file: Box<dyn File>,
+    file: Box<dyn ReadAt>,
     tables: FlatTables,
     size: u64,
     /// Decoded pages by their index.
@@ -38,7 +38,7 @@ impl Flat {
     /// # Errors
     ///
     /// `Damaged` if the file is not a valid flat index of this container.
-    pub fn open(file: Box<dyn File>, size: u64, container: &Head, name: &[u8]) -> Result<Flat> {
+    pub fn open(file: Box<dyn ReadAt>, size: u64, container: &Head, name: &[u8]) -> Result<Flat> {
         let damage = |offset, reason| Damage { object: "a flat index", offset, reason }.in_file(name);
         let Some(tail_offset) = size.checked_sub(TAIL_BYTES as u64).filter(|at| *at >= HEAD_BYTES as u64)
         else {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quell_posix::{PosixDir, WritableDir};
-use quell_vfs::{Caller, Change, FileSystem, New, NodeId, Open, Time, Writable};
+use quell_vfs::{Caller, Change, Context, FileSystem, NewEntry, NodeId, OpenMode, Time, Writable};
 
 use crate::fs::file_system::LogFs;
 use crate::session::Choices;
@@ -80,14 +80,13 @@ fn user(uid: u32) -> Caller {
 
 /// Writes a file as the user through root's mount, and returns its node.
 fn write_as_user(fs: &LogFs, permissions: u32) -> NodeId {
-    let (made, file) = {
-        let _caller = fs.act_for(user(USER)).unwrap();
-        let new = New { permissions, uid: USER, gid: USER };
-        fs.create(fs.root(), b"f", new, Open { process: 1, ..Open::READ_WRITE }).unwrap()
-    };
+    let caller = user(USER);
+    let context = Context { caller: Some(&caller), ..Context::for_process(1) };
+    let new = NewEntry { permissions, uid: USER, gid: USER };
+    let (made, file) = fs.create(&context, fs.root(), b"f", new, OpenMode::READ_WRITE).unwrap();
     file.write_at(b"bytes", 0).unwrap();
-    file.publish().unwrap();
-    made.node
+    file.close().unwrap();
+    made.into_attributes().node
 }
 
 fn modes(permissions: u32) -> Change {
@@ -106,11 +105,12 @@ fn new_objects_belong_to_the_served_user_and_need_its_permissions() {
     crate::test_stores::walk(&scene.store, &mut |path| {
         assert_eq!(owner_and_mode(path).0, USER, "{}", path.display());
     });
-    let _caller = fs.act_for(user(OTHER)).unwrap();
-    let new = New { permissions: 0o600, uid: OTHER, gid: OTHER };
-    assert!(fs.create(fs.root(), b"g", new, Open::WRITE).is_err());
-    assert!(fs.make_dir(fs.root(), b"d", new).is_err());
-    assert!(fs.remove(fs.root(), b"f").is_err());
+    let other = user(OTHER);
+    let context = Context { caller: Some(&other), ..Context::OWN };
+    let new = NewEntry { permissions: 0o600, uid: OTHER, gid: OTHER };
+    assert!(fs.create(&context, fs.root(), b"g", new, OpenMode::WRITE).is_err());
+    assert!(fs.make_dir(&context, fs.root(), b"d", new).is_err());
+    assert!(fs.remove(&context, fs.root(), b"f").is_err());
 }
 
 #[test]
@@ -131,17 +131,16 @@ fn a_file_that_a_user_puts_in_place_of_access_is_not_changed() {
             swap(&scene.secret, &access);
             let before = owner_and_mode(&access);
             for change in [modes(0o666), modes(0o4755)] {
-                let acting = caller.clone().map(|caller| fs.act_for(caller).unwrap());
+                let context = Context { caller: caller.as_ref(), ..Context::OWN };
                 // The result for the file does not matter.
-                let _ = fs.change(node, &change);
-                drop(acting);
+                let _ = fs.change(&context, node, &change);
                 scene.expect_secret();
                 assert_eq!(owner_and_mode(&access), before, "{what}");
             }
             fs::remove_file(&access).unwrap();
             fs::rename(&kept, &access).unwrap();
         }
-        fs.remove(fs.root(), b"f").unwrap();
+        fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
     }
 }
 
@@ -159,14 +158,14 @@ fn an_open_file_does_not_become_a_set_id_program_of_the_new_owner() {
     fs::remove_file(&also).unwrap();
     let inode = fs::metadata(&access).unwrap().ino();
     let kept = fs::File::open(&access).unwrap();
-    fs.change(node, &owners(0)).unwrap();
-    fs.change(node, &modes(0o4755)).unwrap();
+    fs.change(&Context::OWN, node, &owners(0)).unwrap();
+    fs.change(&Context::OWN, node, &modes(0o4755)).unwrap();
     assert_eq!(owner_and_mode(&access), (0, 0o4755));
     let now = fs::metadata(&access).unwrap();
     assert!(now.ino() != inode && now.len() == 0, "it is a new file");
     let evil = kept.metadata().unwrap();
     assert_eq!((evil.uid(), evil.mode() & 0o6000), (USER, 0));
-    assert_eq!(fs.attributes(node).unwrap().uid, 0);
+    assert_eq!(fs.attributes(&Context::OWN, node).unwrap().uid, 0);
 }
 
 #[test]
@@ -189,10 +188,10 @@ fn a_foreign_file_with_the_name_of_a_new_log_is_not_changed() {
                 *count.lock().unwrap() += 1;
             }
         });
-        let new = New { permissions: 0o666, uid: USER, gid: USER };
-        let how = |process| Open { process, ..Open::READ_WRITE };
-        let (made, first) = fs.create(fs.root(), b"f", new, how(1)).unwrap();
-        let writers = [first, fs.open_as(made.node, how(2)).unwrap()];
+        let new = NewEntry { permissions: 0o666, uid: USER, gid: USER };
+        let mode = OpenMode::READ_WRITE;
+        let (made, first) = fs.create(&Context::for_process(1), fs.root(), b"f", new, mode).unwrap();
+        let writers = [first, fs.open_as(&Context::for_process(2), made.node(), mode).unwrap()];
         let mut refused = 0;
         for writer in &writers {
             let written = writer.write_at(b"bytes of the file", 0).and_then(|()| writer.sync());
@@ -216,7 +215,7 @@ fn a_directory_of_another_user_in_the_trash_keeps_its_content() {
     for path in [theirs.parent().unwrap(), &theirs] {
         chown(path, Some(OTHER), Some(OTHER)).unwrap();
     }
-    fs.remove(fs.root(), b"f").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
     drop(fs);
     let mut left = Vec::new();
     crate::test_stores::walk(&scene.store.join(".quell/trash"), &mut |path| left.push(path.to_owned()));

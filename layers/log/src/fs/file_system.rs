@@ -1,7 +1,6 @@
 //! The file system of a log mount: directories and symbolic links as in the stores, and a container
 //! for each file.
 
-use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -12,8 +11,8 @@ use lru::LruCache;
 use quell_posix::{Acting, Stat, WritableDir, assume, assumed};
 use quell_threads::lock;
 use quell_vfs::{
-    Attributes, Caller, Capabilities, Change, Cursor, DirEntry, Error, ErrorKind, File, FileSystem, Kind,
-    New, NodeId, Open, Rename, Result, Space, Time, Writable, WritableFile, check_name,
+    Attributes, Caller, Capabilities, Change, Context, Cursor, DirEntry, Error, ErrorKind, File, FileSystem,
+    Kind, NewEntry, NodeId, NodeRef, OpenMode, Rename, Result, Space, Writable, WritableFile, check_name,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -125,8 +124,9 @@ impl LogFs {
     /// `Damaged` if the bytes are not a share of this file.
     pub fn open_with_shares(
         &self,
+        context: &Context<'_>,
         node: NodeId,
-        open: Open,
+        mode: OpenMode,
         shares: Vec<Vec<u8>>,
     ) -> Result<Box<dyn WritableFile>> {
         let head = *self.inner.file(node)?.file.container().head();
@@ -134,7 +134,7 @@ impl LogFs {
         let shares = decoded.collect::<Result<Vec<_>>>()?;
         let opened = self.inner.with_file(node, |shared| {
             shared.file.take_shares(&shares)?;
-            Handle::open(shared, open, self.inner.choices.flattens_later)
+            Handle::open(shared, node, mode, context.process, self.inner.choices.flattens_later)
         });
         Ok(Box::new(opened?))
     }
@@ -463,11 +463,11 @@ impl Inner {
     }
 
     /// Returns `new` with the group of a directory that has the set-group-ID bit.
-    fn inherit(&self, dir: &dyn WritableDir, new: New, is_dir: bool) -> Result<New> {
+    fn inherit(&self, dir: &dyn WritableDir, new: NewEntry, is_dir: bool) -> Result<NewEntry> {
         let parent = dir.stat_self()?;
         Ok(if parent.mode & 0o2000 != 0 {
             let bit = if is_dir { 0o2000 } else { 0 };
-            New { gid: parent.gid, permissions: new.permissions | bit, ..new }
+            NewEntry { gid: parent.gid, permissions: new.permissions | bit, ..new }
         } else {
             new
         })
@@ -485,7 +485,7 @@ impl Inner {
     }
 
     /// Gives a new object to the intended user and group, if it does not already belong to them.
-    fn set_owner(&self, dir: &dyn WritableDir, stored: &[u8], new: New) -> Result<()> {
+    fn set_owner(&self, dir: &dyn WritableDir, stored: &[u8], new: NewEntry) -> Result<()> {
         let host = self.stores.host();
         let (uid, gid) = match host.uid {
             0 => dir.stat(stored).map(|made| (made.uid, made.gid))?,
@@ -561,7 +561,7 @@ impl FileSystem for LogFs {
         ROOT
     }
 
-    fn lookup(&self, dir: NodeId, name: &[u8]) -> Result<Option<Attributes>> {
+    fn lookup(&self, _: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<Option<NodeRef<'_>>> {
         let inner = &self.inner;
         check_name(name)?;
         let LookedUp { dirs, found, .. } = inner.look_up(dir, name)?;
@@ -573,7 +573,7 @@ impl FileSystem for LogFs {
         inner.note_replaced_node(dir, &dirs, name, &found);
         let node = lock(&inner.nodes).refer(dir, name, found.kind);
         match inner.attributes_of(node, &found) {
-            Ok(attributes) => Ok(Some(attributes)),
+            Ok(attributes) => Ok(Some(NodeRef::counted(self, attributes))),
             Err(error) => {
                 self.forget(node, 1);
                 // A directory with the name of a container and without a record is not a file.
@@ -585,7 +585,7 @@ impl FileSystem for LogFs {
         }
     }
 
-    fn attributes(&self, node: NodeId) -> Result<Attributes> {
+    fn attributes(&self, _: &Context<'_>, node: NodeId) -> Result<Attributes> {
         let inner = &self.inner;
         let known = inner.node(node)?;
         match known.kind {
@@ -617,7 +617,13 @@ impl FileSystem for LogFs {
         Ok(names.join(&b'/'))
     }
 
-    fn list(&self, dir: NodeId, after: Cursor, visit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+    fn list(
+        &self,
+        _: &Context<'_>,
+        dir: NodeId,
+        after: Cursor,
+        visit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
         let inner = &self.inner;
         let kept = lock(&inner.listings).get(&dir).cloned().filter(|_| after != Cursor::START);
         let listed = match kept {
@@ -631,15 +637,14 @@ impl FileSystem for LogFs {
         let from = listed.partition_point(|(cursor, ..)| *cursor <= after.0);
         for (cursor, name, kind) in &listed[from..] {
             let node = lock(&inner.nodes).number(dir, name);
-            let attributes = attributes_in_listing(node, *kind);
-            if !visit(DirEntry { name, next: Cursor(*cursor), attributes }) {
+            if !visit(DirEntry { name, next: Cursor(*cursor), node, kind: *kind, attributes: None }) {
                 break;
             }
         }
         Ok(())
     }
 
-    fn read_link(&self, node: NodeId) -> Result<Vec<u8>> {
+    fn read_link(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<u8>> {
         let Node { parent, name, kind, .. } = self.inner.node(node)?;
         if kind != Kind::Symlink {
             return Err(Error::new(ErrorKind::InvalidInput, "read link", name));
@@ -650,20 +655,22 @@ impl FileSystem for LogFs {
         self.inner.dirs(parent)?[0].read_link(&other_name(&name)?)
     }
 
-    fn xattr(&self, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
+    fn xattr(&self, _: &Context<'_>, node: NodeId, _: &[u8]) -> Result<Option<Vec<u8>>> {
         self.inner.node(node).map(|_| None)
     }
 
-    fn xattr_names(&self, node: NodeId) -> Result<Vec<Vec<u8>>> {
+    fn xattr_names(&self, _: &Context<'_>, node: NodeId) -> Result<Vec<Vec<u8>>> {
         self.inner.node(node).map(|_| Vec::new())
     }
 
-    fn open(&self, node: NodeId) -> Result<Box<dyn File>> {
-        Ok(Box::new(
-            self.inner.with_file(node, |shared| {
-                Handle::open(shared, Open::READ, self.inner.choices.flattens_later)
-            })?,
-        ))
+    fn open(&self, context: &Context<'_>, node: NodeId) -> Result<Box<dyn File>> {
+        let _acting = self.inner.assume_caller(context)?;
+        Ok(Box::new(self.inner.open_file(context, node, OpenMode::READ)?))
+    }
+
+    fn forget(&self, node: NodeId, references: u64) {
+        lock(&self.inner.nodes).forget(node, references);
+        self.inner.forget_unused();
     }
 
     fn writable(&self) -> Option<&dyn Writable> {
@@ -718,22 +725,16 @@ impl Inner {
     }
 }
 
-/// Returns the attributes of an entry in a listing, which contain only its number and kind.
-fn attributes_in_listing(node: NodeId, kind: Kind) -> Attributes {
-    let (modified, changed) = (Time::default(), Time::default());
-    let (permissions, uid, gid, nlink) = (0, 0, 0, 1);
-    let (rdev, size_bytes, blocks) = (0, 0, 0);
-    Attributes { node, kind, permissions, uid, gid, nlink, rdev, size_bytes, blocks, modified, changed }
-}
-
 impl Writable for LogFs {
     fn create(
         &self,
+        context: &Context<'_>,
         dir: NodeId,
         name: &[u8],
-        new: New,
-        open: Open,
-    ) -> Result<(Attributes, Box<dyn WritableFile>)> {
+        new: NewEntry,
+        mode: OpenMode,
+    ) -> Result<(NodeRef<'_>, Box<dyn WritableFile>)> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let stored = container_name(name)?;
         let (container, dirs) = loop {
@@ -772,11 +773,17 @@ impl Writable for LogFs {
         let opened = shared.file.attributes(node).and_then(|attributes| {
             Ok((
                 attributes,
-                Handle::open(shared, Open { truncate: false, ..open }, inner.choices.flattens_later)?,
+                Handle::open(
+                    shared,
+                    node,
+                    OpenMode { truncate: false, ..mode },
+                    context.process,
+                    inner.choices.flattens_later,
+                )?,
             ))
         });
         match opened {
-            Ok((attributes, handle)) => Ok((attributes, Box::new(handle))),
+            Ok((attributes, handle)) => Ok((NodeRef::counted(self, attributes), Box::new(handle))),
             Err(error) => {
                 self.forget(node, 1);
                 Err(error)
@@ -784,7 +791,14 @@ impl Writable for LogFs {
         }
     }
 
-    fn make_dir(&self, dir: NodeId, name: &[u8], new: New) -> Result<Attributes> {
+    fn make_dir(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
@@ -812,10 +826,18 @@ impl Writable for LogFs {
         }
         let stat = dirs[0].stat(&stored)?;
         let node = lock(&inner.nodes).refer(dir, name, Kind::Dir);
-        Ok(attributes_from(node, Kind::Dir, &stat))
+        Ok(NodeRef::counted(self, attributes_from(node, Kind::Dir, &stat)))
     }
 
-    fn make_symlink(&self, dir: NodeId, name: &[u8], target: &[u8], new: New) -> Result<Attributes> {
+    fn make_symlink(
+        &self,
+        context: &Context<'_>,
+        dir: NodeId,
+        name: &[u8],
+        target: &[u8],
+        new: NewEntry,
+    ) -> Result<NodeRef<'_>> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let (dirs, _) = inner.free_name(dir, name)?;
         let stored = other_name(name)?;
@@ -829,10 +851,11 @@ impl Writable for LogFs {
         })?;
         let stat = dirs[0].stat(&stored)?;
         let node = lock(&inner.nodes).refer(dir, name, Kind::Symlink);
-        Ok(attributes_from(node, Kind::Symlink, &stat))
+        Ok(NodeRef::counted(self, attributes_from(node, Kind::Symlink, &stat)))
     }
 
-    fn remove(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn remove(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let LookedUp { dirs, found, .. } = inner.look_up(dir, name)?;
         match found {
@@ -846,7 +869,7 @@ impl Writable for LogFs {
                     Err(error)
                         if error.kind == ErrorKind::NotFound && inner.has_moved(dir, name, &found)? =>
                     {
-                        return self.remove(dir, name);
+                        return self.remove(context, dir, name);
                     }
                     discarded => discarded?,
                 }
@@ -861,7 +884,8 @@ impl Writable for LogFs {
         Ok(())
     }
 
-    fn remove_dir(&self, dir: NodeId, name: &[u8]) -> Result<()> {
+    fn remove_dir(&self, context: &Context<'_>, dir: NodeId, name: &[u8]) -> Result<()> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let dirs = loop {
             let LookedUp { dirs, store_list, found } = inner.look_up(dir, name)?;
@@ -892,7 +916,16 @@ impl Writable for LogFs {
         Ok(())
     }
 
-    fn rename(&self, from_dir: NodeId, from: &[u8], to_dir: NodeId, to: &[u8], mode: Rename) -> Result<()> {
+    fn rename(
+        &self,
+        context: &Context<'_>,
+        from_dir: NodeId,
+        from: &[u8],
+        to_dir: NodeId,
+        to: &[u8],
+        mode: Rename,
+    ) -> Result<()> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let refused = |kind| Err(Error::new(kind, "rename", from));
         check_name(to)?;
@@ -913,7 +946,7 @@ impl Writable for LogFs {
             // Either a store was just added, or one of the directories was removed before.
             let now = (inner.dirs(from_dir)?.len(), inner.dirs(to_dir)?.len());
             return match now.0 == now.1 {
-                true => self.rename(from_dir, from, to_dir, to, mode),
+                true => self.rename(context, from_dir, from, to_dir, to, mode),
                 false => refused(ErrorKind::NotFound),
             };
         }
@@ -953,7 +986,7 @@ impl Writable for LogFs {
                 Err(error)
                     if error.kind == ErrorKind::NotFound && inner.has_moved(from_dir, from, &source)? =>
                 {
-                    return self.rename(from_dir, from, to_dir, to, mode);
+                    return self.rename(context, from_dir, from, to_dir, to, mode);
                 }
                 // Another mount has created, replaced or removed an object with this name
                 // meanwhile. Containers are never empty.
@@ -964,7 +997,7 @@ impl Writable for LogFs {
                     ) && inner.is_another(to_dir, to, target.as_ref())?
                         && inner.look_up(from_dir, from)?.found.is_some() =>
                 {
-                    return self.rename(from_dir, from, to_dir, to, mode);
+                    return self.rename(context, from_dir, from, to_dir, to, mode);
                 }
                 renamed => renamed?,
             }
@@ -994,7 +1027,7 @@ impl Writable for LogFs {
                             && error.kind == ErrorKind::Exists
                             && inner.is_another(to_dir, to, None)? =>
                     {
-                        return self.rename(from_dir, from, to_dir, to, asked);
+                        return self.rename(context, from_dir, from, to_dir, to, asked);
                     }
                     Err(error) if error.kind == ErrorKind::NotFound && store > 0 => {}
                     Err(error) => {
@@ -1031,7 +1064,8 @@ impl Writable for LogFs {
         Ok(())
     }
 
-    fn change(&self, node: NodeId, change: &Change) -> Result<Attributes> {
+    fn change(&self, context: &Context<'_>, node: NodeId, change: &Change) -> Result<Attributes> {
+        let _acting = self.inner.assume_caller(context)?;
         let inner = &self.inner;
         let known = inner.node(node)?;
         if known.kind == Kind::File {
@@ -1049,7 +1083,7 @@ impl Writable for LogFs {
                 change.permissions = None;
             }
             shared.file.change(&change)?;
-            return self.attributes(node);
+            return self.attributes(context, node);
         }
         if change.size_bytes.is_some() {
             return Err(Error::new(ErrorKind::InvalidInput, "resize", known.name));
@@ -1060,35 +1094,20 @@ impl Writable for LogFs {
         } else {
             inner.dirs(known.parent)?[0].change(&other_name(&known.name)?, change)?;
         }
-        self.attributes(node)
+        self.attributes(context, node)
     }
 
-    fn open_as(&self, node: NodeId, open: Open) -> Result<Box<dyn WritableFile>> {
-        Ok(Box::new(
-            self.inner
-                .with_file(node, |shared| Handle::open(shared, open, self.inner.choices.flattens_later))?,
-        ))
+    fn open_as(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Box<dyn WritableFile>> {
+        let _acting = self.inner.assume_caller(context)?;
+        Ok(Box::new(self.inner.open_file(context, node, mode)?))
     }
 
-    fn sync_dir(&self, dir: NodeId) -> Result<()> {
+    /// Syncs with the permissions of this process, because the caller may have none for `trash`.
+    fn sync_dir(&self, _: &Context<'_>, dir: NodeId) -> Result<()> {
         self.inner.dirs(dir)?.iter().try_for_each(|dir| dir.sync())?;
         // Removing a file renames its container into `trash`. Some file systems make a rename
         // durable only after a sync of the directory with the new name.
         (0..self.inner.stores.roots().len()).try_for_each(|store| self.inner.stores.trash_dir(store)?.sync())
-    }
-
-    fn act_for(&self, caller: Caller) -> Result<Box<dyn Any>> {
-        // An ordinary user's mount has that user's rights for all callers. Root's mount works with
-        // the rights of the users whose directories it changes: see `PosixDir::open_shared`.
-        if self.inner.stores.host().uid != 0 || caller.uid == 0 {
-            return Ok(Box::new(()));
-        }
-        Ok(Box::new(assume(Some(Arc::new(caller)))?))
-    }
-
-    fn forget(&self, node: NodeId, references: u64) {
-        lock(&self.inner.nodes).forget(node, references);
-        self.inner.forget_unused();
     }
 
     fn space(&self) -> Result<Space> {
@@ -1097,6 +1116,24 @@ impl Writable for LogFs {
 }
 
 impl Inner {
+    /// Makes this thread work with the permissions of the caller, until the result is dropped. An
+    /// ordinary user's mount has that user's permissions for all callers. Root's mount works with
+    /// those of the users whose directories it changes: see `PosixDir::open_shared`.
+    fn assume_caller(&self, context: &Context<'_>) -> Result<Option<Acting>> {
+        match context.caller {
+            Some(caller) if self.stores.host().uid == 0 && caller.uid != 0 => {
+                Ok(Some(assume(Some(Arc::new(caller.clone())))?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn open_file(&self, context: &Context<'_>, node: NodeId, mode: OpenMode) -> Result<Handle> {
+        self.with_file(node, |shared| {
+            Handle::open(shared, node, mode, context.process, self.choices.flattens_later)
+        })
+    }
+
     /// Drops everything that is kept for nodes without references.
     fn forget_unused(&self) {
         let forgotten = lock(&self.nodes).take_forgotten();

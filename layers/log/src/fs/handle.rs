@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use quell_posix::{assume, assumed};
-use quell_vfs::{Caller, Error, ErrorKind, File, Open, Result, WritableFile};
+use quell_vfs::{
+    Attributes, Caller, Error, ErrorKind, File, NodeId, OpenMode, ReadAt, Result, WritableFile, errno,
+};
 
 use crate::format::FileOffset;
 use crate::fs::open_files::SharedFile;
@@ -13,25 +15,42 @@ use crate::session::Writer;
 /// An open file of a log mount.
 pub(crate) struct Handle {
     shared: Arc<SharedFile>,
+    node: NodeId,
     writer: Option<Arc<Writer>>,
     /// The credentials with which the file was opened.
     credentials: Option<Arc<Caller>>,
     process: u32,
     flattens_later: bool,
+    is_closed: AtomicBool,
 }
 
 impl Handle {
-    /// Opens a file as `open` requests.
-    pub fn open(shared: Arc<SharedFile>, open: Open, flattens_later: bool) -> Result<Handle> {
-        if open.truncate {
+    /// Opens a file as `mode` requests, for a process of this node.
+    pub fn open(
+        shared: Arc<SharedFile>,
+        node: NodeId,
+        mode: OpenMode,
+        process: u32,
+        flattens_later: bool,
+    ) -> Result<Handle> {
+        if mode.truncate {
             shared.file.truncate(0)?;
         }
-        let writer = if open.write { Some(shared.file.writer(open.process)?) } else { None };
-        if open.read {
+        let writer = if mode.write { Some(shared.file.writer(process)?) } else { None };
+        if mode.read {
             shared.file.refresh()?;
         }
         shared.handles.fetch_add(1, Ordering::Relaxed);
-        Ok(Handle { shared, writer, credentials: assumed(), process: open.process, flattens_later })
+        let (credentials, is_closed) = (assumed(), AtomicBool::new(false));
+        Ok(Handle { shared, node, writer, credentials, process, flattens_later, is_closed })
+    }
+
+    /// Returns the file, unless the handle was closed.
+    fn shared(&self) -> Result<&SharedFile> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Os(errno::EBADF), "use", b"a closed file"));
+        }
+        Ok(&self.shared)
     }
 
     fn writer(&self) -> Result<&Writer> {
@@ -40,59 +59,89 @@ impl Handle {
             .as_deref()
             .ok_or_else(|| Error::new(ErrorKind::InvalidInput, "write", b"opened for reading"))
     }
-}
 
-impl File for Handle {
-    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.read_at(into, FileOffset(offset))
-    }
-}
-
-impl WritableFile for Handle {
-    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.write_at(self.writer()?, from, FileOffset(offset))
-    }
-
-    fn append(&self, from: &[u8]) -> Result<u64> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.append(self.writer()?, from).map(|offset| offset.0)
-    }
-
-    fn publish(&self) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.publish(self.writer.as_deref())
-    }
-
-    fn sync(&self) -> Result<()> {
-        let _acting = assume(self.credentials.clone())?;
-        self.shared.file.sync()
-    }
-
-    fn drop_set_id(&self) -> Result<()> {
-        // The process's own credentials: the permissions belong to the owner, and another user may
-        // write.
-        let _acting = assume(None)?;
-        self.shared.file.drop_set_id()
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
+    /// Removes this handle from those of its process, which ends the process's writer with the last
+    /// one, and flattens the file if that is due.
+    fn release(&self) -> Result<()> {
         self.shared.handles.fetch_sub(1, Ordering::Relaxed);
-        if self.writer.take().is_none() {
-            return;
+        if self.writer.is_none() {
+            return Ok(());
         }
         // A thread that is started here inherits the credentials.
-        let Ok(_process) = assume(None) else { return };
-        // `publish` has returned the errors; `quell log fsck` finds unpublished data.
-        if let Ok(true) = self.shared.file.release(self.process) {
+        let _process = assume(None)?;
+        if self.shared.file.release(self.process)? {
             if self.flattens_later {
                 self.shared.flattening.add(Arc::clone(&self.shared));
             } else {
                 self.shared.flatten(&AtomicBool::new(false));
             }
         }
+        Ok(())
+    }
+}
+
+impl ReadAt for Handle {
+    fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.read_at(into, FileOffset(offset))
+    }
+}
+
+impl File for Handle {
+    fn attributes(&self) -> Result<Attributes> {
+        let shared = self.shared()?;
+        let attributes = shared.file.attributes(self.node)?;
+        Ok(Attributes { nlink: u32::from(!shared.is_removed()), ..attributes })
+    }
+}
+
+impl WritableFile for Handle {
+    fn close(&self) -> Result<()> {
+        if self.is_closed.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let published = assume(self.credentials.clone())
+            .and_then(|_acting| self.shared.file.publish(self.writer.as_deref()));
+        published.and(self.release())
+    }
+
+    fn write_at(&self, from: &[u8], offset: u64) -> Result<()> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.write_at(self.writer()?, from, FileOffset(offset))
+    }
+
+    fn append(&self, from: &[u8]) -> Result<u64> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.append(self.writer()?, from).map(|offset| offset.0)
+    }
+
+    fn publish(&self) -> Result<()> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.publish(self.writer.as_deref())
+    }
+
+    fn sync(&self) -> Result<()> {
+        let shared = self.shared()?;
+        let _acting = assume(self.credentials.clone())?;
+        shared.file.sync()
+    }
+
+    fn drop_set_id(&self) -> Result<()> {
+        // The process's own credentials: the permissions belong to the owner, and another user may
+        // write.
+        let _acting = assume(None)?;
+        self.shared()?.file.drop_set_id()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // A frontend has called `close`, which returned the errors; `quell log fsck` finds
+        // unpublished data of a program that has not.
+        let _ = self.close();
     }
 }

@@ -49,6 +49,11 @@ impl SharedFile {
         *lock(&self.trash) = Some(name);
     }
 
+    /// Returns whether the file was removed.
+    pub fn is_removed(&self) -> bool {
+        lock(&self.trash).is_some()
+    }
+
     /// Deletes the container if the file was removed.
     pub fn delete_if_removed(&self) -> Result<()> {
         let Some(name) = lock(&self.trash).take() else { return Ok(()) };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use quell_posix::{PosixDir, WritableDir};
 use quell_testkit::MemoryStore;
 use quell_vfs::errno::{EACCES, EIO, EPERM};
-use quell_vfs::{Change, FileSystem, Kind, New, Open, Rename, Time, Writable};
+use quell_vfs::{Change, Context, FileSystem, Kind, NewEntry, OpenMode, Rename, Time, Writable};
 
 use crate::container::dir_permissions;
 use crate::fs::file_system::LogFs;
@@ -28,7 +28,7 @@ fn a_sync_needs_no_write_permission_for_the_files_of_a_container() {
         (operation.verb == "open for writing" && is_theirs).then_some(EACCES)
     });
     container(stores, "f").sync().unwrap();
-    fs.sync_dir(fs.root()).unwrap();
+    fs.sync_dir(&Context::OWN, fs.root()).unwrap();
     for seed in 0..40 {
         let after = [store.crash(seed)];
         let found = content(&after, "f");
@@ -45,12 +45,12 @@ fn superseded_names_in_meta_are_removed() {
     let fs = mount(stores, 1, 1);
     let file = make(&fs, "f", 1);
     file.write_at(&[1; 1000], 0).unwrap();
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     for i in 1..100 {
         let modified = Some(Time { seconds: i, nanoseconds: 0 });
-        fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+        fs.change(&Context::OWN, node, &Change { modified, ..Change::default() }).unwrap();
         let size_bytes = Some(1000 - i as u64);
-        fs.change(node, &Change { size_bytes, ..Change::default() }).unwrap();
+        fs.change(&Context::OWN, node, &Change { size_bytes, ..Change::default() }).unwrap();
     }
     let names = container(stores, "f").meta().unwrap().names().unwrap().len();
     assert!(names < 40, "{names}");
@@ -65,23 +65,34 @@ fn an_object_whose_owner_cannot_be_set_is_removed() {
         let fs = mount(&stores, 1, 1);
         // A mount of an unprivileged user.
         stores[refusing].fail(|operation| (operation.verb == "change").then_some(EPERM));
-        let new = New { permissions: 0o755, uid: 1001, gid: 100 };
-        assert_eq!(fs.make_dir(fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
+        let new = NewEntry { permissions: 0o755, uid: 1001, gid: 100 };
+        assert_eq!(fs.make_dir(&Context::OWN, fs.root(), b"dir", new).unwrap_err().errno(), EPERM);
         if refusing == 0 {
-            assert_eq!(fs.make_symlink(fs.root(), b"link", b"to", new).unwrap_err().errno(), EPERM);
+            assert_eq!(
+                fs.make_symlink(&Context::OWN, fs.root(), b"link", b"to", new).unwrap_err().errno(),
+                EPERM
+            );
         }
         for name in 0..8 {
-            let _ = fs.create(fs.root(), format!("{refusing}-{name}").as_bytes(), new, Open::WRITE);
+            let _ = fs.create(
+                &Context::OWN,
+                fs.root(),
+                format!("{refusing}-{name}").as_bytes(),
+                new,
+                OpenMode::WRITE,
+            );
         }
         stores[refusing].fail_nothing();
         let root = stores[refusing].root();
         assert_eq!(root.names().unwrap(), [b".quell"]);
         assert_eq!(root.open_dir(b".quell").unwrap().open_dir(b"new").unwrap().names().unwrap(), [b""; 0]);
         for name in [&b"dir"[..], b"link"] {
-            assert!(fs.lookup(fs.root(), name).unwrap().is_none());
+            assert!(fs.lookup(&Context::OWN, fs.root(), name).unwrap().is_none());
             assert!(stores.iter().all(|store| store.root().stat(name).is_err()));
         }
-        (0..8).for_each(|name| drop(fs.remove(fs.root(), format!("{refusing}-{name}").as_bytes())));
+        (0..8).for_each(|name| {
+            drop(fs.remove(&Context::OWN, fs.root(), format!("{refusing}-{name}").as_bytes()))
+        });
     }
 }
 
@@ -94,8 +105,8 @@ fn unlink_succeeds_even_if_the_container_cannot_be_deleted() {
         operation.path.ends_with(b"/access").then_some(EIO).filter(|_| operation.verb == "remove")
     });
     let fs = mount(std::slice::from_ref(&store), 2, 1);
-    fs.remove(fs.root(), b"f").unwrap();
-    assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+    fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
+    assert!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().is_none());
     drop(make(&fs, "f", 1));
 }
 
@@ -152,10 +163,10 @@ fn a_forged_container_number_gives_no_access_to_the_other_container() {
     }
     assert!(there.log_directories().in_parts().unwrap().is_empty());
     let fs = mount(&stores, 2, 1);
-    fs.remove(fs.root(), b"forged").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"forged").unwrap();
     assert_eq!(content(&stores, "victim").unwrap(), expected);
     let fs = mount(&stores, 3, 1);
-    fs.remove(fs.root(), b"victim").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"victim").unwrap();
     drop(fs);
     assert!(stores.iter().all(|store| parts(store).is_empty()));
 }
@@ -181,7 +192,7 @@ fn log_directories_that_another_writer_created_belong_to_the_file() {
 fn permissions_are_removed_first_and_granted_last_at_the_outer_directories() {
     let (stores, home) = in_two_stores();
     let fs = mount(&stores, 4, 1);
-    let node = fs.lookup(fs.root(), b"victim").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"victim").unwrap().unwrap().into_attributes().node;
     let gates = || {
         let gate = stores[home].root().stat(b"victim.container").unwrap();
         let away = stores[1 - home].root().open_dir(b".quell").unwrap().open_dir(b"parts").unwrap();
@@ -189,15 +200,15 @@ fn permissions_are_removed_first_and_granted_last_at_the_outer_directories() {
         [gate.mode & 0o7777, part.mode & 0o7777]
     };
     for (from, to) in [(0o666, 0o600), (0o600, 0o666), (0o640, 0o604)] {
-        fs.change(node, &mode(from)).unwrap();
+        fs.change(&Context::OWN, node, &mode(from)).unwrap();
         for store in &stores {
             store.fail(|op| (op.verb == "change" && op.path.ends_with(b"/meta")).then_some(EIO));
         }
-        assert!(fs.change(node, &mode(to)).is_err());
+        assert!(fs.change(&Context::OWN, node, &mode(to)).is_err());
         let allowed = dir_permissions(from) & dir_permissions(to) & 0o777;
         assert!(gates().iter().all(|gate| gate & 0o777 == allowed), "{from:o} {:?}", gates());
         stores.iter().for_each(MemoryStore::fail_nothing);
-        fs.change(node, &mode(to)).unwrap();
+        fs.change(&Context::OWN, node, &mode(to)).unwrap();
         assert_eq!(gates(), [dir_permissions(to); 2]);
     }
     // A log directory that another user created is skipped.
@@ -205,7 +216,7 @@ fn permissions_are_removed_first_and_granted_last_at_the_outer_directories() {
         let is_logs = |path: &[u8]| path.windows(6).any(|part| part == b"/logs-");
         store.fail(move |op| (op.verb == "change" && is_logs(&op.path)).then_some(EPERM));
     }
-    fs.change(node, &mode(0o640)).unwrap();
+    fs.change(&Context::OWN, node, &mode(0o640)).unwrap();
     assert_eq!(gates(), [0o2750; 2]);
 }
 
@@ -249,12 +260,12 @@ fn the_number_of_open_log_directories_is_bounded() {
     let mut bytes = [0; 400];
     assert_eq!(again(&fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 400);
     assert_eq!(bytes[1..], [b'x'; 399]);
-    fs.remove(fs.root(), b"f").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
     drop(make(&fs, "g", 0));
     let open = store.open_handles() - before;
     // In addition, the data logs that were read last, and a few files of the container itself.
     assert!(open < 256 + 128 + 20, "{open}");
-    fs.remove(fs.root(), b"g").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"g").unwrap();
 }
 
 #[test]
@@ -300,20 +311,21 @@ fn a_second_user_can_write_truncate_and_sync_but_not_take_ownership() {
             user.join().unwrap();
         });
     };
-    let new = |uid| New { permissions: 0o666, uid, gid: 100 };
+    let new = |uid| NewEntry { permissions: 0o666, uid, gid: 100 };
     as_user(1000, &|fs| {
-        let (_, file) =
-            fs.create(fs.root(), b"f", new(1000), Open { process: 1, ..Open::READ_WRITE }).unwrap();
+        let context = Context::for_process(1);
+        let (_, file) = fs.create(&context, fs.root(), b"f", new(1000), OpenMode::READ_WRITE).unwrap();
         file.write_at(b"first, and more of it", 0).unwrap();
     });
     for (uid, text) in [(1001, b"second"), (1000, b"fourth"), (1001, b"sixth.")] {
         as_user(uid, &|fs| {
-            let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+            let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
             for size in [20, 10] {
-                fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+                fs.change(&Context::OWN, node, &Change { size_bytes: Some(size), ..Change::default() })
+                    .unwrap();
             }
             let modified = Some(Time { seconds: 5, nanoseconds: 0 });
-            fs.change(node, &Change { modified, ..Change::default() }).unwrap();
+            fs.change(&Context::OWN, node, &Change { modified, ..Change::default() }).unwrap();
             let file = again(fs, "f", 1);
             file.write_at(text, 2).unwrap();
             file.sync().unwrap();
@@ -329,10 +341,10 @@ fn a_second_user_can_write_truncate_and_sync_but_not_take_ownership() {
         let dir = PosixDir::open(temp.path()).unwrap().open_writable_dir(b"f.container").unwrap();
         assert_eq!(dir.remove(b"access").unwrap_err().errno(), EPERM);
         assert_eq!(dir.rename(b"access", &*dir, b"mine", Rename::Keep).unwrap_err().errno(), EPERM);
-        let how = Open { process: 1, truncate: true, ..Open::READ_WRITE };
-        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
-        drop(fs.open_as(node, how).unwrap());
-        assert_eq!(fs.attributes(node).unwrap().size_bytes, 0);
+        let mode = OpenMode { truncate: true, ..OpenMode::READ_WRITE };
+        let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+        drop(fs.open_as(&Context::for_process(1), node, mode).unwrap());
+        assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 0);
         let file = again(fs, "f", 3);
         file.append(b"anew").unwrap();
         file.sync().unwrap();
@@ -340,7 +352,7 @@ fn a_second_user_can_write_truncate_and_sync_but_not_take_ownership() {
     as_user(1000, &|fs| {
         let mut bytes = [0; 30];
         assert_eq!(again(fs, "f", 1).read_at(&mut bytes, 0).unwrap(), 4);
-        fs.remove(fs.root(), b"f").unwrap();
-        assert!(fs.lookup(fs.root(), b"f").unwrap().is_none());
+        fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
+        assert!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().is_none());
     });
 }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use quell_posix::WritableDir;
 use quell_testkit::{CountingDir, MemoryStore};
-use quell_vfs::{Cursor, FileSystem, New, Writable};
+use quell_vfs::{Context, Cursor, FileSystem, NewEntry, Writable};
 
 use crate::fs::file_system::LogFs;
 use crate::session::Choices;
 use crate::stores::Stores;
 use crate::test_stores::{host, make};
 
-const NEW: New = New { permissions: 0o750, uid: 1000, gid: 100 };
+const NEW: NewEntry = NewEntry { permissions: 0o750, uid: 1000, gid: 100 };
 
 /// Returns a mount of one store, and the counter of its requests.
 fn counted() -> (LogFs, CountingDir<dyn WritableDir>) {
@@ -38,11 +38,11 @@ fn requests(counting: &CountingDir<dyn WritableDir>, act: impl FnOnce()) -> Vec<
 #[test]
 fn a_listing_sends_no_request_for_each_entry() {
     let (fs, counting) = counted();
-    let dir = fs.make_dir(fs.root(), b"dir", NEW).unwrap().node;
+    let dir = fs.make_dir(&Context::OWN, fs.root(), b"dir", NEW).unwrap().into_attributes().node;
     let list = |count: usize| {
         requests(&counting, || {
             let mut names = 0;
-            fs.list(dir, Cursor::START, &mut |_| {
+            fs.list(&Context::OWN, dir, Cursor::START, &mut |_| {
                 names += 1;
                 true
             })
@@ -53,8 +53,8 @@ fn a_listing_sends_no_request_for_each_entry() {
     list(0); // opens the directory
     let empty = list(0);
     for i in 0..50 {
-        fs.make_dir(dir, format!("dir{i}").as_bytes(), NEW).unwrap();
-        fs.make_symlink(dir, format!("link{i}").as_bytes(), b"target", NEW).unwrap();
+        fs.make_dir(&Context::OWN, dir, format!("dir{i}").as_bytes(), NEW).unwrap();
+        fs.make_symlink(&Context::OWN, dir, format!("link{i}").as_bytes(), b"target", NEW).unwrap();
     }
     assert_eq!(list(100), empty);
     assert_eq!(empty, ["list dir", "stat .quell/map-1"]);
@@ -64,7 +64,7 @@ fn a_listing_sends_no_request_for_each_entry() {
 fn a_lookup_of_a_missing_name_sends_one_request_for_each_stored_name_and_one_for_the_map() {
     let (fs, counting) = counted();
     drop(make(&fs, "f", 1));
-    let look_up = || assert!(fs.lookup(fs.root(), b"missing").unwrap().is_none());
+    let look_up = || assert!(fs.lookup(&Context::OWN, fs.root(), b"missing").unwrap().is_none());
     let expected = ["stat missing.container", "stat missing", "stat .quell/map-1"];
     assert_eq!(requests(&counting, look_up), expected);
 }
@@ -74,7 +74,7 @@ fn a_lookup_of_a_file_searches_for_its_name_once() {
     let (fs, counting) = counted();
     make(&fs, "f", 1).write_at(b"data", 0).unwrap();
     let fs = mount(&counting);
-    let look_up = || assert_eq!(fs.lookup(fs.root(), b"f").unwrap().unwrap().size_bytes, 4);
+    let look_up = || assert_eq!(fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().size_bytes, 4);
     let first = [
         "stat f.container",
         "open directory f.container",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_posix::WritableDir;
 use quell_testkit::{CountingDir, MemoryStore};
-use quell_vfs::{FileSystem, NodeId, Open, Writable, WritableFile};
+use quell_vfs::{Context, FileSystem, NodeId, OpenMode, Writable, WritableFile};
 
 use crate::fs::LogFs;
 use crate::session::Choices;
@@ -35,7 +35,7 @@ fn mount_with_scratch(store: &MemoryStore, reads: &Gate, writes: &Gate) -> LogFs
 }
 
 fn open(fs: &LogFs, node: NodeId, process: u32) -> Box<dyn WritableFile> {
-    fs.open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
+    fs.open_as(&Context::for_process(process), node, OpenMode::READ_WRITE).unwrap()
 }
 
 /// Creates a file with 100 extents of 10 bytes each, and holes between them. Returns its content.
@@ -67,7 +67,7 @@ fn a_read_that_waits_for_a_page_of_the_index_does_not_block_writes_and_other_rea
     let mut expected = write_extents(&store);
     let fs = mount_with_scratch(&store, &reads, &Gate::opened());
     let (reader, writer) = (again(&fs, "f", 1), again(&fs, "f", 2));
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     // Builds the extent map, and needs no page of it.
     assert_eq!(reader.read_at(&mut [0], 1 << 40).unwrap(), 0);
     reads.close();
@@ -84,7 +84,7 @@ fn a_read_that_waits_for_a_page_of_the_index_does_not_block_writes_and_other_rea
         let mut bytes = [0; 5];
         assert_eq!(writer.read_at(&mut bytes, 3000).unwrap(), 5);
         assert_eq!(&bytes, b"later");
-        assert_eq!(fs.attributes(node).unwrap().size_bytes, 3005);
+        assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 3005);
         reads.open();
         let found = blocked.join().unwrap();
         assert_eq!(found, expected);
@@ -100,7 +100,7 @@ fn a_write_that_waits_for_a_scratch_file_does_not_block_other_writes_and_reads()
     let mut expected = write_extents(&store);
     let fs = mount_with_scratch(&store, &Gate::opened(), &writes);
     let (first, second) = (again(&fs, "f", 1), again(&fs, "f", 2));
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     assert_eq!(read(&*first, 1990), expected);
     writes.close();
     std::thread::scope(|scope| {
@@ -117,7 +117,7 @@ fn a_write_that_waits_for_a_scratch_file_does_not_block_other_writes_and_reads()
         second.publish().unwrap();
         expected[50..55].fill(2);
         expected[100..105].fill(3);
-        assert_eq!(fs.attributes(node).unwrap().size_bytes, 1990);
+        assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 1990);
         assert_eq!(read(&*second, 1990), expected);
         writes.open();
         blocked.join().unwrap().unwrap();
@@ -141,7 +141,7 @@ fn the_open_of_a_second_writer_that_flushes_the_first_does_not_block_other_opens
     let fs = LogFs::new(Stores::open(vec![root], host(6, 1), 4).unwrap(), CHOICES);
     let first = make(&fs, "f", 1);
     first.write_at(&[1; 100], 0).unwrap();
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     writes.close();
     std::thread::scope(|scope| {
         let _opened = writes.opened_at_end();

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quell_vfs::{Error, ErrorKind, Result, errno};
+use quell_vfs::{Error, ErrorKind, Result};
 
 use crate::container::Container;
 use crate::session::extent_map::{ExtentMap, Flattened};
@@ -72,7 +72,7 @@ pub fn flatten_after_last_writer(
 
 fn go_on(is_given_up: &AtomicBool) -> Result<()> {
     match is_given_up.load(Ordering::Relaxed) {
-        true => Err(Error::new(ErrorKind::Os(errno::EINTR), "flatten", b"")),
+        true => Err(Error::new(ErrorKind::Interrupted, "flatten", b"")),
         false => Ok(()),
     }
 }

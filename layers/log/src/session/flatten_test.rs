@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
 use quell_vfs::errno::EIO;
-use quell_vfs::{FileSystem, Writable};
+use quell_vfs::{Context, FileSystem, Writable};
 
 use crate::fs::LogFs;
 use crate::session::log_file::Choices;
@@ -149,8 +149,9 @@ fn a_removed_file_is_deleted_and_not_flattened() {
         own.open_dir(b"trash").unwrap().names().unwrap().len()
     };
     for name in ["f", "first"] {
-        let node = fs.lookup(fs.root(), name.as_bytes()).unwrap().unwrap().node;
-        fs.remove(fs.root(), name.as_bytes()).unwrap();
+        let node =
+            fs.lookup(&Context::OWN, fs.root(), name.as_bytes()).unwrap().unwrap().into_attributes().node;
+        fs.remove(&Context::OWN, fs.root(), name.as_bytes()).unwrap();
         fs.forget(node, u64::from(u32::MAX));
     }
     // The first file is deleted when it is no longer in use.

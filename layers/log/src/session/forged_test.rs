@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
-use quell_vfs::{ErrorKind, FileSystem, Result, Writable};
+use quell_vfs::{Context, ErrorKind, FileSystem, Result, Writable};
 
 use crate::container::Container;
 use crate::format::{
@@ -126,5 +126,5 @@ fn a_file_without_free_epochs_refuses_writes() {
     let written: Result<()> = file.write_at(b"x", 0).and_then(|()| file.publish());
     assert_eq!(written.unwrap_err().kind, ErrorKind::Damaged);
     drop(file);
-    fs.remove(fs.root(), b"f").unwrap();
+    fs.remove(&Context::OWN, fs.root(), b"f").unwrap();
 }

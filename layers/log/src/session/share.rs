@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use quell_vfs::{File, Result};
+use quell_vfs::{ReadAt, Result};
 
 use crate::container::Flat;
 use crate::format::{Extent, FlatLog, Head, Truncations};
@@ -55,7 +55,7 @@ impl Share {
 /// Bytes in memory as a file.
 struct Held(Vec<u8>);
 
-impl File for Held {
+impl ReadAt for Held {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let from = usize::try_from(offset).ok().and_then(|offset| self.0.get(offset..)).unwrap_or_default();
         let length = from.len().min(into.len());

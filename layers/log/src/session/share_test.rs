@@ -12,7 +12,7 @@ use crate::test_stores::{
 };
 
 use quell_testkit::{MemoryStore, Random};
-use quell_vfs::{Change, ErrorKind, FileSystem, NodeId, Open, Writable};
+use quell_vfs::{Change, Context, ErrorKind, FileSystem, NodeId, OpenMode, Writable};
 
 /// A range of the file, and the writer and payload offset of its bytes.
 type Source = (FileOffset, FileOffset, u64, PayloadOffset);
@@ -68,7 +68,7 @@ fn follow(map: &mut ExtentMap, container: &Container, summary: &Summary) {
 }
 
 fn resize(fs: &LogFs, node: NodeId, size: u64) {
-    fs.change(node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
+    fs.change(&Context::OWN, node, &Change { size_bytes: Some(size), ..Change::default() }).unwrap();
 }
 
 /// Creates a file that processes of three nodes have written. One of them died, and some still have
@@ -87,7 +87,7 @@ fn history(seed: u64, check: impl Fn(&MemoryStore, &mut Random)) {
             0 => drop(open.pop()),
             1..=3 => open.push(again(fs, "f", step as u32)),
             4 => {
-                let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
                 resize(fs, node, random.below(80_000) as u64);
             }
             _ if open.is_empty() => {}
@@ -177,8 +177,12 @@ fn an_extent_map_that_grows_beyond_memory_follows_the_logs() {
             match random.below(10) {
                 0 => open[node_index] = again(&nodes[node_index], "f", step + 3),
                 1 => {
-                    let node =
-                        nodes[node_index].lookup(nodes[node_index].root(), b"f").unwrap().unwrap().node;
+                    let node = nodes[node_index]
+                        .lookup(&Context::OWN, nodes[node_index].root(), b"f")
+                        .unwrap()
+                        .unwrap()
+                        .into_attributes()
+                        .node;
                     resize(&nodes[node_index], node, random.below(20_000) as u64);
                 }
                 2 => open[node_index].sync().unwrap(),
@@ -216,7 +220,7 @@ fn ranks_that_read_meta_at_different_times_get_the_same_file() {
                 file.publish().unwrap();
             }
             if random.one_in(3) {
-                let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+                let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
                 resize(&fs, node, random.below(20_000) as u64);
             }
             // Each reader sees other writers than the one before, so that logs are in several
@@ -254,9 +258,9 @@ fn a_file_opened_with_shares_has_the_same_content_and_follows_its_writers() {
             let stores = [store.crash(seed)];
             let Ok(expected) = content(&stores, "f") else { return };
             let fs = mount_later(&stores, 5);
-            let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+            let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
             let shares = (0..3).map(|rank| fs.read_share(node, rank, 3).unwrap()).collect();
-            let file = fs.open_with_shares(node, Open::READ, shares).unwrap();
+            let file = fs.open_with_shares(&Context::OWN, node, OpenMode::READ, shares).unwrap();
             let mut bytes = vec![0; expected.len() + 1];
             assert_eq!(file.read_at(&mut bytes, 0).unwrap(), expected.len());
             assert_eq!(bytes[..expected.len()], expected);
@@ -280,9 +284,12 @@ fn bytes_other_than_a_share_of_the_file_are_refused() {
     }
     drop(first);
     drop(make(&fs, "other", 1));
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     let refuses = |bytes: Vec<u8>| {
-        let error = fs.open_with_shares(node, Open::READ, vec![bytes]).err().expect("it is no share");
+        let error = fs
+            .open_with_shares(&Context::OWN, node, OpenMode::READ, vec![bytes])
+            .err()
+            .expect("it is no share");
         assert_eq!(error.kind, ErrorKind::Damaged);
     };
     let share = fs.read_share(node, 1, 2).unwrap();
@@ -292,8 +299,8 @@ fn bytes_other_than_a_share_of_the_file_are_refused() {
         refuses(wrong);
         refuses(share[..at].to_vec());
     }
-    let other = fs.lookup(fs.root(), b"other").unwrap().unwrap().node;
+    let other = fs.lookup(&Context::OWN, fs.root(), b"other").unwrap().unwrap().into_attributes().node;
     refuses(fs.read_share(other, 0, 1).unwrap());
     assert_eq!(fs.read_share(node, 2, 2).unwrap_err().kind, ErrorKind::InvalidInput);
-    fs.open_with_shares(node, Open::READ, vec![share]).unwrap();
+    fs.open_with_shares(&Context::OWN, node, OpenMode::READ, vec![share]).unwrap();
 }

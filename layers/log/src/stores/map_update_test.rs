@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
-use quell_vfs::{Change, Cursor, FileSystem, New, NodeId, Open, Rename, Writable};
+use quell_vfs::{Change, Context, Cursor, FileSystem, NewEntry, NodeId, OpenMode, Rename, Writable};
 
 use super::*;
 use crate::fs::LogFs;
@@ -78,12 +78,12 @@ fn name(file: u64) -> String {
     format!("rank-{file}")
 }
 
-const NEW: New = New { permissions: 0o750, uid: 1000, gid: 100 };
+const NEW: NewEntry = NewEntry { permissions: 0o750, uid: 1000, gid: 100 };
 
 /// Creates files of five processes each, half of them in a directory.
 fn fill(fs: &LogFs) -> NodeId {
-    let dir = fs.make_dir(fs.root(), b"deep", NEW).unwrap().node;
-    fs.make_symlink(dir, b"up", b"../rank-1", NEW).unwrap();
+    let dir = fs.make_dir(&Context::OWN, fs.root(), b"deep", NEW).unwrap().into_attributes().node;
+    fs.make_symlink(&Context::OWN, dir, b"up", b"../rank-1", NEW).unwrap();
     for file in 0..FILES {
         let name = name(file);
         let first = make(fs, &name, 1);
@@ -93,20 +93,25 @@ fn fill(fs: &LogFs) -> NodeId {
         }
         drop((first, others));
         if file % 2 == 1 {
-            fs.rename(fs.root(), name.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
+            fs.rename(&Context::OWN, fs.root(), name.as_bytes(), dir, name.as_bytes(), Rename::Replace)
+                .unwrap();
         }
     }
     dir
 }
 
 fn dir_of(fs: &LogFs, file: u64) -> NodeId {
-    if file.is_multiple_of(2) { fs.root() } else { fs.lookup(fs.root(), b"deep").unwrap().unwrap().node }
+    if file.is_multiple_of(2) {
+        fs.root()
+    } else {
+        fs.lookup(&Context::OWN, fs.root(), b"deep").unwrap().unwrap().into_attributes().node
+    }
 }
 
 fn content(fs: &LogFs, dir: NodeId, name: &str) -> Result<Option<Vec<u8>>> {
-    let Some(found) = fs.lookup(dir, name.as_bytes())? else { return Ok(None) };
+    let Some(found) = fs.lookup(&Context::OWN, dir, name.as_bytes())? else { return Ok(None) };
     let mut bytes = vec![0; found.size_bytes as usize];
-    let length = fs.open(found.node)?.read_at(&mut bytes, 0)?;
+    let length = fs.open(&Context::OWN, found.node)?.read_at(&mut bytes, 0)?;
     bytes.truncate(length);
     Ok(Some(bytes))
 }
@@ -121,7 +126,7 @@ fn check_all_files(fs: &LogFs) {
 
 fn listed(fs: &LogFs, dir: NodeId) -> Result<BTreeSet<Vec<u8>>> {
     let mut names = BTreeSet::new();
-    fs.list(dir, Cursor::START, &mut |entry| {
+    fs.list(&Context::OWN, dir, Cursor::START, &mut |entry| {
         assert!(names.insert(entry.name.to_vec()));
         true
     })?;
@@ -160,20 +165,20 @@ fn a_running_mount_can_use_files_that_were_moved_to_an_added_store() {
         check_all_files(&fs);
         check_all_files(&mount(&stores, &all));
         for file in 0..FILES {
-            let (dir, name, how) = (dir_of(&fs, file), name(file), Open::READ_WRITE);
-            let made = fs.create(dir, name.as_bytes(), NEW, how);
+            let (dir, name, how) = (dir_of(&fs, file), name(file), OpenMode::READ_WRITE);
+            let made = fs.create(&Context::OWN, dir, name.as_bytes(), NEW, how);
             assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
             let other = format!("new-{file}");
-            drop(fs.create(dir, other.as_bytes(), NEW, how).unwrap());
+            drop(fs.create(&Context::OWN, dir, other.as_bytes(), NEW, how).unwrap());
             let fresh = mount(&stores, &all);
-            assert!(fresh.lookup(dir_of(&fresh, file), other.as_bytes()).unwrap().is_some());
-            fs.rename(dir, other.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
+            assert!(fresh.lookup(&Context::OWN, dir_of(&fresh, file), other.as_bytes()).unwrap().is_some());
+            fs.rename(&Context::OWN, dir, other.as_bytes(), dir, name.as_bytes(), Rename::Replace).unwrap();
             assert_eq!(content(&fs, dir, &name).unwrap().unwrap(), b"");
-            fs.remove(dir, name.as_bytes()).unwrap();
-            assert!(fs.lookup(dir, name.as_bytes()).unwrap().is_none());
+            fs.remove(&Context::OWN, dir, name.as_bytes()).unwrap();
+            assert!(fs.lookup(&Context::OWN, dir, name.as_bytes()).unwrap().is_none());
         }
-        fs.remove(deep, b"up").unwrap();
-        fs.remove_dir(fs.root(), b"deep").unwrap();
+        fs.remove(&Context::OWN, deep, b"up").unwrap();
+        fs.remove_dir(&Context::OWN, fs.root(), b"deep").unwrap();
         assert_eq!(listed(&fs, fs.root()).unwrap().len(), 0);
         drop(fs);
         for store in &stores {
@@ -190,32 +195,38 @@ fn a_running_mount_can_use_files_that_were_moved_to_an_added_store() {
 fn the_first_request_after_a_move_finds_the_moved_files() {
     type Request = fn(&LogFs, NodeId);
     let requests: [Request; 7] = [
-        |fs, deep| (1..FILES).step_by(2).for_each(|file| fs.remove(deep, name(file).as_bytes()).unwrap()),
+        |fs, deep| {
+            (1..FILES)
+                .step_by(2)
+                .for_each(|file| fs.remove(&Context::OWN, deep, name(file).as_bytes()).unwrap())
+        },
         |fs, deep| assert_eq!(listed(fs, deep).unwrap().len() as u64, FILES / 2 + 1),
         |fs, deep| {
             for file in (1..FILES).step_by(2) {
-                let made = fs.create(deep, name(file).as_bytes(), NEW, Open::READ_WRITE);
+                let made = fs.create(&Context::OWN, deep, name(file).as_bytes(), NEW, OpenMode::READ_WRITE);
                 assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
             }
         },
         |fs, deep| {
             for file in (1..FILES).step_by(2) {
                 let name = name(file);
-                fs.rename(deep, name.as_bytes(), fs.root(), name.as_bytes(), Rename::Replace).unwrap();
+                fs.rename(&Context::OWN, deep, name.as_bytes(), fs.root(), name.as_bytes(), Rename::Replace)
+                    .unwrap();
             }
         },
         |fs, _| {
-            fs.rename(fs.root(), b"deep", fs.root(), b"other", Rename::Replace).unwrap();
-            let other = fs.lookup(fs.root(), b"other").unwrap().unwrap().node;
+            fs.rename(&Context::OWN, fs.root(), b"deep", fs.root(), b"other", Rename::Replace).unwrap();
+            let other =
+                fs.lookup(&Context::OWN, fs.root(), b"other").unwrap().unwrap().into_attributes().node;
             assert_eq!(listed(fs, other).unwrap().len() as u64, FILES / 2 + 1);
             assert_eq!(content(fs, other, &name(7)).unwrap().unwrap(), pattern(5000, 7));
         },
         |fs, _| {
-            let refused = fs.remove_dir(fs.root(), b"deep");
+            let refused = fs.remove_dir(&Context::OWN, fs.root(), b"deep");
             assert!(refused.is_err_and(|error| error.kind == ErrorKind::NotEmpty));
         },
         |fs, deep| {
-            let made = fs.make_dir(deep, name(1).as_bytes(), NEW);
+            let made = fs.make_dir(&Context::OWN, deep, name(1).as_bytes(), NEW);
             assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists));
         },
     ];
@@ -234,13 +245,19 @@ fn nodes_known_before_a_move_lead_to_the_moved_files() {
     let stores = memory(2);
     let fs = mount(&stores, &[0]);
     fill(&fs);
-    let node = |file| fs.lookup(dir_of(&fs, file), name(file).as_bytes()).unwrap().unwrap().node;
+    let node = |file| {
+        fs.lookup(&Context::OWN, dir_of(&fs, file), name(file).as_bytes())
+            .unwrap()
+            .unwrap()
+            .into_attributes()
+            .node
+    };
     let nodes: Vec<_> = (0..FILES).map(node).collect();
     rebalanced(&stores, &[(0, KEEP), (1, Role::Add)]);
     for (file, node) in (0..).zip(nodes) {
-        assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000);
+        assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 5000);
         let mut bytes = vec![0; 5000];
-        let handle = fs.open_as(node, Open::READ_WRITE).unwrap();
+        let handle = fs.open_as(&Context::OWN, node, OpenMode::READ_WRITE).unwrap();
         handle.write_at(b"more", 5000).unwrap();
         assert_eq!(handle.read_at(&mut bytes, 0).unwrap(), 5000);
         assert_eq!(bytes, pattern(5000, file));
@@ -265,10 +282,11 @@ fn no_file_is_reported_missing_or_created_twice_during_a_move() {
                 while !is_over.load(Ordering::Relaxed) || rounds < 2 {
                     for file in 0..FILES {
                         let (dir, name) = (dir_of(&fs, file), name(file));
-                        let found = fs.lookup(dir, name.as_bytes()).unwrap().expect("it is there");
+                        let found =
+                            fs.lookup(&Context::OWN, dir, name.as_bytes()).unwrap().expect("it is there");
                         assert_eq!(found.size_bytes, 5000, "{name}");
-                        fs.forget(found.node, 1);
-                        let made = fs.create(dir, name.as_bytes(), NEW, Open::READ_WRITE);
+                        drop(found);
+                        let made = fs.create(&Context::OWN, dir, name.as_bytes(), NEW, OpenMode::READ_WRITE);
                         assert!(made.is_err_and(|error| error.kind == ErrorKind::Exists), "{name}");
                     }
                     assert_eq!(listed(&fs, deep).unwrap().len() as u64, FILES / 2 + 1);
@@ -301,8 +319,17 @@ fn a_mount_follows_several_maps_at_once() {
     for fs in [&second, &fs] {
         check_all_files(fs);
         for file in 0..10 {
-            drop(fs.create(fs.root(), format!("later-{file}").as_bytes(), NEW, Open::READ_WRITE).unwrap());
-            fs.remove(fs.root(), format!("later-{file}").as_bytes()).unwrap();
+            drop(
+                fs.create(
+                    &Context::OWN,
+                    fs.root(),
+                    format!("later-{file}").as_bytes(),
+                    NEW,
+                    OpenMode::READ_WRITE,
+                )
+                .unwrap(),
+            );
+            fs.remove(&Context::OWN, fs.root(), format!("later-{file}").as_bytes()).unwrap();
         }
     }
     check_all_files(&mount(&stores, &[2, 3]));
@@ -337,16 +364,16 @@ fn an_unusable_added_store_is_an_error_and_no_name_is_reported_missing() {
             }
         }
         assert!(found < FILES);
-        refused(fs.lookup(fs.root(), b"nothing"));
-        refused(fs.create(fs.root(), b"new", NEW, Open::READ_WRITE));
-        refused(fs.make_dir(deep, b"new", NEW));
+        refused(fs.lookup(&Context::OWN, fs.root(), b"nothing"));
+        refused(fs.create(&Context::OWN, fs.root(), b"new", NEW, OpenMode::READ_WRITE));
+        refused(fs.make_dir(&Context::OWN, deep, b"new", NEW));
         refused(listed(fs, deep));
-        refused(fs.rename(fs.root(), b"deep", fs.root(), b"other", Rename::Replace));
+        refused(fs.rename(&Context::OWN, fs.root(), b"deep", fs.root(), b"other", Rename::Replace));
     }
     assert!(containers(&stores).values().all(|count| *count == 1));
     is_away.store(false, Ordering::Relaxed);
     check_all_files(&fs);
-    assert!(fs.lookup(fs.root(), b"nothing").unwrap().is_none());
+    assert!(fs.lookup(&Context::OWN, fs.root(), b"nothing").unwrap().is_none());
 }
 
 #[test]

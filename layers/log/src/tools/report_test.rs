@@ -1,7 +1,7 @@
 //! Tests that the reports about a file agree with the data written to it.
 
 use quell_testkit::{MemoryStore, Random};
-use quell_vfs::{Change, FileSystem, Writable};
+use quell_vfs::{Change, Context, FileSystem, Writable};
 
 use super::*;
 use crate::test_stores::{again, container, content, make, mount, pattern};
@@ -19,8 +19,8 @@ fn write_randomly(stores: &[MemoryStore], cut: bool) {
     }
     drop((one, other));
     if cut {
-        let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
-        fs.change(node, &Change { size_bytes: Some(100_000), ..Change::default() }).unwrap();
+        let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+        fs.change(&Context::OWN, node, &Change { size_bytes: Some(100_000), ..Change::default() }).unwrap();
     }
 }
 

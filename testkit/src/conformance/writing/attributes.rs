@@ -1,7 +1,7 @@
 //! Promise: mode, owner and time are as they were set, and nothing else changes with them. A time
 //! that was set remains until the next write, even while earlier writes are being published.
 
-use quell_vfs::{Change, Kind, NodeId, Time};
+use quell_vfs::{Change, Context, Kind, NodeId, Time};
 
 use super::mount::{Mount, WritableImplementation, whole};
 
@@ -41,7 +41,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
 }
 
 fn change(mount: &Mount, node: NodeId, what: Change) -> quell_vfs::Attributes {
-    let after = mount.verbs().change(node, &what).unwrap();
+    let after = mount.verbs().change(&Context::OWN, node, &what).unwrap();
     assert_eq!(mount.attributes(node), after);
     after
 }

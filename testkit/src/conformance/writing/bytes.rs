@@ -1,7 +1,7 @@
 //! Promise: written data is read back at any offset and in any order of writing, and a later write
 //! overwrites an earlier one.
 
-use quell_vfs::Open;
+use quell_vfs::{Context, OpenMode};
 
 use super::mount::{WritableImplementation, read, whole};
 use crate::Random;
@@ -28,7 +28,10 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     assert_eq!(mount.bytes(node), b"1eroTWO THREE and four");
     any_order(implementation);
 
-    let file = mount.verbs().open_as(node, Open { truncate: true, ..Open::READ_WRITE }).unwrap();
+    let file = mount
+        .verbs()
+        .open_as(&Context::OWN, node, OpenMode { truncate: true, ..OpenMode::READ_WRITE })
+        .unwrap();
     assert_eq!(whole(&*file), b"");
     file.write_at(b"new", 0).unwrap();
     drop(file);

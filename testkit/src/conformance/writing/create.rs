@@ -2,7 +2,7 @@
 //! once, and can be written to whatever its mode.
 
 use quell_vfs::errno::{EEXIST, EISDIR, ENOTDIR};
-use quell_vfs::{Change, Kind, New, Open};
+use quell_vfs::{Change, Context, Kind, NewEntry, OpenMode};
 
 use super::mount::WritableImplementation;
 use crate::conformance::implementation::refused;
@@ -12,8 +12,9 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let (verbs, root) = (mount.verbs(), mount.root);
     for permissions in [0o644, 0o600, 0o755, 0o640, 0o444, 0o400] {
         let name = format!("mode {permissions:o}");
-        let new = New { permissions, ..mount.new };
-        let (created, file) = verbs.create(root, name.as_bytes(), new, Open::READ_WRITE).unwrap();
+        let new = NewEntry { permissions, ..mount.new };
+        let (created, file) =
+            verbs.create(&Context::OWN, root, name.as_bytes(), new, OpenMode::READ_WRITE).unwrap();
         assert_eq!((created.kind, created.size_bytes, created.nlink), (Kind::File, 0, 1), "{name}");
         assert_eq!(
             (created.permissions, created.uid, created.gid),
@@ -30,16 +31,16 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         match name {
             "file" => drop(mount.write("file", b"bytes")),
             "dir" => drop(mount.make_dir("dir")),
-            _ => drop(verbs.make_symlink(root, b"link", b"nowhere", mount.new).unwrap()),
+            _ => drop(verbs.make_symlink(&Context::OWN, root, b"link", b"nowhere", mount.new).unwrap()),
         }
-        refused(verbs.create(root, name.as_bytes(), mount.new, Open::READ_WRITE), EEXIST);
-        refused(verbs.make_dir(root, name.as_bytes(), mount.new_dir), EEXIST);
-        refused(verbs.make_symlink(root, name.as_bytes(), b"x", mount.new), EEXIST);
+        refused(verbs.create(&Context::OWN, root, name.as_bytes(), mount.new, OpenMode::READ_WRITE), EEXIST);
+        refused(verbs.make_dir(&Context::OWN, root, name.as_bytes(), mount.new_dir), EEXIST);
+        refused(verbs.make_symlink(&Context::OWN, root, name.as_bytes(), b"x", mount.new), EEXIST);
     }
     assert_eq!(mount.bytes_at("file").unwrap(), b"bytes");
     let file = mount.lookup(root, "file").unwrap().node;
-    refused(verbs.create(file, b"below a file", mount.new, Open::READ_WRITE), ENOTDIR);
-    refused(verbs.open_as(root, Open::READ_WRITE), EISDIR);
+    refused(verbs.create(&Context::OWN, file, b"below a file", mount.new, OpenMode::READ_WRITE), ENOTDIR);
+    refused(verbs.open_as(&Context::OWN, root, OpenMode::READ_WRITE), EISDIR);
     passed_on_group(implementation);
     one_winner(implementation);
 }
@@ -48,8 +49,9 @@ fn passed_on_group(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let verbs = mount.verbs();
     let dir = mount.make_dir("group");
-    verbs.change(dir, &Change { permissions: Some(0o2775), ..Change::default() }).unwrap();
-    let below = verbs.make_dir(dir, b"dir", New { permissions: 0o750, ..mount.new }).unwrap();
+    verbs.change(&Context::OWN, dir, &Change { permissions: Some(0o2775), ..Change::default() }).unwrap();
+    let below =
+        verbs.make_dir(&Context::OWN, dir, b"dir", NewEntry { permissions: 0o750, ..mount.new }).unwrap();
     assert_eq!((below.permissions, below.gid), (0o2750, implementation.gid));
     let (file, _) = mount.create_in(dir, "file");
     assert_eq!((mount.attributes(file).permissions, mount.attributes(file).gid), (0o644, implementation.gid));
@@ -62,7 +64,15 @@ fn one_winner(implementation: &WritableImplementation<'_>) {
         let name = format!("lock {round}");
         let name = name.as_bytes();
         let won = std::thread::scope(|scope| {
-            let try_it = || mount.fs.writable().unwrap().create(mount.root, name, mount.new, Open::WRITE);
+            let try_it = || {
+                mount.fs.writable().unwrap().create(
+                    &Context::OWN,
+                    mount.root,
+                    name,
+                    mount.new,
+                    OpenMode::WRITE,
+                )
+            };
             let tries: Vec<_> =
                 (0..4).map(|_| scope.spawn(move || try_it().map_err(|e| e.errno()))).collect();
             let answers = tries.into_iter().map(|t| t.join().unwrap());

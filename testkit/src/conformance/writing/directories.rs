@@ -2,7 +2,7 @@
 //! when it is empty.
 
 use quell_vfs::errno::{EINVAL, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY};
-use quell_vfs::{Kind, New};
+use quell_vfs::{Context, Kind, NewEntry};
 
 use super::mount::WritableImplementation;
 use crate::compare::listing;
@@ -11,7 +11,8 @@ use crate::conformance::implementation::refused;
 pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let (verbs, root) = (mount.verbs(), mount.root);
-    let created = verbs.make_dir(root, b"dir", New { permissions: 0o710, ..mount.new }).unwrap();
+    let created =
+        verbs.make_dir(&Context::OWN, root, b"dir", NewEntry { permissions: 0o710, ..mount.new }).unwrap();
     assert_eq!((created.kind, created.permissions), (Kind::Dir, 0o710));
     assert_eq!((created.uid, created.gid), (implementation.uid, implementation.gid));
     assert_eq!(mount.lookup(root, "dir").unwrap().node, created.node);
@@ -26,17 +27,17 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         (mount.fs.parent(node).unwrap(), mount.fs.path(node).unwrap()),
         (created.node, b"dir/file".to_vec())
     );
-    refused(verbs.remove_dir(root, b"dir"), ENOTEMPTY);
-    refused(verbs.remove(root, b"dir"), EISDIR);
-    refused(verbs.remove_dir(created.node, b"file"), ENOTDIR);
-    refused(verbs.remove_dir(root, b"none"), ENOENT);
-    refused(verbs.remove(root, b"none"), ENOENT);
-    refused(verbs.remove(node, b"x"), ENOTDIR);
-    refused(mount.fs.lookup(node, b"x"), ENOTDIR);
-    refused(mount.fs.read_link(created.node), EINVAL);
+    refused(verbs.remove_dir(&Context::OWN, root, b"dir"), ENOTEMPTY);
+    refused(verbs.remove(&Context::OWN, root, b"dir"), EISDIR);
+    refused(verbs.remove_dir(&Context::OWN, created.node, b"file"), ENOTDIR);
+    refused(verbs.remove_dir(&Context::OWN, root, b"none"), ENOENT);
+    refused(verbs.remove(&Context::OWN, root, b"none"), ENOENT);
+    refused(verbs.remove(&Context::OWN, node, b"x"), ENOTDIR);
+    refused(mount.fs.lookup(&Context::OWN, node, b"x"), ENOTDIR);
+    refused(mount.fs.read_link(&Context::OWN, created.node), EINVAL);
     drop(file);
-    verbs.remove(created.node, b"file").unwrap();
-    verbs.remove_dir(root, b"dir").unwrap();
+    verbs.remove(&Context::OWN, created.node, b"file").unwrap();
+    verbs.remove_dir(&Context::OWN, root, b"dir").unwrap();
     assert_eq!(mount.lookup(root, "dir"), None);
     assert_eq!(listing(&*mount.fs, root, 10).unwrap(), []);
     // A directory created again under the same name is a different one, and empty.
@@ -51,7 +52,7 @@ fn deep(implementation: &WritableImplementation<'_>) {
     let name = [b'd'; 100];
     let mut at = mount.root;
     for _ in 0..60 {
-        at = mount.verbs().make_dir(at, &name, mount.new_dir).unwrap().node;
+        at = mount.verbs().make_dir(&Context::OWN, at, &name, mount.new_dir).unwrap().into_attributes().node;
     }
     let (node, file) = mount.create_in(at, "file");
     file.write_at(b"deep", 0).unwrap();

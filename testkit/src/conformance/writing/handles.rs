@@ -1,13 +1,16 @@
 //! Promise: all open files of one file on one mount show the same data immediately, whatever their
 //! process and access mode.
 
-use quell_vfs::{NodeId, Open, WritableFile};
+use quell_vfs::errno::EBADF;
+use quell_vfs::{Context, Kind, NodeId, OpenMode, Rename, WritableFile};
 
 use super::mount::{Mount, WritableImplementation, read, whole};
 use crate::Random;
+use crate::conformance::implementation::refused;
 
 fn open(mount: &Mount, node: NodeId, process: u32) -> Box<dyn WritableFile> {
-    mount.verbs().open_as(node, Open { process, ..Open::READ_WRITE }).unwrap()
+    let context = Context::for_process(process);
+    mount.verbs().open_as(&context, node, OpenMode::READ_WRITE).unwrap()
 }
 
 pub(super) fn check(implementation: &WritableImplementation<'_>) {
@@ -23,7 +26,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     assert_eq!(mount.attributes(node).size_bytes, 5);
     second.append(b" and last").unwrap();
     assert_eq!(mount.attributes(node).size_bytes, 14, "before anything is published");
-    let reader = mount.fs.open(node).unwrap();
+    let reader = mount.fs.open(&Context::OWN, node).unwrap();
     drop(second);
     let mut bytes = [0; 20];
     assert_eq!(reader.read_at(&mut bytes, 0).unwrap(), 14);
@@ -33,6 +36,43 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     assert_eq!(&bytes[..7], b" reader");
     by_turns(implementation);
     again_and_again(implementation);
+    attributes_of_an_open_file(&implementation.mount());
+    after_close(&implementation.mount());
+}
+
+/// An open file reports its attributes whatever happens to its name.
+fn attributes_of_an_open_file(mount: &Mount) {
+    let (node, file) = mount.create("file");
+    assert_eq!(file.attributes().unwrap(), mount.attributes(node));
+    file.write_at(b"seven b", 0).unwrap();
+    assert_eq!(file.attributes().unwrap().size_bytes, 7, "before anything is published");
+    let reader = mount.fs.open(&Context::OWN, node).unwrap();
+    let root = mount.root;
+    mount.verbs().rename(&Context::OWN, root, b"file", root, b"moved", Rename::Replace).unwrap();
+    assert_eq!(reader.attributes().unwrap(), mount.attributes(node));
+    mount.verbs().remove(&Context::OWN, root, b"moved").unwrap();
+    mount.verbs().forget(node, 1);
+    for attributes in [file.attributes().unwrap(), reader.attributes().unwrap()] {
+        assert_eq!((attributes.kind, attributes.nlink, attributes.size_bytes), (Kind::File, 0, 7));
+    }
+}
+
+/// `close` publishes; afterwards the file is closed for this handle alone.
+fn after_close(mount: &Mount) {
+    let (node, file) = mount.create("file");
+    let other = open(mount, node, 7);
+    file.write_at(b"published by close", 0).unwrap();
+    file.close().unwrap();
+    file.close().unwrap();
+    refused(file.read_at(&mut [0], 0), EBADF);
+    refused(file.write_at(b"x", 0), EBADF);
+    refused(file.append(b"x"), EBADF);
+    refused(file.attributes(), EBADF);
+    assert_eq!(whole(&*other), b"published by close");
+    other.append(b", and more").unwrap();
+    other.close().unwrap();
+    drop((file, other));
+    assert_eq!(mount.bytes(node), b"published by close, and more");
 }
 
 /// Processes take turns to write each other's blocks, and each reads all data.

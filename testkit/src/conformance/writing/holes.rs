@@ -2,7 +2,7 @@
 //! and not beyond.
 
 use quell_vfs::errno::EINVAL;
-use quell_vfs::{Change, Open};
+use quell_vfs::{Change, Context, OpenMode};
 
 use super::mount::{WritableImplementation, read};
 use crate::conformance::implementation::refused;
@@ -27,11 +27,11 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     refused(file.append(b"x"), EINVAL);
     refused(file.write_pieces(&[(END - 1, b"beyond")]), EINVAL);
     let too_long = Change { size_bytes: Some(END + 1), ..Change::default() };
-    refused(mount.verbs().change(node, &too_long), EINVAL);
+    refused(mount.verbs().change(&Context::OWN, node, &too_long), EINVAL);
     assert_eq!(mount.attributes(node).size_bytes, END);
     file.publish().unwrap();
     drop(file);
-    let file = mount.verbs().open_as(node, Open::READ).unwrap();
+    let file = mount.verbs().open_as(&Context::OWN, node, OpenMode::READ).unwrap();
     assert_eq!(read(&*file, 98, 8), b"\0\0here\0\0");
     assert_eq!(read(&*file, END - 4, 100), b"here");
     assert_eq!(read(&*file, END - 5, 3), b"\0he");

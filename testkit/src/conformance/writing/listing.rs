@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_vfs::{Cursor, Kind, Open};
+use quell_vfs::{Context, Cursor, Kind, OpenMode};
 
 use super::mount::{Mount, WritableImplementation};
 use super::names::odd_names;
@@ -15,9 +15,9 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let dir = mount.make_dir("dir");
     for (i, name) in odd_names().iter().enumerate() {
         match i % 3 {
-            0 => drop(verbs.create(dir, name, mount.new, Open::WRITE).unwrap()),
-            1 => drop(verbs.make_dir(dir, name, mount.new_dir).unwrap()),
-            _ => drop(verbs.make_symlink(dir, name, b"x", mount.new).unwrap()),
+            0 => drop(verbs.create(&Context::OWN, dir, name, mount.new, OpenMode::WRITE).unwrap()),
+            1 => drop(verbs.make_dir(&Context::OWN, dir, name, mount.new_dir).unwrap()),
+            _ => drop(verbs.make_symlink(&Context::OWN, dir, name, b"x", mount.new).unwrap()),
         }
     }
     for step in [1, 2, 7, 1000] {
@@ -26,7 +26,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         assert_eq!((listed, entries.len()), (odd_names().into_iter().collect(), odd_names().len()));
         for (i, name) in odd_names().iter().enumerate() {
             let (_, entry) = entries.iter().find(|e| e.0 == *name).expect("it was listed");
-            let found = mount.fs.lookup(dir, name).unwrap().expect("it is there");
+            let found = mount.fs.lookup(&Context::OWN, dir, name).unwrap().expect("it is there");
             assert_eq!((entry.node, entry.kind), (found.node, found.kind), "{}", name.escape_ascii());
             assert_eq!(found.kind, [Kind::File, Kind::Dir, Kind::Symlink][i % 3]);
         }
@@ -46,7 +46,7 @@ fn while_it_changes(mount: &Mount) {
         let before = names.len();
         mount
             .fs
-            .list(dir, cursor, &mut |entry| {
+            .list(&Context::OWN, dir, cursor, &mut |entry| {
                 names.push(entry.name.to_vec());
                 cursor = entry.next;
                 names.len() - before < 10
@@ -56,7 +56,7 @@ fn while_it_changes(mount: &Mount) {
             break;
         }
         for i in round * 5..(round * 5 + 5).min(60) {
-            mount.verbs().remove(dir, format!("goes {i}").as_bytes()).unwrap();
+            mount.verbs().remove(&Context::OWN, dir, format!("goes {i}").as_bytes()).unwrap();
             mount.create_in(dir, &format!("comes {i}"));
         }
         round += 1;
@@ -79,7 +79,7 @@ fn as_rm_does(mount: &Mount) {
         let mut names = Vec::new();
         mount
             .fs
-            .list(dir, cursor, &mut |entry| {
+            .list(&Context::OWN, dir, cursor, &mut |entry| {
                 names.push(entry.name.to_vec());
                 cursor = entry.next;
                 names.len() < 7
@@ -89,8 +89,8 @@ fn as_rm_does(mount: &Mount) {
             break;
         }
         for name in names {
-            mount.verbs().remove(dir, &name).unwrap();
+            mount.verbs().remove(&Context::OWN, dir, &name).unwrap();
         }
     }
-    mount.verbs().remove_dir(mount.root, b"dir").unwrap();
+    mount.verbs().remove_dir(&Context::OWN, mount.root, b"dir").unwrap();
 }

@@ -3,7 +3,9 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use quell_vfs::{Attributes, FileSystem, New, NodeId, Open, Writable, WritableFile};
+use quell_vfs::{
+    Attributes, Context, FileSystem, NewEntry, NodeId, NodeRef, OpenMode, Writable, WritableFile,
+};
 
 /// Mounts of one new, empty store: files created through one mount are visible through the others.
 pub struct Mounts {
@@ -50,8 +52,8 @@ impl std::fmt::Debug for WritableImplementation<'_> {
 pub(super) struct Mount {
     pub(super) fs: Arc<dyn FileSystem>,
     pub(super) root: NodeId,
-    pub(super) new: New,
-    pub(super) new_dir: New,
+    pub(super) new: NewEntry,
+    pub(super) new_dir: NewEntry,
     // Declared after the mount, so that it is dropped after it.
     _keep: Option<Box<dyn Any>>,
 }
@@ -64,8 +66,8 @@ impl WritableImplementation<'_> {
     }
 
     pub(super) fn mount_of(&self, fs: Arc<dyn FileSystem>, keep: Option<Box<dyn Any>>) -> Mount {
-        let new = New { permissions: 0o644, uid: self.uid, gid: self.gid };
-        let new_dir = New { permissions: 0o755, ..new };
+        let new = NewEntry { permissions: 0o644, uid: self.uid, gid: self.gid };
+        let new_dir = NewEntry { permissions: 0o755, ..new };
         Mount { root: fs.root(), fs, new, new_dir, _keep: keep }
     }
 
@@ -92,44 +94,48 @@ impl Mount {
         self.fs.writable().expect("it may be changed")
     }
 
-    /// Creates a file in the root, open for reading and writing.
+    /// Creates a file in the root, open for reading and writing, and keeps the reference.
     pub(super) fn create(&self, name: &str) -> (NodeId, Box<dyn WritableFile>) {
         self.create_in(self.root, name)
     }
 
     pub(super) fn create_in(&self, dir: NodeId, name: &str) -> (NodeId, Box<dyn WritableFile>) {
-        let created = self.verbs().create(dir, name.as_bytes(), self.new, Open::READ_WRITE);
-        let (attributes, file) = created.unwrap_or_else(|e| panic!("{name}: {e}"));
-        (attributes.node, file)
+        let created =
+            self.verbs().create(&Context::OWN, dir, name.as_bytes(), self.new, OpenMode::READ_WRITE);
+        let (created, file) = created.unwrap_or_else(|e| panic!("{name}: {e}"));
+        (created.into_attributes().node, file)
     }
 
     /// Creates a file in the root with these bytes, and closes it.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> NodeId {
         let (node, file) = self.create(name);
         file.write_at(bytes, 0).unwrap();
-        file.publish().unwrap();
+        file.close().unwrap();
         node
     }
 
     pub(super) fn make_dir(&self, name: &str) -> NodeId {
-        self.verbs().make_dir(self.root, name.as_bytes(), self.new_dir).unwrap().node
+        let made = self.verbs().make_dir(&Context::OWN, self.root, name.as_bytes(), self.new_dir);
+        made.unwrap().into_attributes().node
     }
 
     pub(super) fn open(&self, node: NodeId) -> Box<dyn WritableFile> {
-        self.verbs().open_as(node, Open::READ_WRITE).unwrap()
+        self.verbs().open_as(&Context::OWN, node, OpenMode::READ_WRITE).unwrap()
     }
 
+    /// Returns the attributes of an entry, and keeps the reference.
     pub(super) fn lookup(&self, dir: NodeId, name: &str) -> Option<Attributes> {
-        self.fs.lookup(dir, name.as_bytes()).unwrap_or_else(|e| panic!("{name}: {e}"))
+        let found = self.fs.lookup(&Context::OWN, dir, name.as_bytes());
+        found.unwrap_or_else(|e| panic!("{name}: {e}")).map(NodeRef::into_attributes)
     }
 
     pub(super) fn attributes(&self, node: NodeId) -> Attributes {
-        self.fs.attributes(node).unwrap()
+        self.fs.attributes(&Context::OWN, node).unwrap()
     }
 
     /// Opens a file and returns its data.
     pub(super) fn bytes(&self, node: NodeId) -> Vec<u8> {
-        let file = self.verbs().open_as(node, Open::READ).unwrap();
+        let file = self.verbs().open_as(&Context::OWN, node, OpenMode::READ).unwrap();
         let bytes = whole(&*file);
         assert_eq!(self.attributes(node).size_bytes, bytes.len() as u64, "the size is another");
         bytes
@@ -137,8 +143,8 @@ impl Mount {
 
     /// Returns the data of the file at a path, or `None` if there is no such entry.
     pub(super) fn bytes_at(&self, path: &str) -> Option<Vec<u8>> {
-        let found = quell_vfs::resolve(&*self.fs, path.as_bytes());
-        found.ok().map(|attributes| self.bytes(attributes.node))
+        let found = quell_vfs::resolve(&*self.fs, &Context::OWN, path.as_bytes());
+        found.ok().map(|found| self.bytes(found.node()))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Promise: data published by one mount is read by every later open on another mount; names are
 //! visible immediately. Writers on several mounts may write to different parts of one file.
 
-use quell_vfs::{Change, Open, Rename};
+use quell_vfs::{Change, Context, OpenMode, Rename};
 
 use super::mount::{WritableImplementation, whole};
 
@@ -16,17 +16,17 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     file.publish().unwrap();
     assert_eq!(a.bytes(node), b"written by a and b", "published, and still open");
     drop(file);
-    a.verbs().change(node, &Change { size_bytes: Some(10), ..Change::default() }).unwrap();
+    a.verbs().change(&Context::OWN, node, &Change { size_bytes: Some(10), ..Change::default() }).unwrap();
     assert_eq!(b.bytes(on_b), b"written by");
-    drop(b.verbs().open_as(on_b, Open { truncate: true, ..Open::WRITE }).unwrap());
+    drop(b.verbs().open_as(&Context::OWN, on_b, OpenMode { truncate: true, ..OpenMode::WRITE }).unwrap());
     assert_eq!(a.bytes(node), b"");
-    a.verbs().change(node, &Change { permissions: Some(0o600), ..Change::default() }).unwrap();
+    a.verbs().change(&Context::OWN, node, &Change { permissions: Some(0o600), ..Change::default() }).unwrap();
     assert_eq!(b.attributes(on_b).permissions, 0o600);
 
     let dir = a.make_dir("dir");
-    a.verbs().rename(a.root, b"file", dir, b"moved", Rename::Replace).unwrap();
+    a.verbs().rename(&Context::OWN, a.root, b"file", dir, b"moved", Rename::Replace).unwrap();
     assert_eq!((b.bytes_at("file"), b.bytes_at("dir/moved")), (None, Some(Vec::new())));
-    b.verbs().remove(b.lookup(b.root, "dir").unwrap().node, b"moved").unwrap();
+    b.verbs().remove(&Context::OWN, b.lookup(b.root, "dir").unwrap().node, b"moved").unwrap();
     assert_eq!(a.lookup(dir, "moved"), None);
     checkpoint(implementation);
 }
@@ -41,7 +41,7 @@ fn checkpoint(implementation: &WritableImplementation<'_>) {
         .map(|process| {
             let mount = if process % 2 == 0 { a } else { b };
             let node = mount.lookup(mount.root, "checkpoint").unwrap().node;
-            mount.verbs().open_as(node, Open { process, ..Open::WRITE }).unwrap()
+            mount.verbs().open_as(&Context::for_process(process), node, OpenMode::WRITE).unwrap()
         })
         .collect();
     for block in 0..200_u64 {
@@ -54,7 +54,7 @@ fn checkpoint(implementation: &WritableImplementation<'_>) {
     drop(first);
     for mount in [a, b] {
         let node = mount.lookup(mount.root, "checkpoint").unwrap().node;
-        let file = mount.verbs().open_as(node, Open::READ).unwrap();
+        let file = mount.verbs().open_as(&Context::OWN, node, OpenMode::READ).unwrap();
         let bytes = whole(&*file);
         assert_eq!(bytes.len(), 200 * 501);
         assert!(bytes.chunks(501).enumerate().all(|(i, chunk)| chunk.iter().all(|byte| *byte == i as u8)));

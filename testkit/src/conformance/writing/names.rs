@@ -2,7 +2,7 @@
 //! different.
 
 use quell_vfs::errno::{EINVAL, ENAMETOOLONG};
-use quell_vfs::{Open, Rename};
+use quell_vfs::{Context, OpenMode, Rename};
 
 use super::mount::WritableImplementation;
 use crate::compare::listing;
@@ -44,7 +44,7 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let almost = vec![b'n'; implementation.name_bytes_max - 1];
     let names = [odd_names(), vec![longest, almost]].concat();
     for name in &names {
-        let (_, file) = verbs.create(root, name, mount.new, Open::READ_WRITE).unwrap();
+        let (_, file) = verbs.create(&Context::OWN, root, name, mount.new, OpenMode::READ_WRITE).unwrap();
         file.write_at(name, 0).unwrap();
         file.publish().unwrap();
     }
@@ -54,24 +54,24 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     sorted.sort();
     assert_eq!(listed, sorted);
     for name in &names {
-        let found = mount.fs.lookup(root, name).unwrap().expect("it was created");
+        let found = mount.fs.lookup(&Context::OWN, root, name).unwrap().expect("it was created");
         assert_eq!(mount.bytes(found.node), *name);
     }
     for (i, name) in names.iter().enumerate() {
         let to = format!("plain {i}");
-        verbs.rename(root, name, root, to.as_bytes(), Rename::Replace).unwrap();
+        verbs.rename(&Context::OWN, root, name, root, to.as_bytes(), Rename::Replace).unwrap();
         assert_eq!(mount.bytes_at(&to).unwrap(), *name);
-        assert_eq!(mount.fs.lookup(root, name).unwrap(), None);
-        verbs.remove(root, to.as_bytes()).unwrap();
+        assert_eq!(mount.fs.lookup(&Context::OWN, root, name).unwrap(), None);
+        verbs.remove(&Context::OWN, root, to.as_bytes()).unwrap();
     }
     // The same names for directories and links.
     for name in &names {
-        let dir = verbs.make_dir(root, name, mount.new_dir).unwrap().node;
-        verbs.make_symlink(dir, name, name, mount.new).unwrap();
-        let link = mount.fs.lookup(dir, name).unwrap().expect("it was created");
-        assert_eq!(mount.fs.read_link(link.node).unwrap(), *name);
-        verbs.remove(dir, name).unwrap();
-        verbs.remove_dir(root, name).unwrap();
+        let dir = verbs.make_dir(&Context::OWN, root, name, mount.new_dir).unwrap().into_attributes().node;
+        verbs.make_symlink(&Context::OWN, dir, name, name, mount.new).unwrap();
+        let link = mount.fs.lookup(&Context::OWN, dir, name).unwrap().expect("it was created");
+        assert_eq!(mount.fs.read_link(&Context::OWN, link.node).unwrap(), *name);
+        verbs.remove(&Context::OWN, dir, name).unwrap();
+        verbs.remove_dir(&Context::OWN, root, name).unwrap();
     }
     assert_eq!(listing(&*mount.fs, root, 10).unwrap(), []);
     refuse_bad_names(implementation);
@@ -83,16 +83,16 @@ fn refuse_bad_names(implementation: &WritableImplementation<'_>) {
     mount.write("file", b"bytes");
     let too_long = vec![b'n'; implementation.name_bytes_max + 1];
     let longer = vec![b'n'; 256];
-    refused(verbs.create(root, &too_long, mount.new, Open::READ_WRITE), ENAMETOOLONG);
-    refused(verbs.rename(root, b"file", root, &too_long, Rename::Replace), ENAMETOOLONG);
-    refused(mount.fs.lookup(root, &longer), ENAMETOOLONG);
-    refused(verbs.make_dir(root, &longer, mount.new_dir), ENAMETOOLONG);
-    refused(verbs.make_symlink(root, &longer, b"x", mount.new), ENAMETOOLONG);
+    refused(verbs.create(&Context::OWN, root, &too_long, mount.new, OpenMode::READ_WRITE), ENAMETOOLONG);
+    refused(verbs.rename(&Context::OWN, root, b"file", root, &too_long, Rename::Replace), ENAMETOOLONG);
+    refused(mount.fs.lookup(&Context::OWN, root, &longer), ENAMETOOLONG);
+    refused(verbs.make_dir(&Context::OWN, root, &longer, mount.new_dir), ENAMETOOLONG);
+    refused(verbs.make_symlink(&Context::OWN, root, &longer, b"x", mount.new), ENAMETOOLONG);
     for bad in [&b""[..], b".", b"..", b"a/b", b"nul\0"] {
-        refused(verbs.create(root, bad, mount.new, Open::READ_WRITE), EINVAL);
-        refused(verbs.make_dir(root, bad, mount.new_dir), EINVAL);
-        refused(verbs.make_symlink(root, bad, b"x", mount.new), EINVAL);
-        refused(verbs.rename(root, b"file", root, bad, Rename::Replace), EINVAL);
+        refused(verbs.create(&Context::OWN, root, bad, mount.new, OpenMode::READ_WRITE), EINVAL);
+        refused(verbs.make_dir(&Context::OWN, root, bad, mount.new_dir), EINVAL);
+        refused(verbs.make_symlink(&Context::OWN, root, bad, b"x", mount.new), EINVAL);
+        refused(verbs.rename(&Context::OWN, root, b"file", root, bad, Rename::Replace), EINVAL);
     }
     assert_eq!(listing(&*mount.fs, root, 10).unwrap().len(), 1);
     assert_eq!(mount.bytes_at("file").unwrap(), b"bytes");

@@ -2,7 +2,7 @@
 //! or is removed. A node with neither references nor a name is stale.
 
 use quell_vfs::errno::ESTALE;
-use quell_vfs::{Cursor, NodeId, Open, Rename};
+use quell_vfs::{Context, Cursor, NodeId, OpenMode, Rename};
 
 use super::mount::WritableImplementation;
 use crate::conformance::implementation::refused;
@@ -15,17 +15,22 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     for _ in 0..5 {
         assert_eq!(mount.lookup(root, "file").unwrap().node, node);
     }
-    verbs.rename(root, b"file", root, b"moved", Rename::Replace).unwrap();
+    // A lookup makes a reference, which ends with its guard.
+    for _ in 0..3 {
+        drop(mount.fs.lookup(&Context::OWN, root, b"file").unwrap());
+        assert!(mount.fs.attributes_of_path(&Context::OWN, b"file").unwrap().is_some());
+    }
+    verbs.rename(&Context::OWN, root, b"file", root, b"moved", Rename::Replace).unwrap();
     verbs.forget(node, 5);
     assert_eq!(mount.bytes(node), b"bytes", "one reference is left");
-    verbs.remove(root, b"moved").unwrap();
+    verbs.remove(&Context::OWN, root, b"moved").unwrap();
     assert_eq!(mount.bytes(node), b"bytes", "one reference is left");
     verbs.forget(node, 1);
     stale(&mount, node);
 
     // A removed directory is empty.
     let dir = mount.make_dir("dir");
-    verbs.remove_dir(root, b"dir").unwrap();
+    verbs.remove_dir(&Context::OWN, root, b"dir").unwrap();
     assert_eq!(mount.attributes(dir).kind, quell_vfs::Kind::Dir);
     verbs.forget(dir, 1);
     stale(&mount, dir);
@@ -36,9 +41,9 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         let created = if round % 2 == 0 { mount.write("again", b"x") } else { mount.make_dir("again") };
         assert!(!held.contains(&created), "{created:?}");
         if round % 2 == 0 {
-            verbs.remove(root, b"again").unwrap();
+            verbs.remove(&Context::OWN, root, b"again").unwrap();
         } else {
-            verbs.remove_dir(root, b"again").unwrap();
+            verbs.remove_dir(&Context::OWN, root, b"again").unwrap();
         }
         if round % 3 == 0 {
             verbs.forget(created, 1);
@@ -59,16 +64,16 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
 
 fn stale(mount: &super::mount::Mount, node: NodeId) {
     let (fs, verbs, new) = (&*mount.fs, mount.verbs(), mount.new);
-    refused(fs.attributes(node), ESTALE);
-    refused(fs.lookup(node, b"x"), ESTALE);
-    refused(fs.list(node, Cursor::START, &mut |_| true), ESTALE);
-    refused(fs.open(node), ESTALE);
-    refused(fs.read_link(node), ESTALE);
-    refused(verbs.open_as(node, Open::READ_WRITE), ESTALE);
-    refused(verbs.change(node, &quell_vfs::Change::default()), ESTALE);
-    refused(verbs.create(node, b"x", new, Open::READ_WRITE), ESTALE);
-    refused(verbs.make_dir(node, b"x", new), ESTALE);
-    refused(verbs.remove(node, b"x"), ESTALE);
-    refused(verbs.rename(node, b"x", mount.root, b"y", Rename::Replace), ESTALE);
+    refused(fs.attributes(&Context::OWN, node), ESTALE);
+    refused(fs.lookup(&Context::OWN, node, b"x"), ESTALE);
+    refused(fs.list(&Context::OWN, node, Cursor::START, &mut |_| true), ESTALE);
+    refused(fs.open(&Context::OWN, node), ESTALE);
+    refused(fs.read_link(&Context::OWN, node), ESTALE);
+    refused(verbs.open_as(&Context::OWN, node, OpenMode::READ_WRITE), ESTALE);
+    refused(verbs.change(&Context::OWN, node, &quell_vfs::Change::default()), ESTALE);
+    refused(verbs.create(&Context::OWN, node, b"x", new, OpenMode::READ_WRITE), ESTALE);
+    refused(verbs.make_dir(&Context::OWN, node, b"x", new), ESTALE);
+    refused(verbs.remove(&Context::OWN, node, b"x"), ESTALE);
+    refused(verbs.rename(&Context::OWN, node, b"x", mount.root, b"y", Rename::Replace), ESTALE);
     verbs.forget(node, 1);
 }

@@ -1,8 +1,8 @@
 //! Promise: a file that is removed while it is open, or has references, keeps its data and can be
 //! written to; its name is free immediately.
 
-use quell_vfs::Change;
 use quell_vfs::errno::ENOENT;
+use quell_vfs::{Change, Context};
 
 use super::mount::{WritableImplementation, whole};
 use crate::conformance::implementation::refused;
@@ -13,8 +13,8 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let (old, file) = mount.create("file");
     file.write_at(b"old", 0).unwrap();
     let second = mount.open(old);
-    verbs.remove(root, b"file").unwrap();
-    refused(verbs.remove(root, b"file"), ENOENT);
+    verbs.remove(&Context::OWN, root, b"file").unwrap();
+    refused(verbs.remove(&Context::OWN, root, b"file"), ENOENT);
     assert_eq!(mount.lookup(root, "file"), None);
     let new = mount.write("file", b"new");
     assert_ne!(old, new);
@@ -24,7 +24,11 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     assert_eq!(whole(&*second), b"old, but alive");
     assert_eq!(mount.attributes(old).nlink, 0);
     verbs
-        .change(old, &Change { size_bytes: Some(3), permissions: Some(0o600), ..Change::default() })
+        .change(
+            &Context::OWN,
+            old,
+            &Change { size_bytes: Some(3), permissions: Some(0o600), ..Change::default() },
+        )
         .unwrap();
     assert_eq!((mount.attributes(old).permissions, mount.attributes(old).size_bytes), (0o600, 3));
     drop((file, second));
@@ -43,8 +47,8 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let dir = mount.make_dir("dir");
     let (_, file) = mount.create_in(dir, "file");
     file.write_at(b"bytes", 0).unwrap();
-    verbs.remove(dir, b"file").unwrap();
-    verbs.remove_dir(root, b"dir").unwrap();
+    verbs.remove(&Context::OWN, dir, b"file").unwrap();
+    verbs.remove_dir(&Context::OWN, root, b"dir").unwrap();
     file.append(b" that stay").unwrap();
     file.publish().unwrap();
     assert_eq!(whole(&*file), b"bytes that stay");

@@ -1,14 +1,14 @@
 //! Promise: publish and sync may be called at any time and any number of times, and change no
 //! visible data.
 
-use quell_vfs::Open;
+use quell_vfs::{Context, OpenMode};
 
 use super::mount::{WritableImplementation, whole};
 
 pub(super) fn check(implementation: &WritableImplementation<'_>) {
     let mount = implementation.mount();
     let (node, file) = mount.create("file");
-    let reader = mount.verbs().open_as(node, Open::READ).unwrap();
+    let reader = mount.verbs().open_as(&Context::OWN, node, OpenMode::READ).unwrap();
     file.publish().unwrap();
     file.sync().unwrap();
     let mut expected = Vec::new();

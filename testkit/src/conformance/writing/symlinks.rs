@@ -1,7 +1,7 @@
 //! Promise: a symbolic link keeps its target unchanged and is never followed.
 
 use quell_vfs::errno::{EINVAL, ENOTDIR};
-use quell_vfs::{Kind, Open, Rename};
+use quell_vfs::{Context, Kind, OpenMode, Rename};
 
 use super::mount::WritableImplementation;
 use crate::conformance::implementation::refused;
@@ -15,19 +15,22 @@ pub(super) fn check(implementation: &WritableImplementation<'_>) {
         [&b"file"[..], b"../../etc/passwd", b"a/b/../c", b"\xff\n", b".", &long].iter().enumerate()
     {
         let name = format!("link {i}");
-        let created = verbs.make_symlink(root, name.as_bytes(), target, mount.new).unwrap();
+        let created = verbs.make_symlink(&Context::OWN, root, name.as_bytes(), target, mount.new).unwrap();
         assert_eq!((created.kind, created.size_bytes), (Kind::Symlink, target.len() as u64));
         let found = mount.lookup(root, &name).unwrap();
         assert_eq!((found.kind, found.node), (Kind::Symlink, created.node));
-        assert_eq!(mount.fs.read_link(found.node).unwrap(), *target);
-        refused(verbs.open_as(found.node, Open::READ), EINVAL);
-        refused(mount.fs.lookup(found.node, b"x"), ENOTDIR);
+        assert_eq!(mount.fs.read_link(&Context::OWN, found.node).unwrap(), *target);
+        refused(verbs.open_as(&Context::OWN, found.node, OpenMode::READ), EINVAL);
+        refused(mount.fs.lookup(&Context::OWN, found.node, b"x"), ENOTDIR);
     }
-    verbs.rename(root, b"link 0", root, b"link 1", Rename::Replace).unwrap();
-    assert_eq!(mount.fs.read_link(mount.lookup(root, "link 1").unwrap().node).unwrap(), b"file");
-    verbs.remove(root, b"link 1").unwrap();
+    verbs.rename(&Context::OWN, root, b"link 0", root, b"link 1", Rename::Replace).unwrap();
+    assert_eq!(
+        mount.fs.read_link(&Context::OWN, mount.lookup(root, "link 1").unwrap().node).unwrap(),
+        b"file"
+    );
+    verbs.remove(&Context::OWN, root, b"link 1").unwrap();
     assert_eq!(mount.bytes_at("file").unwrap(), b"bytes");
-    verbs.rename(root, b"file", root, b"link 2", Rename::Replace).unwrap();
+    verbs.rename(&Context::OWN, root, b"file", root, b"link 2", Rename::Replace).unwrap();
     assert_eq!(mount.bytes_at("link 2").unwrap(), b"bytes");
-    refused(mount.fs.read_link(mount.lookup(root, "link 2").unwrap().node), EINVAL);
+    refused(mount.fs.read_link(&Context::OWN, mount.lookup(root, "link 2").unwrap().node), EINVAL);
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use quell_vfs::{NodeId, Open, WritableFile};
+use quell_vfs::{Context, NodeId, OpenMode, WritableFile};
 
 use super::mount::{Mount, WritableImplementation, whole};
 
@@ -15,10 +15,10 @@ fn in_threads(mount: &Mount, node: NodeId, work: impl Fn(usize, &dyn WritableFil
         for thread in 0..THREADS {
             let (work, fs) = (&work, &mount.fs);
             scope.spawn(move || {
-                let how = Open { process: thread as u32 / 2, ..Open::READ_WRITE };
-                let file = fs.writable().unwrap().open_as(node, how).unwrap();
+                let context = Context::for_process(thread as u32 / 2);
+                let file = fs.writable().unwrap().open_as(&context, node, OpenMode::READ_WRITE).unwrap();
                 work(thread, &*file);
-                file.publish().unwrap();
+                file.close().unwrap();
             });
         }
     });
@@ -119,14 +119,23 @@ fn names(mount: &Mount) {
                 let verbs = fs.writable().unwrap();
                 for i in 0..30 {
                     let (name, to) = (format!("{thread} {i}"), format!("{thread} moved"));
-                    let (created, file) = verbs.create(dir, name.as_bytes(), new, Open::READ_WRITE).unwrap();
+                    let (created, file) =
+                        verbs.create(&Context::OWN, dir, name.as_bytes(), new, OpenMode::READ_WRITE).unwrap();
                     file.write_at(name.as_bytes(), 0).unwrap();
                     file.publish().unwrap();
                     drop(file);
                     verbs
-                        .rename(dir, name.as_bytes(), dir, to.as_bytes(), quell_vfs::Rename::Replace)
+                        .rename(
+                            &Context::OWN,
+                            dir,
+                            name.as_bytes(),
+                            dir,
+                            to.as_bytes(),
+                            quell_vfs::Rename::Replace,
+                        )
                         .unwrap();
-                    let found = fs.lookup(dir, to.as_bytes()).unwrap().expect("it was renamed");
+                    let found =
+                        fs.lookup(&Context::OWN, dir, to.as_bytes()).unwrap().expect("it was renamed");
                     assert_eq!(found.node, created.node);
                     verbs.forget(found.node, 2);
                 }

@@ -3,7 +3,7 @@
 
 use quell_posix::WritableFile;
 use quell_testkit::MemoryStore;
-use quell_vfs::{Change, FileSystem, Rename, Time, Writable};
+use quell_vfs::{Change, Context, FileSystem, Rename, Time, Writable};
 
 use super::super::problem::{Finding, ProblemKind, RepairOutcome};
 use super::*;
@@ -442,9 +442,9 @@ fn a_wrong_closed_name_is_written_again() {
 fn a_closed_name_left_from_a_truncation_to_zero_is_removed() {
     let stores = written();
     let fs = mount(&stores, 8, 1);
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
     let closed = container(&stores, "f").summary().unwrap().closed;
-    fs.change(node, &Change { size_bytes: Some(0), ..Change::default() }).unwrap();
+    fs.change(&Context::OWN, node, &Change { size_bytes: Some(0), ..Change::default() }).unwrap();
     drop(fs);
     let container = container(&stores, "f");
     assert!(container.summary().unwrap().closed.is_empty());
@@ -570,8 +570,8 @@ fn closing_a_dead_writer_keeps_the_size_of_a_truncated_file() {
     let fs = mount(&stores, 5, GONE);
     let file = make(&fs, "f", 1);
     file.write_at(&pattern(50_000, 3), 0).unwrap();
-    let node = fs.lookup(fs.root(), b"f").unwrap().unwrap().node;
-    fs.change(node, &Change { size_bytes: Some(1000), ..Change::default() }).unwrap();
+    let node = fs.lookup(&Context::OWN, fs.root(), b"f").unwrap().unwrap().into_attributes().node;
+    fs.change(&Context::OWN, node, &Change { size_bytes: Some(1000), ..Change::default() }).unwrap();
     let stores = [stores[0].kill()];
     assert_eq!(content(&stores, "f").unwrap().len(), 1000);
     assert_eq!(found_and_left(&stores), (vec!["metadata", "dead-writer"], vec![]));

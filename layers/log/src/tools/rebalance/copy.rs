@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use quell_posix::{OpenFile, Stat, WritableDir, WritableFile};
-use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result, errno};
+use quell_vfs::{Change, Error, ErrorKind, Kind, Rename, Result};
 
 use super::state::{Dirs, Rebalance};
 use crate::format::{Stored, is_own, number_name, shown};
@@ -79,7 +79,7 @@ impl Rebalance<'_> {
                 break;
             }
             if self.progress.is_stopped() {
-                return Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", name));
+                return Err(Error::new(ErrorKind::Interrupted, "copy", name));
             }
             to.write_at(&buffer[..length], copied)?;
             copied += length as u64;

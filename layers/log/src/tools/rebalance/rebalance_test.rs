@@ -1,7 +1,7 @@
 //! Tests that stores are added and drained while the files keep their content.
 
 use quell_testkit::MemoryStore;
-use quell_vfs::{ErrorKind, FileSystem, New, Open, Writable, WritableFile};
+use quell_vfs::{Context, ErrorKind, FileSystem, NewEntry, OpenMode, Writable, WritableFile};
 
 use super::*;
 use crate::fs::LogFs;
@@ -17,10 +17,10 @@ fn name(file: u64) -> String {
 /// Creates files with logs of five processes each, a directory with one of them, and a link.
 fn filled(stores: &[MemoryStore]) {
     let fs = mount(stores, 11, 1);
-    let new = New { permissions: 0o750, uid: 1000, gid: 100 };
-    let dir = fs.make_dir(fs.root(), b"deep", new).unwrap().node;
-    fs.make_symlink(fs.root(), b"link", b"rank-0", new).unwrap();
-    fs.make_symlink(dir, b"up", b"../rank-1", new).unwrap();
+    let new = NewEntry { permissions: 0o750, uid: 1000, gid: 100 };
+    let dir = fs.make_dir(&Context::OWN, fs.root(), b"deep", new).unwrap().into_attributes().node;
+    fs.make_symlink(&Context::OWN, fs.root(), b"link", b"rank-0", new).unwrap();
+    fs.make_symlink(&Context::OWN, dir, b"up", b"../rank-1", new).unwrap();
     for file in 0..FILES {
         let name = name(file);
         let first = make(&fs, &name, 1);
@@ -30,7 +30,7 @@ fn filled(stores: &[MemoryStore]) {
             handle.write_at(&bytes[part * 1000..][..1000], part as u64 * 1000).unwrap();
         }
     }
-    fs.rename(fs.root(), b"rank-3", dir, b"rank-3", quell_vfs::Rename::Replace).unwrap();
+    fs.rename(&Context::OWN, fs.root(), b"rank-3", dir, b"rank-3", quell_vfs::Rename::Replace).unwrap();
 }
 
 #[track_caller]
@@ -49,23 +49,18 @@ fn assert_complete(stores: &[MemoryStore], what: &str) {
         let dir = if dir.is_empty() {
             fs.root()
         } else {
-            fs.lookup(fs.root(), dir.as_bytes()).unwrap().unwrap().node
+            fs.lookup(&Context::OWN, fs.root(), dir.as_bytes()).unwrap().unwrap().into_attributes().node
         };
-        let link = fs.lookup(dir, link.as_bytes()).unwrap().unwrap();
-        assert_eq!(fs.read_link(link.node).unwrap(), target.as_bytes(), "{what}");
+        let link = fs.lookup(&Context::OWN, dir, link.as_bytes()).unwrap().unwrap();
+        assert_eq!(fs.read_link(&Context::OWN, link.node()).unwrap(), target.as_bytes(), "{what}");
     }
 }
 
 fn read(stores: &[MemoryStore], path: &str) -> Option<Vec<u8>> {
     let fs = mount(stores, 77, 1);
-    let mut node = fs.root();
-    let mut size = 0;
-    for name in path.split('/') {
-        let found = fs.lookup(node, name.as_bytes()).unwrap()?;
-        (node, size) = (found.node, found.size_bytes);
-    }
+    let size = fs.attributes_of_path(&Context::OWN, path.as_bytes()).unwrap()?.size_bytes;
     let mut bytes = vec![0; size as usize];
-    let n = fs.open(node).unwrap().read_at(&mut bytes, 0).unwrap();
+    let n = fs.open_path(&Context::OWN, path.as_bytes()).unwrap().read_at(&mut bytes, 0).unwrap();
     bytes.truncate(n);
     Some(bytes)
 }
@@ -279,9 +274,16 @@ fn a_reader_of_a_moved_file_gets_its_data_or_an_error_and_finds_it_by_name() {
         let fs = mount(&stores, 61, 1);
         let mut bytes = vec![0; 5000];
         let files = || (0..FILES).filter(|file| *file != 3);
-        let node = |file| fs.lookup(fs.root(), name(file).as_bytes()).unwrap().unwrap().node;
+        let node = |file| {
+            fs.lookup(&Context::OWN, fs.root(), name(file).as_bytes())
+                .unwrap()
+                .unwrap()
+                .into_attributes()
+                .node
+        };
         let nodes: Vec<_> = files().map(node).collect();
-        let open: Vec<_> = nodes.iter().map(|node| fs.open_as(*node, Open::READ).unwrap()).collect();
+        let open: Vec<_> =
+            nodes.iter().map(|node| fs.open_as(&Context::OWN, *node, OpenMode::READ).unwrap()).collect();
         if has_read {
             for handle in &open {
                 assert_eq!(handle.read_at(&mut bytes, 0).unwrap(), 5000);
@@ -298,9 +300,16 @@ fn a_reader_of_a_moved_file_gets_its_data_or_an_error_and_finds_it_by_name() {
         }
         // Checked with the node that was known before, and while the other one is open.
         for (node, file) in nodes.iter().zip(files()) {
-            for node in [*node, fs.lookup(fs.root(), name(file).as_bytes()).unwrap().unwrap().node] {
-                assert_eq!(fs.attributes(node).unwrap().size_bytes, 5000);
-                let again = fs.open_as(node, Open::READ).unwrap();
+            for node in [
+                *node,
+                fs.lookup(&Context::OWN, fs.root(), name(file).as_bytes())
+                    .unwrap()
+                    .unwrap()
+                    .into_attributes()
+                    .node,
+            ] {
+                assert_eq!(fs.attributes(&Context::OWN, node).unwrap().size_bytes, 5000);
+                let again = fs.open_as(&Context::OWN, node, OpenMode::READ).unwrap();
                 let length = again.read_at(&mut bytes, 0).unwrap();
                 assert!(length == 5000 && bytes == pattern(5000, file), "{length}");
             }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use quell_posix::{Dir, OpenFile, Stat};
 use quell_threads::lock;
 use quell_vfs::{
-    Change, Error, ErrorKind, FileSystem, Kind, New, NodeId, Open, Rename, Result, Writable, WritableFile,
+    Change, Context, Error, ErrorKind, FileSystem, Kind, NewEntry, NodeId, OpenMode, Rename, Result,
+    Writable, WritableFile, resolve,
 };
 
 use super::existing::{Action, FileState, decide_file, decide_link};
@@ -70,9 +71,9 @@ impl SourceFile {
         lock(&self.idle_writers).push(writer);
     }
 
-    fn close_writers(&self) {
+    fn close_writers(&self) -> Result<()> {
         let writers = std::mem::take(&mut *lock(&self.idle_writers));
-        drop(writers);
+        writers.iter().fold(Ok(()), |closed, writer| closed.and(writer.close()))
     }
 }
 
@@ -92,7 +93,12 @@ pub fn import(
     options: TransferOptions,
     progress: &Progress,
 ) -> Result<TransferResult> {
-    let node = resolve_dir(fs, path)?;
+    // The reference is kept until the end.
+    let target = resolve(fs, &Context::OWN, path)?;
+    if target.kind != Kind::Dir {
+        return Err(Error::new(ErrorKind::NotADirectory, "import into", path));
+    }
+    let node = target.node();
     let random_number = || stores.random_number();
     let import = Import { transfer: Transfer::new(options, progress, &random_number), fs, stores };
     let attributes = match source {
@@ -116,19 +122,6 @@ pub fn import(
         queue.push(added);
     });
     Ok(import.transfer.into_result())
-}
-
-/// Resolves the directory `path`. Its reference is kept until the end.
-fn resolve_dir(fs: &LogFs, path: &[u8]) -> Result<NodeId> {
-    let mut node = fs.root();
-    for name in path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b".")) {
-        let found = fs.lookup(node, name)?.ok_or_else(|| Error::new(ErrorKind::NotFound, "find", path))?;
-        if found.kind != Kind::Dir {
-            return Err(Error::new(ErrorKind::NotADirectory, "find", path));
-        }
-        node = found.node;
-    }
-    Ok(node)
 }
 
 /// Adds a task for each entry of a directory.
@@ -172,7 +165,7 @@ impl Import<'_> {
         while dir.pending.finish() {
             if let Some(attributes) = &dir.attributes
                 && !self.transfer.progress.is_stopped()
-                && let Err(error) = self.fs.change(dir.node, attributes)
+                && let Err(error) = self.fs.change(&Context::OWN, dir.node, attributes)
             {
                 self.transfer.add_failure(dir.path.clone(), error);
             }
@@ -218,26 +211,22 @@ impl Import<'_> {
         let from = parent.from.open_dir(name)?;
         let stat = from.stat_self()?;
         let (uid, gid) = self.owners(&stat);
-        let new = New { permissions: DIR_PERMISSIONS, uid, gid };
-        let node = match self.fs.make_dir(parent.node, target_name, new) {
+        let new = NewEntry { permissions: DIR_PERMISSIONS, uid, gid };
+        let target = match self.fs.make_dir(&Context::OWN, parent.node, target_name, new) {
             Err(error) if error.kind == ErrorKind::Exists && self.transfer.options.resume => {
-                match self.fs.lookup(parent.node, target_name)? {
-                    Some(found) if found.kind == Kind::Dir => found.node,
-                    Some(found) => {
-                        self.fs.forget(found.node, 1);
-                        return Err(error);
-                    }
-                    None => return Err(error),
+                match self.fs.lookup(&Context::OWN, parent.node, target_name)? {
+                    Some(found) if found.kind == Kind::Dir => found,
+                    _ => return Err(error),
                 }
             }
-            made => made?.node,
+            made => made?,
         };
         self.transfer.update(|result| result.dirs += 1);
         parent.pending.add();
         let dir = Arc::new(SourceDir {
             from,
             path: joined(&parent.path, target_name),
-            node,
+            node: target.into_attributes().node, // `finish_entry` returns the reference
             attributes: Some(self.transfer.attributes_of(&stat)),
             parent: Some(Arc::clone(parent)),
             pending: Pending::new(1),
@@ -250,11 +239,10 @@ impl Import<'_> {
     fn import_link(&self, dir: &SourceDir, name: &[u8], target_name: &[u8], stat: &Stat) -> Result<()> {
         let link_target = dir.from.read_link(name)?;
         let (mut existing, mut is_same) = (None, false);
-        if let Some(found) = self.fs.lookup(dir.node, target_name)? {
+        if let Some(found) = self.fs.lookup(&Context::OWN, dir.node, target_name)? {
             existing = Some(Some(found.kind));
-            let target = (found.kind == Kind::Symlink).then(|| self.fs.read_link(found.node)).transpose();
-            self.fs.forget(found.node, 1);
-            is_same = target?.is_some_and(|target| target == link_target);
+            is_same =
+                found.kind == Kind::Symlink && self.fs.read_link(&Context::OWN, found.node())? == link_target;
         }
         match decide_link(existing, is_same, false, self.transfer.options.resume) {
             Action::Skip => {
@@ -265,11 +253,9 @@ impl Import<'_> {
             Action::Copy => {}
         }
         let (uid, gid) = self.owners(stat);
-        let new = New { permissions: 0o777, uid, gid };
-        let made = self.fs.make_symlink(dir.node, target_name, &link_target, new)?;
-        let changed = self.fs.change(made.node, &self.transfer.attributes_of_link(stat));
-        self.fs.forget(made.node, 1);
-        changed?;
+        let new = NewEntry { permissions: 0o777, uid, gid };
+        let made = self.fs.make_symlink(&Context::OWN, dir.node, target_name, &link_target, new)?;
+        self.fs.change(&Context::OWN, made.node(), &self.transfer.attributes_of_link(stat))?;
         self.transfer.update(|result| result.links += 1);
         Ok(())
     }
@@ -286,8 +272,7 @@ impl Import<'_> {
         // Attributes are read from the open file, because its name may be replaced meanwhile.
         let from = dir.from.open_file(name)?;
         let stat = from.stat()?;
-        let existing = self.fs.lookup(dir.node, &target_name)?.map(|found| {
-            self.fs.forget(found.node, 1);
+        let existing = self.fs.lookup(&Context::OWN, dir.node, &target_name)?.map(|found| {
             (Some(found.kind), FileState { size_bytes: found.size_bytes, modified: found.modified })
         });
         let source = FileState { size_bytes: stat.size_bytes, modified: stat.modified };
@@ -309,15 +294,15 @@ impl Import<'_> {
             }
         };
         let (uid, gid) = self.owners(&stat);
-        let new = New { permissions: FILE_PERMISSIONS, uid, gid };
-        let open = Open { process: 1, ..Open::READ_WRITE };
-        let (made, writer) = self.fs.create(dir.node, &temporary, new, open)?;
+        let new = NewEntry { permissions: FILE_PERMISSIONS, uid, gid };
+        let context = Context::for_process(1);
+        let (made, writer) = self.fs.create(&context, dir.node, &temporary, new, OpenMode::READ_WRITE)?;
         let ranges = self.transfer.ranges(stat.size_bytes);
         dir.pending.add();
         let file = Arc::new(SourceFile {
             from,
             stat,
-            node: made.node,
+            node: made.into_attributes().node, // `import_range` returns the reference
             temporary,
             name: target_name,
             dir: Arc::clone(dir),
@@ -337,11 +322,11 @@ impl Import<'_> {
     fn import_range(&self, file: &SourceFile, start: u64, end: u64) {
         let copied = self.transfer.check_stop().and_then(|()| self.copy_range(file, start, end));
         let Some(copied) = file.ranges.finish(copied) else { return };
-        file.close_writers();
-        match copied.and_then(|()| self.complete_file(file)) {
+        let closed = file.close_writers();
+        match copied.and(closed).and_then(|()| self.complete_file(file)) {
             Ok(()) => self.transfer.add_file(file.stat.size_bytes),
             Err(error) => {
-                let _ = self.fs.remove(file.dir.node, &file.temporary);
+                let _ = self.fs.remove(&Context::OWN, file.dir.node, &file.temporary);
                 self.transfer.add_failure(joined(&file.dir.path, &file.name), error);
             }
         }
@@ -354,7 +339,8 @@ impl Import<'_> {
             Some(writer) => writer,
             None => {
                 let process = file.next_process.fetch_add(1, Ordering::Relaxed);
-                self.fs.open_as(file.node, Open { process, ..Open::WRITE })?
+                let context = Context::for_process(process);
+                self.fs.open_as(&context, file.node, OpenMode::WRITE)?
             }
         };
         self.write_range(file, &*writer, start, end)?;
@@ -397,14 +383,17 @@ impl Import<'_> {
                 ..Error::new(ErrorKind::Stale, "import", &file.name)
             });
         }
-        if fs.attributes(file.node)?.size_bytes != stat.size_bytes {
-            fs.change(file.node, &Change { size_bytes: Some(stat.size_bytes), ..Change::default() })?;
+        if fs.attributes(&Context::OWN, file.node)?.size_bytes != stat.size_bytes {
+            let change = Change { size_bytes: Some(stat.size_bytes), ..Change::default() };
+            fs.change(&Context::OWN, file.node, &change)?;
         }
         if self.transfer.options.verify {
-            self.transfer.compare(&file.name, &*file.from, &*fs.open(file.node)?, stat.size_bytes)?;
+            let written = fs.open(&Context::OWN, file.node)?;
+            self.transfer.compare(&file.name, &*file.from, &*written, stat.size_bytes)?;
         }
-        fs.change(file.node, &self.transfer.attributes_of(stat))?;
+        fs.change(&Context::OWN, file.node, &self.transfer.attributes_of(stat))?;
         let replace = if self.transfer.options.resume { Rename::Replace } else { Rename::Keep };
-        fs.rename(file.dir.node, &file.temporary, file.dir.node, &file.name, replace)
+        let dir = file.dir.node;
+        fs.rename(&Context::OWN, dir, &file.temporary, dir, &file.name, replace)
     }
 }

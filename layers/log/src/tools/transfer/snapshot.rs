@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use quell_vfs::{Attributes, File, NodeId, Result};
+use quell_vfs::{Attributes, NodeId, ReadAt, Result};
 
 use crate::container::{Container, Descriptors};
 use crate::format::{FileOffset, Piece, Summary};
@@ -70,7 +70,7 @@ impl Snapshot {
     }
 }
 
-impl File for Snapshot {
+impl ReadAt for Snapshot {
     fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize> {
         let end = offset.saturating_add(into.len() as u64).min(self.size_bytes());
         let length = end.saturating_sub(offset) as usize;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use quell_posix::Stat;
 use quell_threads::{into_inner, lock};
-use quell_vfs::{Change, Error, ErrorKind, File, Result, Time, errno};
+use quell_vfs::{Change, Error, ErrorKind, ReadAt, Result, Time};
 
 use crate::format::number_name;
 use crate::tools::progress::Progress;
@@ -96,7 +96,7 @@ impl<'a> Transfer<'a> {
     /// Returns an error if the transfer was stopped.
     pub fn check_stop(&self) -> Result<()> {
         match self.progress.is_stopped() {
-            true => Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", b"")),
+            true => Err(Error::new(ErrorKind::Interrupted, "copy", b"")),
             false => Ok(()),
         }
     }
@@ -131,7 +131,7 @@ impl<'a> Transfer<'a> {
     /// # Errors
     ///
     /// `Damaged` if they differ.
-    pub fn compare(&self, name: &[u8], one: &dyn File, other: &dyn File, size_bytes: u64) -> Result<()> {
+    pub fn compare(&self, name: &[u8], one: &dyn ReadAt, other: &dyn ReadAt, size_bytes: u64) -> Result<()> {
         let (mut a, mut b) = (vec![0; READ_BYTES], vec![0; READ_BYTES]);
         let mut at = 0;
         while at < size_bytes {
@@ -160,7 +160,7 @@ pub fn split_ranges(size_bytes: u64, range_bytes: u64) -> Vec<(u64, u64)> {
 }
 
 /// Fills `into`. `name` is the name of the file in errors.
-pub fn read_whole(file: &dyn File, name: &[u8], into: &mut [u8], offset: u64) -> Result<()> {
+pub fn read_whole(file: &dyn ReadAt, name: &[u8], into: &mut [u8], offset: u64) -> Result<()> {
     match file.read_at(into, offset)? == into.len() {
         true => Ok(()),
         false => Err(Error {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quell_posix::WritableDir;
 use quell_testkit::MemoryStore;
-use quell_vfs::{Change, Error, ErrorKind, FileSystem, Kind, Result, Time, Writable, errno};
+use quell_vfs::{Change, Context, Error, ErrorKind, FileSystem, Kind, Result, Time, Writable};
 
 use super::snapshot::Snapshot;
 use super::state::{RangeCopies, split_ranges};
@@ -207,14 +207,14 @@ fn a_single_file_gets_the_given_name() {
     export(source, out.root(), OPTIONS, &Progress::default()).unwrap();
     assert_eq!(plain(&out, b"out"), pattern(100_000, 1));
     let fs = mount(&stores, 8, 1);
-    assert!(fs.lookup(fs.root(), b"a").unwrap().is_none());
+    assert!(fs.lookup(&Context::OWN, fs.root(), b"a").unwrap().is_none());
     assert!(fs.space().is_ok());
 }
 
 #[test]
 fn the_last_range_of_a_file_gets_the_failure_of_any_range() {
     let copies = RangeCopies::new(3);
-    let interrupted = || Err(Error::new(ErrorKind::Os(errno::EINTR), "copy", b""));
+    let interrupted = || Err(Error::new(ErrorKind::Interrupted, "copy", b""));
     assert!(copies.finish(Ok(())).is_none() && copies.finish(interrupted()).is_none());
     assert!(copies.finish(interrupted()).is_some_and(|copied| copied.is_err()));
 }
