@@ -451,7 +451,8 @@ pub struct CoverArgs {
     /// Fail instead of running on the original directory.
     #[arg(long)]
     pub strict: bool,
-    /// Print the view of each tree and the reason for it. Without it, success prints nothing.
+    /// Print each view or mount with the reason for it, and each index that is created. Without it,
+    /// success prints nothing.
     #[arg(short, long)]
     pub verbose: bool,
     /// Also use indexes and boot images that belong to this user (a name or a number; can be
@@ -596,7 +597,7 @@ pub struct MountArgs {
 }
 
 /// Names of the options that apply to views of trees and disks, and not to stores.
-const FOR_VIEWS: [&str; 18] = [
+const FOR_VIEWS: [&str; 17] = [
     "trust_owner",
     "image",
     "image_format",
@@ -608,7 +609,6 @@ const FOR_VIEWS: [&str; 18] = [
     "check",
     "recheck",
     "strict",
-    "verbose",
     "scratch",
     "writable",
     "on_change",

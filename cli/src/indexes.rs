@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::arguments::{IndexArgs, XattrsArg};
-use crate::commands::index::{self, ReportStream};
+use crate::commands::index::{self, Report};
 use crate::failure::Failure;
 use crate::inputs::{InputFile, root_of, shown};
 use crate::output::errln;
@@ -34,15 +34,25 @@ impl RequestedIndex {
 
 /// Opens the index that was named: a file, or the index beside a directory, which is created if it
 /// does not exist. Returns the directory, too.
-pub fn index_of(path: &Path, quiet: bool) -> Result<(InputFile, Option<PathBuf>), Failure> {
-    Ok(open_indexes(vec![RequestedIndex::open(path)?], quiet)?.remove(0))
+pub fn index_of(path: &Path, creation: Creation) -> Result<(InputFile, Option<PathBuf>), Failure> {
+    Ok(open_indexes(vec![RequestedIndex::open(path)?], creation)?.remove(0))
+}
+
+/// What is printed on standard error while a missing index is created. Standard output belongs to
+/// the program that is run. Paths that cannot be read are always reported.
+#[derive(Debug, Clone, Copy)]
+pub struct Creation {
+    /// Whether the creation and its result are reported.
+    pub is_reported: bool,
+    /// Whether no progress is shown on a terminal or in a log.
+    pub quiet: bool,
 }
 
 /// Opens the indexes in their order, together with the directories that were named, and creates
 /// missing ones. No index is written into a tree that another one covers.
 pub fn open_indexes(
     indexes: Vec<RequestedIndex>,
-    quiet: bool,
+    creation: Creation,
 ) -> Result<Vec<(InputFile, Option<PathBuf>)>, Failure> {
     let is_missing = |requested: &RequestedIndex| match requested {
         RequestedIndex::File(_) => None,
@@ -61,15 +71,17 @@ pub fn open_indexes(
     }
     let open = |requested| match requested {
         RequestedIndex::File(file) => Ok((file, None)),
-        RequestedIndex::Tree { path, index } => Ok((index_at(&path, &index, quiet)?, Some(path))),
+        RequestedIndex::Tree { path, index } => Ok((index_at(&path, &index, creation)?, Some(path))),
     };
     indexes.into_iter().map(open).collect()
 }
 
 /// Opens the index of a directory in this file, and creates it if it does not exist.
-fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<InputFile, Failure> {
+fn index_at(directory: &Path, file: &Path, creation: Creation) -> Result<InputFile, Failure> {
     if !file.exists() {
-        errln!("quell: {} has no index yet; making {}", shown(directory), shown(file));
+        if creation.is_reported {
+            errln!("quell: {} has no index yet: creating {}", shown(directory), shown(file));
+        }
         index::run(
             IndexArgs {
                 path: directory.into(),
@@ -86,8 +98,8 @@ fn index_at(directory: &Path, file: &Path, quiet: bool) -> Result<InputFile, Fai
                 trust_owner: Vec::new(),
                 json: false,
             },
-            quiet,
-            ReportStream::Stderr,
+            creation.quiet,
+            if creation.is_reported { Report::Stderr } else { Report::None },
         )?;
     }
     InputFile::open(file)

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::arguments::{Arguments, Command};
+use crate::commands::index::Report;
 use crate::output::errln;
 
 fn main() -> ExitCode {
@@ -37,7 +38,10 @@ fn main() -> ExitCode {
     }
     let quiet = arguments.quiet;
     let result = match arguments.command {
-        Command::Index(args) => commands::index::run(args, quiet, commands::index::ReportStream::Stdout),
+        Command::Index(args) => {
+            let report = if quiet { Report::None } else { Report::Stdout };
+            commands::index::run(args, quiet, report)
+        }
         Command::Boot(command) => commands::boot::run(command, quiet),
         Command::Record(args) => commands::record::run(args, quiet),
         Command::Run(args) => commands::run::run(args, quiet),

@@ -162,10 +162,15 @@ fn a_boot_from_memory_reads_nothing_of_the_disk() {
     let fixture = Fixture::new();
     fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     fixture.forge(&fixture.base, b'x');
-    fixture.run(&fixture.base, &["-q", "--strict"], &checks(&fixture)).expect(0);
+    let ended = fixture.run(&fixture.base, &["--strict"], &checks(&fixture)).expect(0);
+    assert_eq!(ended.err, "", "success prints nothing");
     // Blocks that were not recorded come from the disk.
     let cold = io(&fixture.own, &[], &["read -P 0x78 2M 64k", "read -P 0x78 7M 1M"]);
-    fixture.run(&fixture.base, &["-q", "--strict"], &cold).expect(0);
+    fixture
+        .run(&fixture.base, &["-v", "--strict"], &cold)
+        .expect(0)
+        .says("disk image")
+        .says("covered by fuse");
     fixture.boot(&["verify", "--image", fixture.base.to_str().unwrap()]).expect(1);
 }
 
@@ -174,7 +179,9 @@ fn a_directory_shows_the_disk_too_and_counts() {
     need_qemu!();
     let fixture = Fixture::new();
     fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
-    let mounted = fixture.mount(&fixture.base, &["-q"]);
+    let (ended, point) = fixture.try_mount(&fixture.base, &[]);
+    assert_eq!((ended.code(), ended.text().as_str(), ended.err.as_str()), (Some(0), "", ""));
+    let mounted = Mounted::at(&fixture.stage, point);
     let elsewhere = fixture.stage.path("elsewhere.qcow2");
     fixture.layer(&elsewhere, &mounted.point.join("base.raw"), "raw");
     fixture

@@ -105,7 +105,7 @@ fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next()
     let fixture = log_scene!();
     let point = fixture.point();
     let ended = fixture.stage.run(&mut fixture.command(&[&fixture.store], &[], &point)).expect(0);
-    ended.says("what is written to").says("store");
+    assert_eq!((ended.text().as_str(), ended.err.as_str()), ("", ""), "success prints nothing");
     let mounted = Mounted::at(&fixture.stage, point.clone());
     fs::write(point.join("file"), "text").unwrap();
     fs::create_dir(point.join("dir")).unwrap();
@@ -128,7 +128,10 @@ fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next()
     expected.sort();
     assert_eq!(found, expected);
     assert_eq!(fixture.open_records(), Vec::<PathBuf>::new());
-    let again = fixture.mount();
+    let point = fixture.point();
+    let ended = fixture.stage.run(&mut fixture.command(&[&fixture.store], &["-v"], &point)).expect(0);
+    ended.says("log store").says(&format!("mounted on {}", point.display()));
+    let again = Mounted::at(&fixture.stage, point);
     assert_eq!(fs::read_to_string(again.point.join("link")).unwrap(), "text");
     assert_eq!(fs::read_dir(&again.point).unwrap().count(), 3);
     again.umount();

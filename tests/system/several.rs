@@ -59,17 +59,23 @@ fn of_several_trees_only_the_stale_one_is_left_uncovered() {
 fn a_directory_is_indexed_first_if_need_be() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
-    let run = || {
+    let run = |options: &[&str]| {
         let mut command = stage.quell();
-        command.args(["run", "--strict", "-i"]).arg(&tree).args(["--", "cat"]).arg(tree.join("readme"));
-        stage.run(&mut command).expect(0)
+        command.args(["run", "--strict"]).args(options).arg("-i").arg(&tree);
+        stage.run(command.arg("--").arg("cat").arg(tree.join("readme"))).expect(0)
     };
-    let first = run().says("has no index yet").says("tree.quell");
-    assert!(first.text().ends_with("hello\n"));
-    assert!(stage.path("tree.quell").is_file());
-    let second = run();
+    let index = stage.path("tree.quell");
+    let first = run(&["-v"]).says("has no index yet").says("tree.quell: written");
+    assert_eq!(first.text(), "hello\n");
+    assert!(index.is_file());
+    let second = run(&["-v"]);
     assert!(!second.err.contains("has no index yet"));
     assert_eq!(second.text(), "hello\n");
+    // Success prints nothing unless it is asked for.
+    fs::remove_file(&index).unwrap();
+    let third = run(&[]);
+    assert_eq!((third.text().as_str(), third.err.as_str()), ("hello\n", ""));
+    assert!(index.is_file());
 }
 
 /// Messages before the start of the program must not appear in its output.

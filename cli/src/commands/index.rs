@@ -34,15 +34,17 @@ struct Task {
     before: Option<Time>,
 }
 
-/// The stream to which the result is printed.
+/// Where the result is printed. Paths that cannot be read are printed on standard error in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReportStream {
+pub enum Report {
     Stdout,
-    /// Standard error, because standard output belongs to the program that is run.
+    /// On standard error, because standard output belongs to the program that is run.
     Stderr,
+    None,
 }
 
-pub fn run(args: IndexArgs, quiet: bool, stream: ReportStream) -> Result<ExitCode, Failure> {
+/// Creates or updates an index. `quiet`: shows no progress.
+pub fn run(args: IndexArgs, quiet: bool, report: Report) -> Result<ExitCode, Failure> {
     let task = match args.update {
         Some(update) => update_task(&args, update)?,
         None => new_task(&args)?,
@@ -78,7 +80,7 @@ pub fn run(args: IndexArgs, quiet: bool, stream: ReportStream) -> Result<ExitCod
         (true, _) => "unchanged",
         _ => "written",
     };
-    report(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), quiet, stream);
+    print_result(&args, &task, &image, outcome, begun.elapsed().as_secs_f64(), report);
     Ok(ExitCode::from(if problems > 0 { NO } else { YES }))
 }
 
@@ -212,15 +214,7 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
     })
 }
 
-fn report(
-    args: &IndexArgs,
-    task: &Task,
-    image: &Image,
-    outcome: &str,
-    seconds: f64,
-    quiet: bool,
-    stream: ReportStream,
-) {
+fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, seconds: f64, report: Report) {
     let entries = image.entries();
     let bytes = image.file_bytes();
     if args.json {
@@ -247,7 +241,7 @@ fn report(
             shown(&task.output)
         );
     }
-    if quiet {
+    if report == Report::None {
         return;
     }
     let rate = f64::from(entries) / seconds.max(0.001);
@@ -258,9 +252,9 @@ fn report(
         counted(image.directories().into(), "directory", "directories"),
         bytes as f64 / f64::from(entries),
     );
-    match stream {
-        ReportStream::Stdout => outln!("{line}"),
-        ReportStream::Stderr => errln!("quell: {line}"),
+    match report {
+        Report::Stderr => errln!("quell: {line}"),
+        _ => outln!("{line}"),
     }
 }
 

@@ -10,13 +10,14 @@ use rustix::fs::Access;
 
 use crate::arguments::RecordArgs;
 use crate::failure::Failure;
-use crate::indexes::index_of;
+use crate::indexes::{Creation, index_of};
 use crate::inputs::shown;
 use crate::output::{counted, errln, outln};
 use crate::{progress, tracer};
 
 pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
-    let index = args.index.as_ref().map(|index| index_of(index, quiet)).transpose()?;
+    let creation = Creation { is_reported: !quiet, quiet };
+    let index = args.index.as_ref().map(|index| index_of(index, creation)).transpose()?;
     // `quell run` gets the directory that was named, so that it checks that the index belongs to
     // it.
     let index =

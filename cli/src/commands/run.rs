@@ -14,7 +14,7 @@ use quell_supervisor::{
 use crate::arguments::RunArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::indexes::{RequestedIndex, open_indexes};
+use crate::indexes::{Creation, RequestedIndex, open_indexes};
 use crate::inputs::{InputFile, real_path, shown};
 use crate::output::errln;
 use crate::plans;
@@ -103,8 +103,9 @@ fn tree_plans(args: &RunArgs, quiet: bool, files: &mut Vec<InputFile>) -> Result
     for path in &args.index {
         indexes.push(RequestedIndex::open(path)?);
     }
+    let creation = Creation { is_reported: cover.verbose, quiet };
     let mut trees = Vec::new();
-    for (index, directory) in open_indexes(indexes, quiet)? {
+    for (index, directory) in open_indexes(indexes, creation)? {
         let (source, at) = (absolute(&cover.source)?, absolute(&cover.at)?);
         let named = directory.filter(|_| source.is_none() && at.is_none());
         trees.push(TreePlan { index: index.path.clone(), source, at, named });

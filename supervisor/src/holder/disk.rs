@@ -111,13 +111,8 @@ impl DiskView {
         if let Some(pending) = pending {
             pending.load(&context.messages);
         }
-        if !context.plan.quiet {
-            let others = match files.len() {
-                1 => String::new(),
-                2 => " and the file that it lies on".to_owned(),
-                n => format!(" and {} files that it lies on", n - 1),
-            };
-            context.print(&format!("{}{others} served at {}", shown(&disk.path), shown(&path)));
+        if context.plan.verbose {
+            context.print(&description(&disk.path, files.len() - 1, &path, target));
         }
         let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
         holder.wait_for_creator(context.creator);
@@ -135,6 +130,21 @@ impl DiskView {
         let rechecks_per_second = disk.rechecks_per_second;
         Ok(DiskView { holder, namespaces, session, watched, rechecks_per_second, recording, signals, mount })
     }
+}
+
+/// Returns the message about a view that was created. `backing_files`: the number of files that the
+/// disk image depends on. `path`: the path at which the disk image is seen.
+fn description(disk: &Path, backing_files: usize, path: &Path, target: &Target) -> String {
+    let backing_files = match backing_files {
+        0 => String::new(),
+        1 => " with 1 backing file".to_owned(),
+        n => format!(" with {n} backing files"),
+    };
+    let position = match target {
+        Target::Namespace => "covered by fuse".to_owned(),
+        Target::Mountpoint { .. } => format!("mounted as {}", shown(path)),
+    };
+    format!("disk image {}{backing_files} {position}", shown(disk))
 }
 
 /// Mounts the file system and puts it, or the files in it, in place. Returns the path at which the

@@ -67,9 +67,9 @@ impl LogMount {
         let mut holder = Holder::bind(&context.address.directory, &context.address.key)?;
         signals.wake(&mut holder)?;
         mount.wake(&mut holder)?;
-        if !context.plan.quiet {
-            let stores = shown_list(&plan.stores);
-            context.print(&format!("what is written to {} goes to {stores}", shown(path)));
+        if context.plan.verbose {
+            let noun = if plan.stores.len() == 1 { "log store" } else { "log stores" };
+            context.print(&format!("{noun} {} mounted on {}", shown_list(&plan.stores), shown(path)));
         }
         Ok(LogMount { holder, session, fs, path: path.clone(), plan: plan.clone(), signals, mount })
     }
