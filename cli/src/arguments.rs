@@ -267,7 +267,8 @@ with mode 0600; use chmod to give other users access. Recording again keeps the 
 With --image, the blocks that a virtual machine reads from its disk image and from
 its backing chain are recorded.")]
 pub struct RecordArgs {
-    /// The index of the tree, or an indexed directory.
+    /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
+    /// exist).
     #[arg(short, long = "index", value_name = "FILE", required_unless_present = "image")]
     pub index: Option<PathBuf>,
     /// Record the blocks that are read from this disk image instead.
@@ -562,7 +563,8 @@ creates one index for all readers when it closes the file; with `flatten-later`,
 mount does so in the background. BYTES may end with K, M or G."
 )]
 pub struct MountArgs {
-    /// The index or the indexed directory; with --image the disk image.
+    /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
+    /// exist); with --image the disk image.
     #[arg(required_unless_present_any = ["log", "config"])]
     pub file: Option<PathBuf>,
     /// An existing directory.
@@ -656,14 +658,14 @@ fn bytes(text: &str) -> Result<u64, String> {
         _ => (text, 0),
     };
     let number = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    number.ok_or_else(|| "a number of bytes, as 65536, 64K, 16M or 1G".to_owned())
+    number.ok_or_else(|| "give a number of bytes, such as 65536, 64K, 16M or 1G".to_owned())
 }
 
 fn buffer_bytes(text: &str) -> Result<u64, String> {
     let bytes = bytes(text)?;
     match (4 << 10..=1 << 30).contains(&bytes) {
         true => Ok(bytes),
-        false => Err("from 4K to 1G".to_owned()),
+        false => Err("give a size from 4K to 1G".to_owned()),
     }
 }
 

@@ -23,9 +23,10 @@ pub fn load_whole_from(file: &File, path: &Path) -> Result<(BootImage, Contents)
     let image = quell_mount_spec::load_boot_from(file, path, |_| Ok::<(), Failure>(()))?;
     if image.memory_bytes() > MEMORY_BYTES_MAX {
         return Err(Failure::cannot(format!(
-            "{} takes {} of memory",
+            "{} takes {} of memory, more than the limit of {}",
             shown(path),
-            HumanBytes(image.memory_bytes())
+            HumanBytes(image.memory_bytes()),
+            HumanBytes(MEMORY_BYTES_MAX)
         )));
     }
     let damaged = |damage| Failure::wrong_input(format!("{}: {damage}", shown(path)));

@@ -55,7 +55,10 @@ impl Config {
     pub fn read_logs(file: &Path, trust_owners: &[u32]) -> Result<Vec<LogConfig>, Failure> {
         let logs = Config::read(file, trust_owners)?.logs;
         match logs.is_empty() {
-            true => Err(Failure::wrong_input(format!("{}: it names no [[log]]", shown(file)))),
+            true => Err(Failure::wrong_input(format!(
+                "{}: it has no [[log]], which `quell mount --config` needs",
+                shown(file)
+            ))),
             false => Ok(logs),
         }
     }
@@ -68,13 +71,13 @@ impl Config {
         let mut text = String::new();
         let length = opened.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|e| wrong(&e))?;
         if length as u64 > BYTES_MAX {
-            return Err(wrong(&format!("more than {BYTES_MAX} bytes are no quell.toml")));
+            return Err(wrong(&format!("it is larger than {BYTES_MAX} bytes, the limit for a quell.toml")));
         }
         let mut config: Config = toml::from_str(&text).map_err(|e| wrong(&e.to_string().trim_end()))?;
         let directory = file.parent().unwrap_or(Path::new(""));
         let paths = config.trees.iter().map(|tree| &tree.path).chain(config.logs.iter().map(|log| &log.path));
         if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
-            return Err(wrong(&format!("path = {:?} is not absolute", shown(path))));
+            return Err(wrong(&format!("path = {:?} is not absolute: begin it with /", shown(path))));
         }
         for tree in &mut config.trees {
             tree.index = directory.join(&tree.index);

@@ -97,7 +97,7 @@ impl Reading<'_> {
         });
         match interrupted.load(Ordering::Relaxed) {
             true => Err(Failure::interrupted(
-                "interrupted: nothing was written, and if there was an index, the old one is as it was",
+                "interrupted: nothing was written, and an existing index is unchanged",
             )),
             false => Ok(tree?),
         }
@@ -107,5 +107,5 @@ impl Reading<'_> {
 /// Returns the index of a tree that was just read, with the same checks as for every index.
 pub fn image_of(tree: &Tree) -> Result<Image, Failure> {
     Image::parse(quell_index::encode(tree)?)
-        .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))
+        .map_err(|damage| Failure::cannot(format!("the new index is damaged, and was not written: {damage}")))
 }

@@ -11,6 +11,7 @@ mod config;
 mod failure;
 mod indexes;
 mod inputs;
+mod local_time;
 mod output;
 mod plans;
 mod progress;

@@ -7,6 +7,8 @@ use std::fmt::{self, Write as _};
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::sync::Mutex;
 
+pub use quell_supervisor::counted;
+
 use crate::failure::{CANNOT, Failure};
 
 /// The exit code by which shells report a program that SIGPIPE ended. It is not 0, because the
@@ -99,11 +101,6 @@ pub fn without_error_numbers(text: &str) -> String {
         }
     }
     shorter
-}
-
-/// Returns a number with its noun: `1 entry`, `2 entries`.
-pub fn counted(number: u64, one: &str, several: &str) -> String {
-    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// The width of tables.

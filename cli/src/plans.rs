@@ -57,9 +57,9 @@ pub fn refuse_tree_options(cover: &CoverArgs) -> Result<(), Failure> {
     ];
     match for_trees.iter().find(|(_, given)| *given) {
         None => Ok(()),
-        Some((option, _)) => {
-            Err(Failure::wrong_input(format!("{option} is for trees, and does not go with --image")))
-        }
+        Some((option, _)) => Err(Failure::wrong_input(format!(
+            "{option} is an option for trees, and cannot be used with --image"
+        ))),
     }
 }
 
@@ -68,10 +68,10 @@ pub fn check_disk_boot_images(count: usize, is_recording: bool) -> Result<(), Fa
     match (count, is_recording) {
         (1, _) | (0, true) => Ok(()),
         (0, false) => Err(Failure::wrong_input(
-            "--image goes with -b, the boot image that `quell record --image` wrote",
+            "--image needs -b with the boot image that `quell record --image` wrote",
         )),
         _ => Err(Failure::wrong_input(
-            "one boot image goes with --image; `quell boot merge` joins several of one disk",
+            "--image takes one boot image; `quell boot merge` merges several of one disk",
         )),
     }
 }
@@ -84,7 +84,7 @@ pub fn refuse_mixed_content(boot: &BootArgs, cover: &CoverArgs) -> Result<(), Fa
         return Ok(());
     }
     Err(Failure::wrong_input(
-        "a boot image is of files as they were indexed: it goes with --on-change refuse alone",
+        "a boot image has the content of files as they were indexed: use it only with --on-change refuse",
     ))
 }
 
@@ -94,10 +94,10 @@ pub fn refuse_powers(cover: &CoverArgs, is_disk: bool) -> Result<(), Failure> {
         return Ok(());
     }
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::wrong_input("--suid and --dev are for root"));
+        return Err(Failure::wrong_input("only root can use --suid and --dev"));
     }
     if is_disk {
-        return Err(Failure::wrong_input("--suid and --dev go with an index, not with a disk image"));
+        return Err(Failure::wrong_input("--suid and --dev cannot be used with a disk image"));
     }
     Ok(())
 }

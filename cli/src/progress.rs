@@ -121,7 +121,7 @@ const SHARE_KNOWN: f64 = 0.1;
 const SECONDS_KNOWN: f64 = 5.0;
 
 /// Returns the remaining time, or `None` if too little is done to estimate it.
-fn remaining(share: f64, seconds: f64) -> Option<Duration> {
+pub fn remaining(share: f64, seconds: f64) -> Option<Duration> {
     let is_known = (SHARE_KNOWN..1.0).contains(&share) && seconds >= SECONDS_KNOWN;
     is_known.then(|| Duration::from_secs_f64(seconds * (1.0 - share) / share))
 }

@@ -14,14 +14,14 @@ pub fn parse(text: &str) -> Result<StopCondition, String> {
     if let (true, Ok(seconds)) = (is_number, text.parse::<f64>()) {
         return match Duration::try_from_secs_f64(seconds) {
             Ok(time) if !time.is_zero() => Ok(StopCondition::Time(time)),
-            _ => Err("a number of seconds is above 0".into()),
+            _ => Err("the number of seconds must be more than 0".into()),
         };
     }
     if text.is_empty() {
-        return Err("an empty pattern is found in every line".into());
+        return Err("an empty pattern matches every line; give a text or a number of seconds".into());
     }
     let pattern = RegexBuilder::new(text).size_limit(PATTERN_BYTES_MAX).build();
-    pattern.map(StopCondition::Line).map_err(|e| format!("not a pattern: {e}"))
+    pattern.map(StopCondition::Line).map_err(|e| format!("not a valid regular expression: {e}"))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl Tracer {
         let missing = || {
             Failure::cannot(
                 "strace is needed to trace a program and is not on PATH: install it (apt install strace), \
-                 or read a trace made elsewhere with --import",
+                 or read the trace of another machine with --import",
             )
         };
         let output = Command::new("strace").arg("-V").output().map_err(|_| missing())?;
@@ -148,7 +148,7 @@ impl Tracer {
             (status, copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let time = begun.elapsed();
-        copied.map_err(|e| Failure::cannot(format!("{}: {e}; the trace is not whole", shown(output))))?;
+        copied.map_err(|e| Failure::cannot(format!("{}: {e}; the trace is not complete", shown(output))))?;
         Ok((status?, time))
     }
 

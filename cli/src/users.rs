@@ -5,7 +5,7 @@ pub fn parse(text: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
-    quell_supervisor::user_id(text).ok_or_else(|| "there is no such user".to_owned())
+    quell_supervisor::user_id(text).ok_or_else(|| "no user has this name".to_owned())
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ fn refused(lock: &Path, kind: ErrorKind, why: &str) -> Error {
 }
 
 fn foreign_lock(lock: &Path) -> Error {
-    let why = "it belongs to another user's run, which is writing it or was killed; remove it if there is no such run";
+    let why = "another user's recording holds it, or was killed; remove it if that user records nothing";
     refused(lock, ErrorKind::PermissionDenied, why)
 }
 

@@ -101,12 +101,13 @@ pub fn disk_chain(path: &Path, format: Option<DiskFormat>) -> Result<Vec<ChainFi
             return Err(refused(
                 ErrorKind::InvalidInput,
                 path,
-                format!("it lies on more than {DISK_FILES_MAX} files"),
+                format!("it has more than {DISK_FILES_MAX} backing files"),
             ));
         }
         let (real, file, stat) = open(&named_as)?;
         if chain.iter().any(|above| above.stat.identity() == stat.identity()) {
-            let why = format!("it lies on itself: {} comes again", real.display());
+            let why =
+                format!("it is its own backing file: {} occurs twice in its backing chain", real.display());
             return Err(refused(ErrorKind::InvalidInput, path, why));
         }
         let (format, header) = look_into(&real, &*file, stat.size_bytes, format)?;
@@ -150,7 +151,7 @@ fn local(image: &Path, directory: &Path, name: &[u8]) -> Result<PathBuf> {
         Named::Absolute(path) => Ok(OsStr::from_bytes(path).into()),
         Named::Relative(path) => Ok(directory.join(OsStr::from_bytes(path))),
         Named::Elsewhere(name) => {
-            let why = format!("it lies on {}, which is no local file", name.escape_ascii());
+            let why = format!("its backing file {} is not a local file", name.escape_ascii());
             Err(refused(ErrorKind::InvalidInput, image, why))
         }
     }
@@ -180,7 +181,7 @@ fn look_into(
     read_whole(file, &mut begin, 0, path)?;
     if !is_qcow2(&begin) {
         if format.is_some() {
-            let why = "it should be a qcow2 image and does not begin as one";
+            let why = "it is not a qcow2 image: it does not begin with the qcow2 magic number";
             return Err(refused(ErrorKind::Damaged, path, why));
         }
         let footer = size.min(512);
@@ -226,7 +227,7 @@ fn is_other(begin: &[u8], end: &[u8]) -> bool {
 fn read_whole(file: &dyn OpenFile, into: &mut [u8], offset: u64, path: &Path) -> Result<()> {
     match file.read_at(into, offset)? {
         length if length == into.len() => Ok(()),
-        _ => Err(refused(ErrorKind::Stale, path, "it is being changed")),
+        _ => Err(refused(ErrorKind::Stale, path, "it changed while it was opened")),
     }
 }
 

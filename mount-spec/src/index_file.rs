@@ -205,7 +205,8 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
     let subject = path.as_os_str().as_bytes();
     let mut bytes = Vec::new();
     let no_memory = |_| {
-        let cause = std::io::Error::other(format!("{length} bytes of memory are not available"));
+        let cause =
+            std::io::Error::other(format!("it needs {length} bytes of memory, which are not available"));
         Error {
             source: Some(Box::new(cause)),
             ..Error::new(ErrorKind::Os(errno::ENOMEM), operation, subject)
@@ -216,7 +217,7 @@ fn read_whole(file: &File, path: &Path, operation: &'static str, length: u64) ->
     bytes.resize(length_here, 0);
     file.read_exact_at(&mut bytes, 0).map_err(|e| match e.kind() {
         std::io::ErrorKind::UnexpectedEof => {
-            damaged(path, operation, std::io::Error::other("it is being changed"))
+            damaged(path, operation, std::io::Error::other("it changed while it was read"))
         }
         _ => Error::from_io(e, operation, subject),
     })?;

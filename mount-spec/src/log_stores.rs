@@ -27,7 +27,7 @@ pub fn open_log_at(stores: &[impl AsRef<Path>], choices: Choices, mountpoint: &P
     let opener = move |path: &[u8]| {
         let named = Path::new(OsStr::from_bytes(path));
         if named.starts_with(&mountpoint) || mountpoint.starts_with(named) {
-            let source = format!("the mount point {} would show or hide it", mountpoint.display());
+            let source = format!("it is above or below the mount point {}", mountpoint.display());
             return Err(Error {
                 source: Some(source.into()),
                 ..Error::new(ErrorKind::InvalidInput, "open", path)

@@ -1,4 +1,4 @@
-//! Paths in messages.
+//! Paths and numbers in messages.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,6 +13,11 @@ pub fn shown(path: impl AsRef<Path>) -> String {
 /// Does the same as `shown`, for the bytes of a path within an index.
 pub fn shown_bytes(path: &[u8]) -> String {
     shown(OsStr::from_bytes(path))
+}
+
+/// Returns a number with its noun: `1 entry`, `2 entries`.
+pub fn counted(number: u64, one: &str, several: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { several })
 }
 
 /// Returns paths as one printable line, separated by commas.

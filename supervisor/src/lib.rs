@@ -34,7 +34,7 @@ mod working_directory;
 
 pub use console::{Console, ProgressTask};
 pub use disk_plan::{check_disk_image, disk_plan};
-pub use display::{shown, shown_bytes, shown_list};
+pub use display::{counted, shown, shown_bytes, shown_list};
 pub use enter::{NotEntered, enter_view};
 pub use failure::Failure;
 pub use freshness::stale::{difference_line, with_consequence};

@@ -33,7 +33,9 @@ pub fn log_plan(
 ) -> Result<LogPlan, Failure> {
     let flattens = matches!(options.index, Some(IndexMode::Flatten | IndexMode::FlattenLater));
     if options.flatten_threshold_bytes.is_some() && !flattens {
-        return Err(Failure::wrong_input("--flatten-threshold goes with --index flatten or flatten-later"));
+        return Err(Failure::wrong_input(
+            "--flatten-threshold can be used only with --index flatten or flatten-later",
+        ));
     }
     let stores = stores.iter().map(|store| real_store(store)).collect::<Result<Vec<_>, _>>()?;
     for (number, store) in stores.iter().enumerate() {
@@ -61,7 +63,9 @@ fn real_store(store: &Path) -> Result<PathBuf, Failure> {
     })?;
     match found.is_dir() {
         true => Ok(found),
-        false => Err(Failure::wrong_input(format!("{name} is not a directory, as stores are"))),
+        false => Err(Failure::wrong_input(format!(
+            "{name} is not a directory: a store is a directory on a shared file system"
+        ))),
     }
 }
 
@@ -70,10 +74,12 @@ fn refuse_nested(store: &Path, mountpoint: &Path, others: &[PathBuf]) -> Result<
     let (name, point) = (shown(store), shown(mountpoint));
     let wrong = |message: String| Err(Failure::wrong_input(message));
     if store == mountpoint {
-        return wrong(format!("{name} is the mount point, too: name another directory to mount on"));
+        return wrong(format!("{name} is also the mount point: name another directory to mount on"));
     }
     if store.starts_with(mountpoint) {
-        return wrong(format!("the store {name} lies below the mount point {point}, which would hide it"));
+        return wrong(format!(
+            "the store {name} lies below the mount point {point}, which would hide it: name a mount point outside of it"
+        ));
     }
     if mountpoint.starts_with(store) {
         return wrong(format!("the mount point {point} lies in the store {name}: name one outside of it"));
@@ -82,8 +88,11 @@ fn refuse_nested(store: &Path, mountpoint: &Path, others: &[PathBuf]) -> Result<
         return Ok(());
     };
     match other == store {
-        true => wrong(format!("the store {name} is named twice")),
-        false => wrong(format!("of the stores {name} and {} one lies in the other", shown(other))),
+        true => wrong(format!("the store {name} is named twice: name each store once")),
+        false => wrong(format!(
+            "of the stores {name} and {} one lies in the other: name separate directories",
+            shown(other)
+        )),
     }
 }
 
@@ -91,7 +100,9 @@ fn check_access(store: &Path) -> Result<(), Failure> {
     let access = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
     rustix::fs::accessat(CWD, store, access, AtFlags::EACCESS).map_err(|e| {
         let what = match e {
-            rustix::io::Errno::ROFS => "its file system is mounted read-only".to_owned(),
+            rustix::io::Errno::ROFS => {
+                "its file system is mounted read-only; remount it, or name another store".to_owned()
+            }
             rustix::io::Errno::ACCESS => {
                 "you may not write to it; its owner can allow it, or name a store of yours".to_owned()
             }
@@ -115,7 +126,7 @@ fn refuse_other_directory(store: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::wrong_input(format!(
-        "{} is not a store and is not empty: name a store or an empty directory; --init makes a store of it beside what it has",
+        "{} is not a store and is not empty: name a store or an empty directory; --init turns it into a store and keeps its files",
         shown(store)
     )))
 }

@@ -42,13 +42,15 @@ impl MemoryBudget {
                 MemoryBudget { bytes: *bytes, reason: format!("no more are available {scope}") }
             }
             (None, Some(Available { bytes, scope })) if bytes / 2 < wanted => {
-                let reason = format!("half of the {} available {scope}; --budget allows more", mib(*bytes));
+                let reason =
+                    format!("half of the {} MiB available {scope}; --budget raises the limit", mib(*bytes));
                 MemoryBudget { bytes: bytes / 2, reason }
             }
-            (Some(_), _) => MemoryBudget { bytes: wanted, reason: "of those that --budget allows".into() },
-            (None, _) => {
-                MemoryBudget { bytes: wanted, reason: format!("of {DEFAULT_MIB}; --budget allows more") }
-            }
+            (Some(_), _) => MemoryBudget { bytes: wanted, reason: "of the limit of --budget".into() },
+            (None, _) => MemoryBudget {
+                bytes: wanted,
+                reason: format!("of the limit of {DEFAULT_MIB} MiB; --budget raises it"),
+            },
         }
     }
 
@@ -70,7 +72,7 @@ impl MemoryBudget {
             return Ok(());
         }
         Err(Failure::cannot(format!(
-            "{} takes {least}{} MiB of memory, and {} are left ({})",
+            "{} takes {least}{} MiB of memory, and {} MiB are left ({})",
             shown(image),
             needed.div_ceil(1 << 20),
             self.bytes >> 20,
@@ -89,7 +91,7 @@ pub fn load_index(file: &File, path: &Path) -> Result<Image, Failure> {
     let _span = tracing::debug_span!("load_index", path = %shown(path)).entered();
     quell_mount_spec::load_index_from(file, path, |bytes| match available() {
         Some(available) if available.bytes < bytes => Err(Failure::cannot(format!(
-            "{} takes {} MiB of memory, and {} are available {}",
+            "{} takes {} MiB of memory, and {} MiB are available {}: run it where more is available",
             shown(path),
             bytes.div_ceil(1 << 20),
             available.bytes >> 20,
@@ -190,7 +192,7 @@ mod tests {
         assert_eq!(bytes(Some(7000), Some(1000)), 1000);
         assert_eq!(bytes(Some(7000), None), 7000);
         let reason = MemoryBudget::within(None, Some(&available(1000))).reason;
-        assert_eq!(reason, "half of the 1000 available here; --budget allows more");
+        assert_eq!(reason, "half of the 1000 MiB available here; --budget raises the limit");
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub fn start_holder(
     let mut answer = String::new();
     child.stdout.take().expect("it was piped").read_to_string(&mut answer).map_err(cannot_start)?;
     child.wait().map_err(cannot_start)?;
-    serde_json::from_str(&answer).map_err(|_| Failure::cannot("the holder ended without an answer"))
+    serde_json::from_str(&answer).map_err(|_| Failure::cannot("the holder process ended without an answer; run the command again with --log-file FILE to see why"))
 }
 
 /// Starts the holder as a child of this process, which exits at once: the holder must not be a

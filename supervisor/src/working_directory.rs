@@ -30,11 +30,11 @@ impl WorkingDirectory {
             // from the root directory.
             Ok(path) if path.is_absolute() => Ok(WorkingDirectory { path }),
             Ok(path) => Err(Failure::cannot(format!(
-                "the working directory {} cannot be reached from /: it is not in the view",
+                "the working directory {} cannot be reached from /, and is not in the view: start in another directory",
                 shown(&path)
             ))),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(Failure::cannot(
-                "the working directory has been removed: it is not in the view; start in one that exists",
+                "the working directory has been removed, and is not in the view: start in another directory",
             )),
             Err(e) => Err(Failure::cannot(format!("the working directory has no path: {e}"))),
         }
@@ -61,10 +61,10 @@ impl WorkingDirectory {
         match (is_same, tree_name) {
             (true, _) => Ok(directory),
             (false, Some(tree)) => Err(Failure::cannot(format!(
-                "the working directory {path} lies on a file system that is mounted below {tree}, and is not in the view"
+                "the working directory {path} lies on a file system that is mounted below {tree}, and is not in the view: start in another directory"
             ))),
             (false, None) => Err(Failure::cannot(format!(
-                "the view has another directory at {path}, the working directory"
+                "the view has another directory at the path of the working directory, {path}: start in another directory"
             ))),
         }
     }

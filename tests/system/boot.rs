@@ -252,7 +252,7 @@ fn less_memory_than_it_takes_means_none() {
     let ended = fixture
         .run(&["--budget", "3"], script)
         .expect(0)
-        .says("takes 4 MiB of memory, and 3 are left (of those that --budget allows)");
+        .says("takes 4 MiB of memory, and 3 MiB are left (of the limit of --budget)");
     assert_eq!(ended.out, fixture.direct(script));
 }
 

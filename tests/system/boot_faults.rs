@@ -95,7 +95,7 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
         .all(|pid| *pid == running.pid() || is_holder(*pid))));
     assert!(running.is_running(), "{}", running.err());
     send(fixture.stage.holder(), Signal::KILL);
-    running.wait().expect(3).says("has ended without a result; no boot image was written");
+    running.wait().expect(3).says("ended without a result, and no boot image was written");
     assert!(fs::read(&fixture.image).unwrap() == before);
     drop(claimed);
     // The remains of a recorder that was killed shortly after that are removed by a much later one.
@@ -167,7 +167,7 @@ fn an_image_of_an_older_index_is_not_joined_and_stays() {
     let before = fs::read(&fixture.image).unwrap();
     fs::write(fixture.tree.join("small"), "other bytes\n").unwrap();
     fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
-    let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("--merge cannot join it");
+    let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("it cannot be merged");
     assert_eq!(ended.text(), "", "it ran for nothing");
     assert!(fs::read(&fixture.image).unwrap() == before);
     assert_eq!(beside(&fixture.image), ["app.boot"]);
@@ -227,7 +227,7 @@ fn where_nothing_can_be_written_nothing_is_run() {
         command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(place.join("app.boot"));
         fixture.stage.run(command.args(["--", "echo", "run"]))
     };
-    let ended = ended.expect(3).says("cannot be written to, where the image is to lie");
+    let ended = ended.expect(3).says("cannot create the image in");
     assert_eq!(ended.text(), "", "it ran all the same");
 }
 
@@ -371,7 +371,7 @@ fn a_file_never_mixes_recorded_and_changed_content() {
     assert!(blocks(100, 3).expect(0).out == before[100 * BLOCK..103 * BLOCK]);
     assert!(blocks(99, 2).expect(1).says("Stale file handle").out.is_empty());
     for other in ["serve", "ignore"] {
-        fixture.run(&["--on-change", other], "true").expect(2).says("goes with --on-change refuse alone");
+        fixture.run(&["--on-change", other], "true").expect(2).says("only with --on-change refuse");
     }
 }
 
@@ -407,7 +407,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         .says("takes at least 41 MiB of memory")
         .says(&place)
         .says("nothing of it is served");
-    assert!(ended.err.contains("half of the") && ended.err.contains("--budget allows more"), "{}", ended.err);
+    assert!(ended.err.contains("half of the") && ended.err.contains("--budget raises"), "{}", ended.err);
     assert!(ended.out == expected);
     // A budget larger than the available memory is refused.
     let ended =
@@ -446,7 +446,7 @@ fn in_a_control_group_with_enough_memory_the_image_is_served() {
 fn with_too_small_a_budget_a_strict_run_fails_and_others_run_without_the_image() {
     let fixture = Fixture::new();
     fixture.record(&["-q"], r#"cksum "$0/large""#).expect(0);
-    let words = "takes at least 2 MiB of memory, and 1 are left (of those that --budget allows)";
+    let words = "takes at least 2 MiB of memory, and 1 MiB are left (of the limit of --budget)";
     fixture.run(&["--budget", "1", "--strict"], "true").expect(3).says(words);
     fixture.run(&["--budget", "1"], "true").expect(0).says(words).says("nothing of it is served from memory");
     fixture.run(&["--budget", "0"], "true").expect(2);

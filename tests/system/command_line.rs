@@ -98,12 +98,30 @@ fn a_directory_is_accepted_for_the_index_beside_it() {
     for view in views() {
         stage.run(stage.quell_run(&tree, view).args(["--strict", "--", "true"])).expect(0);
     }
+    for launch in launches() {
+        let Launch::Mount(view) = launch else { continue };
+        let mounted = stage.mount(&tree, view, &[]);
+        assert_eq!(fs::read_to_string(mounted.point.join("readme")).unwrap(), "hello\n");
+        mounted.umount();
+    }
     let no_index = stage.file("notes", "text");
     for command in ["verify", "show"] {
         stage.run(stage.quell().arg(command).arg(&no_index)).expect(2).says("not an index file");
     }
     let ended = stage.run(stage.quell().arg("verify").arg(stage.path("absent"))).expect(2);
     assert!(ended.err.trim_end().ends_with("No such file or directory"), "{}", ended.err);
+}
+
+#[test]
+fn times_are_printed_in_local_time_with_its_offset() {
+    let stage = Stage::new();
+    let tree = trees::small(&stage, "tree");
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(86_400);
+    fs::File::open(tree.join("readme")).unwrap().set_modified(time).unwrap();
+    let index = stage.index(&tree);
+    let mut show = stage.quell();
+    let text = stage.run(show.env("TZ", "XYZ-2:30").arg("show").arg(&index).arg("readme")).expect(0).text();
+    assert!(text.contains(" 1970-01-02 02:30:00 +0230 "), "{text}");
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_mount_that_is_taken_away_by_others_ends_its_process() {
 fn umount_takes_only_mounts_of_quell() {
     let (stage, tree, _) = fixture();
     for place in [Path::new("/proc"), Path::new("/"), &tree, &stage.path("none")] {
-        stage.run(stage.quell().arg("umount").arg(place)).expect(2).says("not a mount point of quell");
+        stage.run(stage.quell().arg("umount").arg(place)).expect(2).says("not a mount of Quell");
     }
     assert!(is_mounted(Path::new("/proc")));
 }

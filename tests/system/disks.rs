@@ -280,7 +280,7 @@ fn a_whole_chain_of_images_is_recorded_and_served() {
     }
     let chained = io(&fixture.own, &[], &CHAIN_READS);
     // The headers are overwritten, too: the backing chain cannot be read any more.
-    fixture.run(&top, &["-q", "--strict"], &chained).expect(2).says("lies on no such file");
+    fixture.run(&top, &["-q", "--strict"], &chained).expect(2).says("has no such backing file");
     let (fixture, top) = chain();
     fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
     fixture.forge(&fixture.base, 0);
@@ -308,7 +308,7 @@ fn a_file_below_that_is_named_elsewhere_is_said_or_refused() {
         let (refused, _) = fixture.try_mount(&apart, &["--strict"]);
         refused.expect(2).says("not below its directory");
         let (ended, point) = fixture.try_mount(&apart, &[]);
-        ended.expect(0).says("nothing of it comes from memory");
+        ended.expect(0).says("has the backing file").says("served from memory");
         let mounted = Mounted::at(&fixture.stage, point);
         let names: Vec<_> = fs::read_dir(&mounted.point).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["top.qcow2"]);
@@ -369,20 +369,20 @@ fn chains_that_cannot_be_are_refused_with_the_reason() {
         fixture.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", name], &[&odd]).expect(0);
     };
     rebase("odd.qcow2");
-    refused("it lies on itself");
+    refused("it is its own backing file");
     let back = fixture.stage.path("back.qcow2");
     fixture.layer(&back, &fixture.base, "raw");
     rebase("back.qcow2");
     fixture.img(&["rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", "odd.qcow2"], &[&back]).expect(0);
-    refused("it lies on itself");
+    refused("it is its own backing file");
     rebase("missing.raw");
     refused("missing.raw");
     rebase("nbd:localhost:10809");
-    refused("no local file");
+    refused("is not a local file");
     rebase("json:{\"driver\":\"raw\"}");
-    refused("no local file");
+    refused("is not a local file");
     rebase("base.raw");
-    refused("does not begin as one");
+    refused("does not begin with the qcow2 magic number");
     fs::write(&odd, b"QFI\xfb").unwrap();
     refused("damaged qcow2");
     let mut hostile = fs::read(&fixture.own).unwrap();
@@ -428,7 +428,7 @@ fn two_machines_of_one_base_share_their_blocks() {
     fixture
         .record(&fixture.base, &["--merge"], &io(&fixture.own, &[], &READS))
         .expect(2)
-        .says("--merge cannot join it");
+        .says("it cannot be merged");
 }
 
 #[test]
@@ -661,7 +661,7 @@ fn a_disk_that_changes_while_it_is_recorded_is_not_recorded() {
     // By its other name, which is not covered.
     let script = format!("'{own}' && printf x | dd of='{}' conv=notrunc status=none", hole.display());
     let ended = fixture.record(&fixture.base, &[], &["sh".to_owned(), "-c".to_owned(), script]);
-    ended.expect(3).says("has changed meanwhile");
+    ended.expect(3).says("has changed during the recording");
     assert!(!fixture.image.exists());
 }
 
@@ -747,7 +747,7 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     // An image of another disk, and one of a chain with more files.
     let other = fixture.stage.file("other.raw", trees::noise(BLOCKS * BLOCK, 1));
     let ended = fixture.run(&other, &["-q"], &["true".to_owned()]).expect(0);
-    ended.says("was recorded of").says("it is another disk image");
+    ended.says("was recorded from").says("it is another disk image");
     fixture.record(&fixture.own, &[], &io(&fixture.own, &["-r"], &READS)).expect(0);
     fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2);
 
@@ -761,9 +761,9 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
     fixture.stage.run(quell.args(["--", "cat"]).arg(tree.join("file"))).expect(0);
     let mut quell = fixture.stage.quell();
     quell.args(["run", "--strict", "-i"]).arg(&index).arg("-b").arg(&fixture.image);
-    fixture.stage.run(quell.args(["--", "true"])).expect(2).says("it goes with --image");
+    fixture.stage.run(quell.args(["--", "true"])).expect(2).says("use it with --image");
     fs::rename(&of_tree, &fixture.image).unwrap();
-    fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2).says("it goes with -i");
+    fixture.run(&fixture.base, &["--strict"], &["true".to_owned()]).expect(2).says("use it with -i");
 }
 
 #[test]
@@ -789,7 +789,7 @@ fn options_that_are_for_trees_are_refused() {
     }
     let mut quell = fixture.stage.quell();
     quell.args(["run", "--strict", "--image"]).arg(&fixture.base).args(["--", "true"]);
-    fixture.stage.run(&mut quell).expect(2).says("--image goes with -b");
+    fixture.stage.run(&mut quell).expect(2).says("--image needs -b");
 }
 
 #[test]

@@ -290,7 +290,7 @@ fn an_interrupted_build_leaves_the_old_index_whole() {
             }
             if signal != Signal::KILL {
                 assert_eq!(ended.code(), Some(130));
-                ended.says("the old one is as it was");
+                ended.says("an existing index is unchanged");
             }
             true
         });

@@ -179,7 +179,7 @@ fn stores_that_cannot_be_mounted_are_refused_with_advice() {
     let index = fixture.stage.file("x.quell", "");
     let mut for_index = fixture.stage.quell();
     for_index.args(["mount", "--buffer", "1M"]).arg(index).arg(&point);
-    fixture.stage.run(&mut for_index).expect(2).says("go with --log");
+    fixture.stage.run(&mut for_index).expect(2).says("only with --log");
     fixture.stage.expect_nothing_left();
 }
 

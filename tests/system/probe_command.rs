@@ -117,6 +117,8 @@ fn people_get_a_curve_and_quiet_gets_none() {
     for words in ["answered by", "threads", "##", "This node alone sustains about"] {
         assert!(text.contains(words), "no {words:?} in {text}");
     }
+    let lines = text.lines().filter(|line| !line.contains('/') && !line.starts_with("note: "));
+    assert!(lines.clone().all(|line| line.chars().count() <= 80), "{text}");
     let output = stage.path("result.json");
     let quiet = ["-q", "-o", output.to_str().unwrap()];
     let ended = stage.run(&mut probe(&stage, &directory, &quiet)).expect(0);
@@ -133,7 +135,7 @@ fn without_a_terminal_yes_is_required_and_nothing_is_created() {
     let ended = stage.run(command.args(["probe", "--seconds", "7"]).arg(&directory)).expect(2);
     // The message describes what the probe would do.
     let ended = ended.says("--yes").says("20,000 operations").says("7 s").says(".quell-probe-XXXXXX");
-    ended.says("16 directories of 17 empty files").says("remove it all");
+    ended.says("16 directories of 17 empty files").says("remove the directory at the end");
     expect_empty(&directory);
     assert_eq!(fs::metadata(&directory).unwrap().modified().unwrap(), before);
 }
@@ -146,7 +148,7 @@ fn a_user_at_a_terminal_is_asked_for_confirmation() {
     let stage = Stage::new();
     let directory = stage.dir("d");
     for (answer, code, words) in
-        [("n", 1, "nothing was done"), ("", 1, "nothing was done"), ("y", 0, "sustains")]
+        [("n", 1, "nothing was created"), ("", 1, "nothing was created"), ("y", 0, "sustains")]
     {
         let line = format!(
             "printf '{answer}\\n' | script -q -e -c \"'{}' probe '{}'\" /dev/null",
@@ -259,7 +261,7 @@ fn an_early_end_leaves_no_directory() {
             let mut running = stage.start(&mut disturbed(&stage, &directory, &[slow], &[]));
             wait_for(&mut running, &directory, below);
             running.signal(signal);
-            running.wait().expect(130).says("what the probe had made is removed");
+            running.wait().expect(130).says("everything that the probe created is removed");
             expect_empty(&directory);
         }
         let directory = stage.dir("d");
@@ -394,7 +396,7 @@ fn a_failed_creation_is_reported_and_the_rest_removed() {
     let directory = stage.dir("d");
     for error in ["ENOSPC", "EDQUOT", "EROFS"] {
         let fails = format!("mknodat:error={error}:when=20");
-        stage.run(&mut disturbed(&stage, &directory, &[&fails], &[])).expect(3).says("make f");
+        stage.run(&mut disturbed(&stage, &directory, &[&fails], &[])).expect(3).says("create f");
         expect_empty(&directory);
     }
     // A failing listing ends the probe, too.

@@ -536,9 +536,9 @@ fn python_is_covered_after_it_has_written_its_caches() {
     let run: [&dyn AsRef<OsStr>; 3] = [&"run", &"--config", &config];
     let ended = fixture.stage.run(&mut fixture.quell(&run, &program)).expect(0);
     assert_eq!(ended.text(), first.ended.text());
-    assert!(ended.err.contains("lists no [[tree]]"), "{}", ended.err);
+    assert!(ended.err.contains("has no [[tree]]"), "{}", ended.err);
     let strict: [&dyn AsRef<OsStr>; 4] = [&"run", &"--strict", &"--config", &config];
-    fixture.stage.run(&mut fixture.quell(&strict, &program)).expect(2).says("lists no [[tree]]");
+    fixture.stage.run(&mut fixture.quell(&strict, &program)).expect(2).says("has no [[tree]]");
     // The second start finds the bytecode.
     let second = fixture.profile("second", &fixture.shared, &program);
     assert_eq!(rows(&second.report, "not_proposed").len(), 0);

@@ -56,7 +56,7 @@ fn every_view_is_nosuid_and_nodev_unless_root_passes_the_options() {
         let mut command = stage.quell_run(&index, view);
         command.args(["-q", "--strict", "--suid", "--dev", "--", "sh", "-c", script, "sh"]).arg(&tree);
         if !is_root() {
-            stage.run(&mut command).expect(2).says("for root");
+            stage.run(&mut command).expect(2).says("only root");
             continue;
         }
         let options = stage.run(&mut command).expect(0).text();

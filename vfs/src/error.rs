@@ -182,7 +182,10 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}: ", self.operation, crate::printable(&self.subject))?;
+        match self.subject.is_empty() {
+            true => write!(f, "{}: ", self.operation)?,
+            false => write!(f, "{} {}: ", self.operation, crate::printable(&self.subject))?,
+        }
         let what = match self.kind {
             ErrorKind::Stale => "changed since it was indexed".to_owned(),
             ErrorKind::Damaged => "damaged".to_owned(),
@@ -234,6 +237,10 @@ mod tests {
         assert_eq!(other.to_string(), "open a: No such file or directory (no index)");
         let invalid = Error { kind: ErrorKind::InvalidInput, ..other };
         assert_eq!(invalid.to_string(), "open a: no index");
+        assert_eq!(
+            Error::new(ErrorKind::NotFound, "open", "").to_string(),
+            "open: No such file or directory"
+        );
     }
 
     #[test]

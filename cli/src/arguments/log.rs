@@ -138,7 +138,7 @@ pub struct LogQueryArgs {
     #[command(flatten)]
     pub part: PartArgs,
     /// The writer, as shown by `stat` and `map`.
-    #[arg(long, value_name = "W", value_parser = |text: &str| u64::from_str_radix(text, 16))]
+    #[arg(long, value_name = "WRITER", value_parser = hexadecimal)]
     pub writer: u64,
     /// Start at this payload offset, which does not count headers and checksums of the log.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -318,10 +318,18 @@ pub struct LogRebalanceArgs {
     pub json: bool,
 }
 
+/// Parses a writer's number, of which leading zeros may be left out.
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16)
+        .map_err(|_| "the number of a writer is hexadecimal, as `quell log stat` prints it".to_owned())
+}
+
 /// Parses a writer's number as `quell log stat` and `fsck` print it: 16 hexadecimal digits, not 0.
 fn writer_number(text: &str) -> Result<u64, String> {
     match u64::from_str_radix(text, 16) {
         Ok(number) if text.len() == 16 && number != 0 => Ok(number),
-        _ => Err("a writer's number has 16 hexadecimal digits".to_owned()),
+        _ => {
+            Err("the number of a writer has 16 hexadecimal digits, as `quell log stat` prints it".to_owned())
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::arguments::{BootCommand, BootExtractArgs, BootMergeArgs, BootShowArgs
 use crate::boot_images::{load_whole, load_whole_from};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{InputFile, index_file, real_path, root_of, shown, shown_bytes, text_of_bytes};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 pub fn run(command: BootCommand, quiet: bool) -> Result<ExitCode, Failure> {
     match command {
@@ -72,23 +72,27 @@ fn show(args: &BootShowArgs) -> Result<ExitCode, Failure> {
     }
     outln!("{}", shown(&args.file));
     match image.kind() {
-        Kind::Tree(_) => outln!("  of the index        generation {of}"),
-        Kind::Disk => outln!("  of                  a disk image"),
+        Kind::Tree(_) => outln!("  index               generation {of}"),
+        Kind::Disk => outln!("  kind                boot image of a disk image"),
     }
     outln!("  recordings          {}", image.recordings());
     outln!(
-        "  files               {} ({whole} of them whole), {}{}",
+        "  files               {} ({whole} whole), {}{}",
         image.files(),
         HumanBytes(size),
         if image.kind() == Kind::Disk { "" } else { " in the tree" }
     );
-    outln!("  blocks read         {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
-    outln!("  different blocks    {} ({} of memory)", image.contents(), HumanBytes(image.memory_bytes()));
-    outln!("  this file           {}", HumanBytes(image.file_bytes()));
+    outln!("  blocks              {} ({})", blocks, HumanBytes(blocks * BLOCK_BYTES as u64));
+    outln!(
+        "  different blocks    {} (take {} of memory)",
+        image.contents(),
+        HumanBytes(image.memory_bytes())
+    );
+    outln!("  file size           {}", HumanBytes(image.file_bytes()));
     if args.files {
         for (name, size, blocks, recordings) in numbers.map(row) {
             let all = size.div_ceil(BLOCK_BYTES as u64);
-            outln!("  {blocks:>8} of {all:>8} blocks  {recordings:>3} recordings  {name}");
+            outln!("  {blocks:>8} of {all:>8} blocks, in {recordings} of the recordings  {name}");
         }
     }
     Ok(ExitCode::from(YES))
@@ -102,10 +106,10 @@ fn verify(args: &BootVerifyArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let Some(index) = &args.index else {
         if !quiet {
             outln!(
-                "{}: {} files, {} different blocks, all sound",
+                "{}: {}, {}, no damage",
                 shown(&args.file),
-                image.files(),
-                image.contents()
+                counted(image.files().into(), "file", "files"),
+                counted(image.contents().into(), "different block", "different blocks")
             );
         }
         return Ok(ExitCode::from(YES));
@@ -146,7 +150,7 @@ fn verify_disk(
 ) -> Result<ExitCode, Failure> {
     if image.kind() != Kind::Disk {
         return Err(Failure::wrong_input(format!(
-            "{} belongs to an index: give it with -i",
+            "{} is a boot image of an indexed tree: name the index with -i",
             shown(&args.file)
         )));
     }
@@ -174,7 +178,12 @@ fn verify_disk(
 /// Prints the result of a comparison, unless `quiet`, and returns the exit code.
 fn compared(file: &Path, files: u32, differences: u64, quiet: bool) -> ExitCode {
     if !quiet {
-        outln!("{}: {files} files compared, {differences} differ", shown(file));
+        outln!(
+            "{}: {} compared, {}",
+            shown(file),
+            counted(files.into(), "file", "files"),
+            counted(differences, "difference", "differences")
+        );
     }
     ExitCode::from(if differences > 0 { NO } else { YES })
 }
@@ -255,7 +264,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let kind = images[0].0.kind();
     if let Some(at) = images.iter().position(|(image, _)| image.kind() != kind) {
         return Err(Failure::wrong_input(format!(
-            "{} and {} do not belong to the same state of one tree or disk",
+            "{} and {} do not belong to the same state of one tree or disk, and cannot be merged",
             shown(&args.files[0]),
             shown(&args.files[at])
         )));
@@ -275,7 +284,7 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
             });
             if state_there != state {
                 return Err(Failure::wrong_input(format!(
-                    "{} was recorded of another state of {}",
+                    "{} was recorded from another state of {}, and cannot be merged: record again",
                     shown(&args.files[at]),
                     shown_bytes(parse_disk_name(file.name).map_or(file.name, |(_, path)| path))
                 )));
@@ -296,10 +305,10 @@ fn merge(args: &BootMergeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     claimed.replace(&bytes, args.force)?;
     if !quiet {
         outln!(
-            "{}: {} recordings, {} blocks, {}",
+            "{}: {}, {}, {}",
             shown(&args.output),
-            recording.recordings(),
-            recording.blocks(),
+            counted(recording.recordings().into(), "recording", "recordings"),
+            counted(recording.blocks() as u64, "block", "blocks"),
             HumanBytes(bytes.len() as u64)
         );
     }
@@ -348,7 +357,7 @@ fn extract(args: &BootExtractArgs, quiet: bool) -> Result<ExitCode, Failure> {
         }
     }
     if !quiet {
-        outln!("{}: {} files", shown(&args.directory), image.files());
+        outln!("{}: {}", shown(&args.directory), counted(image.files().into(), "file", "files"));
     }
     Ok(ExitCode::from(YES))
 }

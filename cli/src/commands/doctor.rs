@@ -31,7 +31,7 @@ pub fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
             name: "trial".into(),
             works: false,
             detail: failure.to_string(),
-            advice: "no view was tried; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+            advice: "no view was tested; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
         }),
         Ok(trial) => {
             for view in [View::Overlay, View::Fuse, View::OverlayFuse] {
@@ -208,7 +208,7 @@ const CONTENT: &str = "quell";
 fn user_namespaces() -> Finding {
     let tried = Command::new("unshare").args(["-U", "-r", "-m", "true"]).output();
     let (works, detail) = match tried {
-        Ok(output) if output.status.success() => (true, "a private mount namespace can be made".into()),
+        Ok(output) if output.status.success() => (true, "a private mount namespace can be created".into()),
         Ok(output) => (false, String::from_utf8_lossy(&output.stderr).trim().to_owned()),
         Err(e) => (false, format!("unshare: {e}")),
     };
@@ -216,7 +216,7 @@ fn user_namespaces() -> Finding {
         name: "user namespaces".into(),
         works,
         detail,
-        advice: "ask for: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (older Debian), \
+        advice: "the administrator can allow them: sysctl user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (older Debian), \
                  kernel.apparmor_restrict_unprivileged_userns=0 or a profile for quell (Ubuntu)",
     }
 }
@@ -266,7 +266,7 @@ fn fuse_device() -> Finding {
         name: "fuse device".into(),
         works: tried.is_ok(),
         detail: tried.err().map_or("/dev/fuse can be opened".into(), |e| format!("/dev/fuse: {e}")),
-        advice: "ask for: modprobe fuse; chmod 666 /dev/fuse (udev does it on most systems)",
+        advice: "the administrator can allow it: modprobe fuse; chmod 666 /dev/fuse (udev does it on most systems)",
     }
 }
 

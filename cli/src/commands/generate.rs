@@ -87,7 +87,7 @@ const EXIT_CODES: [(&str, &str); 5] = [
 ];
 
 /// The environment variables that commands read.
-const ENVIRONMENT: [(&str, &str); 6] = [
+const ENVIRONMENT: [(&str, &str); 8] = [
     (
         "QUELL_RUNTIME_DIR",
         "The directory for sockets and messages of views, instead of $XDG_RUNTIME_DIR/quell. It must belong to the \
@@ -100,6 +100,12 @@ const ENVIRONMENT: [(&str, &str); 6] = [
          ~/.local/state.",
     ),
     ("TMPDIR", "The directory for temporary files; default /tmp."),
+    (
+        "QUELL_LOG",
+        "The events of the trace, such as debug or quell_fuse=debug; the trace is written to standard error, or to the \
+         file of --log-file.",
+    ),
+    ("TZ", "The time zone of printed times; default: that of the system."),
     ("NO_COLOR", "If set, the summary of a profile has no colours."),
     (
         "PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid, SLURM_JOB_ID, FLUX_JOB_ID, PMI_JOBID, PALS_APID, PBS_JOBID, LSB_JOBID, \

@@ -100,7 +100,11 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
     if let Some(parent) = output.parent().filter(|p| !p.as_os_str().is_empty())
         && !parent.is_dir()
     {
-        return Err(Failure::wrong_input(format!("{} is not a directory", shown(parent))));
+        let reason = match parent.exists() {
+            true => "is not a directory",
+            false => "does not exist: create it, or name another file with -o",
+        };
+        return Err(Failure::wrong_input(format!("{} {reason}", shown(parent))));
     }
     let xattrs = match args.xattrs {
         XattrsArg::Auto => Xattrs::Auto,
@@ -115,10 +119,9 @@ fn new_task(args: &IndexArgs) -> Result<Task, Failure> {
 /// There is no default path for the root directory, or for a directory in an indexed tree, because
 /// creating the file would change that tree.
 pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
-    let wrong =
-        |reason: String| Failure::wrong_input(format!("{reason}; choose a place for the index with -o"));
+    let wrong = |reason: String| Failure::wrong_input(format!("{reason}; name the index file with -o"));
     let path = quell_mount_spec::default_index_path(directory)
-        .ok_or_else(|| wrong(format!("there is no place beside {}", shown(directory))))?;
+        .ok_or_else(|| wrong(format!("there is no directory beside {} for its index", shown(directory))))?;
     if path.exists() {
         return Ok(path);
     }
@@ -129,7 +132,7 @@ pub fn default_path(directory: &Path) -> Result<PathBuf, Failure> {
         if InputFile::open(&index).and_then(|index| index.index()).is_ok_and(|image| root_of(&image) == above)
         {
             return Err(wrong(format!(
-                "{} would lie inside {}, the tree of {}, and change it by being written",
+                "{} would lie inside {}, the tree of {}, which writing it would change",
                 shown(&path),
                 shown(above),
                 shown(&index)
@@ -147,7 +150,7 @@ pub fn refuse_within(file: &Path, trees: &[PathBuf]) -> Result<(), Failure> {
     match trees.iter().find(|tree| parent.starts_with(tree)) {
         None => Ok(()),
         Some(tree) => Err(Failure::wrong_input(format!(
-            "{} would lie inside the tree {}, and change it by being written; choose another place with -o",
+            "{} lies inside the tree {}, which writing it would change; name a file outside of the tree with -o",
             shown(file),
             shown(tree)
         ))),
@@ -171,7 +174,9 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
         || args.output.is_some()
         || args.xattrs != XattrsArg::Auto
     {
-        return Err(Failure::wrong_input("an update follows the options that the index was made with"));
+        return Err(Failure::wrong_input(
+            "--update uses the options that the index was made with: run it without -o, --exclude, --cross-mounts and --xattrs",
+        ));
     }
     let old = load_index(&opened, &file)?;
     let written = opened.metadata().map_err(|e| Failure::wrong_input(format!("{}: {e}", shown(&file))))?;
@@ -184,7 +189,7 @@ fn update_task(args: &IndexArgs, update: Update) -> Result<Task, Failure> {
     };
     if !directory.is_dir() {
         return Err(Failure::wrong_input(format!(
-            "{}, which {} describes, is not here; --source says where it lies now",
+            "{}, the tree of {}, does not exist here; name its present location with --source",
             shown(&directory),
             shown(&file)
         )));
@@ -246,7 +251,7 @@ fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, sec
     }
     let rate = f64::from(entries) / seconds.max(0.001);
     let line = format!(
-        "{}: {outcome}, {} in {}, {bytes} bytes ({:.1} an entry), {seconds:.2} s ({rate:.0} entries/s)",
+        "{}: {outcome}, {} in {}, {bytes} bytes ({:.1} per entry), {seconds:.2} s ({rate:.0} entries/s)",
         shown(&task.output),
         counted(entries.into(), "entry", "entries"),
         counted(image.directories().into(), "directory", "directories"),
@@ -261,8 +266,10 @@ fn print_result(args: &IndexArgs, task: &Task, image: &Image, outcome: &str, sec
 /// Returns the message for an error number in the list of problems.
 pub fn reason(errno: u32) -> String {
     match ErrorKind::from_errno(errno as i32) {
-        ErrorKind::NotFound => "it vanished while the tree was read".into(),
-        ErrorKind::Os(errno::EAGAIN) => "it kept changing while it was read".into(),
+        ErrorKind::NotFound => "it was removed while the tree was read".into(),
+        ErrorKind::Os(errno::EAGAIN) => {
+            "it changed while it was read; index again when no program writes to it".into()
+        }
         _ => std::io::Error::from_raw_os_error(errno as i32).to_string(),
     }
 }

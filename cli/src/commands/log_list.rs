@@ -14,6 +14,7 @@ use super::show::time;
 use crate::arguments::{LogLsArgs, LogStatArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
+use crate::local_time::local_time;
 use crate::output::{errln, outln};
 
 /// The output format, and whether an entry could not be read.
@@ -164,7 +165,7 @@ fn print_report(path: &Path, report: &FileReport, stores: &Stores) {
     outln!("container   {:032x}", report.number);
     outln!("size        {} bytes, of which {} are written", a.size_bytes, report.held_bytes);
     outln!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
-    outln!("modified    {}", time(a.modified));
+    outln!("modified    {}", local_time(a.modified));
     outln!("epoch       {}", report.epoch);
     outln!("extents     {}", report.extents);
     outln!(
@@ -177,7 +178,7 @@ fn print_report(path: &Path, report: &FileReport, stores: &Stores) {
         outln!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
     }
     for cut in &report.truncations {
-        outln!("truncated   to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, time(cut.time));
+        outln!("truncated   to {} bytes in epoch {}, {}", cut.size, cut.order.epoch, local_time(cut.time));
     }
     if !report.writers.is_empty() {
         outln!("\n{}", writer_row("writer", ["epochs", "frames", "unindexed", "runs", "data", "index"]));

@@ -5,11 +5,13 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 use quell_log::{ByteState, LogLocation, LoggedRange, MappedRange, ResolvedFile};
+use quell_vfs::ErrorKind;
 use serde_json::json;
 
 use super::log_stores::{open_file, open_stores};
 use crate::arguments::{LogMapArgs, LogQueryArgs, PartArgs};
 use crate::failure::{Failure, YES};
+use crate::inputs::shown;
 use crate::output;
 
 /// Size at which buffered lines are printed.
@@ -85,7 +87,7 @@ pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
             "payload", "log offset", "start", "end", "state"
         ));
     }
-    file.query(args.writer, args.position, end, &mut |range| {
+    let visited = file.query(args.writer, args.position, end, &mut |range| {
         let LoggedRange { payload_offset, log_offset, start, end, state } = range;
         let (state, by) = match state {
             ByteState::Held => ("held", None),
@@ -106,7 +108,17 @@ pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
                 format!("{payload_offset:>11} {log_offset:>11} {start:>11} {end:>11}  {state:<11} {by}");
             lines.line(format_args!("{}", line.trim_end()));
         }
-    })?;
+    });
+    if let Err(error) = visited {
+        return Err(match error.kind {
+            ErrorKind::NotFound => Failure::wrong_input(format!(
+                "{} has no writer {:016x}; `quell log stat` lists the writers of a file",
+                shown(&args.part.path),
+                args.writer
+            )),
+            _ => error.into(),
+        });
+    }
     lines.print();
     Ok(ExitCode::from(YES))
 }

@@ -220,6 +220,11 @@ fn print_text(place: &Path, verb: &str, result: &TransferResult, quiet: bool) {
         let more = (failed.len() - FAILURES_SHOWN) as u64;
         errln!("quell: {} not listed", counted(more, "more failure is", "more failures are"));
     }
+    if failed.iter().any(|(_, error)| error.kind == ErrorKind::Exists) {
+        errln!(
+            "quell: existing files are not replaced: name another destination, or use --resume to replace them"
+        );
+    }
     if !quiet {
         outln!(
             "{}: {verb} {}, {}, {}, {}; {skipped} skipped, {} failed",

@@ -9,6 +9,7 @@ use crate::arguments::MountArgs;
 use crate::commands::umount::unmount;
 use crate::config::{Config, LogConfig};
 use crate::failure::Failure;
+use crate::indexes::{Creation, index_of};
 use crate::inputs::real_path;
 use crate::output::errln;
 use crate::plans;
@@ -22,9 +23,9 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
             let log = LogConfig { path: mountpoint.clone(), stores: args.log.clone(), index: None };
             mount_logs(vec![log], &args, quiet)
         }
-        (Some(_), Some(_)) if !args.log.is_empty() => Err(Failure::wrong_input(
-            "one mount point goes with --log; several stores are named as --log STORE,STORE",
-        )),
+        (Some(_), Some(_)) if !args.log.is_empty() => {
+            Err(Failure::wrong_input("--log takes one mount point; name several stores as --log STORE,STORE"))
+        }
         (None, _) if !args.log.is_empty() => {
             Err(Failure::wrong_input("name a mount point: quell mount --log STORE MOUNTPOINT"))
         }
@@ -36,10 +37,14 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
 fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> Result<ExitCode, Failure> {
     let logs = &args.logs;
     if logs.buffer.is_some() || logs.index_way.is_some() || logs.flatten_threshold.is_some() {
-        return Err(Failure::wrong_input("--buffer, --index and --flatten-threshold go with --log"));
+        return Err(Failure::wrong_input(
+            "--buffer, --index and --flatten-threshold can be used only with --log",
+        ));
     }
     if args.cover.at.is_some() {
-        return Err(Failure::wrong_input("--at is for `quell run`; here the mount point says where"));
+        return Err(Failure::wrong_input(
+            "--at can be used only with `quell run`: `quell mount` covers its mount point",
+        ));
     }
     plans::refuse_mixed_content(&args.boot, &args.cover)?;
     plans::refuse_powers(&args.cover, args.image)?;
@@ -55,12 +60,11 @@ fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> 
         let disk = disk_plan(file, format, boot()?, args.cover.recheck)?;
         plans::plan(target, Source::Disk(disk), &args.cover, quiet)
     } else {
-        let tree = TreePlan {
-            index: real_path(file)?,
-            source: args.cover.source.as_deref().map(real_path).transpose()?,
-            at: None,
-            named: None,
-        };
+        let creation = Creation { is_reported: args.cover.verbose, quiet };
+        let (index, directory) = index_of(file, creation)?;
+        let source = args.cover.source.as_deref().map(real_path).transpose()?;
+        let named = directory.filter(|_| source.is_none());
+        let tree = TreePlan { index: index.path, source, at: None, named };
         let trees = plans::trees(vec![tree], boot()?, &args.cover)?;
         Plan { strict: true, ..plans::plan(target, trees, &args.cover, quiet) }
     };

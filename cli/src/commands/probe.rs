@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::arguments::ProbeArgs;
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{real_path, shown, text_of};
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 use crate::{output, progress};
 
 const SCHEMA: &str = "quell-probe/1";
@@ -44,11 +44,11 @@ const LOCAL: [&str; 19] = [
     "zfs",
 ];
 /// A note for every result; the drawn curve has its own wording.
-const LOWER_BOUND: &str = "one node alone: a lower bound of what the file system sustains";
+const LOWER_BOUND: &str = "measured on one node: a lower bound of the rate that the file system sustains";
 /// From this utilization on, the node's processors may limit the rate.
 const NODE_BUSY: f64 = 0.85;
 /// Length of the longest bar, in characters.
-const BAR: f64 = 30.0;
+const BAR: f64 = 16.0;
 
 /// A checked request to probe a directory.
 struct Task<'a> {
@@ -70,7 +70,10 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let Some(output) = &args.output {
         let parent = output.parent().filter(|parent| !parent.as_os_str().is_empty());
         if output.is_dir() || parent.is_some_and(|parent| !parent.is_dir()) {
-            return Err(Failure::wrong_input(format!("{} cannot be a file", shown(output))));
+            return Err(Failure::wrong_input(format!(
+                "{} cannot be created: -o names a file in an existing directory",
+                shown(output)
+            )));
         }
     }
     let kind = file_system_of(&directory);
@@ -100,7 +103,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if !args.yes {
         errln!("quell: {}", task.plan());
         if !agreed() {
-            errln!("quell: nothing was done");
+            errln!("quell: not started; nothing was created");
             return Ok(ExitCode::from(NO));
         }
     }
@@ -127,7 +130,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if outcome.end == End::Interrupted {
         return Err(Failure::interrupted(match outcome.left {
-            None => "interrupted: what the probe had made is removed",
+            None => "interrupted: everything that the probe created is removed",
             Some(_) => "interrupted",
         }));
     }
@@ -142,7 +145,7 @@ pub fn run(args: ProbeArgs, quiet: bool) -> Result<ExitCode, Failure> {
         task.print(&outcome, &notes);
     }
     if outcome.left.is_some() {
-        return Err(Failure::cannot("the probe could not remove all that it had made"));
+        return Err(Failure::cannot("the probe could not remove everything that it created"));
     }
     Ok(ExitCode::from(if outcome.sustained().is_some() { YES } else { NO }))
 }
@@ -169,7 +172,7 @@ fn clean(directory: &Path, quiet: bool) -> Result<ExitCode, Failure> {
         other => Failure::cannot(format!("{}: {other}", shown(directory))),
     })?;
     for (name, why) in &cleaned.kept {
-        errln!("quell: {} stays: {why}", shown(directory.join(name)));
+        errln!("quell: {} was not removed: {why}", shown(directory.join(name)));
     }
     if !quiet {
         for name in &cleaned.removed {
@@ -220,8 +223,8 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::LookUp => "look-ups",
         Kind::Attributes => "attributes",
         Kind::List => "listings",
-        Kind::Create => "names made",
-        Kind::Remove => "names removed",
+        Kind::Create => "creates",
+        Kind::Remove => "removes",
         Kind::Other => "others",
     }
 }
@@ -254,24 +257,24 @@ impl Task<'_> {
     /// Describes the planned measurement.
     fn plan(&self) -> String {
         let (directories, files) = self.limits.shape();
-        let counted = |number: u32, one: &str, many: &str| match number {
-            1 => format!("1 {one}"),
-            _ => format!("{number} {many}"),
-        };
         let threads = match self.limits.parallelism {
             1 => "with one thread".into(),
-            highest => format!("with 1, 2, 4, ... up to {highest} threads, until more bring no more"),
+            highest => {
+                format!(
+                    "with 1, 2, 4, ... up to {highest} threads,\n  until more threads bring no higher rate"
+                )
+            }
         };
         format!(
             "a probe of {} ({}) will\n  \
-             make a directory .quell-probe-XXXXXX there, in it {} of {},\n  \
-             ask for names, attributes and listings {threads},\n  \
-             ask for no more than {} operations in all, measure no longer than {} s,\n  \
-             and remove it all at the end.",
+             create a directory .quell-probe-XXXXXX there, with {} of {} each,\n  \
+             request names, attributes and listings {threads},\n  \
+             send at most {} operations in all, measure for at most {} s,\n  \
+             and remove the directory at the end.",
             shown(self.directory),
             self.kind.as_deref().unwrap_or("file system unknown"),
-            counted(directories, "directory", "directories"),
-            counted(files, "empty file", "empty files"),
+            counted(directories.into(), "directory", "directories"),
+            counted(files.into(), "empty file", "empty files"),
             grouped(self.limits.operations),
             self.limits.duration.as_secs(),
         )
@@ -288,28 +291,38 @@ impl Task<'_> {
         }
         if let Some(busy) = outcome.node_busy().filter(|busy| *busy >= NODE_BUSY) {
             notes.push(format!(
-                "this node's processors were {:.0} % busy: they may be the limit, not the file system",
+                "the processors of this node were {:.0} % busy: they may be the limit, not the file system",
                 busy * 100.0
             ));
         }
         if kind.starts_with("fuse") {
             notes.push(
-                "behind FUSE, what the file system's own process answers from its memory looks like a quick server"
+                "behind FUSE, answers from the memory of the file system's own process look like those of a fast server"
                     .into(),
             );
         }
         for kind in outcome.kinds.iter().filter(|kind| kind.answered_by == AnsweredBy::Cache) {
-            notes.push(format!("{}: answered by this node's cache, left out", kind_name(kind.kind)));
+            notes.push(format!(
+                "{}: answered by the cache of this node, and not included in the rate",
+                kind_name(kind.kind)
+            ));
         }
         notes.extend(match outcome.end {
             End::Plateau | End::Cached | End::Interrupted => None,
-            End::Highest => Some("the rate was still rising at the highest number of threads".into()),
+            End::Highest => Some(
+                "the rate was still rising at the highest number of threads; raise --max-parallel".into(),
+            ),
             End::Operations | End::Seconds if outcome.steps.is_empty() => {
-                Some("too little was allowed to measure anything".into())
+                Some("the limits were too low to measure a rate; raise --operations and --seconds".into())
             }
-            End::Operations => Some("the cap on operations ended it while the rate was rising".into()),
-            End::Seconds => Some("the cap on seconds ended it while the rate was rising".into()),
-            End::Slow => Some("a call took longer than a second: it stopped at once".to_owned()),
+            End::Operations => Some(
+                "the limit on operations ended the probe while the rate was rising; raise --operations"
+                    .into(),
+            ),
+            End::Seconds => Some(
+                "the limit on the duration ended the probe while the rate was rising; raise --seconds".into(),
+            ),
+            End::Slow => Some("a call took longer than a second, so the probe ended at once".to_owned()),
         });
         notes
     }
@@ -389,7 +402,7 @@ impl Task<'_> {
             let best = outcome.steps.iter().map(quell_probe::Step::rate).fold(1.0, f64::max);
             outln!();
             outln!(
-                "{:>8}{:>12}{:>10}{:>10}{:>10}{:>10}",
+                "{:>7}{:>11}{:>9}{:>10}{:>9}{:>9}",
                 "threads",
                 "operations",
                 "seconds",
@@ -400,7 +413,7 @@ impl Task<'_> {
             for step in &outcome.steps {
                 let bar = "#".repeat((step.rate() / best * BAR).round() as usize);
                 outln!(
-                    "{:>8}{:>12}{:>10.3}{:>10}{:>10}{:>10}  {bar}{}",
+                    "{:>7}{:>11}{:>9.3}{:>10}{:>9}{:>9} {bar}{}",
                     step.parallelism,
                     grouped(step.operations),
                     step.seconds,
@@ -413,13 +426,14 @@ impl Task<'_> {
         }
         outln!();
         match outcome.sustained() {
-            None => outln!("No rate can be told."),
+            None => outln!("No rate could be measured."),
             Some(rate) => {
-                outln!("This node alone sustains about {} metadata operations a second.", about(rate));
+                outln!("This node alone sustains about {} metadata operations per second.", about(rate));
                 if !self.local {
                     outln!(
-                        "That is a lower bound of what the file system sustains: it may serve more from more nodes.\n\
-                         For the whole, probe on several nodes at once, each in a directory of its own, and add."
+                        "This is a lower bound: the file system may sustain more from several nodes.\n\
+                         To measure that, probe on several nodes at once, each in a directory of its\n\
+                         own, and add the rates."
                     );
                 }
             }

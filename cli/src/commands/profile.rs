@@ -19,7 +19,7 @@ use crate::inputs::{read_small, real_path, shown};
 use crate::output::{errln, outln};
 use crate::tracer::{Traced, Tracer};
 use crate::traces::Traces;
-use crate::{output, progress, tracer};
+use crate::{local_time, output, progress, tracer};
 use quell_supervisor::{MOUNT_TABLE, current_job, mount_table, parse_mount_table};
 
 use reading::Reading;
@@ -68,6 +68,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     report.command = args.command.iter().map(shown_argument).collect();
     let code = traced.as_ref().map(|t| t.code);
     report.tracing = tracing;
+    report.utc_offset_s = local_time::utc_offset_s(report.started_s);
     if !imports {
         report.host = Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
         report.job = current_job();
@@ -79,7 +80,7 @@ pub fn run(args: ProfileArgs, quiet: bool) -> Result<ExitCode, Failure> {
     }
     if paths.len() > 1 {
         report.notes.push(format!(
-            "{} traces are counted together, as one node: rates and nodes are right if all are of one node",
+            "{} traces are counted together, as those of one node; rates and numbers of nodes are wrong if they are of several",
             paths.len()
         ));
     }
@@ -128,14 +129,14 @@ fn capacity(text: &str) -> Result<Capacity, Failure> {
     }
     let wrong = |e: &dyn std::fmt::Display| {
         Failure::wrong_input(format!(
-            "--capacity {text}: neither a number nor a result of `quell probe -o`: {e}"
+            "--capacity {text}: {e}; give a number of operations per second, or a file that `quell probe -o` wrote"
         ))
     };
     let file = read_small(Path::new(text), CAPACITY_BYTES_MAX).map_err(|e| wrong(&e))?;
     let probe: serde_json::Value = serde_json::from_slice(&file).map_err(|e| wrong(&e))?;
     let schema = probe["schema"].as_str().unwrap_or_default();
     if schema.split('/').next() != Some("quell-probe") {
-        return Err(wrong(&"its schema is not quell-probe"));
+        return Err(wrong(&"it is not a result of `quell probe -o`"));
     }
     let sustained = probe["sustained"].as_f64().filter(|n| n.is_finite() && *n > 0.0);
     let operations_per_s = sustained.ok_or_else(|| wrong(&"the probe measured no rate"))?;
@@ -154,7 +155,9 @@ fn location_rules(args: &ProfileArgs, shared: &[PathBuf]) -> Result<LocationRule
         None => mount_table().map_err(|e| Failure::cannot(format!("{}: {e}", MOUNT_TABLE)))?,
     };
     if table.is_empty() {
-        return Err(Failure::wrong_input("the mount table is empty: is it a copy of /proc/self/mountinfo?"));
+        return Err(Failure::wrong_input(
+            "the mount table of --mounts is empty; copy /proc/self/mountinfo of the traced machine",
+        ));
     }
     let mounts = table.into_iter().map(|m| Mount { point: bytes(&m.point), file_system: m.kind }).collect();
     let mut temporary: Vec<Vec<u8>> = TEMPORARY.map(|t| t.as_bytes().to_vec()).to_vec();
@@ -211,7 +214,7 @@ fn trace_program(
         let code = tracer::code_of(status);
         return Err(Failure::with_code(
             if code == 1 { 127 } else { code.max(1) },
-            format!("{} was not started: nothing was traced", shown_argument(&args.command[0])),
+            format!("{} could not be started: nothing was traced", shown_argument(&args.command[0])),
         ));
     }
     Ok(Traced {

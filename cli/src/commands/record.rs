@@ -53,7 +53,7 @@ pub fn run(args: RecordArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::from(code));
     }
     let result = end.result.ok_or_else(|| {
-        Failure::cannot("the process that recorded has ended without a result; no boot image was written")
+        Failure::cannot("the recording process ended without a result, and no boot image was written; run the command again with --log-file FILE to see why")
     })?;
     if let Some(failure) = result.failure {
         let failure = Failure::cannot(format!("nothing was recorded: {failure}"));
@@ -135,7 +135,10 @@ fn output_of(path: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::wrong_input(format!("{} is a directory; -o names a file", shown(&output))));
     }
     rustix::fs::access(&parent, Access::WRITE_OK | Access::EXEC_OK).map_err(|e| {
-        Failure::cannot(format!("{} cannot be written to, where the image is to lie: {e}", shown(&parent)))
+        Failure::cannot(format!(
+            "cannot create the image in {}: {e}; name another file with -o",
+            shown(&parent)
+        ))
     })?;
     Ok(output)
 }

@@ -24,7 +24,7 @@ pub fn run(args: RunArgs, quiet: bool) -> Result<ExitCode, Failure> {
     if let (Some(config), Source::Trees(trees)) = (&args.config, &plan.source)
         && trees.trees.is_empty()
     {
-        let message = format!("{} lists no [[tree]]", shown(config));
+        let message = format!("{} has no [[tree]]", shown(config));
         if plan.strict {
             return Err(Failure::wrong_input(message));
         }
@@ -69,7 +69,7 @@ fn print_once(args: &RunArgs, message: &str) {
 fn plan(args: &RunArgs, quiet: bool) -> Result<(Plan, Vec<InputFile>), Failure> {
     let cover = &args.cover;
     if args.index.len() > 1 && (cover.source.is_some() || cover.at.is_some() || cover.writable.is_some()) {
-        return Err(Failure::wrong_input("--source, --at and --writable go with one -i"));
+        return Err(Failure::wrong_input("--source, --at and --writable can be used only with one -i"));
     }
     plans::refuse_mixed_content(&args.boot, cover)?;
     plans::refuse_powers(cover, args.image.is_some())?;
@@ -118,7 +118,7 @@ fn tree_plans(args: &RunArgs, quiet: bool, files: &mut Vec<InputFile>) -> Result
 fn boot_plan(args: &RunArgs, files: &mut Vec<InputFile>) -> Result<BootPlan, Failure> {
     if let Some(text) = &args.recording {
         if !args.boot.boot.is_empty() {
-            return Err(Failure::wrong_input("--recording goes without -b"));
+            return Err(Failure::wrong_input("--recording cannot be used with -b"));
         }
         let recording: RecordingPlan =
             serde_json::from_str(text).map_err(|e| Failure::wrong_input(format!("--recording: {e}")))?;

@@ -12,8 +12,9 @@ use crate::arguments::ShowArgs;
 use crate::commands::index::reason;
 use crate::failure::Failure;
 use crate::inputs::{index_file, shown, shown_bytes, text_of, text_of_bytes};
+use crate::local_time::local_time;
 use crate::output;
-use crate::output::outln;
+use crate::output::{counted, outln};
 
 pub fn run(args: ShowArgs) -> Result<ExitCode, Failure> {
     let image = quell_mount_spec::load_index(&index_file(&args.file)?)?;
@@ -22,7 +23,11 @@ pub fn run(args: ShowArgs) -> Result<ExitCode, Failure> {
         path => {
             let path = path.as_deref().unwrap_or(Path::new(""));
             let entry = find(&image, path).ok_or_else(|| {
-                Failure::wrong_input(format!("{} has no {}", shown(&args.file), shown(path)))
+                Failure::wrong_input(format!(
+                    "{} is not in the index {}; `quell show -r` lists the entries",
+                    shown(path),
+                    shown(&args.file)
+                ))
             })?;
             if args.recursive { tree(&image, entry, args.json) } else { one(&image, entry, args.json) }
         }
@@ -46,7 +51,7 @@ fn flags(image: &Image) -> Vec<&'static str> {
         (format::FLAG_ACLS, "access control lists"),
         (format::FLAG_DEVICES, "devices"),
         (format::FLAG_PRIVILEGED_XATTRS, "file capabilities"),
-        (format::FLAG_XATTRS_SKIPPED, "attributes were not asked for"),
+        (format::FLAG_XATTRS_SKIPPED, "no extended attributes: they were not read"),
     ]
     .into_iter()
     .filter_map(|(flag, name)| image.has_flag(flag).then_some(name))
@@ -78,21 +83,26 @@ fn summary(image: &Image, args: &ShowArgs) {
     outln!("index       {} (format {})", shown(&args.file), image.format_version());
     outln!("tree        {}", shown_bytes(image.root_path()));
     outln!("generation  {}", image.generation());
-    outln!("entries     {} ({} directories, {} nodes)", image.entries(), image.directories(), image.nodes());
+    outln!(
+        "entries     {} ({}, {})",
+        image.entries(),
+        counted(image.directories().into(), "directory", "directories"),
+        counted(image.nodes(), "node", "nodes")
+    );
     let each = image.file_bytes() as f64 / f64::from(image.entries());
-    outln!("size        {} bytes, {each:.1} an entry", image.file_bytes());
+    outln!("size        {} bytes, {each:.1} per entry", image.file_bytes());
     for (name, bytes) in image.section_bytes() {
         outln!("  {name:<10}{bytes:>12}");
     }
-    outln!("longest     {} bytes of path", image.longest_path_bytes());
+    outln!("paths       at most {} bytes long", image.longest_path_bytes());
     for flag in flags(image) {
-        outln!("holds       {flag}");
+        outln!("content     {flag}");
     }
     for option in options {
-        outln!("made with   {option}");
+        outln!("option      {option}");
     }
     for (path, error) in problems {
-        outln!("unread      {path}: {error}");
+        outln!("not read    {path}: {error}");
     }
 }
 
@@ -116,7 +126,7 @@ fn line(image: &Image, entry: EntryId, name: &str) -> String {
         a.uid,
         a.gid,
         a.size_bytes,
-        time(a.modified),
+        local_time(a.modified),
     )
 }
 

@@ -29,7 +29,7 @@ pub fn run(args: StatsArgs) -> Result<ExitCode, Failure> {
             // The exporter runs as another user, and must never read an incomplete file.
             let everybody = Permissions::from_mode(0o644);
             let format = OutputFormat {
-                name: "a file of counters of this program",
+                name: "a file of counters that `quell stats` wrote",
                 begins: |bytes| bytes.starts_with(b"# TYPE quell_"),
             };
             let output = Output { path: file, format, force: args.force };
@@ -55,11 +55,11 @@ fn print(report: &Report) {
     }
     for tree in &report.trees {
         outln!("{} ({} of {}, process {})", shown(&tree.path), tree.view, shown(&tree.index), report.pid);
-        outln!("  why this view       {}", tree.reason);
+        outln!("  reason for view     {}", tree.reason);
         outln!("  entries             {}", tree.entries);
-        outln!("  looks at the tree   {} ({} found a change)", tree.looks, tree.changes);
+        outln!("  entries compared    {} ({} changed)", tree.looks, tree.changes);
         match &tree.counters {
-            None => outln!("  requests            answered by the kernel, which counts none"),
+            None => outln!("  requests            not counted: the kernel answers them"),
             Some(counters) => {
                 for (name, value) in counters {
                     outln!("  {:<20}{value}", name.replace('_', " "));

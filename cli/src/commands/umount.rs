@@ -15,7 +15,7 @@ pub fn run(args: UmountArgs, _quiet: bool) -> Result<ExitCode, Failure> {
     if !is_quell_mount(&path) {
         let path = shown(&path);
         return Err(Failure::wrong_input(format!(
-            "{path} is not a mount point of quell; /proc/mounts lists them"
+            "{path} is not a mount of Quell; `grep quell: /proc/mounts` lists the mounts"
         )));
     }
     unmount(&path, args.force)?;

@@ -40,7 +40,7 @@ pub fn full_check(
     });
     let tree = tree.unwrap_or_else(|| unreachable!("`watch` runs it"))?;
     let now = Image::parse(quell_index::encode(&tree)?)
-        .map_err(|damage| Failure::cannot(format!("the index just made is not readable: {damage}")))?;
+        .map_err(|damage| Failure::cannot(format!("the index of the present tree is damaged: {damage}")))?;
     let mut differences = Vec::new();
     compare(image, &now, &mut |difference| {
         differences.push(difference);

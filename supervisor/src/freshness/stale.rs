@@ -5,7 +5,7 @@ use std::path::Path;
 use quell_index::{Change, Difference};
 use serde::{Deserialize, Serialize};
 
-use crate::display::{shown, shown_bytes};
+use crate::display::{counted, shown, shown_bytes};
 
 /// Number of differences in a message.
 const DIFFERENCES_SHOWN: usize = 3;
@@ -38,8 +38,8 @@ impl StaleReport {
     pub fn message(&self, index: &Path, consequence: &str) -> String {
         let index = shown(index);
         let at_least = if self.is_more { "at least " } else { "" };
-        let changes = if self.count == 1 { "change" } else { "changes" };
-        let mut message = format!("{index} is out of date ({at_least}{} {changes}){consequence}", self.count);
+        let changes = counted(self.count as u64, "change", "changes");
+        let mut message = format!("{index} is out of date ({at_least}{changes}){consequence}");
         for line in self.lines.iter().take(DIFFERENCES_SHOWN) {
             message += &format!("\n  {line}");
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use quell_boot::Kind;
 use quell_mount_spec::{Ownership, TrustedUse};
 
-use crate::display::shown;
+use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::checked_tree::CheckedTree;
 use crate::holder::handshake::Context;
@@ -52,7 +52,7 @@ fn add_boot_image(
     };
     let boot = resources::load_boot(&file, path, budget)?;
     if boot.kind() == Kind::Disk {
-        let message = format!("{} holds blocks of a disk image: it goes with --image", shown(path));
+        let message = format!("{} is a boot image of a disk image: use it with --image", shown(path));
         return Err(Failure::wrong_input(message));
     }
     let is_of = |tree: &CheckedTree| boot.kind() == Kind::Tree(tree.covered.image.generation().0);
@@ -68,7 +68,7 @@ fn add_boot_image(
     check_trust(&context.plan.trusted(), &file, path, TrustedUse::BootImage, tree)?;
     if covered.hot.is_some() {
         return Err(Failure::wrong_input(format!(
-            "{} is the second boot image of {}: `quell boot merge` joins them",
+            "{} is the second boot image of {}: merge the two with `quell boot merge`",
             shown(path),
             shown(&covered.source_path)
         )));
@@ -80,7 +80,8 @@ fn add_boot_image(
     let stale = tree.covered.hot.as_ref().map_or(0, |hot| hot.stale().len());
     if stale > 0 {
         context.print(&format!(
-            "{stale} files of {} are another now; they are served from the tree",
+            "{} of {} changed after the recording and are served from the tree; to serve them from memory, record again",
+            counted(stale as u64, "file", "files"),
             shown(path)
         ));
     }

@@ -82,7 +82,7 @@ fn open_tree(
     let root = root_of(&image);
     if let Some(named) = tree.named.as_ref().filter(|named| **named != root) {
         return Err(Failure::refused(format!(
-            "{} is an index of {}, not of {}: index that directory, or tell with --source or --at where the tree of the index is",
+            "{} is an index of {}, not of {}: index that directory, or name the place of the indexed tree with --source or --at",
             shown(&tree.index),
             shown(&root),
             shown(named)
@@ -161,7 +161,7 @@ fn late_report(context: &Context, index: &Path, source: &Path) -> impl FnOnce(&S
     let ends_programs = context.plan.strict && matches!(context.plan.target, Target::Namespace);
     move |stale| {
         let consequence = match ends_programs {
-            true => ": ending the program, as --strict asks".into(),
+            true => ": ending the program because of --strict".into(),
             false => format!(": the program sees {} as it was indexed", shown(source)),
         };
         messages.print(&stale.message(&index, &consequence));

@@ -175,7 +175,7 @@ fn select_view(
     let is_possible =
         matches!(trees.view, ViewChoice::Auto | ViewChoice::Fuse) && trees.writes == Writes::Refused;
     if by_fusermount && !is_possible {
-        let message = "an ordinary user's mount is a read-only FUSE view; `quell run` does more";
+        let message = "an ordinary user can mount only a read-only FUSE view; `quell run` has the other views and writable layers";
         return Err(Failure::cannot(message));
     }
     // In its own user namespace this process may mount, but has no more access than the caller.

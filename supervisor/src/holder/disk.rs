@@ -17,7 +17,7 @@ use quell_overlay::{FilePart, Isolation, Namespaces};
 use quell_vfs::FileSystem;
 
 use crate::disk_plan::chain_state;
-use crate::display::shown;
+use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::disk_boot::add_boot_image;
 use crate::holder::handshake::Context;
@@ -67,7 +67,10 @@ impl DiskView {
         let target = &context.plan.target;
         let chain = disk_chain(&disk.path, disk.format.map(Into::into))?;
         if chain.iter().map(|file| &file.path).ne(&disk.files) || chain_state(&chain) != disk.state {
-            return Err(Failure::cannot(format!("{} is being changed", shown(&disk.path))));
+            return Err(Failure::cannot(format!(
+                "{} changed while it was opened: run the command again when no program writes to it",
+                shown(&disk.path)
+            )));
         }
         let isolation = isolation();
         // In a user namespace that maps one user, files of other users would show as 65534. If
@@ -137,8 +140,7 @@ impl DiskView {
 fn description(disk: &Path, backing_files: usize, path: &Path, target: &Target) -> String {
     let backing_files = match backing_files {
         0 => String::new(),
-        1 => " with 1 backing file".to_owned(),
-        n => format!(" with {n} backing files"),
+        n => format!(" with {}", counted(n as u64, "backing file", "backing files")),
     };
     let position = match target {
         Target::Namespace => "covered by fuse".to_owned(),
@@ -192,7 +194,7 @@ fn mount(
 fn report_files_not_shown(context: &Context, chain: &[ChainFile]) -> Result<(), Failure> {
     if let Some(data) = chain.iter().find(|file| file.is_data_file) {
         return Err(Failure::wrong_input(format!(
-            "{} has its data in {}, which machines open there: `quell run --image` covers both",
+            "{} has its data in {}, which virtual machines open by that path: use `quell run --image`, which covers both files",
             shown(&chain[0].path),
             shown(&data.path)
         )));
@@ -203,8 +205,8 @@ fn report_files_not_shown(context: &Context, chain: &[ChainFile]) -> Result<(), 
     });
     let Some(outside) = outside else { return Ok(()) };
     let message = format!(
-        "{} lies on {}, which is not below its directory: machines open it there, and nothing of it comes from memory; \
-         `quell run --image` covers it, too",
+        "{} has the backing file {}, which is not below its directory: virtual machines open it by that path, and nothing \
+         of it is served from memory; `quell run --image` covers it, too",
         shown(&chain[0].path),
         shown(outside)
     );
@@ -227,8 +229,8 @@ impl WatchedDisk {
         self.reported[number] = true;
         self.disks.mark_changed(number);
         messages.print(&format!(
-            "{} has changed while it is served: nothing of it comes from memory any more, and machines that run see what \
-             they read before beside what is there now",
+            "{} has changed while it is served: nothing of it is served from memory from now on, and running virtual machines may \
+             combine old data with new: restart them",
             shown(&self.files[number].path)
         ));
     }
@@ -306,7 +308,10 @@ impl Served for DiskView {
         if let Some(recording) = recording {
             match watched.borrow().changed() {
                 Some(path) => {
-                    recording.fail(Failure::cannot(format!("{} has changed meanwhile", shown(path))));
+                    recording.fail(Failure::cannot(format!(
+                        "{} has changed during the recording: record again",
+                        shown(path)
+                    )));
                 }
                 None => recording.finish(),
             }

@@ -36,7 +36,7 @@ impl PendingBlocks {
         std::thread::spawn(move || {
             if let Err(e) = self.boot.load(&self.contents, FILL_THREADS) {
                 let path = shown(&self.path);
-                messages.print(&format!("{path}: {e}; the rest of it is not served from memory"));
+                messages.print(&format!("{path}: {e}; the remaining blocks are not served from memory"));
             }
         });
     }
@@ -105,7 +105,7 @@ fn open_boot_image(
     let image = &open.image;
     if image.kind() != Kind::Disk {
         let message = format!(
-            "{} holds files of an indexed tree, not blocks of a disk image: it goes with -i",
+            "{} is a boot image of an indexed tree, not of a disk image: use it with -i",
             shown(path)
         );
         return Err(Failure::wrong_input(message));
@@ -126,8 +126,8 @@ fn misfit(fit: &Fit, boot: &Path, chain: &[ChainFile], target: &Target) -> Optio
                     format!("{} has changed since {} was recorded: record it again", shown(now), shown(boot))
                 }
                 false => format!(
-                    "{} was recorded of {}, and {} has another size or time: it is another disk image, or a copy \
-                     without its time",
+                    "{} was recorded from {}, and {} has another size or modification time: it is another disk image, or a copy \
+                     with a new time",
                     shown(boot),
                     shown_bytes(recorded_path),
                     shown(now)
@@ -138,7 +138,7 @@ fn misfit(fit: &Fit, boot: &Path, chain: &[ChainFile], target: &Target) -> Optio
         // reported.
         Fit::Absent { .. } if matches!(target, Target::Mountpoint { .. }) && !chain.is_empty() => None,
         Fit::Absent { recorded_path } => Some(format!(
-            "{} was recorded of a disk image that lies on {}: {} lies on no such file",
+            "{} was recorded from a disk image with the backing file {}: {} has no such backing file",
             shown(boot),
             shown_bytes(recorded_path),
             shown(&chain[0].path)

@@ -50,16 +50,23 @@ impl LogMount {
     /// Opens the stores and mounts them.
     pub fn create(context: &Context, plan: &LogPlan) -> Result<LogMount, Failure> {
         let Target::Mountpoint { path, allow_other } = &context.plan.target else {
-            return Err(Failure::wrong_input("stores are mounted, not run in"));
+            return Err(Failure::wrong_input(
+                "a log store needs a mount point: quell mount --log STORE MOUNTPOINT",
+            ));
         };
         let signals = Signals::listen()?;
         // Another user may have mounted there since the command checked.
         refuse_mounted(path)?;
-        let fs = Arc::new(quell_mount_spec::open_log_at(&plan.stores, choices(plan), path)?);
+        let stores = shown_list(&plan.stores);
+        let fs = quell_mount_spec::open_log_at(&plan.stores, choices(plan), path).map_err(|error| {
+            let failure = Failure::from(error);
+            Failure::with_code(failure.code(), format!("the store {stores}: {failure}"))
+        })?;
+        let fs = Arc::new(fs);
         let options = quell_fuse::Options {
             threads: context.plan.threads.into(),
             allow_other: *allow_other,
-            source: mount_source(Path::new(&shown_list(&plan.stores))),
+            source: mount_source(Path::new(&stores)),
             ..quell_fuse::Options::default()
         };
         let session = quell_fuse::mount_at(Arc::clone(&fs) as _, path, &options)?;
@@ -69,7 +76,7 @@ impl LogMount {
         mount.wake(&mut holder)?;
         if context.plan.verbose {
             let noun = if plan.stores.len() == 1 { "log store" } else { "log stores" };
-            context.print(&format!("{noun} {} mounted on {}", shown_list(&plan.stores), shown(path)));
+            context.print(&format!("{noun} {stores} mounted on {}", shown(path)));
         }
         Ok(LogMount { holder, session, fs, path: path.clone(), plan: plan.clone(), signals, mount })
     }
@@ -149,7 +156,7 @@ impl Served for LogMount {
         // kept.
         session.stop();
         if let Err(e) = fs.end() {
-            context.print(&format!("{}: not all that was written could be kept: {e}", shown(&path)));
+            context.print(&format!("{}: some of the written data could not be saved: {e}", shown(&path)));
         }
         served?;
         Ok(())
@@ -179,7 +186,7 @@ fn write_back(mountpoint: &Path, messages: &Messages) {
     let synced = File::open(mountpoint).and_then(|root| Ok(rustix::fs::syncfs(&root)?));
     if let Err(e) = synced {
         messages.print(&format!(
-            "{}: what programs wrote to mapped files may not be kept: {e}",
+            "{}: data that programs wrote to mapped files may be lost: {e}",
             shown(mountpoint)
         ));
     }

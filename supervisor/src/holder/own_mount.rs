@@ -116,8 +116,8 @@ impl OwnMount {
         self.is_detached = true;
         if !by_force {
             messages.print(&format!(
-                "{} was in use when this process was asked to end: it is detached, and served until the last \
-                 program has closed its files",
+                "{} was in use when its process got a signal to end: it is detached, and served until the last program has \
+                 closed its files",
                 shown(path)
             ));
         }

@@ -23,7 +23,7 @@ pub fn needs_user_namespace() -> bool {
 /// Moves this process into new namespaces. It must have a single thread.
 pub fn isolate(isolation: Isolation) -> Result<(), Failure> {
     quell_overlay::isolate(isolation)
-        .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` tells how this may be allowed")))
+        .map_err(|e| Failure::cannot(format!("{e}; `quell doctor` prints how to allow it")))
 }
 
 /// Returns which users will see the view. Must be called before this process enters a user
@@ -43,7 +43,9 @@ pub fn rules(plan: &Plan, trees: &TreesPlan, index_belongs_to_root: bool) -> Res
     let hidden = quell_mount_spec::owners_are_hidden();
     if trees.suid || trees.dev {
         if isolation() != Isolation::Mount || hidden {
-            return Err(Failure::wrong_input("--suid and --dev are for root, outside of user namespaces"));
+            return Err(Failure::wrong_input(
+                "only root, outside of user namespaces, can use --suid and --dev",
+            ));
         }
         if !index_belongs_to_root {
             let message =

@@ -9,7 +9,7 @@ use quell_boot::{BLOCK_BYTES, BootImage, Choice, Recorder, Subject, Unreadable};
 use quell_mount_spec::{LockedBootFile, Ownership, Trusted, TrustedUse};
 use quell_vfs::FileSystem;
 
-use crate::display::shown;
+use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::holder::checked_tree::CheckedTree;
 use crate::holder::messages::Messages;
@@ -54,7 +54,7 @@ impl ActiveRecording {
         };
         if plan.output.parent().is_some_and(|parent| parent.starts_with(&tree.covered.source_path)) {
             return Err(Failure::refused(format!(
-                "{} would lie inside the tree, and change it by being written; choose another place with -o",
+                "{} lies inside the tree, which writing it would change: name a file outside of the tree with -o",
                 shown(&plan.output)
             )));
         }
@@ -100,9 +100,12 @@ impl ActiveRecording {
         }
         let other = match subject {
             Subject::Tree(_) => "belongs to another index, or to an older state of this one",
-            Subject::Disk(_) => "was recorded of another disk image, or of an older state of this one",
+            Subject::Disk(_) => "was recorded from another disk image, or from an older state of this one",
         };
-        Err(Failure::wrong_input(format!("{} {other}: --merge cannot join it", shown(output))))
+        Err(Failure::wrong_input(format!(
+            "{} {other}: it cannot be merged; without --merge it is replaced",
+            shown(output)
+        )))
     }
 
     /// Reports the namespace of the recorded processes and the holder's process id.
@@ -158,14 +161,15 @@ impl ActiveRecording {
         let (bytes, unreadable) = recorder.pack(&**fs, subject, &choice, processors())?;
         if let Unreadable { blocks, first: Some(first) } = unreadable {
             self.messages.print(&format!(
-                "{blocks} blocks cannot be read again, and the image goes without them: {first}"
+                "{} could not be read again and are not in the image: {first}",
+                counted(blocks, "block", "blocks")
             ));
         }
         let image = BootImage::parse(bytes).map_err(|damage| {
-            Failure::cannot(format!("the boot image just made is not readable: {damage}"))
+            Failure::cannot(format!("the new boot image is damaged, and was not written: {damage}"))
         })?;
         if image.files() == 0 {
-            return Err(Failure::cannot("no block is left to keep"));
+            return Err(Failure::cannot("no block satisfies --min-runs and --budget"));
         }
         claimed.replace(image.as_bytes(), self.plan.force)?;
         Ok(RecordingResult {
@@ -183,5 +187,5 @@ impl ActiveRecording {
 /// Returns the message of a command that waits until another one has written its boot image.
 /// `lock`: the lock file that the other one holds.
 pub fn waiting_for_recording(lock: &Path) -> String {
-    format!("waiting for another recording to be written: it holds {}", shown(lock))
+    format!("waiting for another process that writes the same boot image and holds {}", shown(lock))
 }

@@ -21,7 +21,7 @@ pub fn lock_writable_layer<'a>(
         trees.find(|(source, covered)| directory.starts_with(source) || directory.starts_with(covered));
     if let Some((source, _)) = covered_by {
         return Err(Failure::refused(format!(
-            "the writable layer {} would lie inside the tree {}, and change it: name a directory outside of it",
+            "the writable layer {} lies inside the tree {}, which writing to it would change: name a directory outside of the tree",
             shown(directory),
             shown(source)
         )));
@@ -40,7 +40,7 @@ pub fn lock_writable_layer<'a>(
         .open(directory.join("lock"))
         .map_err(cannot)?;
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-        Failure::cannot(format!("the writable layer {} is in use by another view", shown(directory)))
+        Failure::cannot(format!("the writable layer {} is in use by another view: name another directory, or wait until that view ends", shown(directory)))
     })?;
     Ok(Some(file))
 }

@@ -84,7 +84,9 @@ impl Received {
                 Ok(0) => break true,
                 Err(Errno::AGAIN) => break false,
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(e) => return Err(Failure::cannot(format!("cannot hear of the recording: {e}"))),
+                Err(e) => {
+                    return Err(Failure::cannot(format!("cannot receive the state of the recording: {e}")));
+                }
             }
         };
         let mut lines = self.bytes.split_inclusive(|b| *b == b'\n').filter(|line| line.ends_with(b"\n"));
@@ -154,7 +156,7 @@ fn wait(
                     let left = left.join(", ");
                     // The second Ctrl-C ends this command.
                     let next = match is_interrupted {
-                        false => "Ctrl-C asks them to end",
+                        false => "Ctrl-C ends them with SIGTERM",
                         true => {
                             "Ctrl-C again leaves them running, and the image is written when they have ended"
                         }

@@ -21,11 +21,16 @@ pub fn runtime_directory() -> Result<PathBuf, Failure> {
         .map(|path| path.join("quell"));
     match own("QUELL_RUNTIME_DIR").or(session) {
         Some(path) => {
-            make_private(&path).map_err(|e| Failure::cannot(format!("{}: {e}", shown(&path))))?;
+            make_private(&path).map_err(|e| {
+                Failure::cannot(format!(
+                    "cannot create the runtime directory {}: {e}; set QUELL_RUNTIME_DIR to a directory of yours with mode 700",
+                    shown(&path)
+                ))
+            })?;
             match is_private(&path, uid) {
                 true => Ok(path),
                 false => Err(Failure::cannot(format!(
-                    "{} must be a directory that is yours alone (mode 700); set QUELL_RUNTIME_DIR to another",
+                    "{} is not a directory of yours with mode 700; set QUELL_RUNTIME_DIR to one",
                     shown(&path)
                 ))),
             }

@@ -12,7 +12,7 @@ use quell_mount_spec::Covered;
 use quell_overlay::{Credentials, Layers, Redirected, Upper};
 use quell_vfs::{Error, ErrorKind, FileSystem, Result};
 
-use crate::protocol::plan::Writes;
+use crate::protocol::plan::{ViewChoice, Writes};
 use crate::resources::processors;
 use crate::view::boot_blocks::{BootBlocks, HotLayer};
 use crate::view::credentials::{credentials, probe};
@@ -47,7 +47,7 @@ pub fn mount_first(
     view_options: &ViewOptions<'_>,
 ) -> Result<SelectedView> {
     let (views, mut reasons) = candidates(tree);
-    let mut last = None;
+    let (mut failures, mut last) = (Vec::new(), None);
     for view in views {
         let attempt = match view {
             View::Overlay => overlay(covered, view_options),
@@ -56,6 +56,7 @@ pub fn mount_first(
         };
         match attempt {
             Ok(mounted) => {
+                reasons.append(&mut failures);
                 if reasons.is_empty() {
                     reasons.push("the preferred view".into());
                 }
@@ -67,13 +68,18 @@ pub fn mount_first(
             Err(e) if e.kind == ErrorKind::Damaged => return Err(e),
             Err(e) => {
                 tracing::debug!(view = view.name(), error = %e, "the view is not possible here");
-                reasons.push(format!("{}: {e}", view.name()));
+                failures.push(format!("{}: {e}", view.name()));
                 last = Some(e);
             }
         }
     }
     let kind = last.map_or(ErrorKind::Unsupported, |e| e.kind);
-    Err(Error::new(kind, "cover: no view works here:", reasons.join("; ")))
+    let path = covered.source_path.as_os_str().as_encoded_bytes();
+    // The reasons for the order of the views are of use only if they exclude one.
+    if tree.forced == ViewChoice::Auto {
+        failures.splice(0..0, reasons);
+    }
+    Err(Error { source: Some(failures.join("; ").into()), ..Error::new(kind, "cover", path) })
 }
 
 /// Returns the tree as a layer. The directory is opened again, because the kernel accepts only

@@ -51,9 +51,9 @@ pub fn refuses_overlay(file_system: &str) -> bool {
 /// Returns the views to try, best first, and the reasons why others are left out.
 pub fn candidates(tree: &TreeProperties) -> (Vec<View>, Vec<String>) {
     match tree.forced {
-        ViewChoice::Overlay => return (vec![View::Overlay], vec!["asked for".into()]),
-        ViewChoice::OverlayFuse => return (vec![View::OverlayFuse], vec!["asked for".into()]),
-        ViewChoice::Fuse => return (vec![View::Fuse], vec!["asked for".into()]),
+        ViewChoice::Overlay => return (vec![View::Overlay], vec!["requested".into()]),
+        ViewChoice::OverlayFuse => return (vec![View::OverlayFuse], vec!["requested".into()]),
+        ViewChoice::Fuse => return (vec![View::Fuse], vec!["requested".into()]),
         ViewChoice::Auto => {}
     }
     let mut views = Vec::new();

@@ -121,7 +121,7 @@ impl ProbeDirectory {
             match worker.call(Kind::Create, || rustix::fs::mkdirat(parent, &*name, Mode::RWXU))? {
                 Ok(()) => break name,
                 Err(Errno::EXIST) if tried < NAMES_TRIED => tried += 1,
-                Err(e) => return Err(Stopped::Failed(failed(e, "make directory", &name))),
+                Err(e) => return Err(Stopped::Failed(failed(e, "create directory", &name))),
             }
         };
         // `call_regardless_of_limits`, because the created directory must be opened to be removed.
@@ -150,7 +150,7 @@ impl ProbeDirectory {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = worker
             .call(Kind::Create, || rustix::fs::openat(&self.fd, OWNER, flags, mode))?
-            .map_err(|e| Stopped::Failed(failed(e, "make", OWNER)))?;
+            .map_err(|e| Stopped::Failed(failed(e, "create", OWNER)))?;
         let owner = Owner { host: host(), process: std::process::id(), started: seconds_now() };
         let written =
             worker.call(Kind::Other, || rustix::io::write(&file, format!("{owner}\n").as_bytes()))?;
@@ -180,7 +180,7 @@ impl ProbeDirectory {
             let created = worker.call(Kind::Create, || rustix::fs::mkdirat(&self.fd, &*name, Mode::RWXU))?;
             // Recorded before the result is checked, because a failed call may have created it.
             self.subdirectories.push(Subdirectory { name: name.clone(), fd: None, files: 0 });
-            created.map_err(|e| Stopped::Failed(failed(e, "make directory", &name)))?;
+            created.map_err(|e| Stopped::Failed(failed(e, "create directory", &name)))?;
             let fd = worker
                 .call(Kind::Other, || rustix::fs::openat(&self.fd, &*name, ENTER, Mode::empty()))?
                 .map_err(|e| Stopped::Failed(failed(e, "open", &name)))?;
@@ -192,7 +192,7 @@ impl ProbeDirectory {
                     rustix::fs::mknodat(&*fd, &*name, FileType::RegularFile, mode, 0)
                 })?;
                 subdirectory.files += 1;
-                created.map_err(|e| Stopped::Failed(failed(e, "make", &name)))?;
+                created.map_err(|e| Stopped::Failed(failed(e, "create", &name)))?;
             }
         }
         Ok(())

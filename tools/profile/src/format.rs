@@ -79,13 +79,15 @@ pub fn duration(seconds: f64) -> String {
     words.join(" ")
 }
 
-/// Formats seconds since 1970 as day and minute in UTC; `None` for a trace without dates.
-pub fn date(since_1970_s: f64) -> Option<String> {
-    // Up to the year 9999; false for NaN, too.
-    if !(1.0..253_402_300_800.0).contains(&since_1970_s) {
+/// Formats seconds since 1970 as day and minute of the local time, with its offset from UTC; `None`
+/// for a trace without dates.
+pub fn date(since_1970_s: f64, utc_offset_s: i32) -> Option<String> {
+    // From the second day, so that a local time is not before 1970, up to the year 9999; false for
+    // NaN, too.
+    if !(86_400.0..253_402_300_800.0).contains(&since_1970_s) {
         return None;
     }
-    let minutes = (since_1970_s / 60.0).floor() as u64;
+    let minutes = ((since_1970_s + f64::from(utc_offset_s)) / 60.0).floor() as u64;
     let mut days = minutes / 1440;
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     let mut year = 1970;
@@ -103,7 +105,10 @@ pub fn date(since_1970_s: f64) -> Option<String> {
         month += 1;
     }
     let (hour, minute) = (minutes / 60 % 24, minutes % 60);
-    Some(format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", days + 1))
+    let sign = if utc_offset_s < 0 { '-' } else { '+' };
+    let offset_min = utc_offset_s.unsigned_abs() / 60;
+    let offset = format!("{sign}{:02}{:02}", offset_min / 60, offset_min % 60);
+    Some(format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} {offset}", days + 1))
 }
 
 /// Formats a part as a percentage, with enough precision to distinguish it from 0 and from 100 %.
@@ -241,11 +246,12 @@ mod tests {
 
     #[test]
     fn dates_match_the_calendar() {
-        assert_eq!(date(0.0), None);
-        assert_eq!(date(f64::NAN), None);
-        assert_eq!(date(951_827_696.0).as_deref(), Some("2000-02-29 12:34 UTC"));
-        assert_eq!(date(1_793_318_399.9).as_deref(), Some("2026-10-29 23:59 UTC"));
-        assert_eq!(date(4_107_542_400.0).as_deref(), Some("2100-03-01 00:00 UTC"));
+        assert_eq!(date(0.0, 0), None);
+        assert_eq!(date(f64::NAN, 0), None);
+        assert_eq!(date(951_827_696.0, 0).as_deref(), Some("2000-02-29 12:34 +0000"));
+        assert_eq!(date(1_793_318_399.9, 0).as_deref(), Some("2026-10-29 23:59 +0000"));
+        assert_eq!(date(1_793_318_399.9, 19_800).as_deref(), Some("2026-10-30 05:29 +0530"));
+        assert_eq!(date(4_107_542_400.0, -3600).as_deref(), Some("2100-02-28 23:00 -0100"));
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct Report {
     pub verdict: Verdict,
     /// Time of the first call, in seconds since 1970 (0: the traces have no dates).
     pub started_s: f64,
+    /// Offset of the local time from UTC at that time, on the machine that wrote the report.
+    #[serde(default)]
+    pub utc_offset_s: i32,
     /// Duration from the first call to the end of the last process, divided by
     /// `tracing.slow_down`. The same applies to all times and rates below, so they are estimates
     /// unless the slow-down was measured. Without `tracing` they are those of the trace, and include

@@ -4,13 +4,13 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use quell_profile::{Capacity, FirstReading, Links, LocationRules, Report, Tracing};
 
 use crate::failure::Failure;
 use crate::inputs::shown;
 use crate::output::errln;
-use crate::progress::LOG_INTERVAL;
+use crate::progress::{self, LOG_INTERVAL};
 use crate::tracer::Traced;
 use crate::traces::Traces;
 
@@ -81,7 +81,7 @@ impl Bar {
     fn new(all: u64, quiet: bool) -> Bar {
         let terminal = std::io::stderr().is_terminal();
         let bar = if quiet || !terminal { ProgressBar::hidden() } else { ProgressBar::new(all) };
-        let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}");
+        let style = ProgressStyle::with_template("{prefix} {wide_bar} {bytes}/{total_bytes}{msg}");
         bar.set_style(style.expect("a constant template"));
         Bar { bar, terminal, quiet, done: 0, all, lines: 0, next_line: LOG_INTERVAL, begin: Instant::now() }
     }
@@ -95,7 +95,12 @@ impl Bar {
         }
         let elapsed = self.begin.elapsed();
         if self.terminal && elapsed > Duration::from_secs(1) {
-            self.bar.set_message(activity);
+            let share = self.done as f64 / self.all.max(1) as f64;
+            let left = progress::remaining(share, elapsed.as_secs_f64());
+            self.bar.set_prefix(activity);
+            self.bar.set_message(
+                left.map_or_else(String::new, |left| format!(", about {} left", HumanDuration(left))),
+            );
             self.bar.set_position(self.done);
         } else if !self.terminal && !self.quiet && elapsed > self.next_line {
             self.next_line += LOG_INTERVAL;

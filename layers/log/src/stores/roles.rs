@@ -70,7 +70,7 @@ pub(crate) fn change_roles<'a>(
 /// Refuses a map in which no store gets new files.
 pub(crate) fn check_is_used(map: &StoreMap) -> Result<()> {
     match map.used().is_empty() {
-        true => Err(refused(b"", "no store would be left".into())),
+        true => Err(refused(b"", "no store would be left: keep at least one".into())),
         false => Ok(()),
     }
 }

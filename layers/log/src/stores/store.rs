@@ -110,7 +110,7 @@ pub(crate) fn open_stores(roots: Vec<Root>) -> Result<Vec<Store>> {
         let head =
             Head::decode(HeadKind::Store, &bytes[..length]).map_err(|damage| damage.in_file(STORE_RECORD))?;
         if opened.iter().any(|other| other.number == head.container) {
-            return Err(refused(&root.path, "one directory is given as two stores".into()));
+            return Err(refused(&root.path, "the directory is named twice: name each store once".into()));
         }
         opened.push(Store { root, own, number: head.container });
     }
@@ -122,7 +122,7 @@ pub(crate) fn check_free(root: &Root) -> Result<()> {
     match root.dir.names()?.iter().all(|name| is_own(name)) {
         true => Ok(()),
         false => {
-            Err(refused(&root.path, "a store that is added is empty at first: name another directory".into()))
+            Err(refused(&root.path, "it is not empty: name an empty directory for the new store".into()))
         }
     }
 }

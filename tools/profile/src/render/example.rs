@@ -43,6 +43,7 @@ pub fn maker() -> Report {
             .to_vec(),
         traces: (1..=24).map(|n| format!("trace/maker.{}", 4000 + n)).collect(),
         started_s: 1_793_318_399.0,
+        utc_offset_s: 3600,
         duration_s: 2366.0,
         host: Some("node17".to_owned()),
         job: Some("SLURM_JOB_ID=4711.0".to_owned()),

@@ -63,7 +63,7 @@ impl Page<'_> {
         let totals = &self.report.totals;
         let facts = [
             statements::origin(self.report),
-            date(self.report.started_s).map(|date| format!("started {date}")),
+            date(self.report.started_s, self.report.utc_offset_s).map(|date| format!("started {date}")),
             Some(statements::timing(self.report)),
             Some(plural(totals.processes, "process", "processes")),
             Some(plural(totals.calls, "file-system call", "file-system calls")),
