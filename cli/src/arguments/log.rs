@@ -46,6 +46,30 @@ impl StoresArg {
     }
 }
 
+/// The parallelism of a subcommand.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct ThreadsArg {
+    /// Number of files, or of logs and ranges of one file, that are processed at once.
+    #[arg(short = 'j', long = "threads", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub count: u16,
+}
+
+/// The output format of a subcommand with one result.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct JsonArg {
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The output format of a subcommand that prints a line for each file or range.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct JsonLinesArg {
+    /// Print one JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// List files with their sizes, logs, open writers, and bytes in the store.
 ///
 /// The exit code is 1 if a file could not be read.
@@ -62,9 +86,8 @@ pub struct LogLsArgs {
     /// Also list the entries of all directories below.
     #[arg(short, long)]
     pub recursive: bool,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
 }
 
 /// Show the content of a file's container: writers and whether their processes exist, logs, epochs,
@@ -79,12 +102,10 @@ pub struct LogStatArgs {
     pub stores: StoresArg,
     /// A file, by its path in the mount.
     pub path: PathBuf,
-    /// Number of threads that read index logs.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
-    /// Print the report as JSON.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+    #[command(flatten)]
+    pub output: JsonArg,
 }
 
 /// Show which log has which bytes of a file, in the order of the file, including holes.
@@ -114,12 +135,10 @@ pub struct PartArgs {
     /// Show at most this many bytes [default: to the end].
     #[arg(long, value_name = "N")]
     pub length: Option<u64>,
-    /// Number of threads that read index logs.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
 }
 
 /// Show which bytes of a file a log has, and whether they are part of the file.
@@ -190,20 +209,17 @@ pub struct LogFsckArgs {
     /// Report and remove leftovers only if they have not changed for this number of days.
     #[arg(long, value_name = "DAYS", default_value_t = 7)]
     pub older_than: u32,
-    /// Number of files, or logs of one file, that are checked at once.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
-    /// Print the result as JSON.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+    #[command(flatten)]
+    pub output: JsonArg,
 }
 
 /// Options that select how files are copied; common to `export` and `import`.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct TransferArgs {
-    /// Number of files, and of ranges of large files, that are copied at once.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
     /// Continue an earlier run: files with the same size and time are skipped, other regular files
     /// are replaced. A device, FIFO or symbolic link is never replaced by a file.
     #[arg(long)]
@@ -211,9 +227,8 @@ pub struct TransferArgs {
     /// Read all written data again and compare it.
     #[arg(long)]
     pub verify: bool,
-    /// Print the result as JSON.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: JsonArg,
 }
 
 /// Write files of a store as plain files.
@@ -275,12 +290,10 @@ pub struct LogFlattenArgs {
     pub stores: StoresArg,
     /// A file, or a directory for all files below it, by its path in the mount [default: the root].
     pub path: Option<PathBuf>,
-    /// Number of threads that read the index logs of a file.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
-    /// Print one JSON object per line.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
+    #[command(flatten)]
+    pub output: JsonLinesArg,
 }
 
 /// Add stores, drain stores, and move files to their home.
@@ -307,15 +320,13 @@ pub struct LogRebalanceArgs {
     /// A store to move everything out of; it leaves the map afterwards. Can be repeated.
     #[arg(long, value_name = "STORE")]
     pub drain: Vec<PathBuf>,
-    /// Number of files that are moved at once.
-    #[arg(short = 'j', long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub threads: u16,
+    #[command(flatten)]
+    pub threads: ThreadsArg,
     /// Print the number of files that would be moved, and change nothing.
     #[arg(long)]
     pub dry_run: bool,
-    /// Print the result as JSON.
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: JsonArg,
 }
 
 /// Parses a writer's number, of which leading zeros may be left out.

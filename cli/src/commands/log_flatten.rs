@@ -68,8 +68,8 @@ impl Flattening<'_> {
     }
 
     fn flatten(&mut self, name: &[u8], container: quell_vfs::Result<Container>) {
-        match container.and_then(|container| quell_log::flatten(&container, self.args.threads.into())) {
-            Ok(Flattened { logs, extents, bytes }) if self.args.json => {
+        match container.and_then(|container| quell_log::flatten(&container, self.args.threads.count.into())) {
+            Ok(Flattened { logs, extents, bytes }) if self.args.output.json => {
                 let path = text_of_bytes(name);
                 outln!("{}", json!({ "path": path, "logs": logs, "extents": extents, "bytes": bytes }));
             }

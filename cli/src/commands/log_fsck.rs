@@ -31,7 +31,7 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
         is_open_below(&names.iter().fold(own, |path, name| path.join(OsStr::from_bytes(name))))
     };
     let options = CheckOptions {
-        threads: args.threads.into(),
+        threads: args.threads.count.into(),
         repair: args.repair,
         dead_nodes: &args.retire,
         dead_writers: &args.writer,
@@ -41,13 +41,13 @@ pub fn run(args: &LogFsckArgs, quiet: bool) -> Result<ExitCode, Failure> {
     };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let title = format!("checking {}", shown(&args.stores.stores));
-    let result = run_with_progress(&title, quiet || args.json, INTERRUPTED, |progress| {
+    let result = run_with_progress(&title, quiet || args.output.json, INTERRUPTED, |progress| {
         quell_log::check(&stores, path.as_os_str().as_bytes(), &options, progress)
     })?;
     let repaired =
         result.findings.iter().filter(|finding| finding.outcome == RepairOutcome::Repaired).count();
     let remaining = result.findings.len() - repaired;
-    match args.json {
+    match args.output.json {
         true => print_json(&result, remaining, repaired),
         false => print_text(args, &result, remaining, repaired, quiet),
     }

@@ -28,10 +28,10 @@ const NO_NUMBERS: [&str; 4] = ["-"; 4];
 
 pub fn list(args: &LogLsArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let stores = open_stores(&args.stores)?;
-    let mut list = List { json: args.json, has_failed: false };
+    let mut list = List { json: args.output.json, has_failed: false };
     let path = args.path.as_deref().unwrap_or(Path::new(""));
     let found = find(&stores, &args.stores, path)?;
-    if !args.json && !quiet {
+    if !args.output.json && !quiet {
         outln!("{}", row(["size", "logs", "open", "in store"], "name"));
     }
     match found {
@@ -124,8 +124,8 @@ impl List {
 pub fn stat(args: &LogStatArgs) -> Result<ExitCode, Failure> {
     let stores = open_stores(&args.stores)?;
     let container = open_file(&stores, &args.stores, &args.path)?;
-    let report = quell_log::report_file(container, args.threads.into())?;
-    match args.json {
+    let report = quell_log::report_file(container, args.threads.count.into())?;
+    match args.output.json {
         true => print_report_json(&args.path, &report),
         false => print_report(&args.path, &report, &stores),
     }

@@ -43,25 +43,25 @@ impl Lines {
 fn resolve(part: &PartArgs, start: u64) -> Result<(ResolvedFile, u64), Failure> {
     let stores = open_stores(&part.stores)?;
     let container = open_file(&stores, &part.stores, &part.path)?;
-    let file = ResolvedFile::resolve(container, part.threads.into())?;
+    let file = ResolvedFile::resolve(container, part.threads.count.into())?;
     Ok((file, part.length.map_or(u64::MAX, |length| start.saturating_add(length))))
 }
 
 pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
     let (file, end) = resolve(&args.part, args.offset)?;
     let mut lines = Lines::new();
-    if !args.part.json {
+    if !args.part.output.json {
         lines.line(format_args!(
             "{:>11} {:>11}  {:<16} {:>11} {:>11} {:>5} {:>8}",
             "start", "end", "writer", "payload", "log offset", "epoch", "sequence"
         ));
     }
     file.map(args.offset, end, &mut |MappedRange { start, end, location }| match location {
-        None if args.part.json => {
+        None if args.part.output.json => {
             lines.line(format_args!("{}", json!({ "start": start, "end": end, "hole": true })))
         }
         None => lines.line(format_args!("{start:>11} {end:>11}  hole")),
-        Some(LogLocation { writer, payload_offset, log_offset, epoch, sequence }) if args.part.json => {
+        Some(LogLocation { writer, payload_offset, log_offset, epoch, sequence }) if args.part.output.json => {
             lines.line(format_args!(
                 "{}",
                 json!({ "start": start, "end": end, "writer": format!("{writer:016x}"),
@@ -81,7 +81,7 @@ pub fn map(args: &LogMapArgs) -> Result<ExitCode, Failure> {
 pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
     let (file, end) = resolve(&args.part, args.position)?;
     let mut lines = Lines::new();
-    if !args.part.json {
+    if !args.part.output.json {
         lines.line(format_args!(
             "{:>11} {:>11} {:>11} {:>11}  {:<11} by",
             "payload", "log offset", "start", "end", "state"
@@ -94,7 +94,7 @@ pub fn query(args: &LogQueryArgs) -> Result<ExitCode, Failure> {
             ByteState::Overwritten(location) => ("overwritten", Some(location)),
             ByteState::Truncated => ("truncated", None),
         };
-        if args.part.json {
+        if args.part.output.json {
             let mut value = json!({ "position": payload_offset, "place": log_offset,
                 "start": start, "end": end, "now": state });
             if let Some(LogLocation { writer, epoch, sequence, .. }) = by {

@@ -28,8 +28,8 @@ pub fn run(args: &LogRebalanceArgs, quiet: bool) -> Result<ExitCode, Failure> {
         return Ok(report(args, &result, quiet));
     }
     let stores = Arc::new(quell_mount_spec::change_stores(&roles).map_err(failed)?);
-    let result = run_with_progress("rebalancing", quiet || args.json, INTERRUPTED, |progress| {
-        Ok(quell_log::rebalance(&stores, args.threads.into(), progress))
+    let result = run_with_progress("rebalancing", quiet || args.output.json, INTERRUPTED, |progress| {
+        Ok(quell_log::rebalance(&stores, args.threads.count.into(), progress))
     })?;
     Ok(report(args, &result.map_err(failed)?, quiet))
 }
@@ -81,7 +81,7 @@ fn roles(args: &LogRebalanceArgs) -> Result<Vec<(PathBuf, Role)>, Failure> {
 }
 
 fn report(args: &LogRebalanceArgs, result: &RebalanceResult, quiet: bool) -> ExitCode {
-    match args.json {
+    match args.output.json {
         true => print_json(args, result),
         false => print_text(args, result, quiet),
     }

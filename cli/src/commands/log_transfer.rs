@@ -54,10 +54,10 @@ pub fn export(args: &LogExportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let to = Arc::new(PosixDir::open(&into)?);
     let title = format!("exporting {}", shown(&args.path));
     let options = options(&args.transfer);
-    let result = run_with_progress(&title, quiet || args.transfer.json, INTERRUPTED, |progress| {
+    let result = run_with_progress(&title, quiet || args.transfer.output.json, INTERRUPTED, |progress| {
         quell_log::export(source, to, options, progress)
     })?;
-    Ok(report(&args.dest, "exported", &result, args.transfer.json, quiet))
+    Ok(report(&args.dest, "exported", &result, args.transfer.output.json, quiet))
 }
 
 /// Creates the destination directory of a tree, if it does not exist. An existing directory must be
@@ -135,15 +135,15 @@ pub fn import(args: &LogImportArgs, quiet: bool) -> Result<ExitCode, Failure> {
     let title = format!("importing {}", shown(&args.source));
     let options = options(&args.transfer);
     let into = into.as_os_str().as_bytes();
-    let result = run_with_progress(&title, quiet || args.transfer.json, INTERRUPTED, |progress| {
+    let result = run_with_progress(&title, quiet || args.transfer.output.json, INTERRUPTED, |progress| {
         quell_log::import(from, import_source, &fs, &stores, into, options, progress)
     })?;
-    Ok(report(&args.stores.stores, "imported", &result, args.transfer.json, quiet))
+    Ok(report(&args.stores.stores, "imported", &result, args.transfer.output.json, quiet))
 }
 
 fn options(args: &TransferArgs) -> TransferOptions {
     let owners = rustix::process::geteuid().is_root();
-    TransferOptions { threads: args.threads.into(), resume: args.resume, verify: args.verify, owners }
+    TransferOptions { threads: args.threads.count.into(), resume: args.resume, verify: args.verify, owners }
 }
 
 /// Runs `work` with a progress line, until Ctrl-C. `interrupted` states what an interruption leaves.
