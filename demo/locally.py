@@ -23,11 +23,11 @@ REPEATS = 5
 BLOCK = 4096
 
 
-def asked_by(way, place):
-    """Count the calls on names in `place` that `quell run` itself makes, on a node without stamps
+def calls_of_quell(prefix, path):
+    """Count the calls on names in `path` that `quell run` itself makes, on a node without stamps
     of recent checks."""
     with tempfile.TemporaryDirectory(prefix="quell-demo.") as runtime:
-        return count_calls([*way, "true"], place, env={**os.environ, "QUELL_RUNTIME_DIR": runtime})["total"]
+        return count_calls([*prefix, "true"], path, env={**os.environ, "QUELL_RUNTIME_DIR": runtime})["total"]
 
 
 def main(environment, program):
@@ -59,24 +59,24 @@ def main(environment, program):
     within = count_calls(command, environment, before=booted, hot=hot)
     seconds = alternate([command, [*covered, *command], [*booted, *command]], REPEATS)
     try:
-        own = [sum(asked_by(way, place) for place in (environment, *files))
-               for way, files in ((covered, [index]), (booted, [index, image]))]
+        own = [sum(calls_of_quell(prefix, path) for path in (environment, *files))
+               for prefix, files in ((covered, [index]), (booted, [index, image]))]
     except Failed:
         own = None  # under strace, fusermount3 loses its privileges
 
     if view and not view.startswith(("overlay", "fuse", "erofs")):
         view = None  # some other mount, whose answers are unknown
     if view is None:
-        print("\nThe tree was NOT covered: no mount at its path was seen. `quell doctor` says what this machine allows.")
+        print("\nThe tree was NOT covered: no mount at its path was seen. `quell doctor` prints what this machine allows.")
     rows = [("kind of call on the tree", "direct", "covered", "boot image")]
-    for kind, title in (("stat", "questions about a name (stat, access, readlink)"), ("negative", "searches that found nothing"),
+    for kind, title in (("stat", "queries of a name (stat, access, readlink)"), ("negative", "searches for missing names"),
                         ("list", "directory listings")):
-        rows.append((title, f"{direct[kind]:,}", *("0" if view else f"{ways[kind]:,}" for ways in (inside, within))))
+        rows.append((title, f"{direct[kind]:,}", *("0" if view else f"{counts[kind]:,}" for counts in (inside, within))))
     opened = within["open"] - within["open_hot"]
     rows.append(("files opened", f"{direct['open']:,}", f"{inside['open']:,}", f"{opened:,}" if view else f"{within['open']:,}"))
-    rows.append(("asked by quell itself: index, image and check", "-", *(["not measured"] * 2 if own is None else (f"{n:,}" for n in own))))
-    reached = [(asked if view else ways["total"]) + n
-               for ways, asked, n in zip((inside, within), (inside["open"], opened), own or (0, 0))]
+    rows.append(("requests of quell itself: index, image and check", "-", *(["not measured"] * 2 if own is None else (f"{n:,}" for n in own))))
+    reached = [(opened_files if view else counts["total"]) + n
+               for counts, opened_files, n in zip((inside, within), (inside["open"], opened), own or (0, 0))]
     rows.append(("metadata operations that reached the file system", f"{direct['total']:,}", *(f"{n:,}" for n in reached)))
     read = f"{shown['blocks'] * BLOCK / 1e6:.1f} MB"
     rows.append(("data of the tree that the start reads", read, read, f"{shown['file_bytes'] / 1e6:.1f} MB"))
@@ -91,13 +91,13 @@ def main(environment, program):
     print(f"  index: {size / 1e6:.2f} MB, {entries:,} entries, {size / entries:.1f} bytes each, made in {index_seconds:.2f} s")
     print(f"  boot image: {shown['file_bytes'] / 1e6:.1f} MB, the blocks that a start reads of {shown['files']:,} files "
           f"({shown['files_bytes'] / 1e6:.0f} MB), read at once from one file")
-    print("  Counted with strace where the program asks. Covered, the view answers everything but the opening of files; with the boot\n"
-          "  image that, too, but for files that are not in it. Local disks answer quickly, so the time differs little here:\n"
+    print("  Counted with strace in the program. Covered, the view answers everything except opens of files; with the boot image it\n"
+          "  also answers opens of the files in the image. Local disks answer quickly, so the time differs little here:\n"
           "  `make demo PFS=moosefs`, as root, counts the messages to the servers of a real parallel file system.")
     lines = {"Covered": covered_line, "With the boot image": booted_line}
-    for way, line in lines.items():
+    for title, line in lines.items():
         if line != direct_line:
-            print(f"\nThe outputs DIFFER. {way}: {line.strip()}")
+            print(f"\nThe outputs DIFFER. {title}: {line.strip()}")
             return 1
     print("\nThe output was identical, directly, covered, and with the boot image.")
     return 0 if view else 1

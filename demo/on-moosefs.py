@@ -14,10 +14,10 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True  # leaves the checkout unchanged
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "testbed"))
-from measure import Bed, Failed, alternate, machine, median, run, stop_on_signals, text_of, view_of
+from measure import Failed, Testbed, alternate, machine, median, run, stop_on_signals, text_of, view_of
 
 NODES = 4
-WAYS = ("direct", "covered", "boot image")
+METHODS = ("direct", "covered", "boot image")
 
 
 def cell(measured):
@@ -28,70 +28,70 @@ def cell(measured):
 def main(python, requirements, program):
     quell = os.environ["QUELL"]
     print(f"On {machine()}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="quell-demo.") as place:
+    with tempfile.TemporaryDirectory(prefix="quell-demo.") as directory:
         print(f"Starting a MooseFS with {NODES} nodes ...", flush=True)
-        with Bed(Path(place, "moosefs"), NODES).up() as bed:
-            home = bed.path(1, "env")
-            print("Making a Python environment on it (about a minute) ...", flush=True)
+        with Testbed(Path(directory, "moosefs"), NODES).up() as testbed:
+            home = testbed.path(1, "env")
+            print("Creating a Python environment on it (about a minute) ...", flush=True)
             run([python, "-m", "venv", home])
             run([home / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
                  "-r", requirements])
-            return compare(bed, quell, program)
+            return compare(testbed, quell, program)
 
 
-def compare(bed, quell, program):
+def compare(testbed, quell, program):
     # Indexed on the first node, whose caches were dropped before; used on all nodes.
-    bed.drop(1)
-    index_seconds, index_operations, _ = bed.measured(
-        1, lambda: run([quell, "index", bed.path(1, "env"), "-o", bed.path(1, "env.quell")]))
-    size = bed.path(1, "env.quell").stat().st_size
+    testbed.drop(1)
+    index_seconds, index_operations, _ = testbed.measured(
+        1, lambda: run([quell, "index", testbed.path(1, "env"), "-o", testbed.path(1, "env.quell")]))
+    size = testbed.path(1, "env.quell").stat().st_size
     print("Recording what a start reads, on node 1 ...", flush=True)
-    run([quell, "record", "--quiet", "-i", bed.path(1, "env.quell"), "-o", bed.path(1, "env.boot"), "--",
-         bed.path(1, "env/bin/python"), program])
-    image_size = bed.path(1, "env.boot").stat().st_size
-    entries = 1 + sum(len(dirs) + len(files) for _, dirs, files in os.walk(bed.path(1, "env")))
+    run([quell, "record", "--quiet", "-i", testbed.path(1, "env.quell"), "-o", testbed.path(1, "env.boot"), "--",
+         testbed.path(1, "env/bin/python"), program])
+    image_size = testbed.path(1, "env.boot").stat().st_size
+    entries = 1 + sum(len(dirs) + len(files) for _, dirs, files in os.walk(testbed.path(1, "env")))
 
     lines, rows, views = set(), [], set()
-    for node in range(1, bed.nodes + 1):
-        tree = bed.path(node, "env")
+    for node in range(1, testbed.nodes + 1):
+        tree = testbed.path(node, "env")
         command = [tree / "bin/python", program]
         # The command of every node of a job except the first, which also makes a full check.
-        covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", bed.path(node, "env.quell"), "--source", tree, "--"]
-        booted = [*covered[:-1], "-b", bed.path(node, "env.boot"), "--"]
+        covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", testbed.path(node, "env.quell"), "--source", tree, "--"]
+        booted = [*covered[:-1], "-b", testbed.path(node, "env.boot"), "--"]
         row = {}
-        for way, words in (("direct", command), ("covered", [*covered, *command]), ("boot image", [*booted, *command])):
-            bed.drop(node)
-            print(f"Node {node}, {way} ...", flush=True)
+        for method, words in (("direct", command), ("covered", [*covered, *command]), ("boot image", [*booted, *command])):
+            testbed.drop(node)
+            print(f"Node {node}, {method} ...", flush=True)
             for state in ("cold", "warm"):
                 got = []
-                seconds, operations, changed = bed.measured(node, lambda: got.append(text_of(words)))
+                seconds, operations, changed = testbed.measured(node, lambda: got.append(text_of(words)))
                 lines.update(got)
-                row[way, state] = (operations, changed.get("fuse_ops.read", 0), seconds)
+                row[method, state] = (operations, changed.get("fuse_ops.read", 0), seconds)
         views.add(view_of(covered, tree))
         rows.append((node, row))
 
     print(f"\nThe program printed: {min(lines).strip()}")
     print("\nmessages to the metadata server, reads of data, and wall time")
     for state in ("cold", "warm"):
-        print(f"  {state:6}" + "".join(f"{way:>28}" for way in WAYS))
+        print(f"  {state:6}" + "".join(f"{method:>28}" for method in METHODS))
         for node, row in rows:
-            print(f"  node {node}" + "".join(cell(row[way, state]) for way in WAYS))
-        middle = {way: [median(row[way, state][i] for _, row in rows) for i in range(3)] for way in WAYS}
-        print("  median" + "".join(cell(middle[way]) for way in WAYS))
-        for way in WAYS[1:]:
-            operations, reads, seconds = (left / right if right else 1 for left, right in zip(middle[way], middle["direct"]))
-            print(f"  {way} / direct, {state}: {operations:.3f} of the messages, {reads:.3f} of the reads, {seconds:.2f} of the time")
-    command = [bed.path(1, "env/bin/python"), program]
-    covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", bed.path(1, "env.quell"), "--"]
-    booted = [*covered[:-1], "-b", bed.path(1, "env.boot"), "--"]
-    times = zip(WAYS, alternate([command, [*covered, *command], [*booted, *command]], 5))
-    print("  wall time on node 1, warm, median of 5: " + ", ".join(f"{seconds:.2f} s {way}" for way, seconds in times))
+            print(f"  node {node}" + "".join(cell(row[method, state]) for method in METHODS))
+        middle = {method: [median(row[method, state][i] for _, row in rows) for i in range(3)] for method in METHODS}
+        print("  median" + "".join(cell(middle[method]) for method in METHODS))
+        for method in METHODS[1:]:
+            operations, reads, seconds = (left / right if right else 1 for left, right in zip(middle[method], middle["direct"]))
+            print(f"  {method} / direct, {state}: {operations:.3f} of the messages, {reads:.3f} of the reads, {seconds:.2f} of the time")
+    command = [testbed.path(1, "env/bin/python"), program]
+    covered = [quell, "run", "--quiet", "--strict", "--check", "sample", "-i", testbed.path(1, "env.quell"), "--"]
+    booted = [*covered[:-1], "-b", testbed.path(1, "env.boot"), "--"]
+    times = zip(METHODS, alternate([command, [*covered, *command], [*booted, *command]], 5))
+    print("  wall time on node 1, warm, median of 5: " + ", ".join(f"{seconds:.2f} s {method}" for method, seconds in times))
     print(f"  view: {', '.join(map(str, views))}")
     print(f"  index: {size / 1e6:.2f} MB, {entries:,} entries, {size / entries:.1f} bytes each; made once, on a cold node, "
           f"in {index_seconds:.2f} s with {index_operations:,} messages")
     print(f"  boot image: {image_size / 1e6:.1f} MB, recorded once")
     if None in views:
-        print("\nThe tree was NOT covered on every node. `quell doctor` says what this machine allows.")
+        print("\nThe tree was NOT covered on every node. `quell doctor` prints what this machine allows.")
     if len(lines) != 1:
         print("\nThe outputs DIFFER:\n" + "".join(sorted(lines)))
     if None in views or len(lines) != 1:

@@ -65,7 +65,7 @@ def median(values):
     return statistics.median(values)
 
 
-class Bed:
+class Testbed:
     """A test bed (testbed/moosefs, or another script there) in a directory of its own, which is
     deleted with it."""
 

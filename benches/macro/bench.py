@@ -28,7 +28,7 @@ sys.path.insert(0, str(TOP / "testbed"))
 from boot import OF_THE_SERVER, BootImages
 from log import Logs
 from machines import Machines
-from measure import Bed, Failed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
+from measure import Failed, Testbed, alternate, count_calls, machine, median, run, seconds_of, stop_on_signals, text_of, view_of
 
 NODES = 4
 FIND_FORMAT = "%p %y %m %s %T@ %l %n\\n"
@@ -70,8 +70,8 @@ def at_most(limit, value):
 
 
 class Bench:
-    def __init__(self, bed, quell, scratch, view, options):
-        self.bed, self.quell, self.scratch, self.view, self.options = bed, quell, scratch, view, options
+    def __init__(self, testbed, quell, scratch, view, options):
+        self.testbed, self.quell, self.scratch, self.view, self.options = testbed, quell, scratch, view, options
         self.rows = []
 
     def add(self, *row, **more):
@@ -82,15 +82,15 @@ class Bench:
         """Return the command as every node of a job runs it except the first, which also makes a
         full check."""
         view = ["--view", self.view] if self.view else []
-        source = ["--source", self.bed.path(node, name)]
+        source = ["--source", self.testbed.path(node, name)]
         options = ["--quiet", "--strict", "--check", check, *view]
-        return [self.quell, "run", *options, "-i", self.bed.path(node, f"{name}.quell"), *source, "--", *command]
+        return [self.quell, "run", *options, "-i", self.testbed.path(node, f"{name}.quell"), *source, "--", *command]
 
     def cold(self, node, command, **options):
         """Run a command on a node with empty caches. Return (seconds, messages to the master,
         changed counters)."""
-        self.bed.drop(node)
-        return self.bed.measured(node, lambda: run(command, **options))
+        self.testbed.drop(node)
+        return self.testbed.measured(node, lambda: run(command, **options))
 
     def cold_pair(self, node, name, command, repeats):
         """Run cold, direct and covered in turn. Return the medians ((s, ops), (s, ops))."""
@@ -102,47 +102,47 @@ class Bench:
 
     # --- the index ---------------------------------------------------------------------------------
     def build_indexes(self):
-        bed = self.bed
+        testbed = self.testbed
         find, build = [], []
         for _ in range(3):
-            find.append(self.cold(1, ["find", bed.path(1, "tree"), "-printf", FIND_FORMAT])[0])
-            bed.path(1, "tree.quell").unlink(missing_ok=True)
-            build.append(self.cold(1, [self.quell, "index", bed.path(1, "tree"), "-o", bed.path(1, "tree.quell")])[0])
+            find.append(self.cold(1, ["find", testbed.path(1, "tree"), "-printf", FIND_FORMAT])[0])
+            testbed.path(1, "tree.quell").unlink(missing_ok=True)
+            build.append(self.cold(1, [self.quell, "index", testbed.path(1, "tree"), "-o", testbed.path(1, "tree.quell")])[0])
         build_s, find_s = median(build), median(find)
         self.add("index the synthetic tree, cold node, against find -printf", "s", find_s, build_s,
                  "at most 0.7 of direct", build_s <= 0.7 * find_s)
-        run([self.quell, "index", bed.path(1, "env"), "-o", bed.path(1, "env.quell")])
+        run([self.quell, "index", testbed.path(1, "env"), "-o", testbed.path(1, "env.quell")])
         for name, limit, title in (("tree", 24, "synthetic tree"), ("env", 48, "Python environment")):
             entries = self.options.entries[name]
-            each = bed.path(1, f"{name}.quell").stat().st_size / entries
+            each = testbed.path(1, f"{name}.quell").stat().st_size / entries
             self.add(f"index size, {title}", "bytes/entry", None, each, f"at most {limit} bytes an entry", each <= limit,
                      note=f"{entries:,} entries")
 
     # --- a program's start --------------------------------------------------------------------------
     def program_start(self):
-        bed = self.bed
-        calls = count_calls([bed.path(1, "env/bin/python"), PROGRAM], bed.path(1, "env"))
+        testbed = self.testbed
+        calls = count_calls([testbed.path(1, "env/bin/python"), PROGRAM], testbed.path(1, "env"))
         got = {"direct": [], "covered": []}
-        asked = {"negative lookups": 0, "listings": 0}
+        worst_counts = {"negative lookups": 0, "listings": 0}
         for node in range(1, NODES + 1):
-            command = [bed.path(node, "env/bin/python"), PROGRAM]
+            command = [testbed.path(node, "env/bin/python"), PROGRAM]
             got["direct"].append(self.cold(node, command)[:2])
             seconds, operations, changed = self.cold(node, self.covered(node, "env", *command))
             got["covered"].append((seconds, operations))
-            asked["negative lookups"] = max(asked["negative lookups"], changed.get("fuse_ops.lookup.master.negative", 0))
-            asked["listings"] = max(asked["listings"], changed.get("fuse_ops.readdir", 0) + changed.get("fuse_ops.readdirplus", 0))
-        middle = {way: [median(run[i] for run in runs) for i in (0, 1)] for way, runs in got.items()}
+            worst_counts["negative lookups"] = max(worst_counts["negative lookups"], changed.get("fuse_ops.lookup.master.negative", 0))
+            worst_counts["listings"] = max(worst_counts["listings"], changed.get("fuse_ops.readdir", 0) + changed.get("fuse_ops.readdirplus", 0))
+        middle = {method: [median(run[i] for run in runs) for i in (0, 1)] for method, runs in got.items()}
         limit = 2.2 * calls["open"]
         self.add("import of six packages, cold node: operations", "ops", middle["direct"][1], middle["covered"][1],
                  f"at most 2.2 per file opened ({limit:,.0f})", at_most(limit, middle["covered"][1]),
                  note=f"{calls['open']:,} files opened; median of {NODES} nodes")
-        for kind, worst in asked.items():
+        for kind, worst in worst_counts.items():
             # The sample may look up a few names; the program's start looks up hundreds.
             self.add(f"  of these, covered: {kind}", "ops", None, worst, "at most the 8 of the check", worst <= 8,
                      note="worst node")
         self.add("import of six packages, cold node: wall", "s", middle["direct"][0], middle["covered"][0],
                  note=f"median of {NODES} nodes")
-        command = [bed.path(1, "env/bin/python"), PROGRAM]
+        command = [testbed.path(1, "env/bin/python"), PROGRAM]
         covered = self.covered(1, "env", *command)
         alternate([command, covered], 1)  # warms the caches
         direct_s, covered_s = alternate([command, covered], 5)
@@ -160,24 +160,24 @@ class Bench:
     def all_nodes_at_once(self):
         """Start the program on all nodes at the same moment."""
         result = {}
-        for way in ("direct", "covered"):
+        for method in ("direct", "covered"):
             commands = {}
             for node in range(1, NODES + 1):
-                self.bed.drop(node)
-                command = [self.bed.path(node, "env/bin/python"), PROGRAM]
-                commands[node] = command if way == "direct" else self.covered(node, "env", *command)
-            before = sum(self.bed.counters(n)["master.packets_sent"] for n in commands)
+                self.testbed.drop(node)
+                command = [self.testbed.path(node, "env/bin/python"), PROGRAM]
+                commands[node] = command if method == "direct" else self.covered(node, "env", *command)
+            before = sum(self.testbed.counters(n)["master.packets_sent"] for n in commands)
             started = time.monotonic()
             with ThreadPoolExecutor(NODES) as pool:
                 list(pool.map(run, commands.values()))
             seconds = time.monotonic() - started
-            result[way] = (seconds, sum(self.bed.counters(n)["master.packets_sent"] for n in commands) - before)
+            result[method] = (seconds, sum(self.testbed.counters(n)["master.packets_sent"] for n in commands) - before)
         self.add(f"the same, {NODES} cold nodes at once: operations of all", "ops", result["direct"][1], result["covered"][1])
         self.add(f"the same, {NODES} cold nodes at once: wall", "s", result["direct"][0], result["covered"][0])
 
     # --- walking a tree -----------------------------------------------------------------------------
     def walks(self):
-        tree = self.bed.path(2, "tree")
+        tree = self.testbed.path(2, "tree")
         for title, command in (("ls -lR", ["ls", "-lR", tree]), ("find -printf", ["find", tree, "-printf", FIND_FORMAT])):
             direct, covered = self.cold_pair(2, "tree", command, 3)
             self.add(f"{title} of the synthetic tree, cold node: operations", "ops", direct[1], covered[1], "at most 16",
@@ -187,7 +187,7 @@ class Bench:
 
     def identity(self):
         for name, title in (("env", "Python environment"), ("tree", "synthetic tree")):
-            tree = self.bed.path(3, name)
+            tree = self.testbed.path(3, name)
             find = ["find", tree, "-printf", FIND_FORMAT]
             direct = self.found(find)
             covered = self.found(self.covered(3, name, *find))
@@ -223,8 +223,8 @@ class Bench:
     def launches(self, paths):
         plain = self.launch(None, None, paths, own=[paths, "now"])
         self.add("start of a command without quell", "s", plain, None)
-        cases = [("env", self.bed.path(1, "env"), self.bed.path(1, "env.quell"), 0.3), ("tree", self.bed.path(1, "tree"),
-                 self.bed.path(1, "tree.quell"), 0.8)]
+        cases = [("env", self.testbed.path(1, "env"), self.testbed.path(1, "env.quell"), 0.3), ("tree", self.testbed.path(1, "tree"),
+                 self.testbed.path(1, "tree.quell"), 0.8)]
         for name, source, index, limit in cases:
             seconds = self.launch(index, source, paths)
             self.add(f"quell run to the command's first instruction, {self.options.entries[name]:,} entries", "s", None, seconds,
@@ -273,7 +273,7 @@ class Bench:
 
     def machines(self):
         try:
-            Machines(self.bed, self.quell, self.scratch, 1 if self.options.quick else 3, self.add).measure()
+            Machines(self.testbed, self.quell, self.scratch, 1 if self.options.quick else 3, self.add).measure()
         except Exception as error:
             # Last, so that a failure does not lose earlier results.
             self.add("boots of virtual machines", "s", None, None, "measured to the end", False, note=" ".join(f"FAILED: {error}".split())[:300])
@@ -286,26 +286,26 @@ class Bench:
         trace = self.scratch / "synthetic.strace"
         for annotated in ([], ["--annotate"]):
             run([TOP / "testbed/synthetic-trace", trace, "--calls", str(calls), *annotated])
-            took = []
+            costs = []
             for number in range(3):
                 output = self.scratch / f"report-{number}"
-                took.append(used([self.quell, "profile", "--quiet", "--import", trace, "--shared", "/sw", "-o", output]))
+                costs.append(used([self.quell, "profile", "--quiet", "--import", trace, "--shared", "/sw", "-o", output]))
                 counted = json.loads((output / "report.json").read_text())["totals"]["calls"]
                 if counted != calls:
                     raise Failed(f"quell profile counts {counted} calls in a trace of {calls}")
                 shutil.rmtree(output)
-            seconds, memory = (median(values) for values in zip(*took))
+            seconds, memory = (median(values) for values in zip(*costs))
             title = f"report of a trace of {calls:,} calls{', with strace -y' if annotated else ''}"
             note = f"200 processes, 300,000 paths, {trace.stat().st_size / 1e6:.0f} MB; median of 3"
             self.add(f"{title}: wall", "s", None, seconds, "at most 20 s", seconds <= 20, note=note)
             self.add(f"{title}: memory", "MB", None, memory, "at most 300 MB", memory <= 300)
             trace.unlink()
         self.profile_slow_down()
-        self.profile_foretells()
+        self.profile_estimates()
 
     def profile_slow_down(self):
         """Time the import under strace and under quell profile, in turn with the import alone."""
-        command = [self.bed.path(1, "env/bin/python"), PROGRAM]
+        command = [self.testbed.path(1, "env/bin/python"), PROGRAM]
         run(command)  # warms the caches
         alone, plain, traced, stated = [], [], [], []
         for _ in range(5):
@@ -320,19 +320,19 @@ class Bench:
                  note=f"alone {alone_s:.2f} s; median of 5, in turn")
         self.add("  slow-down by quell profile: measured, and as its report states it", "x", traced_s / alone_s, median(stated))
 
-    def profile_foretells(self):
-        """Compare the operations that the report predicts with the counters of a client with empty
+    def profile_estimates(self):
+        """Compare the operations that the report estimates with the counters of a client with empty
         caches."""
-        command = [self.bed.path(1, "env/bin/python"), PROGRAM]
+        command = [self.testbed.path(1, "env/bin/python"), PROGRAM]
         report = self.profile_report("--compare", "--", *command)
-        for title, scenario, asked in (("direct", "direct", command), ("with the index", "index", self.covered(1, "env", *command))):
+        for title, scenario, words in (("direct", "direct", command), ("with the index", "index", self.covered(1, "env", *command))):
             runs = []
             for _ in range(3):
-                changed = self.cold(1, asked)[2]
+                changed = self.cold(1, words)[2]
                 runs.append(sum(changed.get(f"fuse_ops.{name}", 0) for name in OF_THE_SERVER))
-            measured, foretold = median(runs), report["remaining"][scenario]["metadata"]
-            self.add(f"import of six packages, cold node, {title}: operations measured, and foretold", "ops", measured, foretold,
-                     "within 5 % of measured", abs(foretold - measured) <= 0.05 * measured, note="median of 3")
+            measured, estimated = median(runs), report["remaining"][scenario]["metadata"]
+            self.add(f"import of six packages, cold node, {title}: operations measured, and estimated", "ops", measured, estimated,
+                     "within 5 % of measured", abs(estimated - measured) <= 0.05 * measured, note="median of 3")
 
     # --- one operation ------------------------------------------------------------------------------
     def operations(self, paths, local):
@@ -492,7 +492,7 @@ def plot(facts, results):
 
 
 # --- the run --------------------------------------------------------------------------------------
-def set_up(bed, options):
+def set_up(testbed, options):
     """Create the two trees on MooseFS, concurrently from two nodes, and the million entries in
     local memory."""
     if not options.only:
@@ -501,12 +501,12 @@ def set_up(bed, options):
     synthetic = TOP / "testbed/synthetic-tree"
     environment = ('"$0" -m venv "$1" && exec "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps '
                    '--only-binary :all: -r "$2"')
-    commands = [["sh", "-c", environment, sys.executable, bed.path(1, "env"), TOP / "demo/requirements.txt"],
-                [synthetic, bed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
-    places = {"env": bed.path(1, "env"), "tree": bed.path(1, "tree"), "million": options.million}
+    commands = [["sh", "-c", environment, sys.executable, testbed.path(1, "env"), TOP / "demo/requirements.txt"],
+                [synthetic, testbed.path(2, "tree"), *shape], [synthetic, options.million, *many, "--empty"]]
+    directories = {"env": testbed.path(1, "env"), "tree": testbed.path(1, "tree"), "million": options.million}
     if options.only:
         kept = {"boot": 1, "log": 0}[options.only]
-        commands, places = commands[:kept], dict(list(places.items())[:kept])
+        commands, directories = commands[:kept], dict(list(directories.items())[:kept])
     running = []
     try:
         # Each in a session of its own, so that a signal to this program's group does not reach it:
@@ -522,7 +522,7 @@ def set_up(bed, options):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    options.entries = {name: 1 + sum(len(d) + len(f) for _, d, f in os.walk(place)) for name, place in places.items()}
+    options.entries = {name: 1 + sum(len(d) + len(f) for _, d, f in os.walk(directory)) for name, directory in directories.items()}
 
 
 def main():
@@ -533,7 +533,7 @@ def main():
     parser.add_argument("--only", choices=["boot", "log"], help="these rows alone; results are not kept")
     parser.add_argument("--keep", action="store_true", help="with --only PART: results are kept as docs/benchmarks/PART.*")
     parser.add_argument("--stand-in", action="store_true",
-                        help="with --only log: plain directories in the place of log mounts, to try the benchmark itself")
+                        help="with --only log: plain directories in place of log mounts, to try the benchmark itself")
     parser.add_argument("--digest", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.digest:
@@ -551,31 +551,31 @@ def main():
         os.environ["MPLCONFIGDIR"] = str(scratch / "matplotlib")
         paths = scratch / "paths"
         run(["cc", "-O2", "-Wall", "-o", paths, TOP / "benches/micro/paths.c"])
-        with Bed(scratch / "moosefs", NODES).up() as bed:
-            set_up(bed, options)
+        with Testbed(scratch / "moosefs", NODES).up() as testbed:
+            set_up(testbed, options)
             if options.only != "log":
-                run([bed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
+                run([testbed.path(1, "env/bin/python"), PROGRAM])  # creates matplotlib's font list once
             trees = "; ".join(f"{name} {entries:,} entries" for name, entries in options.entries.items())
             facts = {
                 "machine": machine(),
                 "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
                 "quell": text_of([quell, "--version"]).strip(),
                 "load before the run": f"{os.getloadavg()[0]:.1f} (other work on the machine makes times longer)",
-                "idle node": f"{bed.idle_rate(1):.1f} messages/s to the master to stay registered; they are part of all counts",
+                "idle node": f"{testbed.idle_rate(1):.1f} messages/s to the master to stay registered; they are part of all counts",
                 "trees": trees or "none",
             }
             print("\n".join(f"{name}: {value}" for name, value in facts.items()))
             results = {}
             for view in [] if options.only == "log" else options.view or [None]:
-                bench = Bench(bed, quell, scratch, view, options)
+                bench = Bench(testbed, quell, scratch, view, options)
                 print(f"\nview: {view or 'automatic'}", flush=True)
                 if options.only:
-                    run([quell, "index", "--quiet", bed.path(1, "env"), "-o", bed.path(1, "env.quell")])
+                    run([quell, "index", "--quiet", testbed.path(1, "env"), "-o", testbed.path(1, "env.quell")])
                 else:
                     bench.build_indexes()
-                taken = view_of(bench.covered(1, "env"), bed.path(1, "env")) or "NONE: the tree was not covered"
+                taken = view_of(bench.covered(1, "env"), testbed.path(1, "env")) or "NONE: the tree was not covered"
                 results[f"{view or 'automatic'} ({taken})"] = bench.rows
-                BootImages(bench, PROGRAM).rows(paths, local, [sys.executable, __file__, "--digest", bed.path(3, "env")])
+                BootImages(bench, PROGRAM).rows(paths, local, [sys.executable, __file__, "--digest", testbed.path(3, "env")])
                 if options.only:
                     continue
                 bench.program_start()
@@ -588,7 +588,7 @@ def main():
             if not options.only:  # benches/macro/machines.py measures these alone; they have one view
                 bench.machines()
             if options.only == "log":
-                bench = Bench(bed, quell, scratch, None, options)
+                bench = Bench(testbed, quell, scratch, None, options)
                 results["none, log mounts"] = bench.rows
             if options.only != "boot":
                 bench.logs(local)

@@ -55,7 +55,7 @@ class BootImages:
     """The rows that are added to a benchmark's own."""
 
     def __init__(self, bench, program):
-        self.bench, self.bed, self.program = bench, bench.bed, program
+        self.bench, self.testbed, self.program = bench, bench.testbed, program
         self.scratch = Path(tempfile.mkdtemp(prefix="boot.", dir=bench.scratch))
         self.point = self.scratch / "point"
         self.point.mkdir()
@@ -64,16 +64,16 @@ class BootImages:
     def booted(self, node, *command):
         words = self.bench.covered(node, "env", *command)
         at = words.index("--")
-        return [*words[:at], "-b", self.bed.path(node, "env.boot"), *words[at:]]
+        return [*words[:at], "-b", self.testbed.path(node, "env.boot"), *words[at:]]
 
     def commands(self):
         """Return the commands that are started on the cold node, by name."""
-        program = [self.bed.path(NODE, "env/bin/python"), self.program]
+        program = [self.testbed.path(NODE, "env/bin/python"), self.program]
         commands = {"direct": program, "index": self.bench.covered(NODE, "env", *program), "boot": self.booted(NODE, *program)}
         for kind in IMAGES:
             if why_not(kind):
                 continue
-            image = self.bed.path(NODE, f"env.{kind}")
+            image = self.testbed.path(NODE, f"env.{kind}")
             python = [self.point / "bin/python", self.program]
             commands[kind] = ["unshare", "--mount", "sh", "-c", MOUNTED, kind, image, self.point, *python]
         return commands
@@ -89,13 +89,13 @@ class BootImages:
     def measured(self, command, environment):
         """Return ((seconds, metadata, data), the metadata by name, output)."""
         got = []
-        seconds, _, changed = self.bed.measured(NODE, lambda: got.append(text_of(command, env=environment)))
+        seconds, _, changed = self.testbed.measured(NODE, lambda: got.append(text_of(command, env=environment)))
         by_name = metadata_of(changed)
         return (seconds, sum(by_name.values()), changed.get("fuse_ops.read", 0)), by_name, got[0]
 
     def make(self):
         """Create the boot image and the file-system images on the parallel file system."""
-        quell, path = self.bench.quell, self.bed.path
+        quell, path = self.bench.quell, self.testbed.path
         tree = path(1, "env")
         run([quell, "record", "--quiet", "-i", path(1, "env.quell"), "-o", path(1, "env.boot"), "--", tree / "bin/python", self.program])
         for kind, words in IMAGES.items():
@@ -105,45 +105,45 @@ class BootImages:
                 run([word.format(tree=tree, image=image) for word in words])
 
     def cold_and_next(self):
-        """Return the medians for each way of starting: cold starts in turn, and for the boot image
+        """Return the medians for each method of starting: cold starts in turn, and for the boot image
         the following starts on the node."""
         commands, got, after, lines, names = self.commands(), {}, [], {}, {}
         for _ in range(REPEATS):
-            for way, command in commands.items():
+            for method, command in commands.items():
                 environment = self.fresh()
-                self.bed.drop(NODE)
-                numbers, names[way], lines[way] = self.measured(command, environment)
-                got.setdefault(way, []).append(numbers)
-                if way == "boot":
+                self.testbed.drop(NODE)
+                numbers, names[method], lines[method] = self.measured(command, environment)
+                got.setdefault(method, []).append(numbers)
+                if method == "boot":
                     numbers, names["next"], _ = self.measured(command, environment)
                     after.append(numbers)
-        middle = {way: [median(values) for values in zip(*runs)] for way, runs in got.items()}
-        said = {way: ", ".join(f"{name} {count}" for name, count in by_name.items()) for way, by_name in names.items()}
-        return middle, [median(values) for values in zip(*after)], lines, said
+        middle = {method: [median(values) for values in zip(*runs)] for method, runs in got.items()}
+        operations = {method: ", ".join(f"{name} {count}" for name, count in by_name.items()) for method, by_name in names.items()}
+        return middle, [median(values) for values in zip(*after)], lines, operations
 
     def local_warm(self, local):
         """Time the same from a copy on a local disk, in the page cache, in turn with the cold start
         with the boot image."""
         copy = Path(local, "env")
-        run(["cp", "-a", self.bed.path(1, "env"), copy])
+        run(["cp", "-a", self.testbed.path(1, "env"), copy])
         command = [copy / "bin/python", self.program]
         run(command)
         warm, cold = [], []
         for _ in range(REPEATS):
             warm.append(seconds_of(command))
             environment = self.fresh()
-            self.bed.drop(NODE)
-            cold.append(seconds_of(self.booted(NODE, self.bed.path(NODE, "env/bin/python"), self.program), env=environment))
+            self.testbed.drop(NODE)
+            cold.append(seconds_of(self.booted(NODE, self.testbed.path(NODE, "env/bin/python"), self.program), env=environment))
         shutil.rmtree(copy)
         return median(warm), median(cold)
 
     def rows(self, paths, local, digest):
-        add, bed = self.bench.add, self.bed
+        add, testbed = self.bench.add, self.testbed
         self.make()
-        size = bed.path(1, "env.boot").stat().st_size
+        size = testbed.path(1, "env.boot").stat().st_size
         size_mb = size / 1e6
         add("boot image of the import of six packages: size", "MB", None, size_mb, "at most 45 MB", size_mb <= 45)
-        middle, after, lines, said = self.cold_and_next()
+        middle, after, lines, operations = self.cold_and_next()
         (direct_s, direct_metadata, direct_data), (_, metadata, data) = middle["direct"], middle["index"]
         note = f"median of {REPEATS}, in turn"
         add(f"{IMPORT}, index alone: metadata operations", "ops", direct_metadata, metadata, note=note)
@@ -151,24 +151,24 @@ class BootImages:
         boot_s, metadata, data = middle["boot"]
         limit = size // READ_BYTES + 20
         add(f"{IMPORT}, boot image: metadata operations", "ops", direct_metadata, metadata, "at most 20", metadata <= 20,
-            note=f"{note}; the last: {said['boot']}")
+            note=f"{note}; the last: {operations['boot']}")
         add(f"{IMPORT}, boot image: data operations", "ops", direct_data, data, f"at most size / 128 KiB + 20 ({limit})",
             data <= limit, note=note)
         add(f"{IMPORT}, boot image: wall", "s", direct_s, boot_s, note=note)
-        report = self.bench.profile_report("--compare", "--", bed.path(1, "env/bin/python"), self.program)
-        foretold = report["remaining"]["boot"]["metadata"]
-        add("  metadata operations measured, and foretold by quell profile", "ops", metadata, foretold,
-            f"within {FEW} of measured", abs(foretold - metadata) <= FEW)
+        report = self.bench.profile_report("--compare", "--", testbed.path(1, "env/bin/python"), self.program)
+        estimated = report["remaining"]["boot"]["metadata"]
+        add("  metadata operations measured, and estimated by quell profile", "ops", metadata, estimated,
+            f"within {FEW} of measured", abs(estimated - metadata) <= FEW)
         _, metadata, data = after
         add("  the next launch on that node: metadata operations", "ops", direct_metadata, metadata, "at most 10", metadata <= 10,
-            note=f"{note}; the last: {said['next']}")
+            note=f"{note}; the last: {operations['next']}")
         add("  the next launch on that node: data operations", "ops", direct_data, data, "none", data == 0, note=note)
         for kind in IMAGES:
             title = f"{IMPORT}: {kind} image on MooseFS, and boot image"
             if kind not in middle:
                 add(title, "s", None, None, note=f"SKIPPED: {why_not(kind)}")
                 continue
-            image_mb = bed.path(1, f"env.{kind}").stat().st_size / 1e6
+            image_mb = testbed.path(1, f"env.{kind}").stat().st_size / 1e6
             seconds, metadata, data = middle[kind]
             add(f"{title}: metadata", "ops", metadata, middle["boot"][1], note="mounted by root, through a loop device")
             add(f"{title}: data", "ops", data, middle["boot"][2], note=f"the image of the whole tree has {image_mb:.0f} MB")

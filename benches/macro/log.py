@@ -21,7 +21,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from measure import Bed, Failed, median, run, text_of
+from measure import Failed, Testbed, median, run, text_of
 
 HERE = Path(__file__).resolve().parent
 NODES = 4
@@ -43,9 +43,9 @@ NO_LIBRARY = "SKIPPED: there is no libquell beside the binary: make build"
 class Mount:
     """A `quell mount --log` at a mount point of its own."""
 
-    def __init__(self, quell, store, place):
+    def __init__(self, quell, store, directory):
         self.quell, self.store = quell, store
-        self.point, self.runtime = Path(place, "mount"), Path(place, "runtime")
+        self.point, self.runtime = Path(directory, "mount"), Path(directory, "runtime")
 
     def start(self):
         self.point.mkdir(parents=True, exist_ok=True)
@@ -69,16 +69,16 @@ class Mount:
                     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
             except (OSError, IndexError):
                 continue  # it has just ended, or belongs to another user
-        raise Failed(f"nobody serves {self.point}")
+        raise Failed(f"no process serves {self.point}")
 
 
 class Rates(dict):
-    """Measured rates in MB/s by the name of the operation; `of` returns the median."""
+    """Measured rates in MB/s by the name of the operation; `median_of` returns the median."""
 
     def note(self, name, result):
         self.setdefault(name, []).append(result["bytes"] / result["seconds"] / 1e6)
 
-    def of(self, name):
+    def median_of(self, name):
         return median(self[name]) if name in self else None
 
 
@@ -86,7 +86,7 @@ class Logs:
     """The rows that are added to a benchmark's own."""
 
     def __init__(self, bench, stand_in=False):
-        self.quell, self.bed, self.add = bench.quell, bench.bed, bench.add
+        self.quell, self.testbed, self.add = bench.quell, bench.testbed, bench.add
         self.scratch = Path(tempfile.mkdtemp(prefix="log.", dir=bench.scratch))
         quick = bench.options.quick
         self.repeats, self.records = (1, 100) if quick else (3, RECORDS)
@@ -121,7 +121,7 @@ class Logs:
         size = min(MEMORY_TOUCHED, half_kb << 10)
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
-    def do(self, work, pattern, count, paths, size=RECORD):
+    def run_records(self, work, pattern, count, paths, size=RECORD):
         if work in ("write", "write-only", "read"):
             self.touch_memory()
         return json.loads(text_of([self.program, work, pattern, count, size, *paths]))
@@ -151,33 +151,33 @@ class Logs:
             return [root / name for root in roots]
         return [roots[(rank - reading) % len(roots)] / f"{name}-{rank}" for rank in range(len(roots))]
 
-    def write(self, rates, way, roots, pattern, count, name, work="write"):
-        rates.note((way, pattern, "write", count), self.do(work, pattern, count, self.paths(roots, name, pattern)))
+    def write(self, rates, method, roots, pattern, count, name, work="write"):
+        rates.note((method, pattern, "write", count), self.run_records(work, pattern, count, self.paths(roots, name, pattern)))
 
-    def read(self, rates, way, roots, pattern, count, name):
+    def read(self, rates, method, roots, pattern, count, name):
         """Measure the read, then read again and compare every byte."""
         paths = self.paths(roots, name, pattern, reading=True)
-        rates.note((way, pattern, "read", count), self.do("read", pattern, count, paths))
-        self.do("verify", pattern, count, paths)
+        rates.note((method, pattern, "read", count), self.run_records("read", pattern, count, paths))
+        self.run_records("verify", pattern, count, paths)
 
     # --- parallel file systems ---------------------------------------------------------------------
-    def measured(self, bed, slow):
+    def measured(self, testbed, slow):
         """Measure all rates on a test bed. If writing one file is `slow`, it is done once, and once
         more in one chunk."""
         rates = Rates()
-        direct, stores = ([bed.path(node, name) for node in range(1, NODES + 1)] for name in ("direct", "store"))
-        for place in (direct[0], stores[0]):
-            place.mkdir()
+        direct, stores = ([testbed.path(node, name) for node in range(1, NODES + 1)] for name in ("direct", "store"))
+        for directory in (direct[0], stores[0]):
+            directory.mkdir()
         for turn in range(self.repeats):
             self.write(rates, "direct", direct, "private", self.records, f"private-{turn}")
             for pattern in ("strided", "segmented"):
                 if turn == 0 or not slow:
                     self.write(rates, "direct", direct, pattern, self.records, f"{pattern}-{turn}")
                 # The file to read is complete and in order on the servers, however it was written.
-                self.do("fill", pattern, self.records, self.paths(direct, f"{pattern}-filled-{turn}", pattern))
+                self.run_records("fill", pattern, self.records, self.paths(direct, f"{pattern}-filled-{turn}", pattern))
             if slow and turn == 0:
                 self.write(rates, "direct", direct, "segmented", self.few, "segmented-few")
-                self.do("verify", "segmented", self.few, self.paths(direct, "segmented-few", "segmented"))
+                self.run_records("verify", "segmented", self.few, self.paths(direct, "segmented-few", "segmented"))
             if not self.why_not:
                 with self.mounted(stores) as mounts:
                     points = [mount.point for mount in mounts]
@@ -185,31 +185,31 @@ class Logs:
                         self.write(rates, "log", points, pattern, self.records, f"{pattern}-{turn}")
                     if slow:
                         self.write(rates, "log", points, "segmented", self.few, f"segmented-few-{turn}")
-            self.drop_all(bed)
+            self.drop_all(testbed)
             for pattern in PATTERNS:
                 name = f"private-{turn}" if pattern == "private" else f"{pattern}-filled-{turn}"
                 self.read(rates, "direct", direct, pattern, self.records, name)
             if not self.why_not:
-                self.drop_all(bed)
+                self.drop_all(testbed)
                 with self.mounted(stores) as mounts:
                     for pattern in PATTERNS:
                         self.read(rates, "log", [mount.point for mount in mounts], pattern, self.records, f"{pattern}-{turn}")
         return rates
 
     @staticmethod
-    def drop_all(bed):
+    def drop_all(testbed):
         for node in range(1, NODES + 1):
-            bed.drop(node)
+            testbed.drop(node)
 
-    def on(self, bed, name, slow, read_bars):
-        rates = self.measured(bed, slow)
+    def measure_on(self, testbed, name, slow, read_bars):
+        rates = self.measured(testbed, slow)
         note = f"median of {self.repeats}"
-        private = rates.of(("direct", "private", "write", self.records))
+        private = rates.median_of(("direct", "private", "write", self.records))
 
-        def compared(title, work, count, least, of, why, note):
-            direct, log = (rates.of((way, *work, count)) for way in ("direct", "log"))
+        def compared(title, work, count, least, reference, why, note):
+            direct, log = (rates.median_of((method, *work, count)) for method in ("direct", "log"))
             note = f"{self.why_not}; {note}" if self.why_not else note
-            bar, met = (None, None) if least is None else (f"at least {least} {'of' if least <= 1 else 'times'} {why}", log is not None and log >= least * of)
+            bar, met = (None, None) if least is None else (f"at least {least} {'of' if least <= 1 else 'times'} {why}", log is not None and log >= least * reference)
             self.row(f"{name}, {title}", "MB/s", direct, log, bar, None if self.why_not else met, note)
 
         of_private = f"private files ({private:,.0f} MB/s)"
@@ -221,19 +221,19 @@ class Logs:
             compared(f"one file of {mb:.0f} MB, segmented: write", ("segmented", "write"), self.few, 0.8, private, of_private, once)
         for pattern in ("strided", "segmented"):
             work = (pattern, "read")
-            of = rates.of(("direct", *work, self.records))
-            compared(f"one file, {pattern}: read by other nodes", work, self.records, read_bars.get(pattern), of, "direct", note)
+            reference = rates.median_of(("direct", *work, self.records))
+            compared(f"one file, {pattern}: read by other nodes", work, self.records, read_bars.get(pattern), reference, "direct", note)
         for work in ("write", "read"):
-            of = rates.of(("direct", "private", work, self.records))
-            compared(f"a file for each process: {work}", ("private", work), self.records, 0.8, of, "direct", note)
+            reference = rates.median_of(("direct", "private", work, self.records))
+            compared(f"a file for each process: {work}", ("private", work), self.records, 0.8, reference, "direct", note)
 
     # --- a local disk ------------------------------------------------------------------------------
     def on_local(self, local):
         """Measure the cost of the layer and of the kernel's FUSE, without network and sync."""
         rates = Rates()
         direct, store = Path(local, "log/direct"), Path(local, "log/store")
-        for place in (direct, store):
-            place.mkdir(parents=True)
+        for directory in (direct, store):
+            directory.mkdir(parents=True)
         roots = [direct] * NODES
         kind = text_of(["findmnt", "-n", "-o", "FSTYPE", "-T", direct]).strip()
         for turn in range(self.repeats):
@@ -247,31 +247,31 @@ class Logs:
                     self.read(rates, "log", [mount.point] * NODES, "strided", self.local_records, str(turn))
             if self.library.exists():
                 self.by_library(rates, direct, store)
-        for way, factor in (("FUSE", 3), ("library", 1)):
+        for method, factor in (("FUSE", 3), ("library", 1)):
             for work in ("write", "read"):
-                original, of = ORIGINAL[way][work], ORIGINAL["ext4"][work]
-                least = factor * original / of
-                ways = ("plain beside the library", "library") if way == "library" else ("direct", "log")
-                direct, log = (rates.of((each, "strided", work, self.local_records)) for each in ways)
-                title = f"local {kind}, one file, strided, by {way}: {work}"
+                original, original_ext4 = ORIGINAL[method][work], ORIGINAL["ext4"][work]
+                least = factor * original / original_ext4
+                methods = ("plain beside the library", "library") if method == "library" else ("direct", "log")
+                direct, log = (rates.median_of((each, "strided", work, self.local_records)) for each in methods)
+                title = f"local {kind}, one file, strided, by {method}: {work}"
                 bar = f"at least {least:.2f} of direct ({f'{factor} times' if factor > 1 else 'as'} the original)"
                 why_not = self.why_not
-                if way == "library":
+                if method == "library":
                     why_not = None if self.library.exists() else NO_LIBRARY
                 direct, log = (rate and rate * 1e6 / (1 << 20) for rate in (direct, None if why_not else log))
                 self.row(title, "MiB/s", direct, log, bar, None if why_not else log >= least * direct,
-                         why_not or f"median of {self.repeats}; the original PLFS {original:,} of {of:,}")
+                         why_not or f"median of {self.repeats}; the original PLFS {original:,} of {original_ext4:,}")
 
     def by_library(self, rates, direct, store):
         """Write and read with the same processes, without the mount."""
         size = ["--processes", NODES, "--record", RECORD, "--mib", self.local_records * NODES * RECORD >> 20]
-        for way, place in (("plain beside the library", ("--posix", direct)), ("library", ("--quell", store))):
+        for method, arguments in (("plain beside the library", ("--posix", direct)), ("library", ("--quell", store))):
             self.touch_memory()
-            line = text_of([self.nto1, *place, *size], env={**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)})
-            said = dict(word.split("=") for word in line.split())
+            line = text_of([self.nto1, *arguments, *size], env={**os.environ, "LD_LIBRARY_PATH": str(self.library.parent)})
+            results = dict(word.split("=") for word in line.split())
             for work in ("write", "read"):
-                mib_s = float(said[f"{work}_mib_s"])
-                rates.note((way, "strided", work, self.local_records), {"bytes": mib_s * (1 << 20), "seconds": 1})
+                mib_s = float(results[f"{work}_mib_s"])
+                rates.note((method, "strided", work, self.local_records), {"bytes": mib_s * (1 << 20), "seconds": 1})
 
     # --- the index ---------------------------------------------------------------------------------
     def index_size(self, local):
@@ -286,7 +286,7 @@ class Logs:
             store = Path(local, f"index-{pattern}")
             store.mkdir()
             with self.mounted([store]) as (mount,):
-                self.do("write", pattern, self.writes // writers, [mount.point / "file"] * writers, SMALL)
+                self.run_records("write", pattern, self.writes // writers, [mount.point / "file"] * writers, SMALL)
             files = [path for path in (store / "file.container").rglob("*") if path.is_file()]
             index = sum(path.stat().st_size for path in files if path.suffix == ".index") / self.writes
             beside = sum(path.stat().st_size for path in files) / self.writes - SMALL
@@ -311,7 +311,7 @@ class Logs:
             store = Path(local, f"open-{writers}")
             store.mkdir()
             with self.mounted([store]) as (mount,):
-                self.do("write", "random", records, [mount.point / "file"] * writers, SMALL)
+                self.run_records("write", "random", records, [mount.point / "file"] * writers, SMALL)
             seconds, memory = self.opened(store, writers, records)
             self.row(f"{title}: wall", "s", None, seconds, f"at most {limit_s:g} s", seconds <= limit_s, note)
             if limit_mb:
@@ -327,17 +327,17 @@ class Logs:
         got = []
         for _ in range(self.repeats):
             with self.mounted([store]) as (mount,):
-                result = self.do("first", "random", records, [mount.point / "file"] * writers, SMALL)
+                result = self.run_records("first", "random", records, [mount.point / "file"] * writers, SMALL)
                 got.append((result["seconds"], mount.memory_mb()))
         return [median(values) for values in zip(*got)]
 
     # --- all rows ----------------------------------------------------------------------------------
     def rows(self, local):
         def on_cephfs():
-            with Bed(self.scratch / "cephfs", NODES, "cephfs").up() as bed:
-                self.on(bed, "CephFS", False, {"strided": 3})
+            with Testbed(self.scratch / "cephfs", NODES, "cephfs").up() as testbed:
+                self.measure_on(testbed, "CephFS", False, {"strided": 3})
 
-        parts = {"MooseFS": lambda: self.on(self.bed, "MooseFS", True, {"strided": 0.9, "segmented": 0.9}), "CephFS": on_cephfs,
+        parts = {"MooseFS": lambda: self.measure_on(self.testbed, "MooseFS", True, {"strided": 0.9, "segmented": 0.9}), "CephFS": on_cephfs,
                  "a local disk": lambda: self.on_local(local), "index": lambda: self.index_size(local), "opening": lambda: self.opening(local)}
         for name, part in parts.items():
             try:

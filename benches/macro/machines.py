@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(TOP / "testbed"))
-from measure import Bed, Failed, median, run, stop_on_signals, text_of
+from measure import Failed, Testbed, median, run, stop_on_signals, text_of
 
 MIB = 1 << 20
 BOOT_SECONDS_MAX = 900
@@ -38,24 +38,24 @@ CGROUPS = Path("/sys/fs/cgroup")
 @contextmanager
 def cgroup(controller, **settings):
     """Create a control group (cgroups version 1); yields None where these are not available."""
-    place = CGROUPS / controller / f"quell-bench-{os.getpid()}"
+    group = CGROUPS / controller / f"quell-bench-{os.getpid()}"
     if not (CGROUPS / controller / "cgroup.procs").exists():
         yield None
         return
-    place.mkdir()
+    group.mkdir()
     try:
         for name, value in settings.items():
-            (place / f"{controller}.{name.replace('__', '.')}").write_text(str(value))
-        yield place
+            (group / f"{controller}.{name.replace('__', '.')}").write_text(str(value))
+        yield group
     finally:
-        for pid in (place / "cgroup.procs").read_text().split():
+        for pid in (group / "cgroup.procs").read_text().split():
             try:
                 (CGROUPS / controller / "cgroup.procs").write_text(pid)
             except OSError:
                 pass  # it has just ended
         for _ in range(50):
             try:
-                place.rmdir()
+                group.rmdir()
                 break
             except OSError:
                 time.sleep(0.1)
@@ -119,7 +119,7 @@ class Machine:
         self.own.unlink(missing_ok=True)
 
 
-def eat(path, stop):
+def occupy_page_cache(path, stop):
     """Read a file repeatedly, 64 MiB five times a second, like other work of the node that uses its
     page cache."""
     with open(path, "rb", buffering=0) as file:
@@ -132,8 +132,8 @@ def eat(path, stop):
 
 
 class Machines:
-    def __init__(self, bed, quell, scratch, repeats, add):
-        self.bed, self.quell, self.scratch, self.repeats, self.add = bed, str(quell), Path(scratch), repeats, add
+    def __init__(self, testbed, quell, scratch, repeats, add):
+        self.testbed, self.quell, self.scratch, self.repeats, self.add = testbed, str(quell), Path(scratch), repeats, add
         self.number = 0
 
     def fresh(self, title):
@@ -142,7 +142,7 @@ class Machines:
 
     def measure(self):
         disk = Path(text_of([TOP / "testbed/debian-vm"]).strip())
-        self.base, self.warm = self.bed.path(1, "machine.raw"), disk
+        self.base, self.warm = self.testbed.path(1, "machine.raw"), disk
         shutil.copyfile(disk, self.base)
         self.record(disk)
         self.sizes(disk)
@@ -151,7 +151,7 @@ class Machines:
         self.busy_disk()
 
     def at(self, node, name):
-        return self.bed.path(node, name)
+        return self.testbed.path(node, name)
 
     def covered(self, node, *options):
         return [self.quell, "run", "--quiet", *options, "--image", self.at(node, "machine.raw"), "-b", self.at(node, "machine.boot"), "--"]
@@ -213,7 +213,7 @@ class Machines:
 
     def received(self, node):
         """Return the bytes that the node has received from its servers."""
-        lines = self.bed.command("exec", str(node), "cat", "/proc/net/dev").splitlines()
+        lines = self.testbed.command("exec", str(node), "cat", "/proc/net/dev").splitlines()
         line = next(line for line in lines if line.strip().startswith("eth0:"))
         return int(line.split(":")[1].split()[0])
 
@@ -221,7 +221,7 @@ class Machines:
         """Boot four machines on one cold node."""
 
         def boots(title, backing, before):
-            self.bed.drop(2)
+            self.testbed.drop(2)
             begun = self.received(2)
             with ExitStack() as stack:
                 machines = [Machine(self.scratch, self.fresh(title), backing, "raw", before) for _ in range(4)]
@@ -248,14 +248,14 @@ class Machines:
     def slow_disk(self):
         """Limit the chunk server's disk to few requests per second, shared with other readers.
         Yields whether this is possible here."""
-        number = disk_of(self.bed.directory)
+        number = disk_of(self.testbed.directory)
         with ExitStack() as stack:
             group = number and stack.enter_context(cgroup("blkio", throttle__read_iops_device=f"{number} {DISK_REQUESTS}"))
             if not group:
                 yield False
                 return
-            (group / "cgroup.procs").write_text((self.bed.directory / "run/chunk").read_text().split()[0])
-            busy = self.bed.directory / "busy"
+            (group / "cgroup.procs").write_text((self.testbed.directory / "run/chunk").read_text().split()[0])
+            busy = self.testbed.directory / "busy"
             fio = ["fio", "--name=busy", f"--filename={busy}", "--size=256M", "--rw=randread", "--bs=4k", "--direct=1", "--ioengine=psync",
                    f"--numjobs={OTHER_READERS}", "--time_based", "--runtime=7200", "--output=/dev/null"]
             run([*fio[:4], "--rw=write", "--bs=1M", "--direct=1", "--output=/dev/null"])
@@ -270,24 +270,24 @@ class Machines:
                 busy.unlink(missing_ok=True)
 
     def cold(self, node):
-        self.bed.drop(node)
+        self.testbed.drop(node)
         # Drops the chunk server's own page cache.
         run(["sync"])
         Path("/proc/sys/vm/drop_caches").write_text("1")
 
-    def one_boot(self, way, ranges, groups=()):
+    def one_boot(self, method, ranges, groups=()):
         """Return the seconds of one boot on node 3, with empty caches."""
         self.cold(3)
         base = self.at(3, "machine.raw")
         prefetching = None
-        if way == "prefetched":
+        if method == "prefetched":
             enter = "".join(f"echo $$ >{group}/cgroup.procs; " for group in groups if group)
             reader = 'import sys,os,json\nf=os.open(sys.argv[1],os.O_RDONLY)\nfor o,n in json.loads(sys.argv[2]):\n while n>0:\n' \
                      '  g=len(os.pread(f,min(n,1<<20),o)); o+=g; n-=g'
             prefetching = subprocess.Popen(["sh", "-c", enter + 'exec "$@"', "sh", sys.executable, "-c", reader, str(base), json.dumps(ranges)],
                                            start_new_session=True)
         try:
-            with Machine(self.scratch, self.fresh(way), base, "raw", self.covered(3) if way == "hot" else (), groups) as machine:
+            with Machine(self.scratch, self.fresh(method), base, "raw", self.covered(3) if method == "hot" else (), groups) as machine:
                 return machine.up()
         finally:
             if prefetching:
@@ -303,11 +303,11 @@ class Machines:
                 return
             with Machine(self.scratch, self.fresh("warm"), self.warm, "raw") as machine:
                 least = machine.up()
-            got = {way: [] for way in ("direct", "prefetched", "hot")}
+            got = {method: [] for method in ("direct", "prefetched", "hot")}
             for _ in range(self.repeats):
-                for way, times in got.items():
-                    times.append(self.one_boot(way, ranges))
-                    print(f"    {way}: {times[-1]:.1f} s", flush=True)
+                for method, times in got.items():
+                    times.append(self.one_boot(method, ranges))
+                    print(f"    {method}: {times[-1]:.1f} s", flush=True)
             direct, prefetched, hot = (median(times) for times in got.values())
             what = f"{DISK_REQUESTS} requests/s, {OTHER_READERS} other readers; median of {self.repeats}; {least:.0f} s are emulation"
             self.add("boot of one machine from a busy disk", "s", direct, hot, "at most a third of direct", hot * 3 <= direct, note=what)
@@ -324,26 +324,26 @@ class Machines:
             large = self.scratch / "eaten"
             with open(large, "wb") as file:
                 file.truncate(8 << 30)
-            eater = subprocess.Popen([sys.executable, __file__, "--eat", str(large), str(group)], stdin=subprocess.DEVNULL, start_new_session=True)
+            occupier = subprocess.Popen([sys.executable, __file__, "--occupy-page-cache", str(large), str(group)], stdin=subprocess.DEVNULL, start_new_session=True)
             try:
-                got = {way: [] for way in ("prefetched", "hot")}
+                got = {method: [] for method in ("prefetched", "hot")}
                 for _ in range(self.repeats):
-                    for way, times in got.items():
-                        times.append(self.one_boot(way, ranges, [group]))
-                        print(f"    {way}, memory short: {times[-1]:.1f} s", flush=True)
+                    for method, times in got.items():
+                        times.append(self.one_boot(method, ranges, [group]))
+                        print(f"    {method}, memory short: {times[-1]:.1f} s", flush=True)
                 prefetched, hot = (median(times) for times in got.values())
                 self.add("the same with memory short, against prefetching", "s", prefetched, hot, "at most 0.8 of prefetched",
                          hot <= 0.8 * prefetched, note=f"{NODE_MEMORY // MIB} MiB for the machine, what serves it and a reader of 320 MB/s")
             finally:
-                eater.terminate()
-                eater.wait()
+                occupier.terminate()
+                occupier.wait()
                 large.unlink()
 
 
 def main():
-    if sys.argv[1:2] == ["--eat"]:
+    if sys.argv[1:2] == ["--occupy-page-cache"]:
         Path(sys.argv[3], "cgroup.procs").write_text(str(os.getpid()))
-        return eat(sys.argv[2], lambda: os.getppid() == 1)
+        return occupy_page_cache(sys.argv[2], lambda: os.getppid() == 1)
     repeats = int(sys.argv[1]) if sys.argv[1:] else 3
     quell = os.environ.get("QUELL") or TOP / "target/dist/quell"
     from bench import Row, line_of
@@ -351,8 +351,8 @@ def main():
     def add(*row, **more):
         print("  " + line_of(Row(*row, **more)), flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="quell-machines.") as scratch, Bed(Path(scratch, "moosefs"), 3).up() as bed:
-        Machines(bed, quell, scratch, repeats, add).measure()
+    with tempfile.TemporaryDirectory(prefix="quell-machines.") as scratch, Testbed(Path(scratch, "moosefs"), 3).up() as testbed:
+        Machines(testbed, quell, scratch, repeats, add).measure()
     return 0
 
 

@@ -18,7 +18,7 @@ const READ_SMALL: &str = r#"cat "$0/small""#;
 
 /// Returns the names in the image's directory that begin with the image's name, with or without a
 /// preceding dot.
-fn beside(image: &Path) -> Vec<String> {
+fn names_beside(image: &Path) -> Vec<String> {
     let name = image.file_name().unwrap().to_str().unwrap();
     let entries = fs::read_dir(image.parent().unwrap()).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -48,7 +48,7 @@ impl Fixture {
     }
 
     /// Takes the writer's lock, as another writer would.
-    fn claimed(&self) -> fs::File {
+    fn take_lock(&self) -> fs::File {
         let file = fs::File::create(self.lock()).unwrap();
         rustix::fs::flock(&file, FlockOperation::LockExclusive).unwrap();
         file
@@ -73,7 +73,7 @@ fn a_killed_record_command_loses_nothing_of_the_recording() {
     fs::write(fixture.stage.path("tree.go"), "").unwrap();
     assert!(eventually(|| fixture.stage.processes().is_empty()));
     assert_eq!(
-        (fixture.names(), beside(&fixture.image)),
+        (fixture.names(), names_beside(&fixture.image)),
         (vec!["cold".to_owned()], vec!["app.boot".to_owned()])
     );
     fixture.stage.expect_nothing_left();
@@ -85,7 +85,7 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     fixture.record(&["-q"], READ_SMALL).expect(0);
     let before = fs::read(&fixture.image).unwrap();
     // The recorder is killed while it waits for the lock.
-    let claimed = fixture.claimed();
+    let claimed = fixture.take_lock();
     let mut running = fixture.start_recording(&["-q"], r#"cat "$0/cold"; echo read"#);
     running.wait_for_output("read");
     assert!(eventually(|| fixture
@@ -105,7 +105,7 @@ fn a_recorder_that_is_killed_while_it_writes_leaves_the_old_image() {
     fs::File::options().write(true).open(&left).unwrap().set_modified(long_ago).unwrap();
     fixture.record(&["-q", "--merge"], r#"cat "$0/cold""#).expect(0);
     assert_eq!((fixture.names(), fixture.recordings()), (vec!["cold".to_owned(), "small".to_owned()], 2));
-    assert_eq!(beside(&fixture.image), ["app.boot"]);
+    assert_eq!(names_beside(&fixture.image), ["app.boot"]);
     fixture.stage.expect_nothing_left();
 }
 
@@ -140,7 +140,7 @@ fn recordings_merged_at_the_same_time_are_all_kept() {
         one.wait().expect(0);
     }
     assert_eq!((fixture.recordings(), fixture.names()), (all as u64, vec!["small".to_owned()]));
-    assert_eq!(beside(&fixture.image), ["app.boot"]);
+    assert_eq!(names_beside(&fixture.image), ["app.boot"]);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_recording_waits_for_another_writer_and_merges_its_result() {
     fixture.record(&["-q"], READ_SMALL).expect(0);
     let (ours, aside) = (fixture.image.clone(), fixture.stage.path("aside.boot"));
     fs::rename(&ours, &aside).unwrap();
-    let claimed = fixture.claimed();
+    let claimed = fixture.take_lock();
     let mut running = fixture.start_recording(&["-q", "--merge"], r#"cat "$0/cold" >/dev/null; echo read"#);
     running.wait_for_output("read");
     assert!(running.is_running());
@@ -170,7 +170,7 @@ fn an_image_of_an_older_index_is_not_joined_and_stays() {
     let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("it cannot be merged");
     assert_eq!(ended.text(), "", "it ran for nothing");
     assert!(fs::read(&fixture.image).unwrap() == before);
-    assert_eq!(beside(&fixture.image), ["app.boot"]);
+    assert_eq!(names_beside(&fixture.image), ["app.boot"]);
 }
 
 #[test]
@@ -216,15 +216,15 @@ fn where_nothing_can_be_written_nothing_is_run() {
     let fixture = Fixture::new();
     let script = r#"dir=$1; mount -t tmpfs -o ro none "$dir" || exit 77
         exec "$2" record -i "$3" -o "$dir/app.boot" -- echo run"#;
-    let place = fixture.stage.dir("read-only");
+    let directory = fixture.stage.dir("read-only");
     let ended = if is_root() {
         let mut command = fixture.stage.command("unshare");
-        command.args(["-m", "sh", "-c", script, "sh"]).arg(&place).arg(quell()).arg(&fixture.index);
+        command.args(["-m", "sh", "-c", script, "sh"]).arg(&directory).arg(quell()).arg(&fixture.index);
         fixture.stage.run(&mut command)
     } else {
-        fs::set_permissions(&place, std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
+        fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
         let mut command = fixture.stage.quell();
-        command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(place.join("app.boot"));
+        command.args(["record", "-i"]).arg(&fixture.index).arg("-o").arg(directory.join("app.boot"));
         fixture.stage.run(command.args(["--", "echo", "run"]))
     };
     let ended = ended.expect(3).says("cannot create the image in");
@@ -237,7 +237,7 @@ fn a_full_disk_leaves_the_old_image() {
         skip!("a small file system to fill needs root to mount it");
     }
     let fixture = Fixture::new();
-    let place = fixture.stage.dir("small disk");
+    let directory = fixture.stage.dir("small disk");
     // In a mount namespace of its own, so that no mount remains.
     let script = r#"mount -t tmpfs -o size=256k none "$1" || exit 77
         "$2" record -q -i "$3" -o "$1/app.boot" -- cat "$4/small" || exit 78
@@ -247,7 +247,7 @@ fn a_full_disk_leaves_the_old_image() {
     let mut command = fixture.stage.command("unshare");
     command
         .args(["-m", "sh", "-c", script, "sh"])
-        .arg(&place)
+        .arg(&directory)
         .arg(quell())
         .arg(&fixture.index)
         .arg(&fixture.tree);
@@ -270,7 +270,7 @@ fn a_file_larger_than_allowed_leaves_the_old_image() {
     let paths: [&Path; 4] = [&quell(), &fixture.index, &fixture.image, &fixture.tree];
     fixture.stage.sh(script, &paths).expect(3).says("nothing was recorded").says("File too large");
     assert!(fs::read(&fixture.image).unwrap() == before);
-    assert_eq!(beside(&fixture.image), ["app.boot"]);
+    assert_eq!(names_beside(&fixture.image), ["app.boot"]);
 }
 
 // --- serving -----------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ fn a_file_never_mixes_recorded_and_changed_content() {
 // --- memory ------------------------------------------------------------------------------------
 
 /// Creates a tree with 40 MiB of incompressible data that is recorded.
-fn large_scene() -> (Fixture, &'static str) {
+fn large_fixture() -> (Fixture, &'static str) {
     let fixture = Fixture::new();
     fs::write(fixture.tree.join("huge"), trees::noise(40 << 20, 5)).unwrap();
     fixture.stage.run(fixture.stage.quell().args(["index", "-q", "--update"]).arg(&fixture.index)).expect(0);
@@ -393,7 +393,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         Ok(group) => group,
         Err(why) => skip!("{why}"),
     };
-    let (fixture, script) = large_scene();
+    let (fixture, script) = large_fixture();
     let expected = fixture.direct(script);
     let run = |options: &[&str]| {
         let mut command = fixture.stage.command("sh");
@@ -401,11 +401,11 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
         command.arg("run").args(options).arg("-i").arg(&fixture.index).arg("-b").arg(&fixture.image);
         fixture.stage.run(command.args(["--", "sh", "-c", script]).arg(&fixture.tree))
     };
-    let place = format!("in the control group {}", group.path.display());
+    let group_message = format!("in the control group {}", group.path.display());
     let ended = run(&[])
         .expect(0)
         .says("takes at least 41 MiB of memory")
-        .says(&place)
+        .says(&group_message)
         .says("nothing of it is served");
     assert!(ended.err.contains("half of the") && ended.err.contains("--budget raises"), "{}", ended.err);
     assert!(ended.out == expected);
@@ -413,7 +413,7 @@ fn in_a_control_group_with_less_memory_than_the_image_nothing_is_killed() {
     let ended =
         run(&["--budget", "4096"]).expect(0).says("takes 81 MiB of memory").says("no more are available");
     assert!(ended.out == expected);
-    assert!(run(&["--strict"]).expect(3).says(&place).out.is_empty());
+    assert!(run(&["--strict"]).expect(3).says(&group_message).out.is_empty());
     assert_eq!(group.killed(), 0);
 }
 
@@ -423,7 +423,7 @@ fn in_a_control_group_with_enough_memory_the_image_is_served() {
         Ok(group) => group,
         Err(why) => skip!("{why}"),
     };
-    let (fixture, script) = large_scene();
+    let (fixture, script) = large_fixture();
     let expected = fixture.direct(script);
     // A read of the source gives a wrong result.
     let path = fixture.tree.join("huge");

@@ -6,10 +6,10 @@
 use std::fs;
 use std::path::Path;
 
-use crate::bed::Bed;
 use crate::boot::BLOCK;
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root};
+use crate::testbed::Testbed;
 use crate::trees;
 
 const DIRECTORIES: usize = 10;
@@ -40,19 +40,19 @@ fn nodes_record_concurrently_into_one_image_that_a_cold_node_uses() {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
     let stage = Stage::new();
-    let bed = Bed::up(&stage);
-    make_tree(&bed.node("1").join("tree"));
-    stage.run(stage.quell().args(["index", "-q"]).arg(bed.node("1").join("tree"))).expect(0);
+    let testbed = Testbed::start(&stage);
+    make_tree(&testbed.node("1").join("tree"));
+    stage.run(stage.quell().args(["index", "-q"]).arg(testbed.node("1").join("tree"))).expect(0);
 
     let go = stage.path("go");
     let recorders: Vec<Running> = [("1", "even"), ("2", "odd")]
         .iter()
         .map(|(node, half)| {
-            let place = bed.node(node);
+            let directory = testbed.node(node);
             let mut command = stage.quell();
-            command.args(["record", "-q", "--merge", "-i"]).arg(place.join("tree.quell"));
-            command.arg("--source").arg(place.join("tree")).arg("-o").arg(place.join("app.boot"));
-            command.args(["--", "sh", "-c", READ, "sh"]).arg(place.join("tree")).arg(half).arg(&go);
+            command.args(["record", "-q", "--merge", "-i"]).arg(directory.join("tree.quell"));
+            command.arg("--source").arg(directory.join("tree")).arg("-o").arg(directory.join("app.boot"));
+            command.args(["--", "sh", "-c", READ, "sh"]).arg(directory.join("tree")).arg(half).arg(&go);
             let mut running = stage.start(&mut command);
             running.wait_for_error("read");
             running
@@ -62,34 +62,35 @@ fn nodes_record_concurrently_into_one_image_that_a_cold_node_uses() {
     for recorder in recorders {
         recorder.wait().expect(0);
     }
-    let place = bed.node("2");
+    let directory = testbed.node("2");
     let mut show = stage.quell();
-    let shown = stage.run(show.args(["boot", "show", "--json"]).arg(place.join("app.boot"))).expect(0).json();
+    let shown =
+        stage.run(show.args(["boot", "show", "--json"]).arg(directory.join("app.boot"))).expect(0).json();
     let files = DIRECTORIES * FILES_IN_EACH;
     assert_eq!((shown["recordings"].as_u64(), shown["files"].as_u64()), (Some(2), Some(files as u64)));
     let mut names: Vec<String> =
-        fs::read_dir(&place).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.retain(|name| name.contains("app.boot"));
     assert_eq!(names, ["app.boot"], "what was written aside is gone");
 
-    let tree = place.join("tree");
+    let tree = directory.join("tree");
     let mut expected = Vec::new();
-    let direct = bed.asked("2", || expected = stage.sh(READ_ALL, &[&tree]).expect(0).out);
+    let direct = testbed.requests_of("2", || expected = stage.sh(READ_ALL, &[&tree]).expect(0).out);
     assert!(direct["open"] >= files as u64, "{direct:?}");
     let mut command = stage.quell();
     command
         .args(["run", "-q", "--strict", "--check", "sample", "--recheck", "0", "-i"])
-        .arg(place.join("tree.quell"));
-    command.arg("-b").arg(place.join("app.boot")).arg("--source").arg(&tree);
+        .arg(directory.join("tree.quell"));
+    command.arg("-b").arg(directory.join("app.boot")).arg("--source").arg(&tree);
     command.args(["--", "sh", "-c", READ_ALL, "sh"]).arg(&tree);
     let mut seen = Vec::new();
-    let asked = bed.asked("2", || seen = stage.run(&mut command).expect(0).out);
+    let asked = testbed.requests_of("2", || seen = stage.run(&mut command).expect(0).out);
     assert!(seen == expected, "other bytes");
     let to_servers = ["lookup.master", "getattr", "open", "opendir", "access", "statfs", "readlink.master"];
     let operations: u64 = to_servers.iter().filter_map(|name| asked.get(*name)).sum();
     assert!(operations <= OPERATIONS_MAX, "{operations}: {asked:?}");
-    let reads_max = fs::metadata(place.join("app.boot")).unwrap().len() / (128 << 10) + 10;
+    let reads_max = fs::metadata(directory.join("app.boot")).unwrap().len() / (128 << 10) + 10;
     assert!(asked["read"] <= reads_max, "at most {reads_max}: {asked:?}");
-    drop(bed);
+    drop(testbed);
     assert!(eventually(|| stage.processes().is_empty()));
 }

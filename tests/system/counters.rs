@@ -66,8 +66,8 @@ fn a_mount_that_is_taken_away_by_others_ends_its_process() {
 #[test]
 fn umount_takes_only_mounts_of_quell() {
     let (stage, tree, _) = fixture();
-    for place in [Path::new("/proc"), Path::new("/"), &tree, &stage.path("none")] {
-        stage.run(stage.quell().arg("umount").arg(place)).expect(2).says("not a mount of Quell");
+    for path in [Path::new("/proc"), Path::new("/"), &tree, &stage.path("none")] {
+        stage.run(stage.quell().arg("umount").arg(path)).expect(2).says("not a mount of Quell");
     }
     assert!(is_mounted(Path::new("/proc")));
 }

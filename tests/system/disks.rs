@@ -96,19 +96,20 @@ impl Fixture {
     fn recorded(&self) -> Vec<(String, u64)> {
         let shown = self.boot(&["show", "--files", "--json"]).expect(0).json();
         let files = shown["list"].as_array().unwrap().clone();
-        let place = |f: &serde_json::Value| f["name"].as_str().unwrap().split(' ').next().unwrap().to_owned();
-        files.iter().map(|f| (place(f), f["blocks"].as_u64().unwrap())).collect()
+        let position =
+            |f: &serde_json::Value| f["name"].as_str().unwrap().split(' ').next().unwrap().to_owned();
+        files.iter().map(|f| (position(f), f["blocks"].as_u64().unwrap())).collect()
     }
 
     fn stats(&self, path: &Path) -> (u64, u64) {
         let stats = self.stage.run(self.stage.quell().args(["stats", "--json"]).arg(path)).expect(0).json();
         let counters = &stats[0]["trees"][0]["counters"];
-        let of = |name: &str| counters[name].as_u64().unwrap();
-        (of("blocks_from_memory"), of("blocks_from_source"))
+        let counter = |name: &str| counters[name].as_u64().unwrap();
+        (counter("blocks_from_memory"), counter("blocks_from_source"))
     }
 
     /// Overwrites all bytes and preserves size and time: a read of the file gives a wrong result.
-    fn forge(&self, path: &Path, byte: u8) {
+    fn overwrite_preserving_time(&self, path: &Path, byte: u8) {
         let metadata = fs::metadata(path).unwrap();
         fs::write(path, vec![byte; metadata.len() as usize]).unwrap();
         fs::File::options()
@@ -161,7 +162,7 @@ fn a_boot_from_memory_reads_nothing_of_the_disk() {
     need_qemu!();
     let fixture = Fixture::new();
     fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
-    fixture.forge(&fixture.base, b'x');
+    fixture.overwrite_preserving_time(&fixture.base, b'x');
     let ended = fixture.run(&fixture.base, &["--strict"], &checks(&fixture)).expect(0);
     assert_eq!(ended.err, "", "success prints nothing");
     // Blocks that were not recorded come from the disk.
@@ -271,19 +272,19 @@ fn a_whole_chain_of_images_is_recorded_and_served() {
     let (fixture, top) = chain();
     fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
     let recorded = fixture.recorded();
-    assert_eq!(recorded.iter().map(|(place, _)| place.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
+    assert_eq!(recorded.iter().map(|(position, _)| position.as_str()).collect::<Vec<_>>(), ["0", "1", "2"]);
     assert_eq!(recorded[2].1, 3, "the raw one has its first block and what was read of it");
     // The tables of qcow2 are recorded like other blocks, so a machine finds its data with the boot
     // image alone.
     for name in ["base.raw", "mid.qcow2", "top.qcow2"] {
-        fixture.forge(&fixture.stage.path(name), 0);
+        fixture.overwrite_preserving_time(&fixture.stage.path(name), 0);
     }
     let chained = io(&fixture.own, &[], &CHAIN_READS);
     // The headers are overwritten, too: the backing chain cannot be read any more.
     fixture.run(&top, &["-q", "--strict"], &chained).expect(2).says("has no such backing file");
     let (fixture, top) = chain();
     fixture.record(&top, &[], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
-    fixture.forge(&fixture.base, 0);
+    fixture.overwrite_preserving_time(&fixture.base, 0);
     fixture.run(&top, &["-q", "--strict"], &io(&fixture.own, &[], &CHAIN_READS)).expect(0);
     let mounted = fixture.mount(&top, &["-q", "--strict"]);
     let elsewhere = fixture.stage.path("elsewhere.qcow2");
@@ -340,7 +341,7 @@ fn an_image_with_an_external_data_file_is_covered_with_it() {
     let reads = io(&own, &[], &["read -P 9 1M 8k"]);
     fixture.record(&disk, &[], &reads).expect(0);
     assert_eq!(fixture.recorded()[1].0, "1");
-    fixture.forge(&data, b'x');
+    fixture.overwrite_preserving_time(&data, b'x');
     fixture.run(&disk, &["-q", "--strict"], &reads).expect(0);
     fixture.try_mount(&disk, &[]).0.expect(2).says("has its data in");
     fixture
@@ -416,7 +417,7 @@ fn two_machines_of_one_base_share_their_blocks() {
     let (both, sum) = (bytes(&fixture.image), bytes(&one) + bytes(&two));
     assert!(both * 10 < sum * 6, "{both} of {sum}");
     assert_eq!(fixture.recorded(), [("0".to_owned(), 512 + 64 + 64)]);
-    fixture.forge(&fixture.base, b'x');
+    fixture.overwrite_preserving_time(&fixture.base, b'x');
     fixture.run(&fixture.base, &["-q", "--strict"], &io(&fixture.own, &[], &["read 0 4k"])).expect(0);
     // Another generation of the disk is treated as another disk.
     fixture.stage.file("base.raw", trees::noise(BLOCKS * BLOCK, 2));
@@ -589,7 +590,7 @@ fn a_layer_of_recorded_blocks_hides_changes_of_the_base() {
     fixture.record(&fixture.base, &[], &io(&fixture.own, &[], &READS)).expect(0);
     let hot = fixture.stage.path("hot.qcow2");
     fixture.boot(&["qcow2", "-q", "-o", hot.to_str().unwrap()]).expect(0);
-    fixture.forge(&fixture.base, b'x');
+    fixture.overwrite_preserving_time(&fixture.base, b'x');
     let moved = Fixture { own: fixture.stage.path("on-hot.qcow2"), ..fixture };
     moved.layer(&moved.own, &hot, "qcow2");
     let words = checks(&moved);

@@ -217,11 +217,11 @@ fn a_full_disk_leaves_the_old_index() {
     for number in 0..3000 {
         fs::write(tree.join(format!("file{number}")), "").unwrap();
     }
-    let place = stage.dir("place");
+    let directory = stage.dir("directory");
     let script = "mount -t tmpfs -o size=16k none \"$1\"; echo old >\"$1/index\"; \
                   \"$2\" index -q \"$3\" --force -o \"$1/index\" && exit 9; cat \"$1/index\"; ls -A \"$1\"";
     let mut command = stage.command("unshare");
-    command.args(["-U", "-r", "-m", "sh", "-ec", script, "sh"]).args([&place, &quell(), &tree]);
+    command.args(["-U", "-r", "-m", "sh", "-ec", script, "sh"]).args([&directory, &quell(), &tree]);
     let ended = stage.run(&mut command).expect(0);
     assert_eq!(ended.text(), "old\nindex\n");
     ended.says("No space left");

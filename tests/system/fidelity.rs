@@ -86,10 +86,10 @@ fn with_a_boot_image_every_entry_is_seen_as_on_the_original() {
         command.args(["--strict", "--quiet", "-b"]).arg(&image);
         let launch = Launch::Run(view);
         // A whole file has the number of blocks of its copy.
-        let as_told = |name: &str, a: &Facts, b: &Facts| {
+        let as_reported = |name: &str, a: &Facts, b: &Facts| {
             documented(launch, name, a, b) || (launch.is_overlay() && name.starts_with("blocks"))
         };
-        let found = differences(&original, &seen(command), |_, name, a, b| as_told(name, a, b));
+        let found = differences(&original, &seen(command), |_, name, a, b| as_reported(name, a, b));
         lines.extend(found.into_iter().map(|line| format!("{view} {line}")));
     }
     assert!(lines.is_empty(), "{}", lines.join("\n"));
@@ -150,7 +150,7 @@ fn find_and_checksums_print_the_same() {
         for script in [&script, files] {
             let original = stage.sh(script, &[&tree]).expect(0);
             let view = stage
-                .see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+                .run_in_view(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
                 .expect(0);
             assert!(original.text().lines().count() > 80);
             assert_eq!(difference(&original.text(), &view.text()), "", "{launch:?}");
@@ -174,7 +174,7 @@ fn a_hundred_thousand_entries_in_one_directory() {
     let original = stage.sh(script, &[&tree]).expect(0).text();
     for launch in launches() {
         let view = stage
-            .see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+            .run_in_view(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
             .expect(0)
             .text();
         let lines: Vec<&str> = view.lines().collect();
@@ -203,8 +203,8 @@ fn paths_longer_than_the_kernels_limit_are_reached_step_by_step() {
     let original = stage.snapshot_original(&tree);
     assert!(original.keys().any(|path| path.len() > 5000));
     // Overlayfs does not support such long paths, so `auto` uses FUSE and reports the reason.
-    let said = stage.run(stage.quell_run(&index, "auto").args(["--strict", "-v", "--", "true"])).expect(0);
-    said.says("covered by fuse").says("too long for overlayfs");
+    let ended = stage.run(stage.quell_run(&index, "auto").args(["--strict", "-v", "--", "true"])).expect(0);
+    ended.says("covered by fuse").says("too long for overlayfs");
     if views().contains(&"overlay") {
         stage.run(stage.quell_run(&index, "overlay").args(["--strict", "--", "true"])).expect(3);
     }
@@ -226,7 +226,7 @@ fn files_can_be_mapped() {
     assert!(original.starts_with("3000001 "));
     for launch in launches() {
         let output = stage.path("out/mapped");
-        let ended = stage.see(launch, &index, &tree, |root| {
+        let ended = stage.run_in_view(launch, &index, &tree, |root| {
             let command = stage.probe_command("map", &root.join("mapped"), &output);
             std::iter::once(command.get_program()).chain(command.get_args()).map(Into::into).collect()
         });
@@ -241,7 +241,8 @@ fn scripts_and_programs_run_from_the_tree() {
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
     for launch in launches() {
-        let ended = stage.see(launch, &index, &tree, |root| words(&[&root.join("bin/tool"), &"one", &"two"]));
+        let ended =
+            stage.run_in_view(launch, &index, &tree, |root| words(&[&root.join("bin/tool"), &"one", &"two"]));
         assert_eq!(ended.expect(0).text(), "tool ran with one two\n", "{launch:?}");
     }
 }
@@ -265,7 +266,7 @@ fn a_program_finds_its_library_beside_itself() {
     stage.sh(build, &[&tree, &library, &program]).expect(0);
     let index = stage.index(&tree);
     for launch in launches() {
-        let ended = stage.see(launch, &index, &tree, |root| words(&[&root.join("bin/ask")]));
+        let ended = stage.run_in_view(launch, &index, &tree, |root| words(&[&root.join("bin/ask")]));
         assert_eq!(ended.expect(0).text(), "42\n", "{launch:?}");
     }
 }
@@ -285,8 +286,9 @@ fn a_directory_that_could_not_be_read_is_closed_not_empty() {
     stage.run(stage.quell().args(["index", "-o"]).arg(&index).arg(&tree)).expect(1).says("closed");
     for launch in launches() {
         let script = "ls \"$1/closed\"; echo $?; cat \"$1/closed/hidden\"; echo $?; cat \"$1/readme\"";
-        let ended =
-            stage.see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0);
+        let ended = stage
+            .run_in_view(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+            .expect(0);
         assert_eq!(ended.text(), "2\n1\nhello\n", "{launch:?}");
         assert_eq!(ended.err.matches("Permission denied").count(), 2, "{launch:?}: {}", ended.err);
     }
@@ -320,7 +322,7 @@ fn files_of_others_belong_to_the_caller_in_a_kernel_view_and_to_the_overflow_use
         assert!(found.is_empty(), "{launch:?}\n{}", found.join("\n"));
         // Being shown as the owner gives no more permissions: the view is read-only and the modes
         // apply.
-        let ended = stage.see(launch, &index, tree, |root| words(&[&"touch", &root.join("new")]));
+        let ended = stage.run_in_view(launch, &index, tree, |root| words(&[&"touch", &root.join("new")]));
         assert_ne!(ended.code(), Some(0));
     }
 }
@@ -351,8 +353,8 @@ fn names_outside_the_tree_count_as_links() {
     }
     let index = stage.index(&tree);
     for launch in launches() {
-        let ended =
-            stage.see(launch, &index, &tree, |root| words(&[&"stat", &"-c", &"%h", &root.join("file")]));
+        let ended = stage
+            .run_in_view(launch, &index, &tree, |root| words(&[&"stat", &"-c", &"%h", &root.join("file")]));
         assert_eq!(ended.expect(0).text(), "6\n", "{launch:?}");
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::log_scene;
+use crate::log_fixture;
 use crate::skip;
 use crate::stage::{
     Launch, Mounted, PATIENCE, Stage, eventually, has, is_mounted, is_root, launches, mount_points, send,
@@ -260,7 +260,7 @@ fn expect_captured(stage: &Stage, command: &dyn Fn() -> Command, after: &mut dyn
 
 /// Checks that the process has no file of the caller open.
 #[track_caller]
-fn expect_apart(pid: i32, stage: &Stage) {
+fn expect_detached(pid: i32, stage: &Stage) {
     let link = |name: &str| fs::read_link(format!("/proc/{pid}/{name}")).unwrap();
     assert_eq!(link("cwd"), Path::new("/"));
     assert_eq!((link("fd/0"), link("fd/1")), ("/dev/null".into(), "/dev/null".into()));
@@ -285,7 +285,7 @@ fn a_mount_keeps_no_stream_and_no_lock_of_its_caller() {
     for view in mountable() {
         expect_captured(&fixture.stage, &|| fixture.mount_command(view, &point), &mut || {
             assert!(is_mounted(&point));
-            expect_apart(fixture.stage.holder(), &fixture.stage);
+            expect_detached(fixture.stage.holder(), &fixture.stage);
             fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
             fixture.stage.expect_nothing_left();
         });
@@ -295,12 +295,12 @@ fn a_mount_keeps_no_stream_and_no_lock_of_its_caller() {
 
 #[test]
 fn a_log_mount_keeps_no_stream_and_no_lock_of_its_caller() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let point = fixture.point();
     let mounted = Mounted::at(&fixture.stage, point.clone());
     expect_captured(&fixture.stage, &|| fixture.command(&[&fixture.store], &[], &point), &mut || {
         assert!(is_mounted(&point));
-        expect_apart(fixture.stage.holder(), &fixture.stage);
+        expect_detached(fixture.stage.holder(), &fixture.stage);
         fixture.stage.run(fixture.stage.quell().arg("umount").arg(&point)).expect(0);
         fixture.stage.expect_nothing_left();
     });
@@ -327,7 +327,7 @@ fn a_mount_of_a_disk_image_keeps_no_stream_and_no_lock_of_its_caller() {
     };
     expect_captured(&stage, &command, &mut || {
         assert!(is_mounted(&point));
-        expect_apart(stage.holder(), &stage);
+        expect_detached(stage.holder(), &stage);
         stage.run(stage.quell().arg("umount").arg(&point)).expect(0);
         stage.expect_nothing_left();
     });
@@ -368,11 +368,11 @@ fn messages_of_a_mount_are_in_a_log_that_stats_names() {
         let line = stats.lines().find_map(|line| line.trim().strip_prefix("messages"));
         let log = PathBuf::from(line.expect(&stats).trim());
         fs::write(fixture.tree.join("readme"), format!("changed by {view}")).unwrap();
-        let said = || fs::read_to_string(&log).unwrap();
-        assert!(eventually(|| said().contains("readme")), "{view}: {}", said());
+        let messages = || fs::read_to_string(&log).unwrap();
+        assert!(eventually(|| messages().contains("readme")), "{view}: {}", messages());
         mounted.umount();
         // The log can be read until the next mount at the same mount point.
-        assert!(said().contains("changed while it is covered"), "{view}");
+        assert!(messages().contains("changed while it is covered"), "{view}");
         fs::remove_file(&log).unwrap();
         fs::write(fixture.tree.join("readme"), "hello\n").unwrap();
         fixture
@@ -431,16 +431,16 @@ fn ranks_wait_together_for_a_holder_that_does_not_answer() {
         assert!(all_at_once || lasted[RANKS - 1] < 2 * ANSWER_TIMEOUT, "{lasted:?}");
         assert_eq!(fixture.stage.holders(), [holder], "another holder was started");
         let is_strict = !options.is_empty();
-        let mut said = 0;
+        let mut messages = 0;
         for mut rank in ranks {
             if !is_strict {
                 std::io::Write::write_all(&mut rank.stdin(), b"\n").unwrap();
             }
             let ended = rank.wait().expect(if is_strict { 3 } else { 0 });
-            said += ended.err.matches("does not answer").count();
+            messages += ended.err.matches("does not answer").count();
             assert_eq!(ended.out.is_empty(), is_strict);
         }
-        assert_eq!(said, 1, "ranks of a job say it once");
+        assert_eq!(messages, 1, "the ranks of a job print it once");
         send(holder, Signal::CONT);
         // The holder was only stopped.
         let mut later = fixture.stage.start(&mut rank(options));
@@ -535,8 +535,8 @@ fn a_writable_view_in_use_keeps_its_lock_after_a_signal() {
         let holder = fixture.stage.holder();
         let log = fs::read_link(format!("/proc/{holder}/fd/2")).unwrap();
         send(holder, Signal::TERM);
-        let said = || fs::read_to_string(&log).unwrap();
-        assert!(eventually(|| said().contains("in use")), "{view}");
+        let messages = || fs::read_to_string(&log).unwrap();
+        assert!(eventually(|| messages().contains("in use")), "{view}");
         assert!(is_mounted(&mounted.point), "{view}");
         let mut other = fixture.stage.quell_run(&fixture.index, view);
         other.args(["--strict", "--writable", layer, "--", "true"]);
@@ -660,7 +660,7 @@ fn a_view_is_mounted_again_right_after_it_was_unmounted() {
 
 #[test]
 fn a_log_is_mounted_again_right_after_it_was_unmounted() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let point = fixture.point();
     expect_mounted_again(&fixture.stage, &|| fixture.command(&[&fixture.store], &[], &point), &point);
 }
@@ -683,7 +683,7 @@ fn a_mount_waits_for_the_remains_of_a_killed_mount_command() {
     if !has("strace") {
         skip!("strace is not installed");
     }
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let point = fixture.point();
     let mounted = Mounted::at(&fixture.stage, point.clone());
     let mount = fixture.command(&[&fixture.store], &["--quiet"], &point);

@@ -56,8 +56,8 @@ fn the_index_is_written_beside_the_directory_by_default() {
     assert!(stage.path("tree.quell").is_file());
     fs::remove_file(stage.path("tree.quell")).unwrap();
     let with_slash = format!("{}/", tree.display());
-    let said = stage.index_with(&[&with_slash]).expect(0);
-    assert!(said.text().contains("tree.quell: written, 9 entries in 4 directories"), "{}", said.text());
+    let ended = stage.index_with(&[&with_slash]).expect(0);
+    assert!(ended.text().contains("tree.quell: written, 9 entries in 4 directories"), "{}", ended.text());
     stage.index_with(&[&tree, &"-o", &stage.path("other")]).expect(0);
     assert_eq!(fs::read(stage.path("other")).unwrap(), fs::read(stage.path("tree.quell")).unwrap());
     stage.run(stage.quell().args(["index", ".", "-q"]).current_dir(&tree)).expect(0);
@@ -70,9 +70,9 @@ fn the_index_is_written_beside_the_directory_by_default() {
 #[test]
 fn an_index_inside_its_tree_is_refused() {
     let (stage, tree) = fixture();
-    for place in [tree.join("in.quell"), tree.join("lib/deep/in.quell")] {
-        stage.index_with(&[&tree, &"-o", &place]).expect(2).says("inside the tree");
-        assert!(!place.exists());
+    for output in [tree.join("in.quell"), tree.join("lib/deep/in.quell")] {
+        stage.index_with(&[&tree, &"-o", &output]).expect(2).says("inside the tree");
+        assert!(!output.exists());
     }
     symlink(tree.join("lib"), stage.path("launch-in")).unwrap();
     stage.index_with(&[&tree, &"-o", &stage.path("launch-in/in.quell")]).expect(2).says("inside the tree");
@@ -84,7 +84,7 @@ fn a_path_that_cannot_be_indexed_is_refused() {
     stage.index_with(&[&stage.path("none")]).expect(2).says("none");
     stage.index_with(&[&tree.join("readme")]).expect(2).says("not a directory");
     stage.index_with(&[&tree, &"-o", &stage.dir("a-directory")]).expect(2).says("a-directory");
-    stage.index_with(&[&tree, &"-o", &stage.path("no/such/place")]).expect(2).says("no/such");
+    stage.index_with(&[&tree, &"-o", &stage.path("no/such/file")]).expect(2).says("no/such");
     stage.index_with(&[&tree, &"--exclude", &"[unclosed"]).expect(2).says("[unclosed");
     stage.index_with(&[&tree, &"--no-such-option"]).expect(2);
 }
@@ -347,14 +347,14 @@ fn a_tree_that_changes_while_it_is_read_gives_a_whole_index() {
         let churn = || {
             let mut round = 0u64;
             while !stop.load(Ordering::Relaxed) {
-                let (place, other) =
+                let (path, other) =
                     (tree.join(format!("new{}", round % 7)), tree.join(format!("lib/{}", round % 5)));
-                let _ = fs::create_dir(&place);
-                let _ = fs::write(place.join("file"), "x");
-                let _ = fs::rename(&place, &other);
-                let _ = fs::write(&place, "a file now");
+                let _ = fs::create_dir(&path);
+                let _ = fs::write(path.join("file"), "x");
+                let _ = fs::rename(&path, &other);
+                let _ = fs::write(&path, "a file now");
                 let _ = fs::remove_dir_all(&other);
-                let _ = fs::remove_file(&place);
+                let _ = fs::remove_file(&path);
                 round += 1;
             }
         };
@@ -424,9 +424,9 @@ fn a_file_that_is_no_index_is_refused_by_every_command() {
     let mut newer = whole.clone();
     newer[8] = 3;
     cases.push(("newer", newer));
-    for place in [17, 33, 50, 200, 700, whole.len() - 9] {
+    for position in [17, 33, 50, 200, 700, whole.len() - 9] {
         let mut flipped = whole.clone();
-        flipped[place] ^= 0x10;
+        flipped[position] ^= 0x10;
         cases.push(("flipped", flipped));
     }
     for (case, bytes) in cases {

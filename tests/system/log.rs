@@ -89,7 +89,7 @@ pub fn walk(directory: &Path, visit: &mut dyn FnMut(&Path)) {
 }
 
 #[macro_export]
-macro_rules! log_scene {
+macro_rules! log_fixture {
     () => {
         match $crate::log::Fixture::new() {
             Some(fixture) => fixture,
@@ -102,7 +102,7 @@ macro_rules! log_scene {
 
 #[test]
 fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let point = fixture.point();
     let ended = fixture.stage.run(&mut fixture.command(&[&fixture.store], &[], &point)).expect(0);
     assert_eq!((ended.text().as_str(), ended.err.as_str()), ("", ""), "success prints nothing");
@@ -140,7 +140,7 @@ fn a_log_mount_is_there_until_umount_and_its_files_are_there_again_in_the_next()
 
 #[test]
 fn stores_that_cannot_be_mounted_are_refused_with_advice() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (store, point) = (&*fixture.store, fixture.point());
     let refused = |stores: &[&Path], point: &Path, code: i32, words: &str| {
         fixture.stage.run(&mut fixture.command(stores, &[], point)).expect(code).says(words);
@@ -185,7 +185,7 @@ fn stores_that_cannot_be_mounted_are_refused_with_advice() {
 
 #[test]
 fn a_store_that_is_damaged_is_refused_before_anything_is_mounted() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     fixture.mount().umount();
     fs::write(fixture.store.join(".quell/store"), "not a store").unwrap();
     let point = fixture.point();
@@ -197,7 +197,7 @@ fn a_store_that_is_damaged_is_refused_before_anything_is_mounted() {
 
 #[test]
 fn the_ways_to_write_and_read_give_the_same_files() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let bytes = noise(3_000_000, 1);
     for (number, options) in [
         &["--index", "original", "--buffer", "4K"][..],
@@ -225,7 +225,7 @@ fn the_ways_to_write_and_read_give_the_same_files() {
 
 #[test]
 fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let write = |path: &Path| {
         // Two processes, so that there is more than one index log.
         let mut child = Command::new("sh");
@@ -264,7 +264,7 @@ fn a_mount_flattens_in_the_background_and_is_taken_away_when_it_is_done() {
 
 #[test]
 fn several_stores_are_one_file_system_in_any_order() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let second = fixture.stage.dir("second");
     let names: Vec<String> = (0..40).map(|number| format!("file{number}")).collect();
     let mounted = fixture.mount_with(&[&fixture.store, &second], &[]);
@@ -290,7 +290,7 @@ fn several_stores_are_one_file_system_in_any_order() {
 
 #[test]
 fn a_quell_toml_mounts_all_of_its_logs_or_none() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (first, second) = (fixture.point(), fixture.point());
     fixture.stage.dir("other");
     let config = |stores: &str| {
@@ -329,7 +329,7 @@ fn a_quell_toml_mounts_all_of_its_logs_or_none() {
 
 #[test]
 fn the_requests_of_a_log_mount_are_counted() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::write(mounted.point.join("file"), vec![1; 10_000]).unwrap();
     assert_eq!(fs::read(mounted.point.join("file")).unwrap().len(), 10_000);
@@ -355,7 +355,7 @@ fn the_requests_of_a_log_mount_are_counted() {
 #[test]
 fn a_mount_command_that_ends_early_leaves_no_mount() {
     use rustix::process::Signal;
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let point = fixture.point();
     for delay_us in (0..40).map(|turn| turn * 400) {
         let running = fixture.stage.start(&mut fixture.command(&[&fixture.store], &["--quiet"], &point));
@@ -394,7 +394,7 @@ fn anonymous_kib(pid: i32) -> u64 {
 fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
     const WRITERS: usize = 200;
     const BOUND_KIB: u64 = 48 << 10;
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     for round in 0..2 {
         // Each file has less data than a buffer, so that nothing is written to the store before.
@@ -420,7 +420,7 @@ fn the_memory_of_write_buffers_is_returned_with_the_close_and_with_a_sync() {
 #[test]
 fn a_signal_ends_a_log_mount_and_loses_nothing() {
     use rustix::process::Signal;
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mounted = fixture.mount();
         let mut file = fs::File::create(mounted.point.join("file")).unwrap();
@@ -462,7 +462,7 @@ fn both(fixture: &Fixture, script: &str) -> (String, String) {
 
 #[track_caller]
 fn same(script: &str) {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (log, plain) = both(&fixture, script);
     assert_eq!(log, plain, "on a log mount (left) and in a plain directory");
 }
@@ -536,7 +536,7 @@ fn shells_and_archives_and_databases_work_as_elsewhere() {
 
 #[test]
 fn unsupported_operations_of_a_log_mount_fail_with_a_clear_error() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (log, _) = both(
         &fixture,
         "touch a; ln a b; mkfifo f; python3 -c 'import os; os.setxattr(\"a\", \"user.x\", b\"1\")' 2>&1 | tail -n 1; ls",
@@ -552,7 +552,7 @@ fn unsupported_operations_of_a_log_mount_fail_with_a_clear_error() {
 
 #[test]
 fn df_prints_the_space_of_the_store() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let space = |path: &Path| {
         let found = rustix::fs::statvfs(path).unwrap();
@@ -569,7 +569,7 @@ fn df_prints_the_space_of_the_store() {
 
 #[test]
 fn foreign_entries_in_a_store_are_neither_shown_nor_changed() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::write(mounted.point.join("mine"), "x").unwrap();
     fs::write(fixture.store.join("plain"), "theirs").unwrap();
@@ -589,7 +589,7 @@ fn foreign_entries_in_a_store_are_neither_shown_nor_changed() {
 
 #[test]
 fn holes_read_as_zeros_and_take_no_room() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("sparse");
     let file = fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -624,7 +624,7 @@ fn holes_read_as_zeros_and_take_no_room() {
 #[allow(unsafe_code)]
 fn one_file_can_be_read_written_and_mapped_concurrently() {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("mapped");
     let bytes = noise(300_000, 7);
@@ -634,10 +634,10 @@ fn one_file_can_be_read_written_and_mapped_concurrently() {
         // SAFETY: the kernel chooses an unused address, the file keeps its size, and the mapping is
         // only read while it exists.
         let same = unsafe {
-            let place = mmap(std::ptr::null_mut(), bytes.len(), ProtFlags::READ, flags, &file, 0);
-            let Ok(place) = place else { skip!("this kernel maps no such files: {place:?}") };
-            let same = std::slice::from_raw_parts(place.cast::<u8>(), bytes.len()) == bytes;
-            munmap(place, bytes.len()).unwrap();
+            let mapping = mmap(std::ptr::null_mut(), bytes.len(), ProtFlags::READ, flags, &file, 0);
+            let Ok(mapping) = mapping else { skip!("this kernel maps no such files: {mapping:?}") };
+            let same = std::slice::from_raw_parts(mapping.cast::<u8>(), bytes.len()) == bytes;
+            munmap(mapping, bytes.len()).unwrap();
             same
         };
         assert!(same, "{flags:?}");
@@ -645,9 +645,9 @@ fn one_file_can_be_read_written_and_mapped_concurrently() {
     file.write_all_at(b"changed", 1000).unwrap();
     // SAFETY: as above.
     unsafe {
-        let place = mmap(std::ptr::null_mut(), 8192, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
-        assert_eq!(&std::slice::from_raw_parts(place.cast::<u8>(), 8192)[1000..1007], b"changed");
-        munmap(place, 8192).unwrap();
+        let mapping = mmap(std::ptr::null_mut(), 8192, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+        assert_eq!(&std::slice::from_raw_parts(mapping.cast::<u8>(), 8192)[1000..1007], b"changed");
+        munmap(mapping, 8192).unwrap();
     }
     drop(file);
     mounted.umount();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::log::{Fixture, walk};
-use crate::log_scene;
+use crate::log_fixture;
 use crate::log_sharing::{SMALL_BYTES, process, small_record};
 use crate::skip;
 use crate::stage::{Mounted, Running, Stage, eventually, is_mounted, is_root, send};
@@ -61,7 +61,7 @@ fn start_all(stage: &Stage, what: &str, processes: u64, path: &Path) -> Vec<Runn
 
 #[test]
 fn synced_data_survives_a_killed_mount() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     for round in 0..6u64 {
         let options: &[&str] = match round % 3 {
             0 => &[],
@@ -105,7 +105,7 @@ fn synced_data_survives_a_killed_mount() {
 
 #[test]
 fn other_mounts_keep_working_when_one_is_killed() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let one = fixture.mount();
     let holder = fixture.stage.holder();
     let other = fixture.mount();
@@ -127,7 +127,7 @@ fn other_mounts_keep_working_when_one_is_killed() {
 
 #[test]
 fn data_of_a_killed_program_is_kept() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     for round in 0..4u64 {
         let path = mounted.point.join(format!("file{round}"));
@@ -149,7 +149,7 @@ fn data_of_a_killed_program_is_kept() {
 
 #[test]
 fn a_mount_in_use_is_kept_unless_forced_and_keeps_written_data() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let mut file = File::create(mounted.point.join("file")).unwrap();
     file.write_all(b"written").unwrap();
@@ -175,7 +175,7 @@ fn a_mount_in_use_is_kept_unless_forced_and_keeps_written_data() {
 
 #[test]
 fn a_store_that_is_removed_under_a_mount_gives_errors_and_no_more() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::create_dir(mounted.point.join("dir")).unwrap();
     fs::write(mounted.point.join("dir/file"), noise(100_000, 3)).unwrap();
@@ -312,7 +312,7 @@ fn modes_and_owners_limit_other_users_on_the_mount_and_in_the_store() {
     if !is_root() {
         skip!("only root can look as another user");
     }
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let at = |name: &str| mounted.point.join(name);
     for (name, mode) in [("private", 0o600), ("shared", 0o644), ("common", 0o666)] {
@@ -363,7 +363,7 @@ fn an_ordinary_users_mount_is_closed_to_others() {
     if is_root() {
         skip!("root's mounts are for everybody");
     }
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let allowed = fs::read_to_string("/etc/fuse.conf")
         .is_ok_and(|text| text.lines().any(|line| line.trim() == "user_allow_other"));
     let point = fixture.point();
@@ -380,7 +380,7 @@ fn an_ordinary_users_mount_is_closed_to_others() {
 
 #[test]
 fn a_program_that_waits_for_input_sees_the_mount_go() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::write(mounted.point.join("file"), "text").unwrap();
     let mut user = fixture.stage.command("sh");
@@ -450,7 +450,7 @@ fn a_failed_writeback_of_a_real_device_is_an_error_until_the_data_was_written_ag
     if File::options().read(true).write(true).open("/dev/loop-control").is_err() {
         skip!("no loop devices");
     }
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let device = FailingDevice::new(&fixture.stage);
     let store = device.point.join("store");
     fs::create_dir(&store).unwrap();

@@ -13,7 +13,7 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
 use crate::log::{Fixture, walk};
 use crate::stage::{Stage, is_root};
-use crate::{log_scene, skip};
+use crate::{log_fixture, skip};
 
 /// Any users except root.
 const USER: u32 = 4242;
@@ -80,7 +80,7 @@ fn exchange_names(store: &Path, secret: &Path, is_over: &AtomicBool, exchanged: 
 
 #[test]
 fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     if !is_root() {
         skip!("only root can be two users");
     }
@@ -151,7 +151,7 @@ fn no_exchange_of_names_in_a_users_store_makes_root_change_a_foreign_file() {
 
 #[test]
 fn roots_mount_gives_each_user_the_rights_of_that_user() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     if !is_root() {
         skip!("only root can be two users");
     }
@@ -199,7 +199,7 @@ fn roots_mount_gives_each_user_the_rights_of_that_user() {
 
 #[test]
 fn a_group_is_inherited_and_supplementary_groups_count() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     if !is_root() {
         skip!("only root can be two users");
     }
@@ -230,7 +230,7 @@ fn a_group_is_inherited_and_supplementary_groups_count() {
 
 /// Returns a `quell` command in a new PID namespace, where the processes of this one are not
 /// visible, or `None` if this user cannot create one.
-fn apart(stage: &Stage, options: &[&str]) -> Option<Command> {
+fn quell_in_other_pid_namespace(stage: &Stage, options: &[&str]) -> Option<Command> {
     let mut command = stage.command("unshare");
     if !is_root() {
         command.args(["--user", "--map-current-user"]);
@@ -259,7 +259,7 @@ fn logs_of(fixture: &Fixture) -> Vec<(PathBuf, u64)> {
 
 #[test]
 fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("f");
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
@@ -273,7 +273,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
         &["--mount-proc", "--uts"],
         &["--mount-proc", "--time", "--boottime", "1000000"],
     ] {
-        let Some(mut command) = apart(&fixture.stage, options) else {
+        let Some(mut command) = quell_in_other_pid_namespace(&fixture.stage, options) else {
             println!("SKIPPED: no unshare --pid {}", options.join(" "));
             continue;
         };
@@ -313,7 +313,7 @@ fn a_writer_that_a_repair_cannot_see_is_alive_until_it_is_named_and_forced() {
 
 #[test]
 fn a_writer_that_names_no_namespace_counts_as_alive() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     fs::write(mounted.point.join("f"), "bytes").unwrap();
     mounted.umount();
@@ -339,7 +339,7 @@ fn a_writer_that_names_no_namespace_counts_as_alive() {
 /// it.
 #[test]
 fn a_write_truncation_or_change_of_owner_clears_set_id_bits() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     if !is_root() {
         skip!("only root can be two users");
     }

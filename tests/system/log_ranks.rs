@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::log::{Fixture, walk};
-use crate::log_scene;
+use crate::log_fixture;
 use crate::skip;
 use crate::stage::why_no_openmpi;
 
@@ -40,7 +40,7 @@ fn ranks_write_one_file_and_read_the_data_of_other_ranks() {
     if let Some(reason) = why_no_openmpi() {
         skip!("{reason}");
     }
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (source, program) = (fixture.stage.file("log_ranks.c", PROGRAM), fixture.stage.path("log_ranks"));
     fixture.stage.sh("mpicc -O1 -o \"$1\" \"$2\"", &[&program, &source]).expect(0);
     let run = |driver: &str, pattern: &str, paths: [&Path; 2]| {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::log::Fixture;
-use crate::log_scene;
+use crate::log_fixture;
 use crate::stage::{Ended, Mounted};
 use crate::trees::noise;
 
@@ -58,7 +58,7 @@ fn containers(store: &Path) -> usize {
 
 #[test]
 fn stores_are_named_in_any_order_and_none_is_forgotten() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let mounted = fixture.mount_with(&[&others[0], &fixture.store], &[]);
     fill(&mounted.point);
@@ -82,7 +82,7 @@ fn stores_are_named_in_any_order_and_none_is_forgotten() {
 
 #[test]
 fn a_store_is_added_and_another_is_drained_while_a_mount_is_at_work() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let mounted = fixture.mount();
     fill(&mounted.point);
@@ -142,7 +142,7 @@ fn check_with_head(point: &Path) {
 
 #[test]
 fn a_mount_that_runs_uses_a_store_that_is_added() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let others = stores(&fixture, 2);
     let (a, b, c) = (&fixture.store as &Path, &others[0] as &Path, &others[1] as &Path);
     let running = fixture.mount();
@@ -200,7 +200,7 @@ fn a_mount_that_runs_uses_a_store_that_is_added() {
 
 #[test]
 fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let others = stores(&fixture, 1);
     let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
     let running = fixture.mount();
@@ -233,7 +233,7 @@ fn a_store_that_a_running_mount_cannot_reach_is_an_error_and_hides_nothing() {
 
 #[test]
 fn the_first_store_may_go_as_well() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let others = stores(&fixture, 1);
     let (a, b) = (&fixture.store as &Path, &others[0] as &Path);
     let mounted = fixture.mount_with(&[a, b], &[]);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::log::Fixture;
-use crate::log_scene;
+use crate::log_fixture;
 use crate::stage::{Mounted, Stage, eventually};
 use crate::trees::noise;
 
@@ -118,7 +118,7 @@ fn logs(fixture: &Fixture) -> usize {
 
 #[test]
 fn threads_that_write_one_file_are_one_writer_as_their_process_is() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("file");
     let all_have_it_open = std::sync::Barrier::new(3);
@@ -146,7 +146,7 @@ fn threads_that_write_one_file_are_one_writer_as_their_process_is() {
 
 #[test]
 fn processes_that_write_one_file_strided_read_the_data_of_others() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     for options in [&[][..], &["--buffer", "4K"], &["--buffer", "16M", "--index", "flatten"]] {
         let mounted = fixture.mount_with(&[&fixture.store], options);
         let path = mounted.point.join("checkpoint");
@@ -169,7 +169,7 @@ fn processes_that_write_one_file_strided_read_the_data_of_others() {
 
 #[test]
 fn processes_on_several_mounts_write_one_file_and_all_mounts_read_it() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounts = [fixture.mount(), fixture.mount(), fixture.mount()];
     let paths: Vec<PathBuf> =
         mounts.iter().cycle().take(6).map(|mounted| mounted.point.join("checkpoint")).collect();
@@ -183,7 +183,7 @@ fn processes_on_several_mounts_write_one_file_and_all_mounts_read_it() {
 
 #[test]
 fn processes_that_append_to_one_file_lose_no_line() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("journal");
     all(&fixture.stage, "append", &vec![path.clone(); 5]);
@@ -201,7 +201,7 @@ fn processes_that_append_to_one_file_lose_no_line() {
 
 #[test]
 fn data_is_visible_to_another_mount_at_open_after_close() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (one, other) = (fixture.mount(), fixture.mount());
     let (here, there) = (one.point.join("file"), other.point.join("file"));
     for round in 0..20u32 {
@@ -228,7 +228,7 @@ fn data_is_visible_to_another_mount_at_open_after_close() {
 
 #[test]
 fn synced_data_is_visible_to_another_mount_that_has_the_file_open() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (one, other) = (fixture.mount(), fixture.mount());
     let writer = File::create(one.point.join("file")).unwrap();
     let reader = File::options().read(true).write(true).open(other.point.join("file")).unwrap();
@@ -261,7 +261,7 @@ fn synced_data_is_visible_to_another_mount_that_has_the_file_open() {
 
 #[test]
 fn writers_of_one_node_see_each_others_data_without_a_sync() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounted = fixture.mount();
     let path = mounted.point.join("file");
     let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
@@ -294,7 +294,7 @@ fn writers_of_one_node_see_each_others_data_without_a_sync() {
 
 #[test]
 fn an_open_file_outlives_its_name() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (one, other) = (fixture.mount(), fixture.mount());
     let at = |name: &str| one.point.join(name);
     fs::write(at("a"), "a's bytes").unwrap();
@@ -332,7 +332,7 @@ fn an_open_file_outlives_its_name() {
 
 #[test]
 fn one_of_many_that_make_a_file_exclusively_makes_it() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounts = [fixture.mount(), fixture.mount()];
     for round in 0..10 {
         let made: usize = std::thread::scope(|scope| {
@@ -361,7 +361,7 @@ fn one_of_many_that_make_a_file_exclusively_makes_it() {
 
 #[test]
 fn data_written_after_a_truncation_is_kept_with_any_truncating_mount() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounts = [fixture.mount(), fixture.mount_with(&[&fixture.store], &["--buffer", "4K"])];
     let paths: Vec<PathBuf> = mounts.iter().map(|mounted| mounted.point.join("file")).collect();
     File::create(&paths[0]).unwrap();
@@ -398,7 +398,7 @@ fn data_written_after_a_truncation_is_kept_with_any_truncating_mount() {
 
 #[test]
 fn of_mounts_that_create_one_directory_concurrently_exactly_one_succeeds() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let second = fixture.stage.dir("second");
     let stores = [&*fixture.store, &*second];
     let mounts = [fixture.mount_with(&stores, &[]), fixture.mount_with(&stores, &[])];
@@ -439,7 +439,7 @@ fn of_mounts_that_create_one_directory_concurrently_exactly_one_succeeds() {
 
 #[test]
 fn a_file_that_is_opened_to_be_made_while_another_mount_removes_it_is_made() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounts = [fixture.mount(), fixture.mount()];
     let barrier = std::sync::Barrier::new(2);
     let name = |number: usize| format!("f{number}");
@@ -462,7 +462,7 @@ fn a_file_that_is_opened_to_be_made_while_another_mount_removes_it_is_made() {
 
 #[test]
 fn a_file_that_another_mount_has_read_gives_its_room_back_when_it_is_removed() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let mounts = [fixture.mount(), fixture.mount()];
     let holder = |mounted: &Mounted<'_>| {
         let mut command = fixture.stage.quell();
@@ -608,7 +608,7 @@ const STEPS: u64 = 400;
 
 #[test]
 fn random_histories_with_open_files_are_those_of_a_plain_directory() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     for seed in seeds(8) {
         let options: &[&str] = match seed % 3 {
             0 => &[],
@@ -647,7 +647,7 @@ fn random_histories_with_open_files_are_those_of_a_plain_directory() {
 
 #[test]
 fn random_histories_of_two_mounts_that_take_turns_are_those_of_a_plain_directory() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     for seed in seeds(8) {
         let mounts = [fixture.mount(), fixture.mount_with(&[&fixture.store], &["--buffer", "4K"])];
         let plain = fixture.stage.dir(&format!("plain{seed}"));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::log_scene;
+use crate::log_fixture;
 use crate::stage::{Ended, Stage, is_root};
 use crate::trees::{noise, set_mode, set_mtime};
 
@@ -24,7 +24,7 @@ fn lines(ended: &Ended) -> Vec<Value> {
 }
 
 /// Creates a tree of plain files.
-fn plain(stage: &Stage) -> PathBuf {
+fn plain_tree(stage: &Stage) -> PathBuf {
     let tree = stage.dir("plain");
     fs::write(tree.join("large"), noise(3_000_000, 1)).unwrap();
     fs::write(tree.join("x.container"), "a name that ours have, too").unwrap();
@@ -42,7 +42,7 @@ fn plain(stage: &Stage) -> PathBuf {
 }
 
 /// Collects paths, kinds, permissions, times and bytes.
-fn look(dir: &Path, top: &Path, found: &mut Vec<String>) {
+fn describe_entries(dir: &Path, top: &Path, found: &mut Vec<String>) {
     let mut entries: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
     for path in entries {
@@ -51,7 +51,7 @@ fn look(dir: &Path, top: &Path, found: &mut Vec<String>) {
         let state = format!("{name} {:o} {}.{}", stat.mode(), stat.mtime(), stat.mtime_nsec());
         if stat.is_dir() {
             found.push(state);
-            look(&path, top, found);
+            describe_entries(&path, top, found);
         } else if stat.is_symlink() {
             found.push(format!("{name} -> {}", fs::read_link(&path).unwrap().display()));
         } else {
@@ -62,16 +62,16 @@ fn look(dir: &Path, top: &Path, found: &mut Vec<String>) {
     }
 }
 
-fn looked(dir: &Path) -> Vec<String> {
+fn described_entries(dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    look(dir, dir, &mut found);
+    describe_entries(dir, dir, &mut found);
     found
 }
 
 #[test]
 fn an_imported_tree_is_exported_unchanged() {
     let stage = Stage::new();
-    let tree = plain(&stage);
+    let tree = plain_tree(&stage);
     for stores in [vec!["one"], vec!["two", "three", "four"]] {
         let dirs: Vec<_> = stores.iter().map(|name| stage.dir(name).display().to_string()).collect();
         let named = dirs.join(",");
@@ -80,7 +80,7 @@ fn an_imported_tree_is_exported_unchanged() {
         let out = stage.path(format!("out-{}", stores[0]));
         let printed = stage.log(&[&"export", &named, &"here", &out, &"--verify", &"--json"]).expect(0).json();
         assert_eq!((&printed["files"], &printed["links"]), (&5.into(), &1.into()), "{printed}");
-        assert_eq!(looked(&out), looked(&tree));
+        assert_eq!(described_entries(&out), described_entries(&tree));
         assert!(fs::metadata(out.join("sparse")).unwrap().blocks() * 512 < 1_000_000);
         assert_eq!(fs::metadata(&out).unwrap().permissions(), fs::metadata(&tree).unwrap().permissions());
         // An existing file is neither replaced nor copied again.
@@ -88,7 +88,7 @@ fn an_imported_tree_is_exported_unchanged() {
         fs::remove_file(out.join("d/small")).unwrap();
         let printed = stage.log(&[&"export", &named, &"here", &out, &"--resume", &"--json"]).expect(0).json();
         assert_eq!((&printed["files"], &printed["skipped"]), (&1.into(), &5.into()), "{printed}");
-        assert_eq!(looked(&out), looked(&tree));
+        assert_eq!(described_entries(&out), described_entries(&tree));
         stage.log(&[&"import", &tree, &named, &"here"]).expect(1).says("exists");
         // One file, by name and into a directory.
         stage.log(&[&"export", &named, &"here/d/small", &stage.path("file")]).expect(0);
@@ -105,15 +105,15 @@ fn an_imported_tree_is_exported_unchanged() {
 #[test]
 fn a_store_that_may_only_be_read_gives_its_files() {
     let stage = Stage::new();
-    let (tree, store) = (plain(&stage), stage.dir("store"));
+    let (tree, store) = (plain_tree(&stage), stage.dir("store"));
     stage.log(&[&"import", &tree, &store]).expect(0);
-    let all = looked(&tree);
+    let all = described_entries(&tree);
     if is_root() {
         // Root ignores permissions; the times show that nothing was written.
-        let before = looked(&store);
+        let before = described_entries(&store);
         stage.log(&[&"export", &store, &"/", &stage.path("exported")]).expect(0);
         stage.log(&[&"ls", &store, &"-r"]).expect(0);
-        assert_eq!(looked(&store), before);
+        assert_eq!(described_entries(&store), before);
     } else {
         // The permissions of `access` and of the tree's directories are those of the files and
         // directories in the mount.
@@ -125,13 +125,13 @@ fn a_store_that_may_only_be_read_gives_its_files() {
         stage.log(&[&"export", &store, &"/", &stage.path("exported")]).expect(0);
         modes("u+w");
     }
-    assert_eq!(looked(&stage.path("exported")), all);
+    assert_eq!(described_entries(&stage.path("exported")), all);
 }
 
 #[test]
 fn ls_and_map_show_the_log_of_each_byte() {
     let stage = Stage::new();
-    let (tree, store) = (plain(&stage), stage.dir("store"));
+    let (tree, store) = (plain_tree(&stage), stage.dir("store"));
     stage.log(&[&"import", &tree, &store]).expect(0);
     let listed = stage.log(&[&"ls", &store, &"--recursive", &"--json"]).expect(0);
     let large = lines(&listed).into_iter().find(|line| line["path"] == "large").unwrap();
@@ -149,14 +149,14 @@ fn ls_and_map_show_the_log_of_each_byte() {
     let data: Vec<_> = map.iter().filter(|line| line.get("hole").is_none()).collect();
     assert!(map[0]["hole"] == true && data.len() == 1 && map.len() == 3, "{map:?}");
     let number = |value: &Value| value.as_u64().unwrap();
-    let (start, place) = (number(&data[0]["start"]), number(&data[0]["place"]));
+    let (start, log_offset) = (number(&data[0]["start"]), number(&data[0]["place"]));
     let own = data[0]["writer"].as_str().unwrap();
     // The bytes are at the offset that the map gives.
     let ended = stage.sh("find \"$1\" -name '*.data' | grep \"$2\"", &[&store, Path::new(own)]).expect(0);
     let log = fs::read(ended.text().trim()).unwrap();
     // The data log offset includes the checksums of the previous blocks.
     let into = 5_000_000 - start;
-    let at = (place + into + into / 16_384 * 8) as usize;
+    let at = (log_offset + into + into / 16_384 * 8) as usize;
     assert_eq!(&log[at..at + 3], b"far");
     let part = stage.log(&[&"map", &store, &"sparse", &"--offset", &"10", &"--length", &"5", &"--json"]);
     assert_eq!(lines(&part.expect(0)), [serde_json::json!({ "start": 10, "end": 15, "hole": true })]);
@@ -170,13 +170,13 @@ fn ls_and_map_show_the_log_of_each_byte() {
 #[test]
 fn a_directory_that_is_not_a_store_is_not_changed() {
     let stage = Stage::new();
-    let tree = plain(&stage);
-    let before = looked(&tree);
+    let tree = plain_tree(&stage);
+    let before = described_entries(&tree);
     for command in ["ls", "stat", "map"] {
         stage.log(&[&command, &tree, &"large"]).expect(2);
     }
     stage.log(&[&"export", &tree, &"/", &stage.path("exported")]).expect(2);
-    assert_eq!(looked(&tree), before);
+    assert_eq!(described_entries(&tree), before);
     let store = stage.dir("store");
     stage.log(&[&"import", &tree, &store]).expect(0);
     stage.log(&[&"ls", &store, &"none"]).expect(2).says("none");
@@ -206,7 +206,7 @@ fn an_export_that_is_interrupted_leaves_only_whole_files() {
         assert_eq!(fs::read(entry.path()).unwrap(), vec![number; 5_000_000]);
     }
     stage.log(&[&"export", &store, &"/", &out, &"--resume"]).expect(0);
-    assert_eq!(looked(&out), looked(&tree));
+    assert_eq!(described_entries(&out), described_entries(&tree));
 }
 
 /// Returns the first file below `dir` whose name ends with `end`.
@@ -235,7 +235,7 @@ fn damage_is_reported_with_its_range_and_repaired_if_possible() {
     let again = stage.log(&[&"fsck", &store, &"--repair", &"--json"]).expect(0).json();
     assert_eq!(again["findings"], serde_json::json!([]));
     stage.log(&[&"export", &store, &"/", &stage.path("whole")]).expect(0);
-    assert_eq!(looked(&stage.path("whole")), looked(&tree));
+    assert_eq!(described_entries(&stage.path("whole")), described_entries(&tree));
     // A damaged byte of data is reported with the range of its block, and reading it is an error.
     let data = fs::File::options().read(true).write(true).open(ending(&stage, &store, ".data")).unwrap();
     let mut byte = [0];
@@ -255,7 +255,7 @@ fn damage_is_reported_with_its_range_and_repaired_if_possible() {
 #[test]
 fn foreign_entries_are_reported_and_never_removed() {
     let stage = Stage::new();
-    let (tree, store) = (plain(&stage), stage.dir("store"));
+    let (tree, store) = (plain_tree(&stage), stage.dir("store"));
     stage.log(&[&"import", &tree, &store]).expect(0);
     fs::write(store.join("plain"), "").unwrap();
     fs::create_dir(store.join("none.container")).unwrap();
@@ -285,7 +285,7 @@ fn foreign_entries_are_reported_and_never_removed() {
 #[test]
 fn a_leftover_in_use_is_kept_if_the_stores_are_named_in_another_order() {
     let stage = Stage::new();
-    let tree = plain(&stage);
+    let tree = plain_tree(&stage);
     let (a, b) = (stage.dir("a"), stage.dir("b"));
     let named = |stores: [&Path; 2]| stores.map(|store| store.display().to_string()).join(",");
     stage.log(&[&"import", &tree, &named([&a, &b])]).expect(0);
@@ -304,7 +304,7 @@ fn a_leftover_in_use_is_kept_if_the_stores_are_named_in_another_order() {
 
 #[test]
 fn a_mount_at_work_is_checked_and_a_killed_one_is_ended() {
-    let fixture = log_scene!();
+    let fixture = log_fixture!();
     let (stage, store) = (&fixture.stage, &fixture.store);
     let mounted = fixture.mount();
     let bytes = noise(2_500_000, 5);

@@ -3,13 +3,13 @@
 //!
 //! `Stage` is the environment of a test: it runs programs with a time limit and, on drop, checks
 //! that no process and no mount of the test remains. `trees` creates trees to cover, `probe` is the
-//! program that examines views, `bed` is a real parallel file system, and `group` is a control
+//! program that examines views, `testbed` is a real parallel file system, and `group` is a control
 //! group with little memory.
 
-mod bed;
 mod group;
 mod probe;
 mod stage;
+mod testbed;
 mod trees;
 
 mod boot;

@@ -50,7 +50,7 @@ fn random_name(random: &mut Random, number: usize) -> OsString {
 }
 
 /// Creates a tree below `root`. Attributes are set last, so that directories keep their times.
-fn plant(root: &Path, seed: u64) {
+fn create_random_tree(root: &Path, seed: u64) {
     let mut random = Random::new(seed);
     let mut directories = vec![root.to_owned()];
     let mut files: Vec<PathBuf> = Vec::new();
@@ -102,7 +102,7 @@ fn random_operations_are_answered_as_on_the_original() {
     for seed in seeds {
         let stage = Stage::new();
         let tree = stage.dir("tree");
-        plant(&tree, seed);
+        create_random_tree(&tree, seed);
         fs::write(tree.join(SEED_FILE), seed.to_string()).unwrap();
         let index = stage.index(&tree);
         let original = stage.probe_original(&tree, "operations");

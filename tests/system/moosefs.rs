@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Ended, Stage, has, is_root, views};
+use crate::testbed::Testbed;
 
 const DIRECTORIES: u64 = 30;
 const FILES_IN_EACH: u64 = 20;
@@ -64,24 +64,24 @@ fn the_metadata_server_is_left_alone() {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
     let stage = Stage::new();
-    let bed = Bed::up(&stage);
-    make_tree(&bed.node("1").join("tree"));
-    let index = bed.node("1").join("tree.quell");
-    stage.run(stage.quell().args(["index", "-q"]).arg(bed.node("1").join("tree"))).expect(0);
+    let testbed = Testbed::start(&stage);
+    make_tree(&testbed.node("1").join("tree"));
+    let index = testbed.node("1").join("tree.quell");
+    stage.run(stage.quell().args(["index", "-q"]).arg(testbed.node("1").join("tree"))).expect(0);
 
     // Node 2 has empty caches. Its tree has another path than the indexed one.
-    let (tree, index) = (bed.node("2").join("tree"), bed.node("2").join(index.file_name().unwrap()));
+    let (tree, index) = (testbed.node("2").join("tree"), testbed.node("2").join(index.file_name().unwrap()));
     let mut crawled = Vec::new();
-    let direct = bed.asked("2", || crawled = stage.sh(CRAWL, &[&tree]).expect(0).out);
+    let direct = testbed.requests_of("2", || crawled = stage.sh(CRAWL, &[&tree]).expect(0).out);
     let missing = DIRECTORIES * 5;
     assert!(metadata(&direct) > missing + 2 * DIRECTORIES, "the work is no storm: {direct:?}");
     let mut content = Vec::new();
-    let reading = bed.asked("2", || content = stage.sh(READ_ALL, &[&tree]).expect(0).out);
+    let reading = testbed.requests_of("2", || content = stage.sh(READ_ALL, &[&tree]).expect(0).out);
     assert!(reading["open"] >= FILES, "{reading:?}");
 
     for view in views() {
         let mut seen = Vec::new();
-        let asked = bed.asked("2", || seen = covered(&stage, &index, &tree, view, CRAWL).out);
+        let asked = testbed.requests_of("2", || seen = covered(&stage, &index, &tree, view, CRAWL).out);
         assert!(metadata(&asked) <= 16, "{view}: {asked:?}");
         if *view == "fuse" {
             // The other views show the directory sizes and block counts of a tmpfs, or derive block
@@ -89,7 +89,7 @@ fn the_metadata_server_is_left_alone() {
             assert_eq!(find_lines(&seen), find_lines(&crawled), "{view}");
         }
 
-        let asked = bed.asked("2", || seen = covered(&stage, &index, &tree, view, READ_ALL).out);
+        let asked = testbed.requests_of("2", || seen = covered(&stage, &index, &tree, view, READ_ALL).out);
         assert!(seen == content, "{view}: other bytes");
         // Each file is looked up and opened, and each directory is looked up: twice, if the
         // client's cache expires meanwhile.
@@ -99,14 +99,14 @@ fn the_metadata_server_is_left_alone() {
     }
 
     // A change on one node is noticed on the other, which then uses the original.
-    fs::write(bed.node("1").join("tree/new"), "new\n").unwrap();
-    bed.call(&["drop", "2"]);
+    fs::write(testbed.node("1").join("tree/new"), "new\n").unwrap();
+    testbed.call(&["drop", "2"]);
     let mut command = stage.quell_run(&index, "auto");
     command.arg("--source").arg(&tree).args(["--", "cat"]).arg(tree.join("new"));
     let ended =
         stage.run(&mut command).expect(0).says("is out of date").says("running on the original directory");
     assert_eq!(ended.out, b"new\n");
-    drop(bed);
+    drop(testbed);
     stage.expect_nothing_left();
 }
 

@@ -154,9 +154,9 @@ fn code_where_output_fails(stage: &Stage, command: &mut Command, full: bool) -> 
         }
     };
     let status = command.stdout(out).stderr(File::create(&err).unwrap()).status().unwrap();
-    let said = fs::read_to_string(&err).unwrap();
-    assert!(!said.contains("panicked"), "{command:?}: {said}");
-    (status.code(), said)
+    let error = fs::read_to_string(&err).unwrap();
+    assert!(!error.contains("panicked"), "{command:?}: {error}");
+    (status.code(), error)
 }
 
 #[test]
@@ -207,19 +207,19 @@ fn a_full_disk_and_a_closed_pipe_have_exit_codes() {
     ];
     for command in commands {
         for full in [true, false] {
-            let (code, said) = code_where_output_fails(&stage, stage.quell().args(&command), full);
-            assert_eq!(code, Some(if full { 3 } else { 141 }), "{command:?}: {said}");
-            assert_eq!(said.contains("standard output"), full, "{command:?}: {said}");
-            assert_eq!(said.contains("space"), full, "{command:?}: {said}");
+            let (code, error) = code_where_output_fails(&stage, stage.quell().args(&command), full);
+            assert_eq!(code, Some(if full { 3 } else { 141 }), "{command:?}: {error}");
+            assert_eq!(error.contains("standard output"), full, "{command:?}: {error}");
+            assert_eq!(error.contains("space"), full, "{command:?}: {error}");
         }
     }
     // In a view, where a holder answers.
     for view in views() {
         let mut command = stage.quell_run(&index, view);
         command.args(["--check", "none", "-q", "--"]).arg(quell()).args(["stats", "--json"]).arg(&tree);
-        let (code, said) = code_where_output_fails(&stage, &mut command, true);
-        assert_eq!(code, Some(3), "{view}: {said}");
-        assert!(said.contains("standard output"), "{view}: {said}");
+        let (code, error) = code_where_output_fails(&stage, &mut command, true);
+        assert_eq!(code, Some(3), "{view}: {error}");
+        assert!(error.contains("standard output"), "{view}: {error}");
     }
     // Standard error cannot be written: only the exit code tells the result.
     let mut process = stage.quell();

@@ -32,7 +32,7 @@ fn child() {
     let root = PathBuf::from(std::env::var_os(ROOT).unwrap());
     let output = PathBuf::from(std::env::var_os(OUTPUT).unwrap());
     let text = match order.to_str().unwrap() {
-        "snapshot" => serde_json::to_string(&look_at(&root)).unwrap(),
+        "snapshot" => serde_json::to_string(&snapshot_of(&root)).unwrap(),
         "operations" => crate::model::perform(&root),
         "map" => map(&root),
         "connect" => match std::os::unix::net::UnixStream::connect(&root) {
@@ -69,7 +69,7 @@ impl Stage {
     #[track_caller]
     pub fn probe(&self, launch: Launch, index: &Path, tree: &Path, order: &str) -> String {
         let output = self.path("out/probe");
-        self.see(launch, index, tree, |root| probe_words(order, root, &output)).expect(0);
+        self.run_in_view(launch, index, tree, |root| probe_words(order, root, &output)).expect(0);
         fs::read_to_string(output).unwrap()
     }
 
@@ -116,15 +116,15 @@ pub fn differences(
     for path in original.keys().filter(|path| !view.contains_key(*path)) {
         lines.push(format!("{path}: missing in the view"));
     }
-    for (path, seen) in view {
+    for (path, snapshot) in view {
         let Some(expected) = original.get(path) else {
             lines.push(format!("{path}: only in the view"));
             continue;
         };
-        let names: std::collections::BTreeSet<&String> = expected.keys().chain(seen.keys()).collect();
+        let names: std::collections::BTreeSet<&String> = expected.keys().chain(snapshot.keys()).collect();
         for name in names {
-            let (was, is) = (expected.get(name), seen.get(name));
-            if was != is && !allowed(path, name, expected, seen) {
+            let (was, is) = (expected.get(name), snapshot.get(name));
+            if was != is && !allowed(path, name, expected, snapshot) {
                 lines.push(format!("{path}: {name}: original {was:?}, view {is:?}"));
             }
         }
@@ -140,23 +140,23 @@ pub fn errno_name(errno: Errno) -> String {
     format!("error {}", errno.raw_os_error())
 }
 
-struct Look {
-    seen: Snapshot,
+struct Scan {
+    snapshot: Snapshot,
     /// The first path of each file, by device and inode number.
     first: HashMap<(u64, u64), String>,
     root_device: u64,
 }
 
 /// Examines everything below `root`, one directory at a time, so that no path is too long.
-pub fn look_at(root: &Path) -> Snapshot {
+pub fn snapshot_of(root: &Path) -> Snapshot {
     let fd = rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let stat = stat(&fd, b"", AtFlags::EMPTY_PATH).unwrap();
-    let mut look = Look { seen: Snapshot::new(), first: HashMap::new(), root_device: device(&stat) };
-    let mut facts = look.facts_of(&stat, ".");
-    look.add_attributes(&fd, b".", &mut facts);
-    look.directory(&fd, b".", ".", &mut facts, None);
-    look.seen.insert(".".into(), facts);
-    look.seen
+    let mut scan = Scan { snapshot: Snapshot::new(), first: HashMap::new(), root_device: device(&stat) };
+    let mut facts = scan.facts_of(&stat, ".");
+    scan.add_attributes(&fd, b".", &mut facts);
+    scan.directory(&fd, b".", ".", &mut facts, None);
+    scan.snapshot.insert(".".into(), facts);
+    scan.snapshot
 }
 
 fn stat(at: &OwnedFd, name: &[u8], flags: AtFlags) -> Result<Statx, Errno> {
@@ -168,7 +168,7 @@ fn device(stat: &Statx) -> u64 {
     rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor)
 }
 
-impl Look {
+impl Scan {
     fn facts_of(&mut self, stat: &Statx, path: &str) -> Facts {
         let time = |t: rustix::fs::StatxTimestamp| format!("{}.{:09}", t.tv_sec, t.tv_nsec);
         let mut facts = Facts::new();
@@ -248,7 +248,7 @@ impl Look {
         for entry in entries.iter().filter(|entry| entry.name != b"." && entry.name != b"..") {
             let path = format!("{path}/{}", shown(&entry.name));
             let below = self.entry(&fd, entry, &path, own);
-            self.seen.insert(path, below);
+            self.snapshot.insert(path, below);
         }
     }
 

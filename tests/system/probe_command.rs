@@ -11,9 +11,9 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Running, Stage, eventually, has, is_root, quell};
+use crate::testbed::Testbed;
 
 /// Returns a probe command that starts without confirmation.
 fn probe(stage: &Stage, directory: &Path, options: &[&str]) -> Command {
@@ -219,10 +219,16 @@ fn the_limit_of_operations_includes_all_requests() {
         let ended = stage.run(&mut command);
         // Two hundred operations are too few to determine a rate.
         let result = ended.expect(if cap == "200" { 1 } else { 0 }).json();
-        let said = result["operations_total"].as_u64().unwrap();
+        let reported = result["operations_total"].as_u64().unwrap();
         let traced = traced_operations(&fs::read_to_string(&trace).unwrap(), &directory);
-        assert!(said <= cap.parse().unwrap() && traced <= cap.parse().unwrap(), "{cap}: {said} {traced}");
-        assert!(said.abs_diff(traced) <= 5 + said / 50, "{cap}: said {said}, traced {traced}");
+        assert!(
+            reported <= cap.parse().unwrap() && traced <= cap.parse().unwrap(),
+            "{cap}: {reported} {traced}"
+        );
+        assert!(
+            reported.abs_diff(traced) <= 5 + reported / 50,
+            "{cap}: reported {reported}, traced {traced}"
+        );
         expect_empty(&directory);
     }
 }
@@ -472,18 +478,18 @@ fn on_moosefs_the_probe_sends_the_requests_that_it_reports() {
         skip!("a MooseFS in network namespaces needs root and Debian's moosefs packages");
     }
     let stage = Stage::new();
-    let bed = Bed::up(&stage);
-    let directory = bed.node("1").join("probed");
+    let testbed = Testbed::start(&stage);
+    let directory = testbed.node("1").join("probed");
     fs::create_dir(&directory).unwrap();
     for cap in ["1000", "20000"] {
-        let before = bed.sent("1");
+        let before = testbed.sent("1");
         let result =
             stage.run(&mut probe(&stage, &directory, &["--json", "--operations", cap])).expect(0).json();
-        let sent = bed.sent("1") - before;
-        let said = result["operations_total"].as_u64().unwrap();
-        assert!(said <= cap.parse().unwrap(), "{cap}: {result}");
+        let sent = testbed.sent("1") - before;
+        let reported = result["operations_total"].as_u64().unwrap();
+        assert!(reported <= cap.parse().unwrap(), "{cap}: {result}");
         // In addition, an idle client sends a message every two or three seconds.
-        assert!(said.abs_diff(sent) <= said / 20 + 5, "{cap}: said {said}, sent {sent}");
+        assert!(reported.abs_diff(sent) <= reported / 20 + 5, "{cap}: reported {reported}, sent {sent}");
         for kind in result["kinds"].as_array().unwrap() {
             assert_eq!(kind["answered_by"], "server", "{result}");
         }
@@ -492,9 +498,9 @@ fn on_moosefs_the_probe_sends_the_requests_that_it_reports() {
         expect_empty(&directory);
     }
     // The client of the other node does not see remaining files or a running probe either.
-    let other = bed.node("2").join("probed");
+    let other = testbed.node("2").join("probed");
     stage.run(&mut probe(&stage, &other, &["--operations", "1000"])).expect(0);
     expect_empty(&other);
-    drop(bed);
+    drop(testbed);
     stage.expect_nothing_left();
 }

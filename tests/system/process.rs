@@ -279,8 +279,8 @@ fn without_its_holder_a_fuse_view_answers_with_errors_and_does_not_hang() {
         assert!(ended.text().ends_with("went on\n"), "{view}: {}", ended.text());
         assert!(!ended.text().contains("opened"), "{view}: {}", ended.text());
         // ENOTCONN, or ECONNABORTED for requests in flight when the holder ended.
-        let said = ["Transport endpoint is not connected", "Software caused connection abort"];
-        let errors: usize = said.iter().map(|words| ended.err.matches(words).count()).sum();
+        let messages = ["Transport endpoint is not connected", "Software caused connection abort"];
+        let errors: usize = messages.iter().map(|message| ended.err.matches(message).count()).sum();
         assert!(errors >= 3, "{view}: {}", ended.err);
     }
 }

@@ -53,7 +53,7 @@ fn report(stage: &Stage, logs: &[PathBuf], options: &[&str]) -> Value {
     stage.run(&mut command).expect(0).json()
 }
 
-fn second_opinion(stage: &Stage, logs: &[PathBuf]) -> Value {
+fn counts_of_script(stage: &Stage, logs: &[PathBuf]) -> Value {
     let counter = checkout().join("testbed/count-trace");
     stage.run(stage.command("python3").arg(counter).args(logs)).expect(0).json()
 }
@@ -63,7 +63,7 @@ fn number(value: &Value) -> u64 {
 }
 
 /// Checks that each line of the log counts once.
-fn adds_up(report: &Value) {
+fn expect_each_line_counted_once(report: &Value) {
     let totals = &report["totals"];
     let skipped = &totals["skipped"];
     let names = ["other_calls", "events", "resumed", "orphans", "truncated", "foreign"];
@@ -75,18 +75,18 @@ fn adds_up(report: &Value) {
     assert_eq!(number(&totals["calls"]), placed + elsewhere);
 }
 
-fn agrees(stage: &Stage, logs: &[PathBuf], what: &str) -> Value {
+fn report_that_agrees_with_script(stage: &Stage, logs: &[PathBuf], what: &str) -> Value {
     let report = report(stage, logs, &[]);
-    let opinion = second_opinion(stage, logs);
+    let counted = counts_of_script(stage, logs);
     let totals = &report["totals"];
-    assert_eq!(totals["by_call"], opinion["by_call"], "{what}");
-    assert_eq!((&totals["calls"], &totals["lines"]), (&opinion["calls"], &opinion["lines"]), "{what}");
+    assert_eq!(totals["by_call"], counted["by_call"], "{what}");
+    assert_eq!((&totals["calls"], &totals["lines"]), (&counted["calls"], &counted["lines"]), "{what}");
     for class in ["metadata", "data"] {
         let operations = report["operations"].as_array().unwrap().iter();
         let calls = operations.filter(|o| o["class"] == class).map(|o| number(&o["calls"]));
-        assert_eq!(calls.sum::<u64>(), number(&opinion[class]), "{what}: {class}");
+        assert_eq!(calls.sum::<u64>(), number(&counted[class]), "{what}: {class}");
     }
-    adds_up(&report);
+    expect_each_line_counted_once(&report);
     report
 }
 
@@ -118,7 +118,7 @@ fn all_methods_of_tracing_count_every_call() {
     ];
     for (number, options) in launches.into_iter().enumerate() {
         let logs = trace(&stage, &format!("launch{number}"), options);
-        let report = agrees(&stage, &logs, &options.join(" "));
+        let report = report_that_agrees_with_script(&stage, &logs, &options.join(" "));
         let skipped = &report["totals"]["skipped"];
         for name in ["orphans", "truncated", "foreign"] {
             assert_eq!(skipped[name], 0, "{}: {skipped}", options.join(" "));
@@ -140,9 +140,9 @@ fn processes_are_counted_alike_however_they_were_traced() {
 }
 
 /// A deterministic random number generator.
-fn dice(seed: &mut u64, sides: usize) -> usize {
+fn random_below(seed: &mut u64, limit: usize) -> usize {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-    (*seed >> 33) as usize % sides
+    (*seed >> 33) as usize % limit
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn a_truncated_trace_is_counted_up_to_its_end() {
     let whole = fs::read(&trace(&stage, "whole", &["-f", "-ttt", "-y", "-o"])[0]).unwrap();
     let mut seed = 7;
     for number in 0..12 {
-        let log = stage.file(&format!("cut{number}"), &whole[..dice(&mut seed, whole.len())]);
-        agrees(&stage, &[log], &format!("cut {number}"));
+        let log = stage.file(&format!("cut{number}"), &whole[..random_below(&mut seed, whole.len())]);
+        report_that_agrees_with_script(&stage, &[log], &format!("cut {number}"));
     }
 }
 
@@ -173,16 +173,16 @@ fn garbage_in_a_log_is_counted_and_shown_and_hides_no_call() {
     let mut seed = 11;
     let (mut mixed, mut foreign) = (Vec::new(), 0);
     for line in whole.split_inclusive(|b| *b == b'\n') {
-        if dice(&mut seed, 5) == 0 {
-            mixed.extend_from_slice(garbage[dice(&mut seed, garbage.len())]);
+        if random_below(&mut seed, 5) == 0 {
+            mixed.extend_from_slice(garbage[random_below(&mut seed, garbage.len())]);
             mixed.push(b'\n');
             foreign += 1;
         }
         mixed.extend_from_slice(&line[..line.len() - 1]);
-        mixed.extend_from_slice(if dice(&mut seed, 2) == 0 { b"\r\n" } else { b"\n" });
+        mixed.extend_from_slice(if random_below(&mut seed, 2) == 0 { b"\r\n" } else { b"\n" });
     }
     let log = stage.file("mixed", &mixed);
-    let report = agrees(&stage, std::slice::from_ref(&log), "mixed");
+    let report = report_that_agrees_with_script(&stage, std::slice::from_ref(&log), "mixed");
     let skipped = &report["totals"]["skipped"];
     assert_eq!(skipped["foreign"], foreign, "{skipped}");
     let examples = skipped["examples"].as_array().unwrap();
@@ -197,7 +197,7 @@ fn logs_of_ranks_with_the_same_pids_add_up() {
     let copy = stage.path("copy");
     fs::copy(&one[0], &copy).unwrap();
     let alone = report(&stage, &one, &[]);
-    let both = agrees(&stage, &[one[0].clone(), copy], "two ranks");
+    let both = report_that_agrees_with_script(&stage, &[one[0].clone(), copy], "two ranks");
     for name in ["calls", "metadata", "data", "processes", "lines"] {
         assert_eq!(number(&both["totals"][name]), 2 * number(&alone["totals"][name]), "{name}");
     }

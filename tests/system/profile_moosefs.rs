@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::bed::Bed;
 use crate::skip;
 use crate::stage::{Ended, Stage, has, is_root, views, words};
+use crate::testbed::Testbed;
 
 /// The counters of a MooseFS client for which each count is one message to the metadata server.
 const OF_THE_SERVER: [&str; 19] = [
@@ -132,7 +132,7 @@ struct Measured {
     asked: BTreeMap<String, u64>,
 }
 
-fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
+fn measure(testbed: &Testbed, node: &str, stage: &Stage, command: &mut Command) -> Measured {
     // A node with empty caches has no stamps of recent checks either.
     for entry in fs::read_dir(stage.runtime()).into_iter().flatten().flatten() {
         if entry.file_name().as_encoded_bytes().starts_with(b"checked-") {
@@ -140,7 +140,7 @@ fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measu
         }
     }
     let (mut ended, mut seconds) = (None, 0.0);
-    let asked = bed.asked(node, || {
+    let asked = testbed.requests_of(node, || {
         let begun = Instant::now();
         ended = Some(stage.run(command).expect(0));
         seconds = begun.elapsed().as_secs_f64();
@@ -150,14 +150,14 @@ fn measure(bed: &Bed, node: &str, stage: &Stage, command: &mut Command) -> Measu
 }
 
 /// The allowed deviation of a run from its prediction.
-struct Bar {
+struct Limit {
     few: u64,
     again_a_second: u64,
 }
 
-const DIRECT: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND };
-const COVERED: Bar = Bar { few: FEW, again_a_second: AGAIN_A_SECOND_COVERED };
-const BOOTED: Bar = Bar { few: FEW_OF_A_BOOT, again_a_second: AGAIN_A_SECOND_COVERED };
+const DIRECT: Limit = Limit { few: FEW, again_a_second: AGAIN_A_SECOND };
+const COVERED: Limit = Limit { few: FEW, again_a_second: AGAIN_A_SECOND_COVERED };
+const BOOTED: Limit = Limit { few: FEW_OF_A_BOOT, again_a_second: AGAIN_A_SECOND_COVERED };
 
 /// Measures until a run is within the limits, at most `TRIES` times. Returns the last run.
 #[track_caller]
@@ -165,7 +165,7 @@ fn expect_near(
     what: &str,
     estimated: &serde_json::Value,
     estimated_s: f64,
-    bar: &Bar,
+    bar: &Limit,
     mut measure: impl FnMut() -> Measured,
 ) -> Measured {
     let estimated = estimated.as_u64().unwrap();
@@ -196,12 +196,12 @@ fn the_estimate_of_remaining_requests_agrees_with_a_client() {
         skip!("Debian's python3 is not installed");
     }
     let stage = Stage::new();
-    let bed = Bed::up(&stage);
+    let testbed = Testbed::start(&stage);
     // Below other directories, as software usually is.
-    let place = Path::new("site/software/env");
-    let installed = stage.sh(INSTALL, &[&bed.node("1").join(place)]).expect(0).text();
+    let directory = Path::new("site/software/env");
+    let installed = stage.sh(INSTALL, &[&testbed.node("1").join(directory)]).expect(0).text();
     let at = |node: &str| -> (PathBuf, PathBuf) {
-        let environment = bed.node(node).join(place);
+        let environment = testbed.node(node).join(directory);
         let library = environment.join("lib").join(installed.trim());
         (environment, library)
     };
@@ -209,7 +209,7 @@ fn the_estimate_of_remaining_requests_agrees_with_a_client() {
     let there = programs(&stage, &at("1").0, &at("1").1);
     for (program, elsewhere) in programs(&stage, &environment, &library).into_iter().zip(there) {
         let Program { name, command, sleeps } = program;
-        let plainly = |command: &[OsString]| {
+        let direct_command = |command: &[OsString]| {
             let mut plain = stage.command(&command[0]);
             plain.args(&command[1..]).env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
             plain
@@ -221,15 +221,15 @@ fn the_estimate_of_remaining_requests_agrees_with_a_client() {
             quell
         };
         // Reports and indexes lie next to the software, as on a cluster.
-        let output = bed.node("2").join(format!("site/{}", name.replace(' ', "-")));
+        let output = testbed.node("2").join(format!("site/{}", name.replace(' ', "-")));
         // With --compare, the cost of tracing is known, and with it the speed of the untraced
         // program, on a busy machine, too.
         let compare =
             if sleeps { &["profile", "-q", "-o"][..] } else { &["profile", "-q", "--compare", "-o"] };
         let profile = || stage.run(&mut quell(compare, &output, &command)).expect(0).out;
         let measure_direct = || match sleeps {
-            true => measure(&bed, "1", &stage, &mut plainly(&elsewhere.command)),
-            false => measure(&bed, "2", &stage, &mut plainly(&command)),
+            true => measure(&testbed, "1", &stage, &mut direct_command(&elsewhere.command)),
+            false => measure(&testbed, "2", &stage, &mut direct_command(&command)),
         };
         let (profiled, mut first) = if sleeps {
             std::thread::scope(|scope| {
@@ -255,7 +255,7 @@ fn the_estimate_of_remaining_requests_agrees_with_a_client() {
         let run = ["run", "-q", "--strict", "--check", "sample", "--config"];
         stage.run(&mut quell(&run, &config, &words(&[&"true"]))).expect(0);
         assert!(output.join("env.quell").is_file(), "the index is made where quell.toml says");
-        let measure_covered = || measure(&bed, "2", &stage, &mut quell(&run, &config, &command));
+        let measure_covered = || measure(&testbed, "2", &stage, &mut quell(&run, &config, &command));
         let covered = if views().contains(&"overlay") {
             let estimated = &remaining["index"]["metadata"];
             expect_near(&format!("{name}, index"), estimated, seconds, &COVERED, measure_covered)
@@ -290,11 +290,11 @@ fn the_estimate_of_remaining_requests_agrees_with_a_client() {
             .arg("--")
             .args(&command);
         run.env("PYTHONDONTWRITEBYTECODE", "1").current_dir("/");
-        let measure_hot = || measure(&bed, "2", &stage, &mut run);
+        let measure_hot = || measure(&testbed, "2", &stage, &mut run);
         let estimated = &remaining["boot"]["metadata"];
         let hot = expect_near(&format!("{name}, boot"), estimated, seconds, &BOOTED, measure_hot);
         assert!(hot.ended.out == covered.ended.out, "{name}: another output from the image");
     }
-    drop(bed);
+    drop(testbed);
     stage.expect_nothing_left();
 }

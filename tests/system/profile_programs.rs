@@ -43,21 +43,21 @@ impl Fixture {
         self.variables.push((name, value.into()));
     }
 
-    fn prepared(&self, mut command: Command) -> Command {
+    fn in_environment(&self, mut command: Command) -> Command {
         // So that the temporary directories are the same on every machine.
         command.current_dir(&self.work).env_remove("TMPDIR").env_remove("PYTHONDONTWRITEBYTECODE");
         command.envs(self.variables.iter().cloned());
         command
     }
 
-    fn plainly(&self, program: &[OsString]) -> Command {
-        let mut command = self.prepared(self.stage.command(&program[0]));
+    fn direct_command(&self, program: &[OsString]) -> Command {
+        let mut command = self.in_environment(self.stage.command(&program[0]));
         command.args(&program[1..]);
         command
     }
 
     fn quell(&self, options: &[&dyn AsRef<OsStr>], program: &[OsString]) -> Command {
-        let mut command = self.prepared(self.stage.quell());
+        let mut command = self.in_environment(self.stage.quell());
         command.args(options).arg("--").args(program);
         command
     }
@@ -84,7 +84,7 @@ impl Fixture {
     /// same.
     #[track_caller]
     fn profile(&self, name: &str, shared: &Path, program: &[OsString]) -> Profiled {
-        let plain = self.stage.run(&mut self.plainly(program)).expect(0);
+        let plain = self.stage.run(&mut self.direct_command(program)).expect(0);
         let profiled = self.profile_to(0, name, shared, program);
         assert_eq!(profiled.ended.text(), plain.text());
         assert_eq!(profiled.ended.err, plain.err);
@@ -170,10 +170,15 @@ fn expect_sums(report: &Value) {
     for member in ["calls", "failed", "missing"] {
         assert_eq!(sum(operations, member), total(member), "operations: {member}");
     }
-    for (place, row) in report["places"].as_object().unwrap() {
+    for (location, row) in report["places"].as_object().unwrap() {
         for class in ["metadata", "data"] {
-            let of_cell = operations.iter().filter(|o| o["place"] == place.as_str() && o["class"] == class);
-            assert_eq!(sum(of_cell, "calls"), row[class].as_u64().unwrap(), "operations: {place}, {class}");
+            let of_cell =
+                operations.iter().filter(|o| o["place"] == location.as_str() && o["class"] == class);
+            assert_eq!(
+                sum(of_cell, "calls"),
+                row[class].as_u64().unwrap(),
+                "operations: {location}, {class}"
+            );
         }
     }
     // The integral of the rates is the number of calls.
@@ -408,8 +413,9 @@ fn blast_writes_where_it_works_and_reads_its_database() {
     let row = profiled.row("programs", "path", fs::canonicalize("/usr/bin/blastn").unwrap());
     assert!(number(row, "/shared") > 0 && number(row, "/data") > 0, "{row}");
     let trace = profiled.trace();
-    let opened =
-        |how: &str| trace.lines().any(|l| l.contains("db.ndb\"") && l.contains(how) && l.contains("openat("));
+    let opened = |flags: &str| {
+        trace.lines().any(|l| l.contains("db.ndb\"") && l.contains(flags) && l.contains("openat("))
+    };
     assert!(opened("O_RDONLY") && (opened("O_WRONLY") || opened("O_RDWR")));
     // No tree is proposed to which the program writes.
     assert_eq!(rows(&profiled.report, "trees").len(), 0, "{}", profiled.report["trees"]);
@@ -487,7 +493,7 @@ fn ranks_that_write_one_file_are_found() {
         command.push("--allow-run-as-root".into());
     }
     command.extend(words(&[&program, &file]));
-    let direct = fixture.stage.run(&mut fixture.plainly(&command));
+    let direct = fixture.stage.run(&mut fixture.direct_command(&command));
     if direct.code() != Some(0) {
         skip!("mpirun does not work here without Quell either: {}", direct.err);
     }
@@ -595,7 +601,7 @@ fn exit_codes_and_signals_are_the_programs() {
     ] {
         let program =
             words(&[&"sh", &"-c", &format!("cat \"$1\"; {end}"), &"sh", &fixture.shared.join("file")]);
-        let plain = fixture.stage.run(&mut fixture.plainly(&program));
+        let plain = fixture.stage.run(&mut fixture.direct_command(&program));
         assert_eq!(plain.code().unwrap_or_else(|| 128 + plain.status.signal().unwrap()), code);
         let profiled = fixture.profile_to(code, name, &fixture.shared, &program);
         assert_eq!(profiled.ended.text(), "read\n");
@@ -659,7 +665,7 @@ fn reports_get_the_next_free_name_and_are_private() {
     let fixture = Fixture::new();
     for name in ["quell-profile", "quell-profile.2", "quell-profile.3"] {
         // With any umask.
-        let mut command = fixture.prepared(fixture.stage.command("sh"));
+        let mut command = fixture.in_environment(fixture.stage.command("sh"));
         command.args(["-c", "umask 000; exec \"$@\"", "sh"]).arg(crate::stage::quell());
         let ended = fixture.stage.run(command.args(["profile", "--json", "-q", "--", "true"])).expect(0);
         let output = fixture.work.join(name);
@@ -687,7 +693,7 @@ fn a_saved_trace_makes_the_same_report() {
     let program = words(&[&"sh", &"-c", &script, &"sh", &fixture.shared.join("env")]);
     let profiled = fixture.profile("report", &fixture.shared, &program);
     let again = fixture.stage.path("again");
-    let mut command = fixture.prepared(fixture.stage.quell());
+    let mut command = fixture.in_environment(fixture.stage.quell());
     command.args(["profile", "-q", "-o"]).arg(&again).arg("--shared").arg(&fixture.shared);
     command.arg("--import").arg(profiled.output.join("trace.strace"));
     command.arg("--mounts").arg(profiled.output.join("mountinfo")).arg("--cwd").arg(&fixture.work);
@@ -711,9 +717,12 @@ fn a_saved_trace_makes_the_same_report() {
     for member in ["processes", "by_call", "skipped"] {
         assert_eq!(first["totals"][member], second["totals"][member], "{member}");
     }
-    for place in ["cwd", "tmp", "shared", "local"] {
+    for location in ["cwd", "tmp", "shared", "local"] {
         for member in ["metadata", "data", "bytes_read", "bytes_written", "missing", "on_shared", "mode"] {
-            assert_eq!(first["places"][place][member], second["places"][place][member], "{place}: {member}");
+            assert_eq!(
+                first["places"][location][member], second["places"][location][member],
+                "{location}: {member}"
+            );
         }
     }
     for member in ["small_files", "shared_writes", "rereads", "not_proposed"] {

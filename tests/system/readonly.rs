@@ -44,13 +44,14 @@ fn every_change_is_refused_as_on_a_read_only_file_system() {
     ];
     for launch in launches_of_private_tree() {
         let script = attempts.map(|attempt| format!("({attempt}); echo \"ended $?\" >&2")).join("\n");
-        let ended = stage.see(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
+        let ended =
+            stage.run_in_view(launch, &index, &tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]));
         let mut answers = ended.err.split("ended ");
-        let mut said = answers.next().unwrap();
+        let mut answer = answers.next().unwrap();
         for (attempt, rest) in attempts.iter().zip(answers) {
-            assert!(said.contains(READ_ONLY), "{launch:?}: {attempt} says {said}");
+            assert!(answer.contains(READ_ONLY), "{launch:?}: {attempt} says {answer}");
             assert!(!rest.starts_with('0'), "{launch:?}: {attempt} succeeded");
-            said = rest;
+            answer = rest;
         }
     }
     assert_eq!(before, state_of(&stage, &tree));

@@ -114,18 +114,18 @@ fn another_path_can_be_covered() {
     let stage = Stage::new();
     let tree = trees::small(&stage, "tree");
     let index = stage.index(&tree);
-    let place = stage.dir("place");
-    fs::write(place.join("below"), "").unwrap();
+    let directory = stage.dir("directory");
+    fs::write(directory.join("below"), "").unwrap();
     for view in views() {
         let mut command = stage.quell_run(&index, view);
         // The program changes a status change time, which a full check would report before the next
         // run.
-        command.args(["--strict", "--quiet", "--check", "sample", "--at"]).arg(&place);
+        command.args(["--strict", "--quiet", "--check", "sample", "--at"]).arg(&directory);
         // The tree's own path is not covered, so it can be written to. The modification time stays
         // the same.
         let script = "ls \"$1\"; cat \"$1/lib/deep/leaf\"; touch -r \"$2/readme\" \"$2/readme\"";
         let ended =
-            stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&place).arg(&tree)).expect(0);
+            stage.run(command.args(["--", "sh", "-c", script, "sh"]).arg(&directory).arg(&tree)).expect(0);
         assert_eq!(ended.text(), "bin\nlib\nlink\nreadme\nleaf\n", "{view}");
     }
 }

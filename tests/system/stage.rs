@@ -341,13 +341,13 @@ impl<'a> Mounted<'a> {
     #[track_caller]
     pub fn umount(self) {
         // A program that another test starts has this process's descriptors open until its exec.
-        let mut said = String::new();
+        let mut error = String::new();
         let is_done = eventually(|| {
             let ended = self.stage.run(self.stage.quell().arg("umount").arg(&self.point));
-            said = ended.err.clone();
-            ended.code() == Some(0) || !(said.contains("in use") || said.contains("busy"))
+            error = ended.err.clone();
+            ended.code() == Some(0) || !(error.contains("in use") || error.contains("busy"))
         });
-        assert!(is_done && said.is_empty(), "{said}");
+        assert!(is_done && error.is_empty(), "{error}");
         assert!(!is_mounted(&self.point));
     }
 }
@@ -483,7 +483,7 @@ impl Stage {
 
     /// Runs the command that `make` returns for the view's root, in the view.
     #[track_caller]
-    pub fn see(
+    pub fn run_in_view(
         &self,
         launch: Launch,
         index: &Path,

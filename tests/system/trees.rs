@@ -58,7 +58,7 @@ pub fn small(stage: &Stage, directory: &str) -> PathBuf {
 /// Creates all kinds of entries that an ordinary user can create, and for root also the others.
 pub fn varied(stage: &Stage) -> PathBuf {
     let tree = small(stage, "varied");
-    odd_names(&tree.join("names"));
+    unusual_names(&tree.join("names"));
     kinds(&tree.join("kinds"));
     modes(&tree.join("modes"));
     times(&tree.join("times"));
@@ -82,7 +82,7 @@ pub fn varied(stage: &Stage) -> PathBuf {
     tree
 }
 
-fn odd_names(directory: &Path) {
+fn unusual_names(directory: &Path) {
     fs::create_dir(directory).unwrap();
     let longest = [b'n'; 255];
     let names: [&[u8]; 14] = [

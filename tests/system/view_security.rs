@@ -19,11 +19,14 @@ const READER: u32 = 41_002;
 /// Returns the mount options of the view at `point`, as programs in it see them.
 fn mount_options(stage: &Stage, launch: Launch, index: &Path, tree: &Path) -> String {
     let script = "exec awk -v at=\"$1\" '$5 == at { line = $6 } END { print line }' /proc/self/mountinfo";
-    stage.see(launch, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root])).expect(0).text()
+    stage
+        .run_in_view(launch, index, tree, |root| words(&[&"sh", &"-c", &script, &"sh", &root]))
+        .expect(0)
+        .text()
 }
 
 /// Creates a file with set-id bits, one with a capability, and a null device.
-fn powers(tree: &Path) {
+fn create_privileged_entries(tree: &Path) {
     fs::write(tree.join("set-id"), "#!/bin/sh\n").unwrap();
     fs::set_permissions(tree.join("set-id"), fs::Permissions::from_mode(0o6755)).unwrap();
     fs::write(tree.join("capable"), "#!/bin/sh\n").unwrap();
@@ -38,7 +41,7 @@ fn powers(tree: &Path) {
     fs::set_permissions(tree.join("null"), fs::Permissions::from_mode(0o666)).unwrap();
 }
 
-const LOOK: &str = "cd \"$1\" && stat -c '%n %a %F %s' set-id null && \
+const SHOW_PRIVILEGES: &str = "cd \"$1\" && stat -c '%n %a %F %s' set-id null && \
                     getfattr -h -m - --absolute-names capable 2>/dev/null | grep -c security.capability";
 
 #[test]
@@ -75,14 +78,18 @@ fn an_index_that_is_not_roots_shows_no_set_id_bits_capabilities_and_devices() {
     }
     let stage = Stage::new();
     let tree = stage.dir("tree");
-    powers(&tree);
+    create_privileged_entries(&tree);
     chown(&tree, Some(OWNER), Some(OWNER)).unwrap();
     let of_root = stage.index(&tree);
     let of_owner = stage.index(&tree);
     chown(&of_owner, Some(OWNER), Some(OWNER)).unwrap();
     for launch in launches() {
         let look = |index| {
-            stage.see(launch, index, &tree, |root| words(&[&"sh", &"-c", &LOOK, &"sh", &root])).text()
+            stage
+                .run_in_view(launch, index, &tree, |root| {
+                    words(&[&"sh", &"-c", &SHOW_PRIVILEGES, &"sh", &root])
+                })
+                .text()
         };
         let seen = look(&of_root);
         assert_eq!(seen, "set-id 6755 regular file 10\nnull 666 character special file 0\n1\n", "{launch:?}");
@@ -167,9 +174,9 @@ fn root_mounts_a_tree_with_private_files_by_fuse() {
     refused.says("not all of them are readable by every user");
     let view = |index: &PathBuf| {
         let mounted = stage.mount(index, "auto", &["-q", "--check", "none"]);
-        let said = stage.run(stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0).json();
+        let report = stage.run(stage.quell().args(["stats", "--json"]).arg(&mounted.point)).expect(0).json();
         mounted.umount();
-        said[0]["trees"][0]["view"].clone()
+        report[0]["trees"][0]["view"].clone()
     };
     assert_eq!(view(&private), "fuse");
     fs::set_permissions(tree.join("file"), fs::Permissions::from_mode(0o644)).unwrap();
@@ -183,17 +190,17 @@ fn a_file_replaced_by_one_of_equal_size_and_time_is_not_mixed_with_it() {
     for launch in launches().into_iter().filter(|launch| *launch == Launch::Mount("fuse")) {
         // A copy is compared with the file that was opened first, because the index does not have
         // its inode numbers.
-        for (place, on_change) in
+        for (kind, on_change) in
             [("home", "refuse"), ("home", "serve"), ("copy", "refuse"), ("copy", "serve")]
         {
-            let name = format!("{place}-{on_change}");
+            let name = format!("{kind}-{on_change}");
             let tree = stage.dir(&name);
             let file = tree.join("file");
             fs::write(&file, vec![b'1'; BYTES]).unwrap();
             let index = stage.index(&tree);
             let (mut tree, mut options) = (tree, vec!["-q", "--on-change", on_change, "--recheck", "0"]);
             let copy = stage.path(format!("{name}-elsewhere"));
-            if place == "copy" {
+            if kind == "copy" {
                 stage.sh("cp -a \"$1\" \"$2\"", &[&tree, &copy]).expect(0);
                 tree = copy.clone();
                 options.extend(["--source", copy.to_str().unwrap()]);
@@ -287,8 +294,8 @@ fn a_recorded_path_with_a_symbolic_link_is_covered_where_it_leads() {
         let mut command = stage.quell_run(&index, view);
         command.args(["-q", "--strict", "--", "awk", "{ print $5 }", "/proc/self/mountinfo"]);
         let text = stage.run(&mut command).expect(0).text();
-        let place = stage.path("moved/tree");
-        assert!(text.lines().any(|line| Path::new(line) == place), "{view}: {text}");
+        let moved = stage.path("moved/tree");
+        assert!(text.lines().any(|line| Path::new(line) == moved), "{view}: {text}");
     }
 }
 

@@ -9,16 +9,17 @@ use std::process::Command;
 use crate::stage::{Stage, checkout};
 
 /// A MooseFS with two nodes. It is stopped on drop.
-pub struct Bed {
+pub struct Testbed {
     script: PathBuf,
     directory: PathBuf,
 }
 
-impl Bed {
-    pub fn up(stage: &Stage) -> Bed {
-        let bed = Bed { script: checkout().join("testbed/moosefs"), directory: stage.path("bed") };
-        bed.call(&["up", "2"]);
-        bed
+impl Testbed {
+    pub fn start(stage: &Stage) -> Testbed {
+        let testbed =
+            Testbed { script: checkout().join("testbed/moosefs"), directory: stage.path("testbed") };
+        testbed.call(&["up", "2"]);
+        testbed
     }
 
     pub fn call(&self, words: &[&str]) -> String {
@@ -50,24 +51,24 @@ impl Bed {
 
     /// Returns the requests that the client made because of `work`, on a node with empty caches.
     /// Reading the counters is itself counted, and subtracted.
-    pub fn asked(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
+    pub fn requests_of(&self, node: &str, work: impl FnOnce()) -> BTreeMap<String, u64> {
         self.call(&["drop", node]);
         let (first, second) = (self.counts(node), self.counts(node));
         work();
         let third = self.counts(node);
-        let of = |counts: &BTreeMap<String, u64>, name: &str| counts.get(name).copied().unwrap_or(0);
+        let count_of = |counts: &BTreeMap<String, u64>, name: &str| counts.get(name).copied().unwrap_or(0);
         third
             .keys()
             .map(|name| {
-                let reading = of(&second, name) - of(&first, name);
-                (name.clone(), (of(&third, name) - of(&second, name)).saturating_sub(reading))
+                let reading = count_of(&second, name) - count_of(&first, name);
+                (name.clone(), (count_of(&third, name) - count_of(&second, name)).saturating_sub(reading))
             })
             .filter(|(_, count)| *count > 0)
             .collect()
     }
 }
 
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         let _ = Command::new(&self.script).arg("down").env("TESTBED", &self.directory).status();
     }
