@@ -4,7 +4,6 @@
 //! Blocks of a boot image come from the memory of the holder process, all other blocks from the
 //! files.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +32,7 @@ use crate::mount_table::mount_source;
 use crate::protocol::plan::{BootPlan, DiskPlan, Target};
 use crate::protocol::report::{Report, TreeReport};
 use crate::protocol::transfer::OpenFiles;
-use crate::socket::server::{Holder, Need};
+use crate::socket::server::{Holder, Need, Service};
 
 /// The view of a disk image.
 pub struct DiskView {
@@ -261,6 +260,50 @@ impl WatchedDisk {
     }
 }
 
+/// The view of a disk image while it is served.
+struct ServedDisk<'a> {
+    context: &'a Context,
+    session: Session,
+    watched: WatchedDisk,
+    mount: Option<OwnMount>,
+    signals: Signals,
+    /// Whether the files are checked for changes while they are served.
+    rechecks: bool,
+}
+
+impl Service for ServedDisk<'_> {
+    fn report(&self) -> String {
+        Report {
+            pid: std::process::id(),
+            mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
+            trees: vec![self.watched.report(&self.session)],
+            log: None,
+            messages: self.context.message_log(),
+        }
+        .to_json()
+    }
+
+    fn need(&mut self) -> Need {
+        let requests = self.signals.requests();
+        match &mut self.mount {
+            Some(_) if self.session.is_over() => Need::Over,
+            Some(mount) => mount.need(requests, BusyPolicy::DetachAndServe, &self.context.messages),
+            None if requests < 2 => Need::Listed,
+            None => Need::Over,
+        }
+    }
+
+    fn tick(&mut self) {
+        if self.rechecks {
+            self.watched.check_next(&self.context.messages);
+        }
+    }
+
+    fn creator_ended(&mut self) {
+        self.context.release_error_of_creator();
+    }
+}
+
 impl Served for DiskView {
     fn report_start(&self) -> Result<(), Failure> {
         self.recording.as_ref().map_or(Ok(()), ActiveRecording::report_start)
@@ -276,37 +319,16 @@ impl Served for DiskView {
     }
 
     fn serve(self, context: &Context) -> Result<(), Failure> {
-        let DiskView { holder, namespaces, session, watched, recording, mut signals, mut mount, .. } = self;
+        let DiskView { holder, namespaces, session, watched, recording, signals, mount, .. } = self;
         report_on_signal(vec![session.in_flight()], &context.messages)?;
-        let messages = context.message_log();
         let mountpoint = context.plan.target.mountpoint();
         let rechecks = self.rechecks_per_second > 0.0;
         let interval = if rechecks { 1.0 / self.rechecks_per_second.min(1000.0) } else { 3600.0 };
         let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
-        let watched = RefCell::new(watched);
-        let mut report = || {
-            let trees = vec![watched.borrow().report(&session)];
-            let (mountpoint, messages) = (mountpoint.map(Path::to_owned), messages.clone());
-            Report { pid: std::process::id(), mountpoint, trees, log: None, messages }.to_json()
-        };
-        let mut need = || {
-            let requests = signals.requests();
-            match &mut mount {
-                Some(_) if session.is_over() => Need::Over,
-                Some(mount) => mount.need(requests, BusyPolicy::DetachAndServe, &context.messages),
-                None if requests < 2 => Need::Listed,
-                None => Need::Over,
-            }
-        };
-        let mut tick = || {
-            if rechecks {
-                watched.borrow_mut().check_next(&context.messages);
-            }
-        };
-        let mut creator_ended = || context.release_error_of_creator();
-        holder.serve(namespaces.as_ref(), interval, &mut report, &mut need, &mut tick, &mut creator_ended)?;
+        let mut served = ServedDisk { context, session, watched, mount, signals, rechecks };
+        holder.serve(namespaces.as_ref(), interval, &mut served)?;
         if let Some(recording) = recording {
-            match watched.borrow().changed() {
+            match served.watched.changed() {
                 Some(path) => {
                     recording.fail(Failure::cannot(format!(
                         "{} has changed during the recording: record again",

@@ -20,7 +20,7 @@ use crate::mount_point::refuse_mounted;
 use crate::mount_table::mount_source;
 use crate::protocol::plan::{IndexMode, LogPlan, Target};
 use crate::protocol::report::{LogReport, Report};
-use crate::socket::server::{Holder, Need};
+use crate::socket::server::{Holder, Need, Service};
 
 /// Interval at which the process checks that its mount still exists.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -111,44 +111,22 @@ impl Served for LogMount {
 
     /// Serves until the mount is removed, then ends open writers.
     fn serve(self, context: &Context) -> Result<(), Failure> {
-        let LogMount { holder, session, fs, path, plan, mut signals, mount } = self;
+        let LogMount { holder, session, fs, path, plan, signals, mount } = self;
         report_on_signal(vec![session.in_flight()], &context.messages)?;
-        let messages = context.message_log();
-        let mut report = || {
-            let pairs = session.counters().snapshot().pairs();
-            let log = LogReport {
-                path: path.clone(),
-                stores: plan.stores.clone(),
-                buffer_bytes: plan.buffer_bytes as u64,
-                index: plan.index,
-                counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
-            };
-            let (pid, mountpoint) = (std::process::id(), Some(path.clone()));
-            let messages = messages.clone();
-            Report { pid, mountpoint, trees: Vec::new(), log: Some(log), messages }.to_json()
-        };
         close_idle_logs(&fs, &context.messages);
-        let mut unmounted = None;
-        let mut is_signalled = false;
-        let mut need = || {
-            if signals.requests() > 0 {
-                is_signalled = true;
-                return Need::Over;
-            }
-            if !session.is_over() && mount.exists() {
-                return Need::Listed;
-            }
-            // `quell umount` waits as long as this process exists. After a forced unmount the
-            // session ends when the last program has closed its files; otherwise the kernel ends it
-            // a moment later.
-            let since: &Instant = unmounted.get_or_insert_with(Instant::now);
-            while !session.is_over() && since.elapsed() < SESSION_END_TIMEOUT {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            let is_needed = session.is_over() && fs.is_flattening() && since.elapsed() < FLATTEN_TIMEOUT;
-            if is_needed { Need::Listed } else { Need::Over }
+        let mut served = ServedLog {
+            context,
+            session,
+            fs,
+            path,
+            plan,
+            signals,
+            mount,
+            unmounted: None,
+            is_signalled: false,
         };
-        let served = holder.serve(None, CHECK_INTERVAL, &mut report, &mut need, &mut || (), &mut || ());
+        let ended = holder.serve(None, CHECK_INTERVAL, &mut served);
+        let ServedLog { session, fs, path, is_signalled, .. } = served;
         if is_signalled {
             write_back(&path, &context.messages);
         }
@@ -158,9 +136,71 @@ impl Served for LogMount {
         if let Err(e) = fs.end() {
             context.print(&format!("{}: some of the written data could not be saved: {e}", shown(&path)));
         }
-        served?;
+        ended?;
         Ok(())
     }
+}
+
+/// A log mount while it is served.
+struct ServedLog<'a> {
+    context: &'a Context,
+    session: Session,
+    fs: Arc<LogFs>,
+    path: PathBuf,
+    plan: LogPlan,
+    signals: Signals,
+    mount: OwnMount,
+    /// When the mount was first found to be removed.
+    unmounted: Option<Instant>,
+    /// Whether a signal ended the service.
+    is_signalled: bool,
+}
+
+impl Service for ServedLog<'_> {
+    fn report(&self) -> String {
+        let pairs = self.session.counters().snapshot().pairs();
+        let log = LogReport {
+            path: self.path.clone(),
+            stores: self.plan.stores.clone(),
+            buffer_bytes: self.plan.buffer_bytes as u64,
+            index: self.plan.index,
+            counters: pairs.map(|(name, value)| (name.to_owned(), value)).collect(),
+        };
+        Report {
+            pid: std::process::id(),
+            mountpoint: Some(self.path.clone()),
+            trees: Vec::new(),
+            log: Some(log),
+            messages: self.context.message_log(),
+        }
+        .to_json()
+    }
+
+    fn need(&mut self) -> Need {
+        if self.signals.requests() > 0 {
+            self.is_signalled = true;
+            return Need::Over;
+        }
+        if !self.session.is_over() && self.mount.exists() {
+            return Need::Listed;
+        }
+        // `quell umount` waits as long as this process exists. After a forced unmount the session
+        // ends when the last program has closed its files; otherwise the kernel ends it a moment
+        // later.
+        let since: &Instant = self.unmounted.get_or_insert_with(Instant::now);
+        while !self.session.is_over() && since.elapsed() < SESSION_END_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let is_needed =
+            self.session.is_over() && self.fs.is_flattening() && since.elapsed() < FLATTEN_TIMEOUT;
+        if is_needed { Need::Listed } else { Need::Over }
+    }
+
+    /// The mount is checked in `need`, which follows each interval.
+    fn tick(&mut self) {}
+
+    /// A log mount has no stream of its creator.
+    fn creator_ended(&mut self) {}
 }
 
 /// Starts a thread that closes unused logs: of files that other mounts have removed, open logs use

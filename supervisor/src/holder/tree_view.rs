@@ -1,7 +1,6 @@
 //! The views of trees: creates the namespace, covers the trees, serves processes that join or
 //! request a report, checks the trees at intervals, and ends with the last program.
 
-use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ use crate::mount_point::refuse_mounted;
 use crate::protocol::plan::{BootPlan, CheckMode, Target, TreesPlan, Writes};
 use crate::protocol::report::Report;
 use crate::protocol::transfer::OpenFiles;
-use crate::socket::server::{Holder, Need};
+use crate::socket::server::{Holder, Need, Service};
 
 /// Number of intervals between the check before a run and the first check during it.
 const INTERVALS_BEFORE_RECHECKS: u32 = 5;
@@ -159,29 +158,66 @@ fn attach(mounts: &[Unattached]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether the holder of views is needed after this number of requests to end.
-fn need(
-    views: &[CoveredView],
-    mount: Option<&mut OwnMount>,
-    requests: u32,
+/// The views while they are served.
+struct ServedTrees<'a> {
+    context: &'a Context,
+    views: Vec<CoveredView>,
+    mount: Option<OwnMount>,
+    signals: Signals,
+    /// Whether programs write to a layer of the view, whose lock this process holds.
     is_writable: bool,
-    context: &Context,
-) -> Need {
-    let mut sessions = views.iter().flat_map(|view| &view.sessions).peekable();
-    // A view without sessions is served by the kernel alone.
-    let is_served = sessions.peek().is_some();
-    let is_over = sessions.any(Session::is_over);
-    // Programs that still write need the lock of the writable layer, which this process holds.
-    let policy = match (is_writable, is_served) {
-        (true, _) => BusyPolicy::Keep,
-        (false, true) => BusyPolicy::DetachAndServe,
-        (false, false) => BusyPolicy::Detach,
-    };
-    match mount {
-        Some(_) if is_over => Need::Over,
-        Some(mount) => mount.need(requests, policy, &context.messages),
-        None if requests == 0 || requests == 1 && (is_served || is_writable) => Need::Listed,
-        None => Need::Over,
+    /// Whether trees are compared with their indexes while they are served.
+    rechecks: bool,
+    /// Number of intervals without a check: the trees were compared just before the start.
+    intervals_before_rechecks: u32,
+    /// The view whose tree was compared last.
+    compared: usize,
+}
+
+impl Service for ServedTrees<'_> {
+    fn report(&self) -> String {
+        Report {
+            pid: std::process::id(),
+            mountpoint: self.context.plan.target.mountpoint().map(Path::to_owned),
+            trees: self.views.iter().map(CoveredView::report).collect(),
+            log: None,
+            messages: self.context.message_log(),
+        }
+        .to_json()
+    }
+
+    fn need(&mut self) -> Need {
+        let requests = self.signals.requests();
+        let mut sessions = self.views.iter().flat_map(|view| &view.sessions).peekable();
+        // A view without sessions is served by the kernel alone.
+        let is_served = sessions.peek().is_some();
+        let is_over = sessions.any(Session::is_over);
+        // Programs that still write need the lock of the writable layer.
+        let policy = match (self.is_writable, is_served) {
+            (true, _) => BusyPolicy::Keep,
+            (false, true) => BusyPolicy::DetachAndServe,
+            (false, false) => BusyPolicy::Detach,
+        };
+        match &mut self.mount {
+            Some(_) if is_over => Need::Over,
+            Some(mount) => mount.need(requests, policy, &self.context.messages),
+            None if requests == 0 || requests == 1 && (is_served || self.is_writable) => Need::Listed,
+            None => Need::Over,
+        }
+    }
+
+    /// Compares an entry of one tree, regardless of the number of trees.
+    fn tick(&mut self) {
+        if self.intervals_before_rechecks > 0 {
+            self.intervals_before_rechecks -= 1;
+        } else if self.rechecks && !self.views.is_empty() {
+            self.compared = (self.compared + 1) % self.views.len();
+            self.views[self.compared].compare_next(&self.context.messages);
+        }
+    }
+
+    fn creator_ended(&mut self) {
+        self.context.release_error_of_creator();
     }
 }
 
@@ -209,34 +245,20 @@ impl Served for TreeView {
         let interval = Duration::from_secs_f64(interval.min(if mountpoint.is_some() { 1.0 } else { 3600.0 }));
         let sessions = self.views.iter().flat_map(|view| &view.sessions);
         report_on_signal(sessions.map(Session::in_flight).collect(), &context.messages)?;
-        let views = RefCell::new(self.views);
-        let messages = context.message_log();
-        let (mut signals, mut mount) = (self.signals, self.mount);
-        let is_writable = plan.writes != Writes::Refused;
-        let mut report = || {
-            let trees = views.borrow().iter().map(CoveredView::report).collect();
-            let (mountpoint, messages) = (mountpoint.map(Path::to_owned), messages.clone());
-            Report { pid: std::process::id(), mountpoint, trees, log: None, messages }.to_json()
+        let mut served = ServedTrees {
+            context,
+            views: self.views,
+            mount: self.mount,
+            signals: self.signals,
+            is_writable: plan.writes != Writes::Refused,
+            rechecks,
+            intervals_before_rechecks: match plan.check {
+                CheckMode::None => 0,
+                _ => INTERVALS_BEFORE_RECHECKS,
+            },
+            compared: 0,
         };
-        let mut need = || need(&views.borrow(), mount.as_mut(), signals.requests(), is_writable, context);
-        let mut turn = 0;
-        // The tree was compared just before the start, so short runs need no further check.
-        let mut rest = if plan.check == CheckMode::None { 0 } else { INTERVALS_BEFORE_RECHECKS };
-        let mut tick = || {
-            if rest > 0 {
-                rest -= 1;
-                return;
-            }
-            let mut views = views.borrow_mut();
-            if rechecks && !views.is_empty() {
-                // One check per interval, regardless of the number of trees.
-                turn = (turn + 1) % views.len();
-                views[turn].compare_next(&context.messages);
-            }
-        };
-        let mut creator_ended = || context.release_error_of_creator();
-        let namespaces = self.namespaces.as_ref();
-        self.holder.serve(namespaces, interval, &mut report, &mut need, &mut tick, &mut creator_ended)?;
+        self.holder.serve(self.namespaces.as_ref(), interval, &mut served)?;
         if let Some(recording) = self.recording {
             recording.finish();
         }

@@ -23,7 +23,7 @@ use crate::socket::request::{Caller, CoveredTree, Request, send_answer};
 pub enum HolderEnd {
     /// The last process of the namespace has ended.
     Deserted,
-    /// The callback `need` returned `Over`.
+    /// The service returned `Need::Over`.
     NotNeeded,
 }
 
@@ -37,6 +37,21 @@ pub enum Need {
     Over,
 }
 
+/// What a holder serves. `Holder::serve` calls the methods from one thread, and from no other code.
+pub trait Service {
+    /// Returns the report that `quell stats` requests, as JSON.
+    fn report(&self) -> String;
+
+    /// Returns whether the holder is still needed.
+    fn need(&mut self) -> Need;
+
+    /// Does the work of one interval.
+    fn tick(&mut self);
+
+    /// Acts on the end of the process that requested the view.
+    fn creator_ended(&mut self);
+}
+
 /// The server side of the protocol.
 #[derive(Debug)]
 pub struct Holder {
@@ -48,7 +63,7 @@ pub struct Holder {
     callers: Vec<Caller>,
     trees: Vec<CoveredTree>,
     creator: Option<OwnedFd>,
-    /// Descriptors whose events make `serve` call `need`.
+    /// Descriptors whose events make `serve` call `Service::need`.
     wakers: Vec<(OwnedFd, PollFlags)>,
     is_unlisted: bool,
 }
@@ -94,22 +109,19 @@ impl Holder {
         self.trees.push(tree);
     }
 
-    /// Makes `serve` call `need` when the descriptor has one of the events.
+    /// Makes `serve` call `Service::need` when the descriptor has one of the events.
     pub fn wake_on(&mut self, descriptor: OwnedFd, events: PollFlags) {
         self.wakers.push((descriptor, events));
     }
 
-    /// Answers callers until the namespace has no other processes or `need` returns `Over`. Calls
-    /// `report` for each report request, `tick` about every `interval`, `need` after each `tick`
-    /// and when a descriptor of `wake_on` has an event, and `creator_ended` once.
+    /// Answers callers until the namespace has no other processes or the service is over. Calls
+    /// `report` for each request for a report, `tick` about every `interval`, `need` at the start,
+    /// after each `tick` and when a descriptor of `wake_on` has an event, and `creator_ended` once.
     pub fn serve(
         mut self,
         namespaces: Option<&Namespaces>,
         interval: Duration,
-        report: &mut dyn FnMut() -> String,
-        need: &mut dyn FnMut() -> Need,
-        tick: &mut dyn FnMut(),
-        creator_ended: &mut dyn FnMut(),
+        service: &mut dyn Service,
     ) -> Result<HolderEnd> {
         let mut next_tick = Instant::now() + interval;
         let mut must_ask_need = true;
@@ -125,20 +137,20 @@ impl Holder {
                     self.callers.push(Caller::new(stream, deadline));
                 }
             }
-            self.answer_callers(namespaces, report);
+            self.answer_callers(namespaces, service);
             if self.creator.as_ref().is_some_and(|creator| has_ended(creator.as_fd())) {
                 self.creator = None;
-                creator_ended();
+                service.creator_ended();
             }
             self.members.retain(|_, descriptor| !has_ended(descriptor.as_fd()));
             if Instant::now() >= next_tick {
-                tick();
+                service.tick();
                 next_tick = Instant::now() + interval;
                 must_ask_need = true;
             }
             if must_ask_need {
                 must_ask_need = false;
-                match need() {
+                match service.need() {
                     Need::Listed => {}
                     Need::Unlisted if self.is_unlisted => {}
                     Need::Unlisted => {
@@ -188,12 +200,12 @@ impl Holder {
     }
 
     /// Reads the available data of all callers without waiting, and answers complete requests.
-    fn answer_callers(&mut self, namespaces: Option<&Namespaces>, report: &mut dyn FnMut() -> String) {
+    fn answer_callers(&mut self, namespaces: Option<&Namespaces>, service: &dyn Service) {
         let mut waiting = Vec::new();
         for mut caller in std::mem::take(&mut self.callers) {
             match caller.receive() {
                 // An error of one caller must not affect the others.
-                Ok(Some(request)) => drop(self.answer(&caller.stream, request, namespaces, report)),
+                Ok(Some(request)) => drop(self.answer(&caller.stream, request, namespaces, service)),
                 Ok(None) if Instant::now() < caller.deadline => waiting.push(caller),
                 Ok(None) | Err(_) => {}
             }
@@ -206,7 +218,7 @@ impl Holder {
         stream: &UnixStream,
         request: Request,
         namespaces: Option<&Namespaces>,
-        report: &mut dyn FnMut() -> String,
+        service: &dyn Service,
     ) -> std::io::Result<()> {
         let peer = rustix::net::sockopt::socket_peercred(stream)?;
         // The mode of the directory already excludes other users; this is a second check.
@@ -217,7 +229,7 @@ impl Holder {
         stream.set_nonblocking(false)?;
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let (Request::Join(path), Some(namespaces)) = (&request, namespaces) else {
-            return send_answer(stream, report().as_bytes(), &[]);
+            return send_answer(stream, service.report().as_bytes(), &[]);
         };
         let opened = open_directory(path);
         let number = opened.as_ref().err().map_or(0, |e| e.raw_os_error()) as u32;
