@@ -129,7 +129,7 @@ impl<F: Writable> Client<F> {
         let fs = self.fs()?;
         let context = self.context();
         let Some(ParentAndName { parent, name }) = resolve_parent(fs, &context, path)? else {
-            return Err(Error::new(ErrorKind::Exists, "make directory", path));
+            return Err(Error::new(ErrorKind::Exists, "create directory", path));
         };
         fs.make_dir(&context, parent.node(), name, self.new_entry(permissions)).map(drop)
     }

@@ -29,7 +29,7 @@ pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[FilePart]) -> Result
     let parts = files.iter().map(|file| Ok((part(&aside.join(&file.name))?, file)));
     let parts: Result<Vec<_>> = parts.collect();
     unmount(aside, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-        .map_err(|e| Error::from_io(e.into(), "take the view away from", aside.as_os_str().as_bytes()))?;
+        .map_err(|e| Error::from_io(e.into(), "unmount the view from", aside.as_os_str().as_bytes()))?;
     for (part, FilePart { path, original, .. }) in parts? {
         attach_to(&part, path, OFlags::empty(), Some(*original))?;
     }
@@ -39,5 +39,5 @@ pub fn attach_files(mount: &OwnedFd, aside: &Path, files: &[FilePart]) -> Result
 fn part(path: &Path) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     open_tree(CWD, path, flags)
-        .map_err(|e| Error::from_io(e.into(), "take the file", path.as_os_str().as_bytes()))
+        .map_err(|e| Error::from_io(e.into(), "clone the mount of the file", path.as_os_str().as_bytes()))
 }

@@ -198,7 +198,7 @@ fn unsupported(what: &'static str, path: &[u8]) -> Error {
 
 fn make_dir(at: BorrowedFd<'_>, path: &[u8], mode: u32) -> Result<()> {
     rustix::fs::mkdirat(at, os(path), Mode::from_raw_mode(mode))
-        .map_err(|e| failed(e, "make directory", path))
+        .map_err(|e| failed(e, "create directory", path))
 }
 
 fn open_dir(at: BorrowedFd<'_>, path: &[u8]) -> Result<OwnedFd> {
@@ -300,7 +300,7 @@ impl Fill<'_> {
             Kind::File => self.make_file(at, name, a, path),
             Kind::Symlink => {
                 let target = self.fs.read_link(&Context::OWN, a.node)?;
-                rustix::fs::symlinkat(os(&target), at, os(name)).map_err(|e| failed(e, "make link", path))?;
+                rustix::fs::symlinkat(os(&target), at, os(name)).map_err(|e| failed(e, "create link", path))?;
                 self.own(at, name, a, path)?;
                 self.set_times(at, name, a, path)
             }
@@ -311,7 +311,8 @@ impl Fill<'_> {
     fn make_file(&self, at: BorrowedFd<'_>, name: &[u8], a: &Attributes, path: &[u8]) -> Result<()> {
         let mode = Mode::from_raw_mode(self.mode(a));
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(at, os(name), flags, mode).map_err(|e| failed(e, "make file", path))?;
+        let file =
+            rustix::fs::openat(at, os(name), flags, mode).map_err(|e| failed(e, "create file", path))?;
         let redirect = [b"/", path].concat();
         if redirect.len() > REDIRECT_BYTES_MAX {
             return Err(unsupported("redirect to so long a path:", path));
@@ -357,8 +358,8 @@ impl Fill<'_> {
         }
         let mode = Mode::from_raw_mode(self.mode(a));
         rustix::fs::mknodat(at, os(name), kind, mode, a.rdev).map_err(|e| match e {
-            Errno::PERM => unsupported("make the device", path),
-            e => failed(e, "make special file", path),
+            Errno::PERM => unsupported("create the device", path),
+            e => failed(e, "create special file", path),
         })?;
         self.own(at, name, a, path)?;
         rustix::fs::chmodat(at, os(name), mode, AtFlags::empty())

@@ -41,9 +41,10 @@ pub fn isolate(isolation: Isolation) -> Result<()> {
     let gid = rustix::process::getegid().as_raw();
     let failed = |operation: &'static str| move |e: std::io::Error| Error::from_io(e, operation, b"");
     match isolation {
-        Isolation::Mount => unshare(UnshareFlags::NEWNS).map_err(failed("make a mount namespace"))?,
+        Isolation::Mount => unshare(UnshareFlags::NEWNS).map_err(failed("create a mount namespace"))?,
         Isolation::UserAndMount => {
-            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS).map_err(failed("make a user namespace"))?;
+            unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)
+                .map_err(failed("create a user namespace"))?;
             // Otherwise the kernel rejects the group map.
             write("/proc/self/setgroups", "deny").map_err(failed("deny setgroups"))?;
             write("/proc/self/uid_map", format!("{uid} {uid} 1")).map_err(failed("map the user"))?;

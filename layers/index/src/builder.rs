@@ -88,7 +88,7 @@ impl BuildOptions {
                 ("cross-mounts", "") => options.cross_mounts = true,
                 ("xattrs", "always") => options.xattrs = Xattrs::Always,
                 ("xattrs", "never") => options.xattrs = Xattrs::Never,
-                _ => return Err(Error::new(ErrorKind::Unsupported, "follow the index's option", line)),
+                _ => return Err(Error::new(ErrorKind::Unsupported, "apply the option of the index", line)),
             }
         }
         Ok(options)

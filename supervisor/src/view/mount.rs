@@ -225,7 +225,7 @@ fn upper(covered: &Covered, view_options: &ViewOptions<'_>) -> Result<Option<Upp
     };
     let open = |name: &str| -> Result<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
-        let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "make the writable layer's", name);
+        let failed = |e: rustix::io::Errno| Error::from_io(e.into(), "create the writable layer's", name);
         match rustix::fs::mkdirat(&root, name, Mode::from_raw_mode(0o700)) {
             Ok(()) if name == "upper" => quell_overlay::finish_upper(
                 &*covered.fs,

@@ -235,9 +235,9 @@ impl WritableDir for PosixDir {
 
     fn make_dir(&self, name: &[u8], permissions: u32) -> Result<()> {
         let _span = entry_span("mkdir", name);
-        let fail = |e| failed(e, "make directory", name);
+        let fail = |e| failed(e, "create directory", name);
         let mode = Mode::from_raw_mode(permissions);
-        let _owner = self.act_as_owner("make directory", name)?;
+        let _owner = self.act_as_owner("create directory", name)?;
         rustix::fs::mkdirat(&self.fd, component(name)?, mode).map_err(fail)?;
         let created = self.point_at(OsStr::from_bytes(name)).map_err(fail)?;
         let found = Identity::at_open(created.as_fd()).map_err(fail)?;
@@ -247,7 +247,7 @@ impl WritableDir for PosixDir {
         }
         // Another user may have replaced it after it was created.
         if found.kind() != FileType::Directory || found.uid != rustix::process::geteuid().as_raw() {
-            return Err(refused("make directory", name, "another user has replaced it"));
+            return Err(refused("create directory", name, "another user has replaced it"));
         }
         let exact = Change { permissions: Some(permissions | inherited), ..Change::default() };
         change_descriptor(created.as_fd(), FileType::Directory, &exact).map_err(fail)
@@ -255,9 +255,9 @@ impl WritableDir for PosixDir {
 
     fn make_symlink(&self, name: &[u8], target: &[u8]) -> Result<()> {
         let _span = entry_span("symlink", name);
-        let _owner = self.act_as_owner("make link", name)?;
+        let _owner = self.act_as_owner("create link", name)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), &self.fd, component(name)?)
-            .map_err(|e| failed(e, "make link", name))
+            .map_err(|e| failed(e, "create link", name))
     }
 
     fn remove(&self, name: &[u8]) -> Result<()> {
