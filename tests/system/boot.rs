@@ -233,8 +233,8 @@ fn a_damaged_image_is_refused_with_the_offset_and_the_program_runs() {
         fixture.boot(&["verify"]).expect(2).says(words);
     };
     damage(&whole[..whole.len() - 1], "header at 16");
-    damage(&whole[..50], "the file ends here");
-    damage(b"", "the file ends here");
+    damage(&whole[..50], "the file ends within the header");
+    damage(b"", "the file ends within the header");
     damage(b"#!/bin/sh\n", "not a boot image");
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;

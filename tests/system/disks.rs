@@ -736,7 +736,7 @@ fn a_damaged_image_or_one_of_something_else_is_refused_and_the_machine_runs() {
             .says(words);
     };
     damage(&whole[..whole.len() - 1], "header at 16");
-    damage(&whole[..50], "the file ends here");
+    damage(&whole[..50], "the file ends within the header");
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     damage(&flipped, "frame at 0: the checksum is wrong");

@@ -128,7 +128,7 @@ fn check_header(bytes: &[u8], length: u64) -> Result<(), Damage> {
         return damage("header", 0, "this is not a boot image");
     }
     if bytes.len() < HEADER_BYTES {
-        return damage("header", bytes.len(), "the file ends here");
+        return damage("header", bytes.len(), "the file ends within the header");
     }
     let version = u32_at(bytes, 8);
     if version != VERSION {
@@ -139,7 +139,11 @@ fn check_header(bytes: &[u8], length: u64) -> Result<(), Damage> {
     }
     let file_bytes = u64_at(bytes, 16);
     if file_bytes != length || file_bytes > FILE_BYTES_MAX {
-        return damage("header", 16, format!("{file_bytes} bytes are said, {length} are here"));
+        return damage(
+            "header",
+            16,
+            format!("the header gives a size of {file_bytes} bytes, the file has {length}"),
+        );
     }
     Ok(())
 }
@@ -243,7 +247,7 @@ impl BootImage {
         let frames = table(frames.into(), FRAME_ROW_BYTES, "FRAMES")?;
         let names = padded.start..padded.start + names_bytes as usize;
         if bytes[names.end..padded.end].iter().any(|b| *b != 0) {
-            return damage("NAMES", names_bytes as usize, "what fills it up is not zero");
+            return damage("NAMES", names_bytes as usize, "the padding is not zero");
         }
         Ok(BootImage { kind, recordings, contents, files, names, runs, frames, bytes })
     }
@@ -262,7 +266,7 @@ impl BootImage {
             }
             let file = self.file(number);
             if file.modified.nanoseconds >= 1_000_000_000 {
-                return damage("FILES", at, "more than a second of nanoseconds");
+                return damage("FILES", at, "the nanoseconds of a time are more than a second");
             }
             if u32_at(&self.bytes, row + 36) != 0 {
                 return damage("FILES", at, "not zero");
@@ -289,7 +293,7 @@ impl BootImage {
             }
         }
         if next_run != u64::from(self.run_count()) {
-            return damage("RUNS", next_run as usize, "a run of no file");
+            return damage("RUNS", next_run as usize, "a run belongs to no file");
         }
         Ok(())
     }
@@ -312,7 +316,7 @@ impl BootImage {
                 }
                 let last = u64::from(run.content) + u64::from(run.blocks);
                 if run.content != ZEROS && last > u64::from(self.contents) {
-                    return damage("RUNS", at, "contents that are not there");
+                    return damage("RUNS", at, "the number of a content is too large");
                 }
                 if run.recordings == 0 || run.recordings > self.recordings {
                     return damage("RUNS", at, "read in more recordings than there are, or in none");
@@ -498,7 +502,7 @@ impl BootImage {
         }
         match zstd::bulk::decompress_to_buffer(frame, into) {
             Ok(length) if length == into.len() => Ok(()),
-            Ok(length) => damage("frame", number, format!("{length} bytes where {} are due", into.len())),
+            Ok(length) => damage("frame", number, format!("{length} bytes instead of {}", into.len())),
             Err(e) => damage("frame", number, e.to_string()),
         }
     }

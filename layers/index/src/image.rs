@@ -183,11 +183,11 @@ impl Image {
             let width = u32_at(preamble, row + 4);
             let (start, bytes) = (u64_at(preamble, row + 16), u64_at(preamble, row + 24));
             if u32_at(preamble, row) != section as u32 || width > 8 {
-                return damage("header", row, format!("not the table's row for {title}"));
+                return damage("header", row, format!("the row for {title} is missing"));
             }
             let end = start.checked_add(bytes).filter(|end| *end <= length);
             let (Some(end), true) = (end, start == end_before.next_multiple_of(8)) else {
-                return damage("header", row + 16, format!("{title} does not lie in its place in the file"));
+                return damage("header", row + 16, format!("the offset of {title} is wrong"));
             };
             if section.is_column() && bytes != entries * u64::from(width) {
                 return damage(title, 0, "not one value for each entry");
@@ -343,7 +343,7 @@ impl Image {
                 || !self.has_extras(entry)
                 || before.is_some_and(|b| b >= (entry, number))
             {
-                return damage("EXTRAS", at, format!("a row for entry {entry} does not belong here"));
+                return damage("EXTRAS", at, format!("a row for entry {entry} is not in order"));
             }
             if before.is_none_or(|(e, _)| e != entry) {
                 with_extras += 1;

@@ -95,7 +95,7 @@ impl Header {
     /// shorter file.
     pub fn parse(begin: &[u8]) -> Result<Header, Damage> {
         if !is_qcow2(begin) {
-            return wrong("it does not begin as one");
+            return wrong("it does not begin with the qcow2 magic number");
         }
         let version = u32_at(begin, 4)?;
         let (header_bytes, features) = match version {
@@ -136,10 +136,10 @@ impl Header {
         };
         let (l1_entries, l1_offset) = (u32_at(begin, 36)?, u64_at(begin, 40)?);
         if l1_entries > L1_ENTRIES_MAX {
-            return wrong(format!("a first table of {l1_entries} entries"));
+            return wrong(format!("an L1 table of {l1_entries} entries"));
         }
         if !l1_offset.is_multiple_of(cluster as u64) {
-            return wrong("the first table is not where a cluster begins");
+            return wrong("the L1 table does not begin where a cluster begins");
         }
         let virtual_bytes = u64_at(begin, 24)?;
         if virtual_bytes > i64::MAX as u64 {
@@ -155,7 +155,7 @@ impl Header {
             } else {
                 match extension(EXTENSION_DATA_FILE) {
                     Some(name) if named_bytes(&name) => Some(name),
-                    _ => return wrong("the file that has its data is not named"),
+                    _ => return wrong("the external data file is not named"),
                 }
             },
             encrypted: u32_at(begin, 32)? != 0,

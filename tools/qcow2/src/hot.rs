@@ -135,7 +135,7 @@ fn overlay(
         }
         match found.len() <= blocks_max {
             true => Ok(()),
-            false => unsupported(format!("more than {blocks_max} blocks of the disk are said to be hot")),
+            false => unsupported(format!("more than {blocks_max} blocks of the disk are recorded")),
         }
     })?;
     found.split_off(&header.virtual_bytes.div_ceil(BLOCK_BYTES));

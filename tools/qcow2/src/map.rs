@@ -36,7 +36,7 @@ pub fn visit(
     let in_table = cluster_bytes / 8;
     let tables = clusters.div_ceil(in_table);
     if tables > header.l1_entries.into() {
-        return wrong(format!("a first table of {} entries where {tables} are required", header.l1_entries));
+        return wrong(format!("an L1 table of {} entries where {tables} are required", header.l1_entries));
     }
     let mut first = vec![0; tables as usize * 8];
     read_whole(file, &mut first, header.l1_offset, "the first table")?;
@@ -48,10 +48,10 @@ pub fn visit(
             continue;
         }
         if !offset.is_multiple_of(cluster_bytes) {
-            return wrong(format!("a second table at byte {offset}, where no cluster begins"));
+            return wrong(format!("an L2 table at byte {offset}, where no cluster begins"));
         }
         if !seen.insert(offset) {
-            return wrong(format!("the second table at byte {offset} is used twice"));
+            return wrong(format!("the L2 table at byte {offset} is used twice"));
         }
         if seen.len() as u64 * cluster_bytes > TABLE_BYTES_MAX {
             return unsupported(format!("more than {} MiB of tables", TABLE_BYTES_MAX >> 20));
