@@ -65,9 +65,9 @@ pub struct Header {
     pub extended_l2: bool,
     /// Whether QEMU has marked the image as corrupt.
     pub corrupt: bool,
-    /// The number of entries in the first table.
+    /// The number of entries in the L1 table.
     pub l1_entries: u32,
-    /// The offset of the first table.
+    /// The offset of the L1 table.
     pub l1_offset: u64,
 }
 

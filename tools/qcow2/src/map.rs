@@ -39,7 +39,7 @@ pub fn visit(
         return wrong(format!("an L1 table of {} entries where {tables} are required", header.l1_entries));
     }
     let mut first = vec![0; tables as usize * 8];
-    read_whole(file, &mut first, header.l1_offset, "the first table")?;
+    read_whole(file, &mut first, header.l1_offset, "the L1 table")?;
     let mut second = vec![0; cluster_bytes as usize];
     let mut seen = HashSet::new();
     for (number, entry) in (0u64..).zip(entries(&first)) {
@@ -56,7 +56,7 @@ pub fn visit(
         if seen.len() as u64 * cluster_bytes > TABLE_BYTES_MAX {
             return unsupported(format!("more than {} MiB of tables", TABLE_BYTES_MAX >> 20));
         }
-        read_whole(file, &mut second, offset, "a second table")?;
+        read_whole(file, &mut second, offset, "an L2 table")?;
         for (at, entry) in (0u64..).zip(entries(&second)) {
             let disk_cluster = number * in_table + at;
             if disk_cluster >= clusters {
