@@ -103,7 +103,12 @@ fn state(progress: &Progress, expected: Option<u64>, elapsed: Duration) -> Strin
     let seconds = elapsed.as_secs_f64().max(0.001);
     let entries = progress.entries();
     let rate = (entries as f64 / seconds) as u64;
-    let mut line = format!("{} entries, {}/s", HumanCount(entries), HumanCount(rate));
+    let mut line = format!(
+        "{} {}, {}/s",
+        HumanCount(entries),
+        if entries == 1 { "entry" } else { "entries" },
+        HumanCount(rate)
+    );
     // The size of a tree is unknown before it was read; an older index is the best estimate.
     let share = match expected {
         Some(expected) if expected > entries => entries as f64 / expected as f64,

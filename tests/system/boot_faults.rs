@@ -204,7 +204,8 @@ fn a_lock_that_leads_elsewhere_is_refused_before_anything_runs() {
 fn a_damaged_image_is_not_joined_and_stays() {
     let fixture = Fixture::new();
     fs::write(&fixture.image, "QUELLBOO, but not really").unwrap();
-    let ended = fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("the file ends within the header");
+    let ended =
+        fixture.record(&["-q", "--merge"], READ_SMALL).expect(2).says("the file ends within the header");
     assert_eq!(ended.text(), "", "it ran for nothing");
     assert_eq!(fs::read(&fixture.image).unwrap(), b"QUELLBOO, but not really");
     fixture.record(&["-q"], READ_SMALL).expect(0);

@@ -15,7 +15,7 @@ use crate::arguments::{LogLsArgs, LogStatArgs};
 use crate::failure::{Failure, NO, YES};
 use crate::inputs::{shown, shown_bytes, text_of, text_of_bytes};
 use crate::local_time::local_time;
-use crate::output::{errln, outln};
+use crate::output::{counted, errln, outln};
 
 /// The output format, and whether an entry could not be read.
 struct List {
@@ -163,7 +163,7 @@ fn print_report(path: &Path, report: &FileReport, stores: &Stores) {
     outln!("file        {}", shown(path));
     outln!("store       {}", store_path(stores, report.store));
     outln!("container   {:032x}", report.number);
-    outln!("size        {} bytes, of which {} are written", a.size_bytes, report.held_bytes);
+    outln!("size        {}, {} of them written", counted(a.size_bytes, "byte", "bytes"), report.held_bytes);
     outln!("mode        {:04o}, user {}, group {}", a.permissions, a.uid, a.gid);
     outln!("modified    {}", local_time(a.modified));
     outln!("epoch       {}", report.epoch);
@@ -173,7 +173,8 @@ fn print_report(path: &Path, report: &FileReport, stores: &Stores) {
         HumanBytes(sum(report, |writer| writer.data_bytes)),
         HumanBytes(sum(report, |writer| writer.index_bytes))
     );
-    outln!("format      {} log directories, blocks of {} bytes", report.directories, report.block_bytes);
+    let directories = counted(report.directories.into(), "log directory", "log directories");
+    outln!("format      {directories}, blocks of {} bytes", report.block_bytes);
     for flat in &report.flats {
         outln!("flat index  {} ({})", flat.name, HumanBytes(flat.bytes));
     }

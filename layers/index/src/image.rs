@@ -157,7 +157,7 @@ impl Image {
             return damage(
                 "file",
                 length as usize,
-                format!("{length} bytes, but the header says {file_bytes}"),
+                format!("the header gives a size of {file_bytes} bytes, the file has {length}"),
             );
         }
         let entries = u64_at(preamble, 48);

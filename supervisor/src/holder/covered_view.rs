@@ -10,7 +10,7 @@ use quell_mount_spec::Covered;
 use quell_overlay::Ids;
 use quell_vfs::ErrorKind;
 
-use crate::display::shown;
+use crate::display::{counted, shown};
 use crate::failure::Failure;
 use crate::freshness::stale::difference_line;
 use crate::freshness::whole_check::RunningCheck;
@@ -98,8 +98,8 @@ impl CoveredView {
     /// Returns the kind of the view and the reason for it, as a message.
     pub fn description(&self) -> String {
         let CoveredView { path, view, covered, reason, .. } = self;
-        let entries = covered.image.entries();
-        format!("{} covered by {} ({entries} entries; {reason})", shown(path), view.name())
+        let entries = counted(covered.image.entries().into(), "entry", "entries");
+        format!("{} covered by {} ({entries}; {reason})", shown(path), view.name())
     }
 
     /// Returns the tree, for the answers to processes that join.

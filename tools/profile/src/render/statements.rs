@@ -25,7 +25,7 @@ pub fn timing(report: &Report) -> String {
     let Some(tracing) = &report.tracing else {
         return match report.duration_s > 0.0 {
             true => {
-                format!("lasted {} in the trace, including the tracer's time", duration(report.duration_s))
+                format!("duration {} in the trace, including the tracer's time", duration(report.duration_s))
             }
             false => "the traces have no times".to_owned(),
         };

@@ -196,14 +196,23 @@ fn findings(report: &Report, screen: &mut Screen) {
     }
     if let Some(first) = report.programs.first() {
         let processes = plural(first.processes, "process", "processes");
-        finding("top program", &first.path, format!("{} shared calls, {processes}", count(first.shared)));
+        finding(
+            "top program",
+            &first.path,
+            format!("{}, {processes}", plural(first.shared, "shared call", "shared calls")),
+        );
     }
     if let Some(first) = report.searches.first() {
-        let figures = format!("{} names missing, {} on shared", count(first.missing), count(first.shared));
+        let figures = format!(
+            "{}, {} on shared",
+            plural(first.missing, "missing name", "missing names"),
+            count(first.shared)
+        );
         finding("top search", &first.variable, figures);
     }
     if let Some(first) = report.shared_writes.first() {
-        let figures = format!("{} writers, {}", count(first.writers), bytes(first.bytes_written));
+        let figures =
+            format!("{}, {}", plural(first.writers, "writer", "writers"), bytes(first.bytes_written));
         finding("N-1 writes", &first.path, figures + &more(report.shared_writes.len()));
     }
     if let Some(first) = report.rereads.first() {
