@@ -28,10 +28,13 @@ pub fn rates(measured: &Measured, remaining: &Scenarios<Remaining>) -> (Vec<Rate
     // A second without the tracer, in the time of the trace.
     let second_us = SECOND_US as f64 * measured.slow_down;
     let rate = |series: &Series, operations: u64| {
+        let average = operations as f64 * second_us / traced_us as f64;
         let peak = series.peak(traced_us, second_us as u64);
         Rate {
-            average: operations as f64 * second_us / traced_us as f64,
-            peak: peak.count as f64 * second_us / peak.window_us as f64,
+            average,
+            // In a run of less than two seconds each second can be less busy than the average,
+            // because it leaves out the beginning or the end.
+            peak: (peak.count as f64 * second_us / peak.window_us as f64).max(average),
             peak_at_s: peak.at_us as f64 / second_us,
         }
     };
