@@ -629,17 +629,17 @@ pub struct LogArgs {
     /// How to determine, when a file is opened, which log has which bytes of it [default:
     /// parallel].
     #[arg(long = "index", value_name = "METHOD", value_enum)]
-    pub index_way: Option<IndexWay>,
+    pub index_method: Option<IndexMethod>,
     /// With --index flatten and flatten-later: do not flatten a file if its index logs together are
     /// larger than this [default: 64M].
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub flatten_threshold: Option<u64>,
 }
 
-/// The ways to build the index of a logged file when it is opened.
+/// The methods of building the index of a file in a log mount when it is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum IndexWay {
+pub enum IndexMethod {
     /// One thread reads all index logs.
     Original,
     /// The last writer to close a file creates one index for all readers.

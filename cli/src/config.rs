@@ -9,7 +9,7 @@ use quell_mount_spec::{Trusted, TrustedUse};
 use quell_supervisor::check_trust;
 use serde::{Deserialize, Serialize};
 
-use crate::arguments::IndexWay;
+use crate::arguments::IndexMethod;
 use crate::failure::Failure;
 use crate::inputs::{InputFile, shown};
 
@@ -42,7 +42,7 @@ pub struct LogConfig {
     pub stores: Vec<PathBuf>,
     /// How the index is read, unless the command line specifies it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub index: Option<IndexWay>,
+    pub index: Option<IndexMethod>,
 }
 
 impl Config {
@@ -160,7 +160,7 @@ mod tests {
                     [[log]]\npath = '/a'\nstores = ['/b', 'c']\nindex = 'flatten-later'\n";
         std::fs::write(&file, text).unwrap();
         let stores = vec![PathBuf::from("/b"), directory.path().join("c")];
-        let index = Some(IndexWay::FlattenLater);
+        let index = Some(IndexMethod::FlattenLater);
         assert_eq!(Config::read_logs(&file, &[]).unwrap(), [LogConfig { path: "/a".into(), stores, index }]);
         for (text, words) in [
             ("[[tree]]\npath = '/t'\nindex = 'i'\n", "no [[log]]"),

@@ -6,7 +6,9 @@ use quell_supervisor::{
     TreesPlan, ViewChoice, Writes,
 };
 
-use crate::arguments::{BootArgs, Check, CoverArgs, ImageFormatArg, IndexWay, LogArgs, OnChangeArg, ViewArg};
+use crate::arguments::{
+    BootArgs, Check, CoverArgs, ImageFormatArg, IndexMethod, LogArgs, OnChangeArg, ViewArg,
+};
 use crate::failure::Failure;
 use crate::trace;
 
@@ -105,10 +107,10 @@ pub fn refuse_powers(cover: &CoverArgs, is_disk: bool) -> Result<(), Failure> {
 impl LogArgs {
     /// Returns the options of a log mount. `index`: the index mode of the configuration file, which
     /// the command line overrides.
-    pub fn options(&self, index: Option<IndexWay>) -> LogOptions {
+    pub fn options(&self, index: Option<IndexMethod>) -> LogOptions {
         LogOptions {
             buffer_bytes: self.buffer,
-            index: self.index_way.or(index).map(Into::into),
+            index: self.index_method.or(index).map(Into::into),
             flatten_threshold_bytes: self.flatten_threshold,
         }
     }
@@ -161,13 +163,13 @@ impl From<ImageFormatArg> for DiskFormat {
     }
 }
 
-impl From<IndexWay> for IndexMode {
-    fn from(mode: IndexWay) -> IndexMode {
+impl From<IndexMethod> for IndexMode {
+    fn from(mode: IndexMethod) -> IndexMode {
         match mode {
-            IndexWay::Original => IndexMode::Original,
-            IndexWay::Flatten => IndexMode::Flatten,
-            IndexWay::FlattenLater => IndexMode::FlattenLater,
-            IndexWay::Parallel => IndexMode::Parallel,
+            IndexMethod::Original => IndexMode::Original,
+            IndexMethod::Flatten => IndexMode::Flatten,
+            IndexMethod::FlattenLater => IndexMode::FlattenLater,
+            IndexMethod::Parallel => IndexMode::Parallel,
         }
     }
 }

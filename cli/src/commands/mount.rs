@@ -36,7 +36,7 @@ pub fn run(args: MountArgs, quiet: bool) -> Result<ExitCode, Failure> {
 
 fn mount_view(args: &MountArgs, file: &Path, mountpoint: &Path, quiet: bool) -> Result<ExitCode, Failure> {
     let logs = &args.logs;
-    if logs.buffer.is_some() || logs.index_way.is_some() || logs.flatten_threshold.is_some() {
+    if logs.buffer.is_some() || logs.index_method.is_some() || logs.flatten_threshold.is_some() {
         return Err(Failure::wrong_input(
             "--buffer, --index and --flatten-threshold can be used only with --log",
         ));

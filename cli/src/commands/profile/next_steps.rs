@@ -164,7 +164,7 @@ fn log_mount(report: &Report, context: &Context) -> Option<NextStep> {
     let [store, mountpoint] = [&store, &mountpoint].map(|path| context.relative(path));
     Some(step(
         format!(
-            "On every node: mount a log mount, and write {} in it, because {} processes write it",
+            "On every node: mount a log mount, and write the file {} in it, because {} processes write it",
             file.file_name().unwrap_or_default().display(),
             write.writers
         ),
