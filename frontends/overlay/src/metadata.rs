@@ -300,7 +300,8 @@ impl Fill<'_> {
             Kind::File => self.make_file(at, name, a, path),
             Kind::Symlink => {
                 let target = self.fs.read_link(&Context::OWN, a.node)?;
-                rustix::fs::symlinkat(os(&target), at, os(name)).map_err(|e| failed(e, "create link", path))?;
+                rustix::fs::symlinkat(os(&target), at, os(name))
+                    .map_err(|e| failed(e, "create link", path))?;
                 self.own(at, name, a, path)?;
                 self.set_times(at, name, a, path)
             }
