@@ -557,10 +557,10 @@ one file. A store is a directory on the shared file system; its path may differ
 between nodes, and the order of several stores does not matter. Only log mounts,
 `quell log` and libquell can read the files in it.
 
---index selects how the index logs of a file are read when it is opened: `original`
-with one thread, `parallel` with several. With `flatten`, the last writer of a file
-creates one index for all readers when it closes the file; with `flatten-later`, the
-mount does so in the background. BYTES may end with K, M or G."
+With --index parallel, several threads read the index logs of a file when it is
+opened. With `flatten`, the last writer of a file creates one index for all readers
+when it closes the file; with `flatten-later`, the mount does so in the background.
+BYTES may end with K, M or G."
 )]
 pub struct MountArgs {
     /// An index, or an indexed directory (DIR.quell is used, and created first if it does not
@@ -640,8 +640,6 @@ pub struct LogArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IndexMethod {
-    /// One thread reads all index logs.
-    Original,
     /// The last writer to close a file creates one index for all readers.
     Flatten,
     /// As `flatten`, in the background: no close waits for it.

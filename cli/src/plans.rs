@@ -166,7 +166,6 @@ impl From<ImageFormatArg> for DiskFormat {
 impl From<IndexMethod> for IndexMode {
     fn from(mode: IndexMethod) -> IndexMode {
         match mode {
-            IndexMethod::Original => IndexMode::Original,
             IndexMethod::Flatten => IndexMode::Flatten,
             IndexMethod::FlattenLater => IndexMode::FlattenLater,
             IndexMethod::Parallel => IndexMode::Parallel,

@@ -167,7 +167,7 @@ fn stores_that_cannot_be_mounted_are_refused_with_advice() {
     for (options, words) in [
         (&["--buffer", "4095"][..], "from 4K to 1G"),
         (&["--buffer", "2G"], "from 4K to 1G"),
-        (&["--index", "sorted"], "flatten"),
+        (&["--index", "original"], "flatten"),
         (&["--flatten-threshold", "1M"], "--index flatten"),
         (&["--view", "fuse"], "cannot be used with"),
         (&["-b", "x.boot"], "cannot be used with"),
@@ -200,7 +200,7 @@ fn the_ways_to_write_and_read_give_the_same_files() {
     let fixture = log_fixture!();
     let bytes = noise(3_000_000, 1);
     for (number, options) in [
-        &["--index", "original", "--buffer", "4K"][..],
+        &["--index", "parallel", "--buffer", "4K"][..],
         &["--index", "flatten"],
         &["--index", "flatten", "--flatten-threshold", "100"],
         &["--index", "flatten-later", "--flatten-threshold", "1M"],

@@ -85,7 +85,6 @@ impl LogMount {
 fn choices(plan: &LogPlan) -> Choices {
     let common = Choices { buffer_bytes: plan.buffer_bytes, flatten_bytes: 0, ..Choices::default() };
     match plan.index {
-        IndexMode::Original => Choices { index_threads: 1, ..common },
         IndexMode::Flatten => Choices { flatten_bytes: plan.flatten_threshold_bytes, ..common },
         IndexMode::FlattenLater => {
             Choices { flatten_bytes: plan.flatten_threshold_bytes, flattens_later: true, ..common }
@@ -245,7 +244,6 @@ mod tests {
             assert_eq!(buffer_bytes, 4096);
             (index_threads > 1, flatten_bytes, flattens_later)
         };
-        assert_eq!(chosen(IndexMode::Original), (false, 0, false));
         assert_eq!(chosen(IndexMode::Flatten), (true, 5, false));
         assert_eq!(chosen(IndexMode::FlattenLater), (true, 5, true));
         assert_eq!(chosen(IndexMode::Parallel), (true, 0, false));

@@ -273,8 +273,6 @@ impl From<ImageFormat> for DiskFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum IndexMode {
-    /// One thread reads all index logs.
-    Original,
     /// The last writer to close a file creates one index for all readers.
     Flatten,
     /// As `Flatten`, in the background.
@@ -287,7 +285,6 @@ impl IndexMode {
     /// Returns the name as in the serialized form.
     pub fn name(self) -> &'static str {
         match self {
-            IndexMode::Original => "original",
             IndexMode::Flatten => "flatten",
             IndexMode::FlattenLater => "flatten-later",
             IndexMode::Parallel => "parallel",
