@@ -14,6 +14,7 @@
 //! | `tools` | work on stores without a mount: check, report, export, import, rebalance |
 
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 mod container;
 mod format;

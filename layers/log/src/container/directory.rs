@@ -185,6 +185,7 @@ impl Container {
         Container::new(dir, head, home, stores)
     }
 
+    /// Returns the number of the container.
     pub fn number(&self) -> u128 {
         self.head.container
     }
@@ -194,18 +195,22 @@ impl Container {
         format!("{:032x}", self.head.container)
     }
 
+    /// Returns the record of the container.
     pub fn head(&self) -> &Head {
         &self.head
     }
 
+    /// Returns the store that holds the container.
     pub fn home(&self) -> StoreNumber {
         self.home
     }
 
+    /// Returns this process and its node.
     pub fn host(&self) -> &Host {
         self.stores.host()
     }
 
+    /// Returns the stores of the mount.
     pub fn stores(&self) -> &Arc<Stores> {
         &self.stores
     }
@@ -219,6 +224,7 @@ impl Container {
         &*self.dir
     }
 
+    /// Returns the directory `meta`, which is opened once.
     pub fn meta(&self) -> Result<&dyn WritableDir> {
         if self.meta.get().is_none() {
             let _ = self.meta.set(self.dir.open_writable_dir(META)?);
@@ -242,6 +248,7 @@ impl Container {
         Ok(Summary::from_names(names))
     }
 
+    /// Creates a name in `meta`. The error is `Exists` if there is one.
     pub fn add_meta(&self, name: &MetaName) -> Result<()> {
         self.meta()?.create_file(name.encode().as_bytes(), LOG_PERMISSIONS).map(drop)
     }
@@ -266,11 +273,13 @@ impl Container {
         Ok(())
     }
 
+    /// Replaces a name in `meta` by another one.
     pub fn rename_meta(&self, from: &MetaName, to: &MetaName) -> Result<()> {
         let meta = self.meta()?;
         meta.rename(from.encode().as_bytes(), meta, to.encode().as_bytes(), Rename::Replace)
     }
 
+    /// Removes a name in `meta`.
     pub fn remove_meta(&self, name: &MetaName) -> Result<()> {
         self.meta()?.remove(name.encode().as_bytes())
     }
@@ -348,6 +357,7 @@ impl Container {
         Ok(flats)
     }
 
+    /// Opens a flat index. The error is `Damaged` if it is not usable or belongs to another user.
     pub fn open_flat(&self, name: &[u8]) -> Result<Flat> {
         let file = self.dir.open_file(name)?;
         let found = file.stat()?;
@@ -398,6 +408,7 @@ impl Container {
         written
     }
 
+    /// Removes all flat indexes.
     pub fn remove_flats(&self) -> Result<()> {
         self.flats()?.iter().try_for_each(|name| none_if_not_found(self.dir.remove(name)).map(drop))
     }
@@ -544,6 +555,8 @@ impl Container {
         self.open_log(writer, &index_name(writer))
     }
 
+    /// Verifies that a log begins with the header of this kind, container and writer. The error is
+    /// `Damaged`.
     pub fn check_head(&self, bytes: &[u8], kind: HeadKind, writer: u64) -> Result<()> {
         let name = if kind == HeadKind::Data { data_name(writer) } else { index_name(writer) };
         match Head::decode(kind, bytes) {
@@ -605,6 +618,7 @@ impl Container {
         }
     }
 
+    /// Removes what `mark_failed` recorded.
     pub fn clear_failed(&self, writer: u64) -> Result<()> {
         none_if_not_found(self.remove_meta(&MetaName::Failed(writer))).map(drop)
     }

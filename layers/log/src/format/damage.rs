@@ -7,9 +7,11 @@ use quell_vfs::{Error, ErrorKind};
 /// The damaged object, the position of the damage, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damage {
+    /// The name of the damaged object.
     pub object: &'static str,
     /// The offset in bytes from where decoding began.
     pub offset: u64,
+    /// Why it is damaged.
     pub reason: &'static str,
 }
 

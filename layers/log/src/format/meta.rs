@@ -17,6 +17,7 @@ const NODE_BYTES_MAX: usize = 112;
 /// The process that writes the logs of an open writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
+    /// The process id.
     pub pid: u32,
     /// The start time of the process in clock ticks after boot, because process ids are reused.
     pub start: u64,
@@ -93,8 +94,11 @@ pub fn boot_of(node: &str) -> u64 {
 /// A truncation of the file to `size` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncation {
+    /// Its position among the writes.
     pub order: Order,
+    /// The size of the file after it, in bytes.
     pub size: u64,
+    /// The time at which it was made.
     pub time: Time,
 }
 

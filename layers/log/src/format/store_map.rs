@@ -29,6 +29,7 @@ pub struct Member {
 /// One version of the map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreMap {
+    /// The version; 0 for a single store without a map.
     pub version: u64,
     /// The stores in order. The first one holds the symbolic links and determines which directories
     /// exist.
@@ -36,6 +37,7 @@ pub struct StoreMap {
 }
 
 impl StoreMap {
+    /// Returns the name of the file with this version.
     pub fn file_name(&self) -> Vec<u8> {
         format!("{PREFIX}{:x}", self.version).into_bytes()
     }
@@ -47,6 +49,7 @@ impl StoreMap {
         (format!("{version:x}") == hex && version > 0).then_some(version)
     }
 
+    /// Returns the content of the file.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = TITLE.to_vec();
         for Member { number, is_draining, path } in &self.members {
@@ -65,6 +68,7 @@ impl StoreMap {
         bytes
     }
 
+    /// Decodes the content of the file with this version.
     pub fn decode(version: u64, bytes: &[u8]) -> Result<StoreMap, Damage> {
         let damage =
             |offset: usize, reason| Damage { object: "the placement map", offset: offset as u64, reason };
@@ -93,6 +97,7 @@ impl StoreMap {
         Ok(StoreMap { version, members })
     }
 
+    /// Returns the store with this number, if the map has it.
     pub fn member(&self, number: u128) -> Option<&Member> {
         self.members.iter().find(|member| member.number == number)
     }

@@ -85,6 +85,7 @@ struct LookedUp {
 }
 
 impl LogFs {
+    /// Returns the file system in these stores.
     pub fn new(stores: Stores, choices: Choices) -> LogFs {
         let stores = Arc::new(stores);
         let inner = Inner {

@@ -16,6 +16,7 @@ use crate::stores::{StoreNumber, Stores};
 /// An entry with a name in the mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
+    /// The name in the mount.
     pub name: Vec<u8>,
     /// A file, a directory or a symbolic link.
     pub kind: Kind,
@@ -41,9 +42,11 @@ pub enum Oddity {
 /// A name that is not as the log layer creates it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Odd {
+    /// The store that has the name.
     pub store: StoreNumber,
     /// The name in the store.
     pub stored: Vec<u8>,
+    /// How the name differs.
     pub why: Oddity,
 }
 
@@ -52,6 +55,7 @@ pub struct Odd {
 pub struct Listing {
     /// Sorted by name.
     pub entries: Vec<Entry>,
+    /// Names that a mount does not show, or that differ between the stores.
     pub odd: Vec<Odd>,
 }
 
@@ -71,6 +75,7 @@ impl std::fmt::Debug for StoredDir {
 /// The result of resolving a path.
 #[derive(Debug)]
 pub enum Found {
+    /// A directory.
     Dir(StoredDir),
     /// A file or a symbolic link, and its directory.
     Entry(StoredDir, Entry),
@@ -96,11 +101,13 @@ pub fn find(stores: &Arc<Stores>, path: &[u8]) -> Result<Found> {
 }
 
 impl StoredDir {
+    /// Returns the root directory of the mount.
     pub fn root(stores: &Arc<Stores>) -> StoredDir {
         let dirs = stores.roots().iter().map(|root| Some(Arc::clone(root))).collect();
         StoredDir { stores: Arc::clone(stores), dirs, is_root: true }
     }
 
+    /// Returns the stores.
     pub fn stores(&self) -> &Arc<Stores> {
         &self.stores
     }
@@ -119,6 +126,7 @@ impl StoredDir {
         self.dirs[0].as_deref().expect("the first store has every directory")
     }
 
+    /// Returns the attributes of the directory.
     pub fn stat(&self) -> Result<Stat> {
         self.first().stat_self()
     }

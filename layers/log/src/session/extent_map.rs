@@ -44,7 +44,9 @@ pub struct LogPiece {
 /// The result of flattening a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flattened {
+    /// Number of logs.
     pub logs: u64,
+    /// Number of extents.
     pub extents: u64,
     /// Size of the flat index.
     pub bytes: u64,

@@ -5,13 +5,18 @@ use crate::stores::scratch::Scratch;
 
 /// This process and its node, and the source of random numbers.
 pub struct Host {
+    /// This process, as the names of its writers state it.
     pub holder: Holder,
+    /// The effective user.
     pub uid: u32,
+    /// The effective group.
     pub gid: u32,
+    /// Returns random numbers: those of containers and writers must differ on all nodes.
     pub random: Box<dyn Fn() -> u64 + Send + Sync>,
     /// Returns true if the process is known to be dead. Returns false if its state is unknown, as
     /// for processes of other nodes.
     pub is_gone: Box<dyn Fn(&Holder) -> bool + Send + Sync>,
+    /// Creates the temporary files of indexes that do not fit into memory.
     pub scratch: Scratch,
 }
 

@@ -264,6 +264,7 @@ impl Stores {
         Ok(())
     }
 
+    /// Returns the paths of the stores, in the order of the placement map.
     pub fn paths(&self) -> Vec<Vec<u8>> {
         self.list().stores.iter().map(|store| store.root.path.clone()).collect()
     }
@@ -272,10 +273,12 @@ impl Stores {
         self.list().stores[store].number
     }
 
+    /// Returns the number of stores.
     pub fn count(&self) -> usize {
         self.list().len()
     }
 
+    /// Returns this process and its node.
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -299,10 +302,12 @@ impl Stores {
         &self.log_dirs
     }
 
+    /// Returns the root directories of the stores.
     pub fn roots(&self) -> Vec<Arc<dyn WritableDir>> {
         self.list().stores.iter().map(|store| Arc::clone(&store.root.dir)).collect()
     }
 
+    /// Returns a random number for a container.
     pub fn random_number(&self) -> u128 {
         self.host.random_number()
     }

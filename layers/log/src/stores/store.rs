@@ -28,7 +28,9 @@ const SHARED_PERMISSIONS: u32 = 0o1777;
 /// A directory that is or becomes a store, and its path in messages.
 #[derive(Clone)]
 pub struct Root {
+    /// The directory.
     pub dir: Arc<dyn WritableDir>,
+    /// Its path: in messages, and in the placement map.
     pub path: Vec<u8>,
 }
 

@@ -27,6 +27,7 @@ impl Progress {
         self.is_stopped.store(true, Ordering::Relaxed);
     }
 
+    /// Returns true after `stop` was called.
     pub fn is_stopped(&self) -> bool {
         self.is_stopped.load(Ordering::Relaxed)
     }

@@ -20,6 +20,7 @@ use crate::stores::Host;
 /// The information about a file in a list.
 #[derive(Debug, Clone, Copy)]
 pub struct FileSummary {
+    /// The attributes as a mount shows them; the node number is 0.
     pub attributes: Attributes,
     /// Number of writers with logs, including those that have ended.
     pub writers: usize,
@@ -32,6 +33,7 @@ pub struct FileSummary {
 /// The process of a writer that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpenWriter {
+    /// The process.
     pub holder: Holder,
     /// The process is known to be dead.
     pub is_dead: bool,
@@ -40,11 +42,13 @@ pub struct OpenWriter {
 /// One writer and its logs.
 #[derive(Debug, Clone)]
 pub struct WriterReport {
+    /// The number of the writer.
     pub writer: u64,
     /// `None` if the writer has ended.
     pub open: Option<OpenWriter>,
     /// First and last epoch; `None` if the writer has not written yet.
     pub epochs: Option<(u64, u64)>,
+    /// Number of frames in the data log.
     pub frames: u64,
     /// Frames without a batch in the index log.
     pub frames_unindexed: u64,
@@ -52,29 +56,41 @@ pub struct WriterReport {
     pub runs: u64,
     /// Size of the payload in the log, including overwritten data.
     pub payload_bytes: u64,
+    /// Size of the data log.
     pub data_bytes: u64,
+    /// Size of the index log.
     pub index_bytes: u64,
 }
 
 /// A flat index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlatReport {
+    /// Its name in the container.
     pub name: String,
+    /// Its size.
     pub bytes: u64,
 }
 
 /// All information about one file.
 #[derive(Debug)]
 pub struct FileReport {
+    /// The number of the container.
     pub number: u128,
+    /// The position of its home in the list of stores.
     pub store: usize,
+    /// Size of a block of data, in bytes.
     pub block_bytes: u32,
+    /// Number of log directories.
     pub directories: u32,
+    /// The attributes as a mount shows them; the node number is 0.
     pub attributes: Attributes,
     /// The largest epoch that is taken.
     pub epoch: u64,
+    /// The writers, sorted by their first and last epoch.
     pub writers: Vec<WriterReport>,
+    /// The truncations, sorted by order.
     pub truncations: Vec<Truncation>,
+    /// The flat indexes, the newest last.
     pub flats: Vec<FlatReport>,
     /// Number of extents of the file as readers see it.
     pub extents: u64,
@@ -193,18 +209,24 @@ fn report_writer(container: &Container, writer: u64, open: Option<OpenWriter>) -
 /// The location of bytes in a log, and the order of their write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLocation {
+    /// The writer of the log.
     pub writer: u64,
+    /// Payload offset of the first byte.
     pub payload_offset: u64,
     /// Data log offset of the first byte. A checksum of 8 bytes follows each block.
     pub log_offset: u64,
+    /// The epoch of the frame.
     pub epoch: u64,
+    /// The sequence of the frame.
     pub sequence: u64,
 }
 
 /// A range of a file, and the location of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappedRange {
+    /// File offset of the first byte.
     pub start: u64,
+    /// File offset after the last byte.
     pub end: u64,
     /// `None` for a hole.
     pub location: Option<LogLocation>,
@@ -239,6 +261,7 @@ impl<C: std::ops::Deref<Target = Container>> ResolvedFile<C> {
         Ok(ResolvedFile { container, view, summary })
     }
 
+    /// Returns the size of the file, in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.view.size()
     }
@@ -371,11 +394,15 @@ pub enum ByteState {
 /// A range of a log, and the file offsets to which it was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoggedRange {
+    /// Payload offset of the first byte.
     pub payload_offset: u64,
     /// Data log offset of the first byte.
     pub log_offset: u64,
+    /// File offset of the first byte.
     pub start: u64,
+    /// File offset after the last byte.
     pub end: u64,
+    /// Whether the bytes are part of the file.
     pub state: ByteState,
 }
 

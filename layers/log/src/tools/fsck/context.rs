@@ -20,15 +20,19 @@ pub type IsInUse<'a> = dyn Fn(StoreNumber, &[&[u8]]) -> bool + Sync + 'a;
 
 /// The options of a check.
 pub struct CheckOptions<'a> {
+    /// Number of threads that check.
     pub threads: usize,
+    /// Whether to repair the problems that can be repaired.
     pub repair: bool,
     /// Nodes, or boots of nodes, that the user declares dead: their writers are dead.
     pub dead_nodes: &'a [String],
     /// Writers that the user declares dead.
     pub dead_writers: &'a [u64],
+    /// The present time, for the age of leftovers.
     pub now: Time,
     /// The minimum age of leftovers, in seconds.
     pub leftover_age_seconds: i64,
+    /// Whether a process of this node uses a file of a store.
     pub is_in_use: &'a IsInUse<'a>,
 }
 
@@ -41,7 +45,9 @@ impl fmt::Debug for CheckOptions<'_> {
 /// The result of a check.
 #[derive(Debug, Default)]
 pub struct CheckResult {
+    /// Number of files that were checked.
     pub files: u64,
+    /// Number of bytes of logs that were read.
     pub bytes: u64,
     /// Number of open writers that are not known to be dead.
     pub open_writers: u64,

@@ -38,6 +38,7 @@ pub enum ProblemKind {
 }
 
 impl ProblemKind {
+    /// All kinds, in the order of docs/guides/log-tools.md.
     pub const ALL: [ProblemKind; 12] = [
         ProblemKind::Metadata,
         ProblemKind::TornEnd,
@@ -78,6 +79,7 @@ pub type ByteRange = (u64, u64);
 /// A problem: its kind, and the details for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
+    /// The kind.
     pub kind: ProblemKind,
     /// One line without the path of the file.
     pub text: String,
@@ -92,6 +94,7 @@ pub struct Problem {
 pub enum RepairOutcome {
     /// No repair was requested, or none exists.
     NotRepaired,
+    /// The problem is repaired.
     Repaired,
     /// The repair failed.
     Failed(String),
@@ -102,7 +105,9 @@ pub enum RepairOutcome {
 pub struct Finding {
     /// The path in the mount; empty for problems of a store itself.
     pub path: Vec<u8>,
+    /// The problem.
     pub problem: Problem,
+    /// The result of the repair.
     pub outcome: RepairOutcome,
 }
 

@@ -15,12 +15,15 @@ use crate::tools::progress::Progress;
 pub struct RebalanceResult {
     /// Files in the store that the map gives, including moved files.
     pub files: u64,
+    /// Number of files that were moved.
     pub moved: u64,
     /// Log directories that were moved separately from their containers.
     pub moved_log_dirs: u64,
+    /// Size of the logs that were moved.
     pub bytes: u64,
     /// Files that are being written.
     pub busy: Vec<Vec<u8>>,
+    /// Files that could not be moved, and why.
     pub failed: Vec<(Vec<u8>, Error)>,
     /// The drained stores are empty and were removed from the map.
     pub is_complete: bool,

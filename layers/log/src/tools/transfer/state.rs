@@ -23,6 +23,7 @@ pub const DIR_PERMISSIONS: u32 = 0o700;
 /// The options of an export or import.
 #[derive(Debug, Clone, Copy)]
 pub struct TransferOptions {
+    /// Number of threads that copy.
     pub threads: usize,
     /// Existing files with the expected size and time are skipped; others are replaced.
     pub resume: bool,
@@ -35,9 +36,13 @@ pub struct TransferOptions {
 /// The result of an export or import.
 #[derive(Debug, Default)]
 pub struct TransferResult {
+    /// Number of files that were copied.
     pub files: u64,
+    /// Number of bytes of these files.
     pub bytes: u64,
+    /// Number of directories that were created or existed.
     pub dirs: u64,
+    /// Number of symbolic links that were created.
     pub links: u64,
     /// Number of files and links that were skipped because they existed.
     pub skipped: u64,
@@ -47,6 +52,7 @@ pub struct TransferResult {
     pub short: Vec<Vec<u8>>,
     /// Objects that are not supported in a store: devices, sockets, FIFOs.
     pub special: Vec<Vec<u8>>,
+    /// Paths that could not be copied, and why.
     pub failed: Vec<(Vec<u8>, Error)>,
 }
 
