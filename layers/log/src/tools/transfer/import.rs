@@ -73,7 +73,11 @@ impl SourceFile {
 
     fn close_writers(&self) -> Result<()> {
         let writers = std::mem::take(&mut *lock(&self.idle_writers));
-        writers.iter().fold(Ok(()), |closed, writer| closed.and(writer.close()))
+        let mut closed = Ok(());
+        for writer in writers {
+            closed = closed.and(writer.close()); // all are closed, also after an error
+        }
+        closed
     }
 }
 
